@@ -11,7 +11,7 @@ import torch
 import trainwright as tw
 from trainwright.cluster import Cluster
 from trainwright.ledger import DirectoryLedger, facts, open_ledger
-from trainwright.study.stages import Stages
+from trainwright.study.stages import StageRecords
 
 BIG = 200_000
 
@@ -65,7 +65,7 @@ def optuna_journal(directory, folder):
 
 
 def stages(folder, size):
-    return lambda: Stages(folder).write("search", {}, content={"x": "x" * size})
+    return lambda: StageRecords(folder).write("search", {}, content={"x": "x" * size})
 
 
 def snapshot(folder, size):

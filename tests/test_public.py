@@ -40,7 +40,7 @@ def test_a_study_in_memory_needs_no_torch_and_no_plots():
 
 
 def test_a_worker_of_a_function_without_torch_loads_none():
-    assert "torch" not in loaded_after("import trainwright.engine.worker")
+    assert "torch" not in loaded_after("import trainwright.engine.process.worker")
 
 
 @pytest.mark.parametrize("name", trainwright.__all__)

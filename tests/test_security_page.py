@@ -16,13 +16,13 @@ NAMES = {path.relative_to(ROOT).as_posix(): path for path in FILES}
 
 # Each reads what this very program wrote, or refuses all but a list of records; reasons beside them.
 UNPICKLES = {
-    "study/forecast.py": "from a child process that it started itself",
+    "study/forecast/forecast.py": "from a child process that it started itself",
     "checkpoint/formats/dcp.py": "an unpickler with a fixed list",
     "ui/drawings.py": "a copy of what it holds in memory",
 }
 CONNECTIONS = {  # lines on which multiprocessing's pickles go
-    "engine/worker.py": "a trial's process and its engine",
-    "engine/_gang.py": "likewise",
+    "engine/process/worker.py": "a trial's process and its engine",
+    "engine/process/gang.py": "likewise",
     "checkpoint/process.py": "a writer's process and its trial",
 }
 KITS = ("conformance.py",)
@@ -76,7 +76,7 @@ def test_arrays_and_yaml_are_read_without_objects():
 
 def test_text_is_executed_where_it_is_the_users_script():
     found = {name for name, path in NAMES.items() for called, _ in calls(path) if called in {"exec", "eval"}}
-    assert found == {"engine/_function.py"}
+    assert found == {"engine/function_reference.py"}
 
 
 def test_torch_reads_programs_only_with_trust():
@@ -183,7 +183,7 @@ def test_sockets_listen_in_few_places():
     assert {name for name in found if not name.startswith("ui/")} == {
         "listening.py",
         "serve/http/server.py",
-        "engine/ray/_remote.py",
+        "engine/ray/remote_worker.py",
         "cluster/_laptop_figures.py",  # to itself, on 127.0.0.1, for the seconds of a measurement
     }
 

@@ -9,7 +9,7 @@ from benchmarks.gpu._training import peak_of, seconds_of, subjects
 from torch import nn
 
 from trainwright.cluster import Cluster
-from trainwright.cluster.calibration.calibration import calibrate
+from trainwright.cluster.calibration.calibrate import calibrate
 from trainwright.cluster.calibration.ranks import place
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle

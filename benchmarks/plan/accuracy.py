@@ -22,7 +22,7 @@ from benchmarks.plan.fit import Constant, Fit, Predict, leave_out
 from benchmarks.plan.fit_iteration import Iteration, Machine, Terms, iteration_terms
 from benchmarks.plan.fit_plan import iteration_of
 
-from trainwright.cluster import Cluster, Device, Tier
+from trainwright.cluster import Cluster, Device, NetworkLevel
 from trainwright.model.layer import Block
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
@@ -160,8 +160,8 @@ def data_parallel_mean(values: Mapping[str, float]) -> float:
 def machine(values: Mapping[str, float], nodes: int) -> Machine:
     """Return ABCI with these constants: four devices a node, two rails, host memory for what MPI exchanges."""
     tiers = (
-        Tier(name="node", devices=NODE, alpha=values["node_alpha"], bandwidth=1 / values["node_beta"]),
-        Tier(
+        NetworkLevel(name="node", devices=NODE, alpha=values["node_alpha"], bandwidth=1 / values["node_beta"]),
+        NetworkLevel(
             name="network",
             devices=nodes * NODE,
             alpha=values["network_alpha"],
@@ -172,7 +172,7 @@ def machine(values: Mapping[str, float], nodes: int) -> Machine:
     return Machine(
         cluster=Cluster(nodes, NODE, tiers=tiers if nodes > 1 else tiers[:1]),
         algorithms=frozenset({"ring", "tree"}),  # NCCL 2.4
-        host=Tier(name="host", devices=NODE, alpha=values["host_alpha"], bandwidth=1 / values["host_beta"]),
+        host=NetworkLevel(name="host", devices=NODE, alpha=values["host_alpha"], bandwidth=1 / values["host_beta"]),
         whole={"conv": values["conv_whole"]},
         decode_seconds=values["decode_seconds"],
         node_rate=1 / values["node_seconds"],
@@ -214,8 +214,8 @@ def _oracle(devices: int) -> Oracle:
     """Return an oracle for ABCI's shape; the seconds of its links are not asked for."""
     nodes = max(1, devices // NODE)
     tiers = (
-        Tier(name="node", devices=NODE, alpha=1e-5, bandwidth=50e9),
-        Tier(name="network", devices=max(2, nodes) * NODE, alpha=4e-5, bandwidth=12.5e9, links_per_node=2),
+        NetworkLevel(name="node", devices=NODE, alpha=1e-5, bandwidth=50e9),
+        NetworkLevel(name="network", devices=max(2, nodes) * NODE, alpha=4e-5, bandwidth=12.5e9, links_per_node=2),
     )
     device = Device(kind="V100-16GB", flops={"fp32": 15.7e12}, memory_bandwidth=900e9)
     return Oracle(Cluster(nodes, NODE, device=device, tiers=tiers[: 2 if nodes > 1 else 1]))

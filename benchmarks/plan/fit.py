@@ -1,68 +1,26 @@
-"""Fit: free constants of a cost model on measured seconds, one set for all measurements.
-
-Constants are positive and searched on a logarithmic scale; residuals are log(predicted / measured), so that an error
-of 10 % counts the same for a second and for an hour, under a loss that grows linearly beyond `tolerance`: one bad run
-pulls no more than any other (soft L1; Huber 1964). Least squares by trust regions with bounds, from several starts.
-"""
+"""Fits with intervals that hold beyond what was measured, for the published baselines; the search is the oracle's."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 from benchmarks.plan.extrapolation_error import Reach, conformal, reach_margin, reach_of
 from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
-from trainwright.randomness import rng
+from trainwright.plan.fit import least_squares
+from trainwright.plan.fit.least_squares import Constant, Floats, Predict, checked_seconds
 
 __all__ = ["Constant", "Fit", "Floats", "Predict", "fit_constants", "leave_out"]
 
-Floats = NDArray[np.float64]
-Predict = Callable[[Mapping[str, float]], ArrayLike]
-"""From values of the constants by name to the predicted seconds of every measurement."""
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Constant:
-    """A free constant: where the search starts and between which values it stays, all above 0."""
-
-    name: str
-    start: float
-    low: float
-    high: float
-
-    def __post_init__(self) -> None:
-        if not 0 < self.low < self.high < float("inf"):
-            raise InputError(
-                f"Constant {self.name!r}: got low {self.low!r}, high {self.high!r}; allowed: 0 < low < high"
-            )
-        if not self.low <= self.start <= self.high:
-            raise InputError(
-                f"Constant {self.name!r}: got start {self.start!r}; allowed: {self.low!r} to {self.high!r}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fit:
-    """What the search found."""
-
-    values: Mapping[str, float]
-    residuals: tuple[float, ...]
-    """log(predicted / measured) of each measurement."""
-    loss: float
-    at_bounds: tuple[str, ...]
-    """Constants that ended at an end of their range: the measurements do not determine them, or the range is wrong."""
-    uncertain: tuple[str, ...]
-    """Constants that can change by a factor of e with no visible effect on what is predicted."""
+@dataclass(frozen=True, kw_only=True)
+class Fit(least_squares.Fit):
+    """What the search found, and how far it errs beyond what it saw."""
 
     reach: Mapping[str, Reach] = field(default_factory=dict)
     """Of each covariate that was given: what the fit saw of it, and how it errs beyond."""
-
-    @property
-    def error(self) -> float:
-        """Median relative error over the measurements."""
-        return float(np.median(np.abs(np.expm1(self.residuals))))
 
     def interval(
         self, predicted: ArrayLike, *, level: float = 0.9, covariates: Mapping[str, ArrayLike] | None = None
@@ -102,45 +60,16 @@ def fit_constants(
     With `covariates` (name to a column, one number above 0 a measurement) two more fits a covariate, without its lowest
     and without its highest values, say how far the fit errs beyond what it saw: `Fit.interval` takes them into account.
     """
-    from scipy.optimize import least_squares
-
-    seconds = _seconds(measured)
-    if not constants or len({each.name for each in constants}) < len(constants):
-        raise InputError(f"constants: got {[each.name for each in constants]!r}; allowed: one or more, each name once")
-    low, high = (np.log([getattr(each, end) for each in constants]) for end in ("low", "high"))
-    origin = np.log([each.start for each in constants])
-
-    def residuals(place: Floats) -> Floats:
-        values = {each.name: float(value) for each, value in zip(constants, np.exp(place), strict=True)}
-        return _residuals(predict(values), seconds)
-
-    places = [origin, *(origin + rng(seed, "fit", start).normal(0.0, 0.7, len(origin)) for start in range(1, starts))]
-    searches = [
-        least_squares(
-            residuals, np.clip(place, low + 1e-6, high - 1e-6), bounds=(low, high), loss="soft_l1", f_scale=tolerance
-        )
-        for place in places
-    ]
-    best = min(searches, key=lambda search: float(search.cost))
+    seconds = checked_seconds(measured)
+    found = least_squares.fit_constants(constants, predict, seconds, tolerance=tolerance, starts=starts, seed=seed)
 
     def without(held: NDArray[np.bool_]) -> Floats:
         return leave_out(constants, predict, seconds, held, tolerance=tolerance, starts=1, seed=seed)[1]
 
-    names = [each.name for each in constants]
-    span = high - low
-    ends = np.minimum(best.x - low, high - best.x) < 1e-3 * span
-    moves = np.sqrt((best.jac**2).sum(axis=0))
-    return Fit(
-        values=dict(zip(names, (float(value) for value in np.exp(best.x)), strict=True)),
-        residuals=tuple(float(value) for value in residuals(best.x)),
-        loss=float(best.cost),
-        at_bounds=tuple(name for name, at in zip(names, ends, strict=True) if at),
-        uncertain=tuple(name for name, move in zip(names, moves, strict=True) if move < 1e-3),
-        reach={
-            name: reach_of(_column(name, values, seconds), seconds, without)
-            for name, values in (covariates or {}).items()
-        },
-    )
+    reach = {
+        name: reach_of(_column(name, values, seconds), seconds, without) for name, values in (covariates or {}).items()
+    }
+    return Fit(**{each.name: getattr(found, each.name) for each in fields(least_squares.Fit)}, reach=reach)
 
 
 def leave_out(
@@ -158,7 +87,7 @@ def leave_out(
 
     `covariates` have an entry for every measurement, held out or not.
     """
-    seconds = _seconds(measured)
+    seconds = checked_seconds(measured)
     kept = ~np.asarray(held, dtype=np.bool_)
     if kept.shape != seconds.shape:
         raise InputError(f"held: got {kept.size} entries for {seconds.size} measurements; allowed: one for each")
@@ -184,20 +113,3 @@ def _column(name: str, values: ArrayLike, seconds: Floats) -> Floats:
     if column.shape != seconds.shape:
         raise InputError(f"covariates, {name}: got {column.size} entries for {seconds.size} measurements")
     return column
-
-
-def _seconds(measured: ArrayLike) -> Floats:
-    seconds: Floats = np.asarray(measured, dtype=np.float64)
-    if seconds.ndim != 1 or not seconds.size or not np.all(np.isfinite(seconds) & (seconds > 0)):
-        raise InputError(f"measured: got {seconds.tolist()!r}; allowed: one or more seconds, each above 0")
-    return seconds
-
-
-def _residuals(predicted: ArrayLike, seconds: Floats) -> Floats:
-    values: Floats = np.asarray(predicted, dtype=np.float64)
-    if values.shape != seconds.shape or not np.all(np.isfinite(values) & (values > 0)):
-        raise InputError(
-            f"predictions: got {values.tolist()!r} for {seconds.size} measurements; allowed: one above 0 for each"
-        )
-    logs: Floats = np.log(values / seconds)
-    return logs

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster import Cluster, Tier, collective_candidates, contention
+from trainwright.cluster import Cluster, NetworkLevel, contention
+from trainwright.cluster.costs.collectives import collective_candidates
 from trainwright.errors import InputError
 from trainwright.plan.parallel.collective import Operation
 
@@ -65,7 +66,7 @@ class Machine:
     cluster: Cluster
     algorithms: frozenset[str] = frozenset({"ring", "tree", "hierarchical", "pairwise", "direct"})
     """What its library knows; of these the fastest is taken. NCCL before 2.12 had no hierarchical all-reduce."""
-    host: Tier | None = None
+    host: NetworkLevel | None = None
     """Between devices of a node through host memory; None: as the node's own tier."""
     whole: Mapping[str, float] = field(default_factory=dict)
     """c of each kind of layer: the share of its time that stays however far it is divided."""

@@ -21,7 +21,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from trainwright.cluster import Cluster, Device, Tier
+from trainwright.cluster import Cluster, Device, NetworkLevel
 from trainwright.errors import InputError
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.model.profile import Profile
@@ -247,8 +247,8 @@ def _cluster(devices: int) -> Cluster:
     """Return a cluster that is large enough; bytes do not depend on its speeds."""
     nodes = math.ceil(devices / 8)
     tiers = (
-        Tier(name="node", devices=8, alpha=1e-5, bandwidth=300e9),
-        Tier(name="network", devices=8 * max(2, nodes), alpha=1e-5, bandwidth=25e9),
+        NetworkLevel(name="node", devices=8, alpha=1e-5, bandwidth=300e9),
+        NetworkLevel(name="network", devices=8 * max(2, nodes), alpha=1e-5, bandwidth=25e9),
     )
     device = Device(kind="A100", flops={"fp16": 312e12, "fp32": 19.5e12}, memory_bandwidth=2e12)
     return Cluster(nodes, 8, device=device, tiers=tiers[: 2 if nodes > 1 else 1])

@@ -32,8 +32,8 @@ from benchmarks._report import add_arguments, environment, finish, progress, tab
 from torch import nn
 
 from trainwright.cluster import Cluster
-from trainwright.cluster.calibration.calibration import calibrate
-from trainwright.cluster.calibration.ranks import Place, joined
+from trainwright.cluster.calibration.calibrate import calibrate
+from trainwright.cluster.calibration.ranks import RankPlace, joined
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
 from trainwright.train import parallelise
@@ -118,7 +118,7 @@ def _member(rank: int, models: Sequence[str], steps: int, repeats: int, links: t
     ports, results = links
     torch.set_num_threads(1)
     os.environ["MASTER_PORT"] = ports[0]
-    here = Place(rank=rank, world=2, local_rank=rank, on_node=2, address="127.0.0.1")
+    here = RankPlace(rank=rank, world=2, local_rank=rank, on_node=2, address="127.0.0.1")
     cluster = calibrate(here, repeats=repeats)
     os.environ["MASTER_PORT"] = ports[1]
     with joined(here, "gloo"):

@@ -165,7 +165,7 @@ def _chosen(rule: PromotionRule, curves: Curves, seed: int) -> Sequence[float]:
     watched, _ = study(rule, curves.task, slots=8, trials=min(256, curves.rows), seed=seed)
     latest = watched.latest()
     chosen = min(latest, key=lambda trial: (-latest[trial][0], latest[trial][1], trial))
-    end = curves.task.courses(seed).of(chosen, None).losses(curves.length)[0]
+    end = curves.task.learning_curves(seed).of(chosen, None).losses(curves.length)[0]
     return sum(epoch for epoch, _ in latest.values()), curves.regret(end)
 
 

@@ -22,7 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks._report import add_arguments, environment, finish, progress, table
 
 import trainwright as tw
-from trainwright.engine.simulated import Scaling, Table, simulate
+from trainwright.engine.simulated.settings import Scaling
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.table import Table
 
 DEVICES = 4
 ALPHA = 0.9

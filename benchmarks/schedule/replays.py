@@ -11,7 +11,11 @@ from typing import Any
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Run, Simulated, Table, Task, simulate, tables
+from trainwright.engine.simulated.record import SimulatedStudy
+from trainwright.engine.simulated.settings import Simulated
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.table import Table, tables
+from trainwright.engine.simulated.task import Task
 from trainwright.randomness import rng
 from trainwright.schedule import (
     WAIT,
@@ -173,7 +177,7 @@ def study(
     trials: int,
     seed: int,
     **setting: float,
-) -> tuple[Watched, Run]:
+) -> tuple[Watched, SimulatedStudy]:
     """Simulate trials of one slot each; moving them costs nothing."""
     watched = rule if isinstance(rule, Watched) else Watched(rule)
     cluster = Simulated(cluster=Cluster(1, slots), task=task, restart_seconds=0.0, **setting)  # type: ignore[arg-type]  # numbers by name

@@ -31,7 +31,8 @@ from benchmarks.schedule.paired import average, shown
 from benchmarks.schedule.speeds import SPEEDS
 
 import trainwright as tw
-from trainwright.engine.simulated import Parametric, simulate
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.task import Parametric
 from trainwright.study import Forecast
 
 START = 4

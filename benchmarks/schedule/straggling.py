@@ -9,7 +9,7 @@ from benchmarks._report import progress
 from benchmarks.schedule.paired import Part, Rows, Setting, entered, growth, holds, ratio, shown
 from benchmarks.schedule.replays import Curves, Watched, study
 
-from trainwright.engine.simulated import Parametric
+from trainwright.engine.simulated.task import Parametric
 from trainwright.schedule import ASHA, PromotionRule, SuccessiveHalving
 
 __all__ = ["stragglers", "target"]

@@ -153,7 +153,7 @@ class _Training:
         self._problem = problem
         self.substitutions = 0
 
-    def courses(self, seed: int) -> "_Training":
+    def learning_curves(self, seed: int) -> "_Training":
         """Return itself: nothing is drawn."""
         del seed
         return self

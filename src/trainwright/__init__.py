@@ -12,8 +12,10 @@ if TYPE_CHECKING:
     from trainwright.cluster import Cluster
     from trainwright.engine import Local
     from trainwright.engine.pycompss import PyCOMPSs
-    from trainwright.engine.ray import Ray
-    from trainwright.engine.simulated import Parametric, Scaling, Simulated, tables
+    from trainwright.engine.ray.engine import Ray
+    from trainwright.engine.simulated.settings import Scaling, Simulated
+    from trainwright.engine.simulated.table import tables
+    from trainwright.engine.simulated.task import Parametric
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
     from trainwright.model.profile import Profile
@@ -115,17 +117,17 @@ _HOME = {
     "Oracle": "plan",
     "PASHA": "schedule",
     "RASDA": "schedule",
-    "Parametric": "engine.simulated",
+    "Parametric": "engine.simulated.task",
     "Patience": "schedule",
     "Plateau": "schedule",
     "Profile": "model.profile",
     "PyCOMPSs": "engine.pycompss",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
-    "Ray": "engine.ray",
-    "Scaling": "engine.simulated",
+    "Ray": "engine.ray.engine",
+    "Scaling": "engine.simulated.settings",
     "Scheduler": "schedule",
-    "Simulated": "engine.simulated",
+    "Simulated": "engine.simulated.settings",
     "Space": "space",
     "Study": "study",
     "StudyFailed": "study",
@@ -143,7 +145,7 @@ _HOME = {
     "not_": "space",
     "one_of": "space",
     "require": "space",
-    "tables": "engine.simulated",
+    "tables": "engine.simulated.table",
 }
 _PACKAGES = ("checkpoint", "ensemble", "ledger", "memory", "report", "serve", "train")
 

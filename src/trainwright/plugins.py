@@ -69,7 +69,7 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "stop": _Kind(group=None, built_in=_listed("trainwright.search", "ExpectedGain")),
         "engine": _Kind(
             group="trainwright.engines",
-            built_in={"Local": "trainwright.engine:Local", "Ray": "trainwright.engine.ray:Ray"},
+            built_in={"Local": "trainwright.engine:Local", "Ray": "trainwright.engine.ray.engine:Ray"},
         ),
         # Ledgers are named by the scheme of their URLs, and called with the URL.
         "ledger": _Kind(

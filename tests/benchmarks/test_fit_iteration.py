@@ -9,12 +9,12 @@ from benchmarks.plan.fit_iteration import Exchange, Iteration, Machine, iteratio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster, Tier
+from trainwright.cluster import Cluster, NetworkLevel
 from trainwright.errors import InputError
 
-NODE = Tier(name="node", devices=4, alpha=1e-5, bandwidth=50e9)
-NETWORK = Tier(name="network", devices=4096, alpha=4e-5, bandwidth=10e9, links_per_node=2)
-HOST = Tier(name="host", devices=4, alpha=1e-3, bandwidth=2e9)
+NODE = NetworkLevel(name="node", devices=4, alpha=1e-5, bandwidth=50e9)
+NETWORK = NetworkLevel(name="network", devices=4096, alpha=4e-5, bandwidth=10e9, links_per_node=2)
+HOST = NetworkLevel(name="host", devices=4, alpha=1e-3, bandwidth=2e9)
 MACHINE = Machine(cluster=Cluster(1024, 4, tiers=(NODE, NETWORK)), algorithms=frozenset({"ring", "tree"}), host=HOST)
 
 

@@ -6,7 +6,7 @@ import pytest
 from benchmarks.plan.fit_iteration import Machine, iteration_terms
 from benchmarks.plan.fit_plan import iteration_of
 
-from trainwright.cluster import Cluster, Device, Tier
+from trainwright.cluster import Cluster, Device, NetworkLevel
 from trainwright.errors import InputError
 from trainwright.model.layer import Block, Layer
 from trainwright.model.profile import Profile
@@ -17,8 +17,8 @@ CLUSTER = Cluster(
     4,
     device=Device(kind="any", flops={"fp32": 1e13}, memory_bandwidth=1e12),
     tiers=(
-        Tier(name="node", devices=4, alpha=1e-5, bandwidth=50e9),
-        Tier(name="network", devices=32, alpha=4e-5, bandwidth=10e9),
+        NetworkLevel(name="node", devices=4, alpha=1e-5, bandwidth=50e9),
+        NetworkLevel(name="network", devices=32, alpha=4e-5, bandwidth=10e9),
     ),
 )
 

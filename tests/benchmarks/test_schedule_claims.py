@@ -10,7 +10,7 @@ from benchmarks.schedule import claims
 from benchmarks.schedule.paired import Kept, average, growth, holds, ratio
 from benchmarks.schedule.replays import Watched, algoperf, study, taskset
 
-from trainwright.engine.simulated import Parametric
+from trainwright.engine.simulated.task import Parametric
 from trainwright.schedule import ASHA, FixedEpochs, SuccessiveHalving
 
 EVEN = Parametric(epoch_seconds=1.0, speed_jitter=0.0)

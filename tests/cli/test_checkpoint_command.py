@@ -398,7 +398,7 @@ class TestVerifyResume:
             asked.update(settings, what=what)
             return proof
 
-        monkeypatch.setattr("trainwright.engine.proof.verify_trial", verify_trial)
+        monkeypatch.setattr("trainwright.engine.process.proof.verify_trial", verify_trial)
         options = ("--param", "lr=0.5", "--param", "kind=adam", "--epochs", 3)
         said = checkpoint("verify-resume", "mine:train", *options, "--json")
         assert asked["what"] == ("mine:train", {"lr": 0.5, "kind": "adam"})

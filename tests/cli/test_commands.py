@@ -161,7 +161,7 @@ class TestStatus:
         with tw.Study.open(tmp_path / "study") as study:
             trial = next(trial for trial in study.trials if trial.at_rung)
             pause = facts.paused(trial.number, 2, reason="preempted", epoch=1, values={}, wall_seconds=0.0)
-            study._book.append(facts.promoted(trial.number, 2, until_epoch=3), pause)
+            study._log.append(facts.promoted(trial.number, 2, until_epoch=3), pause)
         assert "trials: 3 paused (1 interrupted), 1 complete" in trainwright("status", tmp_path / "study").out
 
     def test_why_a_trial_ended(self, trainwright, study_file, tmp_path):
@@ -184,8 +184,8 @@ class TestStatus:
             start = facts.started(9, 1, slot="0", devices=["gpu:2", "gpu:3"], resumed_epoch=0)
             proposal = facts.proposed(9, params={"x": 0.5}, key="k", origin={}, seen=0, seen_hash="")
             report = facts.reported(9, 1, epoch=2, step=None, metrics={"val_loss": 1.0}, wall_seconds=1.0)
-            study._book.append(facts.begun(proposal, start), report)
-            study._book.ledger.beat()
+            study._log.append(facts.begun(proposal, start), report)
+            study._log.ledger.beat()
             holder = study.state.trials[9].holder
             grants = last_line(trainwright("status", tmp_path / "study", "--json"))["grants"]
             at = {"trial": 9, "devices": ["gpu:2", "gpu:3"], "epoch": 2, "holder": holder}

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from trainwright.engine import checkup
-from trainwright.engine.checkup import Area, Examination, Finding, State
+from trainwright.engine.doctor.finding import Area, Examination, Finding, Grade
 
 
 @pytest.fixture
@@ -18,11 +18,11 @@ def found(monkeypatch):
     return give
 
 
-FINE = Finding(area=Area.DEVICES, name="cores", state=State.FINE, says="4 of 4")
-ABSENT = Finding(area=Area.EXTRAS, name="ray", state=State.ABSENT, says="trials on several nodes", mend="pip install x")
-POOR = Finding(area=Area.FOLDER, name="room", state=State.POOR, says="little", mend="make room")
+FINE = Finding(area=Area.DEVICES, name="cores", state=Grade.FINE, says="4 of 4")
+ABSENT = Finding(area=Area.EXTRAS, name="ray", state=Grade.ABSENT, says="trials on several nodes", mend="pip install x")
+POOR = Finding(area=Area.FOLDER, name="room", state=Grade.POOR, says="little", mend="make room")
 BROKEN = Finding(
-    area=Area.INSTALLED, name="numpy", state=State.BROKEN, says="is not installed", mend="pip install numpy"
+    area=Area.INSTALLED, name="numpy", state=Grade.BROKEN, says="is not installed", mend="pip install numpy"
 )
 
 

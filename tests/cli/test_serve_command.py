@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
 from served_networks import ensemble, inputs
 
 from trainwright.ensemble import Ensemble
-from trainwright.serve import Client, Inline, Plan, Server
+from trainwright.serve import Client, Deployment, Plan, Server
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 
@@ -30,8 +30,10 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def inline(folder):
-    with Inline(Ensemble.load(folder)) as service, Server(service, port=0) as server:
+def served(folder):
+    ensemble = Ensemble.load(folder)
+    plan = Plan.simple(ensemble, "cpu", in_process=True)
+    with Deployment(ensemble, plan) as service, Server(service, port=0) as server:
         yield server
 
 
@@ -40,9 +42,9 @@ class TestRefusals:
         ("arguments", "sentence"),
         [
             (["--engine", "slurm"], "--engine: got 'slurm'; allowed: local, ray"),
-            (["--slo-ms", "0"], "Settings, slo_ms: got 0.0; allowed: a number above 0"),
-            (["--deadline-ms", "-1"], "Settings, deadline_ms: got -1.0"),
-            (["--queue-rows", "0"], "Settings, queue_rows: got 0; allowed: an integer >= 1"),
+            (["--slo-ms", "0"], "Throughput.slo_ms: got 0.0; allowed: a number > 0"),
+            (["--deadline-ms", "-1"], "Settings.deadline_ms: got -1.0"),
+            (["--queue-rows", "0"], "Settings.queue_rows: got 0; allowed: a whole number >= 1"),
             (["--devices", "tpu"], "devices: got 'tpu'"),
             (["--plan", "nowhere.json"], "there is no such file"),
             (["--token-file", "nowhere"], "--token-file: cannot read nowhere"),
@@ -78,8 +80,8 @@ class TestRefusals:
             (["--name", "other"], "model: got 'other'; allowed: ensemble", 2),
         ],
     )
-    def test_load(self, trainwright, inline, arguments, sentence, status):
-        said = trainwright("serve", "load", inline.url, *arguments)
+    def test_load(self, trainwright, served, arguments, sentence, status):
+        said = trainwright("serve", "load", served.url, *arguments)
         assert (said.status, said.out) == (status, "")
         assert sentence in said.err
 
@@ -88,10 +90,10 @@ class TestRefusals:
         assert (said.status, "is the server there?" in said.err) == (1, True)
 
 
-def test_load(trainwright, inline, folder):
+def test_load(trainwright, served, folder):
     """The table and the last line say the same; answers are compared with the ensemble's own."""
     common = ("--rate", 60, "--rows", "1..4", "--seconds", 0.5, "--warm-up", 0.1, "--json")
-    said = trainwright("serve", "load", inline.url, *common, "--reference", folder)
+    said = trainwright("serve", "load", served.url, *common, "--reference", folder)
     told = json.loads(said.out.splitlines()[-1])
     assert said.status == 0, said.err
     assert told["statuses"] == {"200": told["requests"]}

@@ -151,7 +151,7 @@ def test_a_picture_of_nothing():
         (("gpus = 8\n", ""), r"\[simulate\] gpus: got nothing"),
         (("gpus = 8\n", "gpus = 10\n"), r"gpus: got 10 in nodes of 4; allowed: whole nodes, such as 8 or 12"),
         (("gpus = 8\n", "gpu = 8\n"), r"'gpu' is unknown; allowed: gpus, .*did you mean 'gpus'"),
-        (("scaling = 0.8", "scaling = 1.5"), r"Scaling.alpha: got 1.5; allowed: a number above 0, at most 1.2"),
+        (("scaling = 0.8", "scaling = 1.5"), r"Scaling.alpha: got 1.5; allowed: a number above 0 and at most 1.2"),
         (("scaling = 0.8", 'scaling = "fast"'), r"scaling: got 'fast'; allowed: an exponent such as 0.9"),
         (("scaling = 0.8", "scaling = { two = 1.8 }"), r"got the key 'two'; allowed: numbers of devices"),
         (("scaling = 0.8", "restart_seconds = -1"), r"Simulated.restart_seconds: got -1; allowed: a number >= 0"),

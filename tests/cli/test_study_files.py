@@ -36,11 +36,14 @@ BAD = {
         r"\[study\] directory: got 5; allowed: a",
     ),
     "seed": (("seed = 3", "seed = -1"), "seed: got -1; allowed: a whole number >= 0"),
-    "trials of no number": (("trials = 4", 'trials = "4"'), "trials must be a number > 0, got '4'"),
-    "no trials": (("trials = 4", "trials = 0"), "trials must be a number > 0, got 0"),
-    "half a trial": (("trials = 4", "trials = 1.5"), "trials must be a whole number, got 1.5"),
+    "trials of no number": (
+        ("trials = 4", 'trials = "4"'),
+        "run.trials: got '4'; allowed: a whole number >= 1",
+    ),
+    "no trials": (("trials = 4", "trials = 0"), "run.trials: got 0; allowed: a whole number >= 1"),
+    "half a trial": (("trials = 4", "trials = 1.5"), "run.trials: got 1.5; allowed: a whole number >= 1"),
     "endless": (("trials = 4", ""), "got no budget for an endless space; give trials=, wall_seconds= or"),
-    "wall seconds": (("trials = 4", 'wall_seconds = "1h"'), "wall_seconds must be a number > 0, got '1h'"),
+    "wall seconds": (("trials = 4", 'wall_seconds = "1h"'), "run.wall_seconds: got '1h'; allowed: a number > 0"),
     "requirement of no list": (
         ("seed = 3", 'require = "x < 1"'),
         r"\[study\] require: got 'x < 1'; allowed: a list of",

@@ -22,7 +22,8 @@ HERE = Path(__file__).parent
 SERVER = """
 import json, os, signal, sys
 import torch
-import trainwright.cli._study_file, trainwright.ensemble, trainwright.report.html, trainwright.study.search_plan
+import trainwright.cli._study_file, trainwright.ensemble, trainwright.report.html
+import trainwright.study.forecast.search_plan
 from trainwright.cli import main
 
 def writes(event, args):

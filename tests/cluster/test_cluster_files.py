@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import OPERATIONS, PRESETS, Cluster, Device, ExchangeTimes, Failure, Storage, Tier
+from trainwright.cluster import PRESETS, Cluster, Device, DeviceFailures, ExchangeTimes, NetworkLevel, Storage
 from trainwright.cluster.cluster import RUNTIMES
-from trainwright.cluster.operation import FSDP_UNIT
+from trainwright.cluster.network import FSDP_UNIT, OPERATIONS
 from trainwright.errors import InputError
 
 SPINE = """\
@@ -46,7 +46,7 @@ def clusters(draw):
     node, nodes = draw(st.integers(1, 8)), draw(st.integers(1, 100))
     sizes = [node, node * nodes] if node > 1 and nodes > 1 else [node * nodes]
     tiers = [
-        Tier(
+        NetworkLevel(
             name=f"{draw(names)} {place}",
             devices=size,
             alpha=draw(st.floats(0, 0.1)),
@@ -76,7 +76,7 @@ def clusters(draw):
         tiers=tuple(tiers),
         measured=tuple(draw(tables(tier.name)) for tier in tiers[: draw(st.integers(0, 2))]),
         storage=draw(st.builds(Storage, node_read=figures, write=figures) | st.just(Storage())),
-        failure=draw(st.builds(Failure, device_mtbf_hours=figures) | st.just(Failure())),
+        failure=draw(st.builds(DeviceFailures, device_mtbf_hours=figures) | st.just(DeviceFailures())),
         overhead_seconds=draw(shares),
         pass_seconds=(0.25, 0.5),
         runtime_seconds=draw(st.dictionaries(st.sampled_from(RUNTIMES), st.tuples(shares, shares))),
@@ -180,7 +180,7 @@ def test_yaml_by_hand(tmp_path):
         ('name = "example"', 'name = "x"\nschema = 2', "line 3, schema: got 2; allowed: 1"),
         ('name = "example"', 'name = "x"\nnodes = 2000', "tier[2].devices: got 4352; allowed: at least the 8000"),
         ('name = "example"', 'name = "x"\nnodes = 0', "line 3, nodes: got 0; allowed: a whole number >= 1"),
-        ("links_per_node = 2}]", 'algorithms = {send = "ring"}}]', "algorithms.send: got 'ring'; allowed: direct"),
+        ("links_per_node = 2}]", 'algorithms = {send = "ring"}}]', "algorithms.send: got 'ring'; allowed: 'direct'"),
         ("storage", "storage = ", "is no TOML"),
     ],
 )  # fmt: skip
@@ -232,7 +232,7 @@ def test_suspicious_units_are_refused_unless_meant(tmp_path, old, new, sentence)
         (lambda: Cluster.load("no-such-file.toml"), "'no-such-file.toml': there is no such file"),
         (lambda: Cluster.preset("h200").save("/no-such-folder/x.toml"), "cannot be written"),
         (lambda: dataclasses.replace(Cluster.preset("abci-v100"), nodes=2000), r"tiers\[3\].devices: got 4352"),
-        (lambda: Device(efficiency={"conv": 1.5}), "Device.efficiency.conv: got 1.5; allowed: a number > 0 and <= 1"),
+        (lambda: Device(efficiency={"conv": 1.5}), "efficiency.conv: got 1.5; allowed: a number above 0 and at most 1"),
         (lambda: ExchangeTimes(operation="send", tier="a", ranks=2, bytes=(2, 1), seconds=(1.0, 1.0)), "got 1"),
         (lambda: ExchangeTimes(operation="gather", tier="a", ranks=2, bytes=(1,), seconds=(1.0,)), "got 'gather'"),
     ],

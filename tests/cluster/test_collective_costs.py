@@ -8,18 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import (
-    OPERATIONS,
-    Cluster,
-    Cost,
-    ExchangeTimes,
-    Tier,
-    collective_candidates,
-    collective_seconds,
-    collective_times,
-    contention,
-)
+from trainwright.cluster import Cluster, ExchangeTimes, NetworkLevel, collective_seconds, contention
+from trainwright.cluster.costs.collectives import CollectiveCost, collective_candidates, collective_times
 from trainwright.cluster.costs.hockney import chunks, tree
+from trainwright.cluster.network import OPERATIONS
 from trainwright.errors import InputError
 
 sizes = st.integers(0, 10**10)
@@ -30,7 +22,7 @@ latencies = st.floats(1e-8, 1e-2)
 @st.composite
 def clusters(draw):
     node, nodes = draw(st.sampled_from([1, 2, 4, 6])), draw(st.sampled_from([1, 2, 4, 12]))
-    outer = Tier(
+    outer = NetworkLevel(
         name="switch",
         devices=max(2, node * nodes) if node * nodes > node else node + 1,
         alpha=draw(latencies),
@@ -38,7 +30,7 @@ def clusters(draw):
         links_per_node=draw(st.integers(1, 4)),
         oversubscription=draw(st.sampled_from([1.0, 2.0, 3.0])),
     )
-    inner = Tier(name="node", devices=node, alpha=draw(latencies), bandwidth=draw(speeds))
+    inner = NetworkLevel(name="node", devices=node, alpha=draw(latencies), bandwidth=draw(speeds))
     return Cluster(nodes, node, tiers=(*((inner,) if node > 1 else ()), outer))
 
 
@@ -56,17 +48,19 @@ def abci():
         1088,
         4,
         tiers=(
-            Tier(name="nvlink", devices=4, alpha=9e-6, bandwidth=50e9),
-            Tier(name="leaf", devices=68, alpha=40.31e-6, bandwidth=12.5e9, links_per_node=2),
-            Tier(name="rack", devices=136, alpha=40.49e-6, bandwidth=12.5e9, links_per_node=2),
-            Tier(name="spine", devices=4352, alpha=40.98e-6, bandwidth=12.5e9, links_per_node=2, oversubscription=3),
+            NetworkLevel(name="nvlink", devices=4, alpha=9e-6, bandwidth=50e9),
+            NetworkLevel(name="leaf", devices=68, alpha=40.31e-6, bandwidth=12.5e9, links_per_node=2),
+            NetworkLevel(name="rack", devices=136, alpha=40.49e-6, bandwidth=12.5e9, links_per_node=2),
+            NetworkLevel(
+                name="spine", devices=4352, alpha=40.98e-6, bandwidth=12.5e9, links_per_node=2, oversubscription=3
+            ),
         ),
     )
 
 
 def test_formulas_by_hand():
     """The formulas of each collective on 8 ranks of one tier, 1,000 bytes, alpha 1 s, beta 0.01 s."""
-    cluster = Cluster(1, 8, tiers=(Tier(name="node", devices=8, alpha=1.0, bandwidth=100.0),))
+    cluster = Cluster(1, 8, tiers=(NetworkLevel(name="node", devices=8, alpha=1.0, bandwidth=100.0),))
     candidates = {op: collective_candidates(cluster, op, 1000, ranks=8) for op in OPERATIONS}
     assert candidates["all_reduce"]["ring"] == pytest.approx(2 * 7 * (1 + 1000 / 8 * 0.01))
     assert candidates["all_gather"]["ring"] == pytest.approx(7 * (1 + 1.25))
@@ -81,8 +75,8 @@ def test_formulas_by_hand():
 def test_hierarchical_by_hand():
     """RS inside + AR of a g-th across + AG inside; the g rings across share a node's one uplink."""
     tiers = (
-        Tier(name="node", devices=4, alpha=1.0, bandwidth=100.0),
-        Tier(name="switch", devices=12, alpha=2.0, bandwidth=10.0),
+        NetworkLevel(name="node", devices=4, alpha=1.0, bandwidth=100.0),
+        NetworkLevel(name="switch", devices=12, alpha=2.0, bandwidth=10.0),
     )
     inside = 2 * 3 * (1 + 1000 / 4 / 100)
     for links, phi in ((1, 4), (2, 2), (4, 1), (8, 1)):
@@ -95,7 +89,7 @@ def test_hierarchical_by_hand():
 
 def test_paradl_all_reduce():
     """The gradient exchange of ResNet-50 on 64 devices of ABCI, ParaDL's 5.6783 s an epoch, comes out."""
-    tier = Tier(name="all", devices=64, alpha=30.31e-6, bandwidth=12.5e9)
+    tier = NetworkLevel(name="all", devices=64, alpha=30.31e-6, bandwidth=12.5e9)
     cluster = Cluster(64, 1, tiers=(tier,))
     each = collective_candidates(cluster, "all_reduce", 4 * 22_734_016, ranks=64)["ring"]
     assert math.ceil(1_280_000 / 4096) * each == pytest.approx(5.6783, rel=1e-3)
@@ -230,7 +224,9 @@ def test_measured_times_come_first():
     cluster = dataclasses.replace(abci(), measured=(times,))
     found = collective_times(cluster, "all_reduce", [1, 100, 1000, 10_000, 20_000], ranks=2)
     assert found == pytest.approx([1, 1, 10, 100, 200])
-    assert collective_seconds(cluster, "all_reduce", 1000, ranks=2) == Cost(pytest.approx(10), "measured", "nvlink")
+    assert collective_seconds(cluster, "all_reduce", 1000, ranks=2) == CollectiveCost(
+        pytest.approx(10), "measured", "nvlink"
+    )
     assert collective_seconds(cluster, "all_reduce", 1000, ranks=2, flows=2).seconds == pytest.approx(19)
     for operation, group in (
         ("all_reduce", {"ranks": 4}),
@@ -258,7 +254,7 @@ def test_measured_times_hold_for_groups_that_lie_alike():
 
 def test_figures_of_other_sizes_are_not_asked_for():
     """A tier that was measured with two ranks on shared processors says nothing of four."""
-    tier = Tier(name="cores", devices=8, alpha=1e-4, bandwidth=1e9, worlds=(2,))
+    tier = NetworkLevel(name="cores", devices=8, alpha=1e-4, bandwidth=1e9, worlds=(2,))
     cluster = Cluster(1, 8, tiers=(tier,))
     assert collective_seconds(cluster, "all_reduce", 1e6, ranks=2).algorithm == "ring"
     with pytest.raises(

@@ -9,30 +9,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import (
-    Cluster,
-    Tier,
-    axis_groups,
-    contention,
-    group_tier,
-    groups,
-    ring_contention,
-    stride_of,
-)
+from trainwright.cluster import Cluster, NetworkLevel, contention
+from trainwright.cluster.costs.contention import ring_contention
+from trainwright.cluster.placement import group_tier, groups, stride_of
 from trainwright.errors import InputError
 
 
 def network(nodes=8, node=4, *, links=1, levels=(), oversubscription=1.0):
     sizes = [*(level for level in levels if level < nodes * node), nodes * node]
     tiers = [
-        Tier(
+        NetworkLevel(
             name=f"level{i}", devices=size, alpha=1e-5, bandwidth=1e10, links_per_node=links,
             oversubscription=oversubscription if i == len(sizes) - 1 else 1.0,
         )
         for i, size in enumerate(sizes)
         if size > node
     ]  # fmt: skip
-    inner = (Tier(name="node", devices=node, alpha=1e-6, bandwidth=1e11),) if node > 1 else ()
+    inner = (NetworkLevel(name="node", devices=node, alpha=1e-6, bandwidth=1e11),) if node > 1 else ()
     return Cluster(nodes, node, tiers=(*inner, *tiers))
 
 
@@ -155,7 +148,7 @@ def test_later_blocks_may_lie_across_nodes():
 def test_groups_of_an_axis_differ_only_there(degrees, data):
     """Every rank is in one group; a group's ranks have equal coordinates but for the axis, which counts up."""
     axis = data.draw(st.integers(0, len(degrees) - 1))
-    rows = axis_groups(degrees, axis)
+    rows = groups(math.prod(degrees), ranks=degrees[axis], stride=stride_of(degrees, axis))
     assert sorted(rows.ravel()) == list(range(math.prod(degrees)))
     for row in rows.tolist():
         coordinates = [[rank // stride_of(degrees, k) % degree for k, degree in enumerate(degrees)] for rank in row]

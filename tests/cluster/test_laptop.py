@@ -5,7 +5,7 @@ import subprocess
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.cluster.laptop import cache_path
+from trainwright.cluster.presets.laptop import cache_path
 from trainwright.errors import TrainwrightError
 
 

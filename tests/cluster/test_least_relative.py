@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster.fitting import least_relative, median, middle, shortest, spread
+from trainwright.cluster.calibration.least_squares import fit_least_relative, median, middle, shortest, spread
 from trainwright.errors import InputError
 
 SIZES = [256 * 4**k for k in range(10)]
@@ -17,7 +17,7 @@ SIZES = [256 * 4**k for k in range(10)]
 @given(alpha=st.floats(1e-7, 1e-2), beta=st.floats(1e-12, 1e-7))
 def test_exact_times_give_their_coefficients(alpha, beta):
     """Over nine orders of magnitude in size, since relative errors weigh small messages as much as large ones."""
-    fit = least_relative([[1.0, size] for size in SIZES], [alpha + beta * size for size in SIZES])
+    fit = fit_least_relative([[1.0, size] for size in SIZES], [alpha + beta * size for size in SIZES])
     assert fit.values == pytest.approx((alpha, beta), rel=1e-6)
     assert fit.error < 1e-9
 
@@ -27,7 +27,7 @@ def test_exact_times_give_their_coefficients(alpha, beta):
 def test_no_grid_point_is_better(rows):
     """On data that no coefficients explain, among all non-negative ones of a grid."""
     columns, seconds = np.array([row[:2] for row in rows]), np.array([row[2] for row in rows])
-    fit = least_relative(columns, seconds)
+    fit = fit_least_relative(columns, seconds)
     assert min(fit.values) >= 0
 
     grid = np.stack(np.meshgrid(*[np.linspace(0, 20, 81)] * 2)).reshape(2, -1)
@@ -38,14 +38,14 @@ def test_no_grid_point_is_better(rows):
 
 def test_negative_coefficients_are_none():
     """Times that fall with size get no negative bandwidth."""
-    assert least_relative([[1, 1], [1, 2], [1, 3]], [3.0, 2.0, 1.0]).values[1] == 0.0
+    assert fit_least_relative([[1, 1], [1, 2], [1, 3]], [3.0, 2.0, 1.0]).values[1] == 0.0
 
 
 @pytest.mark.parametrize("wrong", [0.0, -1e-6, math.nan, math.inf])
 def test_times_that_are_none_are_refused(wrong):
     """A clock that stood still or was set back."""
     with pytest.raises(InputError, match=r"measured times: got .*; allowed: seconds > 0; .* measure again"):
-        least_relative([[1.0], [1.0]], [1.0, wrong])
+        fit_least_relative([[1.0], [1.0]], [1.0, wrong])
     for of_repeats in (shortest, median, middle):
         with pytest.raises(InputError, match="measured times"):
             of_repeats([1.0, wrong])

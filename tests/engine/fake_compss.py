@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 
-TASK = "trainwright.engine._compss"
+TASK = "trainwright.engine._pycompss_task"
 
 
 class Runtime:

@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.engine import Local
-from trainwright.engine.conformance import EngineConformance
+from trainwright.testing.engine import EngineConformance
 
 
 @pytest.mark.slow

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import trainings
 
-from trainwright.engine import Died, Local, Quiet, Raised, Returned
-from trainwright.engine._gang import free_address
-from trainwright.engine._run import run_assignment
-from trainwright.engine.conformance import Recorder
+from trainwright.engine import Died, Local, Raised, Returned, StoppedEarly
+from trainwright.engine.process.gang import free_address
+from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.errors import MissingExtra
+from trainwright.testing.engine import OutcomeRecorder
 from trainwright.train import Assignment
 
 
@@ -28,7 +28,7 @@ class Trials:
     def run(self, what, *, reports=99, slots=None, act=None, **params):
         """Run a trial to its end; return its outcome and the metrics reported. `act(handler)` may meddle."""
         number, self.count = self.count, self.count + 1
-        handler = Recorder(reports={number: reports})
+        handler = OutcomeRecorder(reports={number: reports})
         assignment = Assignment(trial=number, lease=1, params={"what": what, **params}, seed=number)
         self.engine.launch(assignment, range(slots or self.engine.slots))
         deadline = time.monotonic() + 120
@@ -63,7 +63,7 @@ def test_ranks_report_as_one_and_end_together(trials, tmp_path):
     logs = trials.folder / f"logs/trial-{trials.count - 1:06d}"
     assert [(logs / name).read_text() for name in ("lease-1.log", "lease-1-rank-1.log")] == ["rank 0\n", "rank 1\n"]
     again, _ = trials.run("is_a_rank", folder=str(tmp_path), epochs=9, reports=1)
-    assert isinstance(again, Quiet), "told to end by the driver, through rank 0"
+    assert isinstance(again, StoppedEarly), "told to end by the driver, through rank 0"
     assert told == [ast.literal_eval((tmp_path / str(rank)).read_text()) | {"draw": told[0]["draw"]} for rank in (0, 1)]
 
 
@@ -135,7 +135,7 @@ def test_a_port_in_use_is_no_failure_of_the_trial():
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         assignment = Assignment(trial=0, lease=1, params={}, seed=0, world_size=2, address=address)
-        outcome = run_assignment(trainings.plain, assignment, Recorder(), gpu=False)
+        outcome = run_assignment(trainings.plain, assignment, OutcomeRecorder(), gpu=False)
     assert isinstance(outcome, Died)
     assert outcome.why.startswith(f"its 2 processes did not find each other at {address}: ")
     assert not outcome.blame

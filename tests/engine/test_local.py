@@ -12,12 +12,12 @@ import trainings
 
 import trainwright as tw
 from trainwright.engine import Died, Local, Raised, Returned
-from trainwright.engine._pool import Pool
-from trainwright.engine._process import ChildProcess, WorkerProcess
-from trainwright.engine.conformance import Recorder, run_all
+from trainwright.engine.process.pool import WorkerPool
+from trainwright.engine.process.worker_process import ChildProcess, WorkerProcess
 from trainwright.errors import EngineError
 from trainwright.ledger import Status
 from trainwright.signals import LAUNCHER_SIGNALS
+from trainwright.testing.engine import OutcomeRecorder, run_all
 from trainwright.train import Assignment
 
 MEGABYTE = 2**20
@@ -77,7 +77,7 @@ class TestProcesses:
 
     def test_a_process_that_died_idle_is_replaced(self):
         """What happens to a process between two trials is no matter of the next one."""
-        engine, handler = Local(), Recorder()
+        engine, handler = Local(), OutcomeRecorder()
         engine.open(trainings.does, None)
         try:
             run_all(engine, [Assignment(trial=0, lease=1, params={"what": "leaves_a_bomb"}, seed=0)], handler)
@@ -163,9 +163,9 @@ class TestSignals:
     def test_a_condemned_trial_ends_within_its_grace(self, tmp_path, handles):
         """At once, or by what its own handler does; nobody waits for the end of the grace."""
         params = {"what": "waits_for_condemnation", **({"file": str(tmp_path / "bye")} if handles else {})}
-        engine = Pool(1, **{**SETTINGS, "timeout_seconds": 10_000.0, "grace_seconds": 10_000.0})
+        engine = WorkerPool(1, **{**SETTINGS, "timeout_seconds": 10_000.0, "grace_seconds": 10_000.0})
 
-        class Impatient(Recorder):
+        class Impatient(OutcomeRecorder):
             def facts(self, trial, records):
                 engine.timeout_seconds = 0.01
                 return super().facts(trial, records)
@@ -301,8 +301,8 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"workers": -1}, "Local.workers: got -1; allowed: a whole number >= 0 (0 runs in this process)"),
-            ({"workers": "2"}, "Local.workers: got '2'; allowed: a whole number >= 0 (0 runs in this process)"),
+            ({"workers": -1}, "Local.workers: got -1; allowed: a whole number >= 0"),
+            ({"workers": "2"}, "Local.workers: got '2'; allowed: a whole number >= 0"),
             ({"timeout_seconds": 0}, "Local.timeout_seconds: got 0; allowed: a number > 0, or None for no limit"),
             ({"timeout_seconds": "9"}, "Local.timeout_seconds: got '9'; allowed: a number > 0, or None for no limit"),
             ({"memory_bytes": -1}, "Local.memory_bytes: got -1; allowed: a number > 0, or None for no limit"),

@@ -9,9 +9,9 @@ import pytest
 from fake_compss import TASK, install
 
 import trainwright as tw
-from trainwright.engine.conformance import EngineConformance
 from trainwright.engine.pycompss import PyCOMPSs
 from trainwright.errors import EngineError, MissingExtra
+from trainwright.testing.engine import EngineConformance
 
 SPACE = tw.Space(x=tw.Float(0, 1))
 

@@ -9,12 +9,12 @@ import pytest
 import trainings
 
 import trainwright as tw
-from trainwright.engine.conformance import Recorder
-from trainwright.engine.ray import Ray
-from trainwright.engine.ray._cluster import Layout, Node, connect, load_ray
-from trainwright.engine.ray._remote import Door, RemoteWorker
+from trainwright.engine.ray.cluster import Node, SlotMap, connect, load_ray
+from trainwright.engine.ray.engine import Ray
+from trainwright.engine.ray.remote_worker import RemoteWorker, WorkerListener
 from trainwright.errors import EngineError, InputError, MissingExtra
 from trainwright.plugins import make
+from trainwright.testing.engine import OutcomeRecorder
 from trainwright.train import Assignment
 
 ray = pytest.importorskip("ray")
@@ -34,7 +34,7 @@ def nodes(*sizes):
 
 
 def layout(*sizes, workers=None, gpus_per_node=None, cpus_per_device=1):
-    return Layout.of(nodes(*sizes), workers=workers, gpus_per_node=gpus_per_node, cpus_per_device=cpus_per_device)
+    return SlotMap.of(nodes(*sizes), workers=workers, gpus_per_node=gpus_per_node, cpus_per_device=cpus_per_device)
 
 
 class TestLayout:
@@ -95,7 +95,7 @@ class TestLayout:
 class TestDoor:
     def test_only_who_is_expected_comes_in(self):
         """A wrong token, half a token or none: the door serves the worker that it expects all the same."""
-        door = Door("127.0.0.1")
+        door = WorkerListener("127.0.0.1")
         worker = RemoteWorker(None, None, 0, door)
         door.expect(worker)
         with (
@@ -209,7 +209,7 @@ def test_what_was_left_behind_is_removed(cluster, tmp_path):
         """Of this function, so that Ray ships it by value."""
 
     engine = Ray(workers=1, sweep_seconds=0.1, grace_seconds=0.1)
-    handler = Recorder()
+    handler = OutcomeRecorder()
     engine.open(trainings.does, tmp_path)
     try:
         name = left_over()[0]

@@ -10,9 +10,9 @@ import pytest
 import trainings
 
 from trainwright.engine import Died, Raised, Returned
-from trainwright.engine.conformance import EngineConformance, Recorder, run_all
-from trainwright.engine.ray import Ray
+from trainwright.engine.ray.engine import Ray
 from trainwright.errors import EngineError
+from trainwright.testing.engine import EngineConformance, OutcomeRecorder, run_all
 from trainwright.train import Assignment
 
 pytestmark = [pytest.mark.slow, pytest.mark.outside("Ray"), pytest.mark.usefixtures("cluster")]
@@ -135,7 +135,7 @@ class TestGangs:
     def test_ranks_find_each_other(self, tmp_path):
         """A trial of two devices is two processes, each with a log; the group is there before it and gone after."""
         with opened(Ray(workers=3), tmp_path) as engine:
-            handler = Recorder()
+            handler = OutcomeRecorder()
             engine.launch(assignment(0, what="sums_ranks"), range(2))
             engine.launch(assignment(1, what="reports_pid"), range(2, 3))
             until(engine, handler, lambda: len(handler.outcomes) == 2)
@@ -149,7 +149,7 @@ class TestGangs:
     def test_a_rank_that_dies_ends_all(self):
         """The trial is lost, no process of it stays, and its slots serve the next."""
         with opened(Ray(workers=2)) as engine:
-            handler = Recorder()
+            handler = OutcomeRecorder()
             engine.launch(assignment(0, what="loses_rank_one"), range(2))
             until(engine, handler, lambda: 0 in handler.outcomes)
             handler = run_all(engine, [assignment(n, what="reports_pid") for n in (1, 2)], handler)
@@ -182,7 +182,7 @@ class TestGrants:
         with opened(Ray(workers=1)) as engine:
             engine.start_seconds = 0.01
             engine.launch(assignment(0, what="reports_pid"), range(1))
-            handler = Recorder()
+            handler = OutcomeRecorder()
             until(engine, handler, lambda: 0 in handler.outcomes)
             assert "/cpu:0 within start_seconds=0.01" in handler.outcomes[0].why
             assert not engine.grants

@@ -8,7 +8,7 @@ import pytest
 
 import trainwright as tw
 from eager import Eager
-from trainwright.engine.ray import Ray
+from trainwright.engine.ray.engine import Ray
 from trainwright.schedule import Seat
 from trainwright.schedule._resizing import Resizing
 

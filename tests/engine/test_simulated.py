@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Parametric, Scaling, Simulated, simulate
 from trainwright.engine.simulated import simulation as module
+from trainwright.engine.simulated.settings import Scaling, Simulated
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import EngineError, InputError, SchedulerStalled, TrainwrightError
 from trainwright.schedule import (
     ASHA,
@@ -48,7 +50,7 @@ class _Task:
 
     substitutions = 0
 
-    def courses(self, seed):
+    def learning_curves(self, seed):
         return self
 
     def of(self, trial, params):
@@ -372,7 +374,7 @@ class TestRefusals:
         [
             ({"restart_seconds": -1.0}, r"Simulated.restart_seconds: got -1.0; allowed: a number >= 0"),
             ({"drops_per_second": -0.5}, r"Simulated.drops_per_second: got -0.5"),
-            ({"decision_seconds": {0: -1.0}}, r"Simulated.decision_seconds: got -1.0"),
+            ({"decision_seconds": {0: -1.0}}, r"Simulated.decision_seconds: got \{0: -1.0\}"),
             ({"node_mtbf_seconds": 0.0}, r"Simulated.node_mtbf_seconds: got 0.0; allowed: a number > 0"),
             ({"stragglers": math.nan}, r"Simulated.stragglers: got nan"),
         ],
@@ -385,7 +387,7 @@ class TestRefusals:
     @pytest.mark.parametrize("alpha", [0.0, -1.0, 1.3])
     def test_alpha(self, alpha):
         """A scaling exponent lies in (0, 1.2]."""
-        with pytest.raises(EngineError, match=r"Scaling.alpha: got .*above 0, at most 1.2"):
+        with pytest.raises(EngineError, match=r"Scaling.alpha: got .*above 0 and at most 1.2"):
             Scaling(alpha=alpha)
 
     def test_rules_and_policies_that_cannot_run(self):

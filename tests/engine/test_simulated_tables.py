@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Simulated, simulate, tables
+from trainwright.engine.simulated.settings import Simulated
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.table import tables
 from trainwright.errors import EngineError, InputError
 from trainwright.schedule import ASHA, FixedEpochs, Scheduler
 

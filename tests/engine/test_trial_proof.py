@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.checkpoint.comparing import Line, Run
-from trainwright.engine.proof import _difference, _interruption, _Seen, verify_trial
+from trainwright.engine.process.proof import _difference, _interruption, _Seen, verify_trial
 from trainwright.errors import CheckpointConfigError, CheckpointError, EngineError
 
 TRAININGS = """

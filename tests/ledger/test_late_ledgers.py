@@ -1,4 +1,4 @@
-"""Readers that are late, told things twice, or left with what a crash spared: the fold and the book end up the same."""
+"""Readers that are late, told things twice, or left with what a crash spared: the fold and the log end up the same."""
 
 import itertools
 
@@ -12,7 +12,7 @@ from trainwright.errors import InputError
 from trainwright.ledger import MemoryLedger, Record, State, Status, blocks, facts, fold, parse_objectives
 from trainwright.ledger.conformance import LedgerConformance
 from trainwright.space import Configuration
-from trainwright.study.book import Book
+from trainwright.study.study_log import StudyLog
 
 thorough = settings(max_examples=60)
 
@@ -96,11 +96,11 @@ def books(delay, count):
     """Return books on one study that see each other's records `delay` seconds late, some twice; and the clock."""
     clock = Clock()
     first = MemoryLedger(clock=clock, visibility_seconds=delay, repeats=3)
-    book = Book(first, None)
-    book.create(tw.Space(x=tw.Float(0, 1)), parse_objectives("min loss"), (), 0, {})
+    log = StudyLog(first, None)
+    log.create(tw.Space(x=tw.Float(0, 1)), parse_objectives("min loss"), (), 0, {})
     clock.now += delay
-    others = [Book(MemoryLedger(of=first, visibility_seconds=delay, repeats=3), None) for _ in range(count - 1)]
-    return [book, *others], clock
+    others = [StudyLog(MemoryLedger(of=first, visibility_seconds=delay, repeats=3), None) for _ in range(count - 1)]
+    return [log, *others], clock
 
 
 @thorough
@@ -108,27 +108,27 @@ def books(delay, count):
 def test_books_that_hear_late_share_out_the_work(data, delay):
     """No number is proposed twice, no trial told twice, however late they hear of each other; then they agree."""
     team, clock = books(delay, 3)
-    mine = {id(book): [] for book in team}
+    mine = {id(log): [] for log in team}
     for _ in range(data.draw(st.integers(0, 25))):
-        book = data.draw(st.sampled_from(team))
+        log = data.draw(st.sampled_from(team))
         act = data.draw(st.sampled_from(["propose", "end", "read", "wait"]))
         if act == "propose":
-            number = book.claims.number(12)
+            number = log.claims.number(12)
             if number is not None:
                 configuration = Configuration(params={"x": 0.5}, key=str(number), number=number)
-                book.append(book.proposal(number, configuration))
-                mine[id(book)].append(number)
-        elif act == "end" and mine[id(book)]:
-            number = mine[id(book)].pop()
-            book.append(facts.finished(number, 1, reason="completed", values={"loss": 1.0}, wall_seconds=0.0))
+                log.append(log.proposal(number, configuration))
+                mine[id(log)].append(number)
+        elif act == "end" and mine[id(log)]:
+            number = mine[id(log)].pop()
+            log.append(facts.finished(number, 1, reason="completed", values={"loss": 1.0}, wall_seconds=0.0))
         elif act == "read":
-            book.refresh()
+            log.refresh()
         else:
             clock.now += delay / 2
     clock.now += delay
-    for book in team:
-        book.refresh()
-    assert all(book.state == team[0].state for book in team)
+    for log in team:
+        log.refresh()
+    assert all(log.state == team[0].state for log in team)
     proposals = [r for r in team[0].replay({"proposed"}) if r.kind == "proposed"]
     assert len({record.trial for record in proposals}) == len({(r.writer, r.seq) for r in proposals})
     state = team[0].state

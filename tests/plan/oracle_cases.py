@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from trainwright.cluster import Cluster, Device, Tier
+from trainwright.cluster import Cluster, Device, NetworkLevel
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.model.layer import Block, Layer
 from trainwright.model.profile import Profile
@@ -17,8 +17,8 @@ DEVICE = Device(
 
 
 def make_cluster(nodes=4, per_node=4, **changes):
-    inside = Tier(name="inside", devices=per_node, alpha=9e-6, bandwidth=50e9)
-    outside = Tier(name="outside", devices=nodes * per_node, alpha=30e-6, bandwidth=12.5e9, links_per_node=2)
+    inside = NetworkLevel(name="inside", devices=per_node, alpha=9e-6, bandwidth=50e9)
+    outside = NetworkLevel(name="outside", devices=nodes * per_node, alpha=30e-6, bandwidth=12.5e9, links_per_node=2)
     tiers = (inside, outside) if nodes > 1 else (inside,) if per_node > 1 else ()
     return Cluster(nodes, per_node, **{"name": "made-up", "device": DEVICE, "tiers": tiers, **changes})
 
@@ -81,6 +81,6 @@ def _closed(layer, output_bytes):
         name=layer.name,
         layers=(layer,),
         output_bytes=output_bytes,
-        kept_bytes=layer.saved_bytes,
+        saved_bytes=layer.saved_bytes,
         gradient_bytes=output_bytes,
     )

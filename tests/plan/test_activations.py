@@ -66,7 +66,7 @@ def test_copies_of_weights_are_counted_with_the_state_alone():
     block = profile.blocks[0]
     kept = block.layers[0].saved_bytes
     layer = replace(block.layers[0], saved_bytes=kept + 432, copied_bytes=432)
-    traced = replace(block, layers=(layer,), kept_bytes=kept + 432)
+    traced = replace(block, layers=(layer,), saved_bytes=kept + 432)
     copied = replace(profile, blocks=(traced, *profile.blocks[1:]))
     precision = precision_of("fp32")
     assert ModelArrays(copied, precision).saved.tolist() == pytest.approx(

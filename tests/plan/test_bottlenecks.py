@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from oracle_cases import DEVICE, make_cluster, make_convolutions, make_transformer
 
-from trainwright.cluster import Failure, Storage, Tier
+from trainwright.cluster import DeviceFailures, NetworkLevel, Storage
 from trainwright.model.profile import Profile
 from trainwright.plan import Assumptions, Degrees, Input, Oracle, Saving
 
@@ -21,7 +21,7 @@ def found(profile, cluster, *, batch=16, assumptions=None, **choices):
 
 def linked(factor=1.0, links=2, alpha=30e-6):
     tiers = make_cluster().tiers
-    far = Tier(name="outside", devices=16, alpha=alpha, bandwidth=12.5e9 / factor, links_per_node=links)
+    far = NetworkLevel(name="outside", devices=16, alpha=alpha, bandwidth=12.5e9 / factor, links_per_node=links)
     return make_cluster(tiers=(replace(tiers[0], bandwidth=tiers[0].bandwidth / factor), far))
 
 
@@ -129,7 +129,7 @@ def test_small_batch():
 def test_checkpoint():
     """Devices that fail every day make saves and restarts felt, devices that never fail do not."""
     saving = Saving(seconds=30.0, restart_seconds=300.0)
-    frail = make_cluster(failure=Failure(device_mtbf_hours=24))
+    frail = make_cluster(failure=DeviceFailures(device_mtbf_hours=24))
     assert "checkpoint" in found(BIG, frail, degrees=Degrees(data=16), saving=saving)
     assert "checkpoint" not in found(BIG, make_cluster(), degrees=Degrees(data=16), saving=saving)
 

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 from oracle_cases import DEVICE, make_cluster, make_convolutions, make_transformer
 
-from trainwright.cluster import Cluster, Tier
+from trainwright.cluster import Cluster, NetworkLevel
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
 
@@ -168,7 +168,7 @@ def test_scale():
         4,
         device=replace(DEVICE, flops={"fp32": 15e11}, memory_bandwidth=900e8, launch_seconds=5e-5),
         tiers=tuple(
-            Tier(
+            NetworkLevel(
                 name=tier.name,
                 devices=tier.devices,
                 alpha=tier.alpha * 10,

@@ -4,8 +4,7 @@ import pytest
 from oracle_cases import make_cluster, make_transformer
 
 from trainwright.errors import ProfileError
-from trainwright.model.profile import Profile
-from trainwright.model.traces import Traces
+from trainwright.model.profile import Profile, Traces
 from trainwright.plan import Degrees, Forecast, Oracle, judge
 
 torch = pytest.importorskip("torch")

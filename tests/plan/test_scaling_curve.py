@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle_cases import make_cluster, make_convolutions
 
-from trainwright.engine.simulated import Scaling
+from trainwright.engine.simulated.settings import Scaling
 from trainwright.errors import InputError
 from trainwright.plan import Oracle, ScalingCurve
 

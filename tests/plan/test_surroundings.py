@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle_cases import make_cluster, make_convolutions
 
-from trainwright.cluster import Failure, Storage
+from trainwright.cluster import DeviceFailures, Storage
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Input, Oracle, Saving
 from trainwright.plan.step_overheads import best_interval, inflation
@@ -27,7 +27,7 @@ def test_no_interval_is_better(cost, mtbf):
 def test_closed_form_is_what_failures_do():
     """The mean of simulated jobs with exponential failures is within one percent."""
     saving = Saving(seconds=20.0, restart_seconds=60.0, interval_seconds=300.0)
-    cluster = make_cluster(failure=Failure(device_mtbf_hours=16.0))
+    cluster = make_cluster(failure=DeviceFailures(device_mtbf_hours=16.0))
     mtbf = 16.0 * 3600 / 16
     _, factor = inflation(saving, cluster, np.array([16.0]))
     generator = rng(0, "failures", 0)
@@ -79,7 +79,7 @@ def test_input_is_the_slowest_of_its_ways():
 def test_goals():
     """Failures make large jobs worse for time to solution; device-hours favour few devices; memory many."""
     profile = make_convolutions((3, 64, 64), 32)
-    cluster = make_cluster(failure=Failure(device_mtbf_hours=2.0))
+    cluster = make_cluster(failure=DeviceFailures(device_mtbf_hours=2.0))
     saving = Saving(seconds=30.0)
     best = {
         goal: Oracle(cluster).rank(profile, batch=16, goal=goal, saving=saving)[0]

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Parametric, Scaling, Simulated, simulate
+from trainwright.engine.simulated.settings import Scaling, Simulated
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import EngineError
 from trainwright.randomness import rng
 from trainwright.schedule import ASHA, RASDA, Continue, Doubling, Fixed, MarginalGain, Reason, Scheduler, Stop

@@ -3,7 +3,9 @@
 import pytest
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Parametric, Simulated, simulate
+from trainwright.engine.simulated.settings import Simulated
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import ScheduleError
 from trainwright.schedule import ASHA, RASDA, Doubling, DoublingAsPublished, Scheduler
 

@@ -11,7 +11,7 @@ from trainwright.search import View
 from trainwright.search.conformance import play
 from trainwright.search.estimate import Estimate
 from trainwright.study import Budget
-from trainwright.study.job import Job
+from trainwright.study.job import JobNote
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), y=tw.Float(0.0, 1.0))
 
@@ -133,7 +133,7 @@ class TestInAStudy:
         rule = tw.ExpectedGain(1e9, 7)
         study.run(train, trials=50, stop_when=rule, engine=tw.Local(workers=0), progress=False)
         assert len(study.trials) == 7
-        assert Job.last(study.state).complete(Budget()) == Budget(trials=50, stop_when=rule)
+        assert JobNote.last(study.state).complete(Budget()) == Budget(trials=50, stop_when=rule)
         worker = tw.Worker(where=study, engine=tw.Local(workers=0))
         assert worker.run(trials=60, progress=False) == 7
         assert len(study.trials) == 7

@@ -127,7 +127,7 @@ def test_a_threshold_at_a_point_of_the_grid_divides_it_as_it_divides_its_values(
     """Rounding moves a unit by its last bits on the way to a number; what lies on the threshold stays on it."""
     for low, high in ((1.3, 3.74), (2.67, 124.96), (0.81, 2.82), (2.19, 61.03), (1e-5, 1e-1)):
         parent = Float(low, high, log=log)
-        middle = float(parent.axis.numbers(np.array([0.5]))[0])
+        middle = float(parent.axis.to_numbers(np.array([0.5]))[0])
         space = Space(
             parent=parent,
             below=Int(1, 2, when=less("parent", middle)),

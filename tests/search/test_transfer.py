@@ -120,7 +120,7 @@ def test_ranks_are_those_of_the_study_and_who_got_less_far_was_worse(tmp_path):
         study.tell({"x": x}, score=score)
     study.tell({"x": 4}, failed="diverged")
     trial = study.enqueue({"x": 5})
-    study._book.append(  # only a rule under an engine stops a trial
+    study._log.append(  # only a rule under an engine stops a trial
         facts.reported(trial.number, 1, epoch=1, step=None, metrics={"score": 9.0}, wall_seconds=0.0),
         facts.finished(trial.number, 1, reason="stopped", values={"score": 9.0}, wall_seconds=0.0),
     )

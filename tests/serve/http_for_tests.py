@@ -7,9 +7,8 @@ import httpx
 import numpy as np
 from served_networks import INPUTS, ensemble, inputs
 
-from trainwright.serve import Options
+from trainwright.serve import Deployment, Options, Plan
 from trainwright.serve.client import encode
-from trainwright.serve.inline import Inline
 
 __all__ = ["HTTP", "INFER", "INPUTS", "Scripted", "ask", "body", "ensemble", "inputs", "open_file_count", "values"]
 
@@ -20,12 +19,15 @@ INFER = "/v2/models/ensemble/infer"
 HTTP = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0))  # noqa: S501 -- loopback only
 
 
-class Scripted(Inline):
-    """An `Inline` that does what `script(x, options)` returns: an exception to raise, a Future, or None to go on."""
+class Scripted(Deployment):
+    """Computes here, but does what `script(x, options)` returns: an exception to raise, a Future, or None to go on."""
 
     script = staticmethod(lambda x, options: None)
 
-    def submit(self, x, options):
+    def __init__(self, found, **settings):
+        super().__init__(found, Plan.simple(found, "cpu", in_process=True), **settings)
+
+    def submit(self, x, options=None):
         told = self.script(x, options)
         if isinstance(told, Exception):
             raise told

@@ -44,7 +44,7 @@ def test_answers(client, served):
     np.testing.assert_allclose(answer.uncertainty.epistemic, expected.epistemic, atol=1e-6)
     assert (answer.uncertainty.aleatoric is None) == (expected.aleatoric is None)
     assert (answer.used, answer.missing, answer.weight, set(answer.members)) == ((10, 11), {}, 1.0, {10, 11})
-    assert [one["trial"] for one in answer.trace["members"]] == [10, 11]
+    assert {int(trial) for trial in answer.trace["predict_ms"]} == {10, 11}
     assert client.ask(X, Options(max_members=1)).used == (11,)
 
 

@@ -15,7 +15,7 @@ def eight_cores(monkeypatch):
     """Give the machine eight cores, all of which this process may use."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(8)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(devices, "granted_cores", lambda: None)
+    monkeypatch.setattr(devices, "cgroup_cores", lambda: None)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
 
 

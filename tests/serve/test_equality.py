@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import RULES, Calibration, Stacking
-from trainwright.serve import Cascade, Deployment, Gear, Gears, Options, Plan, Settings, Unit, parse_devices
+from trainwright.serve import Deployment, Options, Plan, Settings, Unit, parse_devices
 from trainwright.serve.matrix import digest_of
 
 pytest.importorskip("torch")
@@ -106,73 +106,3 @@ def test_ten_thousand_mixed_requests(tmp_path):
         assert state["segments"] < 10_000  # rows of several requests were put together
         assert state["duplicates"] == state["stale"] == 0
     assert wrong == []
-
-
-class TestCascade:
-    @pytest.fixture(scope="class")
-    @classmethod
-    def served(cls, tmp_path_factory):
-        found = members.ensemble(tmp_path_factory.mktemp("cascade"), 4, weights=[0.1, 0.2, 0.3, 0.4])
-        units = (Unit(members=(0, 1, 2, 3), kind="loop"),)
-        cascade = Cascade(tiers=((0, 1, 2), (3,)), agreement=0.9)
-        with members.Numpy(found, members.plan(found, units), cascade=cascade) as service:
-            yield service
-
-    def test_rows_stop_where_they_agree(self, served):
-        """Rows on which the first tier agrees have its answer, the others that of all members."""
-        x, found = members.inputs(500), served.ensemble
-        answer = served.submit(x, Options(members=True, uncertainty=True, trace=True)).result(60)
-        labels = np.stack([members.predicted(trial, x).argmax(axis=1) for trial in (0, 1, 2)])
-        stop = (labels == labels[0]).all(axis=0)  # 0.9 of the weight 0.6 can only be all three
-        np.testing.assert_array_equal(answer.tiers, np.where(stop, 0, 1))
-        assert 0 < stop.sum() < 500
-        expected = np.where(
-            stop[:, None], members.expected(found, x, [0, 1, 2]), members.expected(found, x, [0, 1, 2, 3])
-        )
-        np.testing.assert_allclose(answer.prediction, expected, atol=1e-12)
-        np.testing.assert_array_equal(np.isnan(answer.members[3]).all(axis=1), stop)
-        assert answer.used == (0, 1, 2, 3)
-        assert not answer.degraded
-        assert answer.trace["stopped"] == [int(stop.sum()), int((~stop).sum())]
-        np.testing.assert_allclose(
-            answer.uncertainty.total, answer.uncertainty.aleatoric + answer.uncertainty.epistemic
-        )
-
-    def test_many_and_refused(self, served):
-        """Many requests climb at once; one that asks for a number of members does not climb."""
-        found = served.ensemble
-        asked = [members.inputs(1 + number % 30, seed=number) for number in range(60)]
-        answers = [served.submit(x) for x in asked]
-        for x, answer in zip(asked, answers, strict=True):
-            stop = answer.result(60).tiers == 0
-            expected = np.where(
-                stop[:, None], members.expected(found, x, [0, 1, 2]), members.expected(found, x, [0, 1, 2, 3])
-            )
-            np.testing.assert_allclose(answer.result().prediction, expected, atol=1e-12)
-        two = served.submit(asked[0], Options(max_members=2)).result(60)
-        assert two.tiers is None
-        assert two.used == (2, 3)
-
-
-def test_gears(tmp_path):
-    """What is asked changes the members that answer, with the weights of their gear."""
-    found = members.ensemble(tmp_path, 3, weights=[0.5, 0.3, 0.2])
-    table = Gears(
-        gears=(
-            Gear(members=(0, 1, 2), weights=(0.5, 0.3, 0.2), rows_per_second=1.0),
-            Gear(members=(2, 0), weights=(0.25, 0.75), rows_per_second=1e6),
-        ),
-        memory_seconds=1000.0,
-    )
-    units = (Unit(members=(0, 1, 2), kind="loop"),)
-    with members.Numpy(found, members.plan(found, units), gears=table) as service:
-        x = members.inputs(8)
-        slow = service.submit(x).result(60)
-        assert slow.used == (0, 1, 2)
-        service.predict(members.inputs(2000))
-        fast = service.submit(x).result(60)
-        assert fast.used == (0, 2)
-        assert not fast.degraded
-        expected = 0.75 * members.predicted(0, x) + 0.25 * members.predicted(2, x)
-        np.testing.assert_allclose(fast.prediction, expected, atol=1e-12)
-        assert service.state()["gear"]["now"] == 1

@@ -38,7 +38,7 @@ def found_on(monkeypatch, host):
     cores, granted, asked, groups = host
     monkeypatch.setattr(os, "sched_getaffinity", lambda _process: set(range(cores)), raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: cores)
-    monkeypatch.setattr(devices_module, "granted_cores", lambda: granted)
+    monkeypatch.setattr(devices_module, "cgroup_cores", lambda: granted)
     monkeypatch.setattr(devices_module, "host_memory_bytes", lambda: 100 * GB)
     if asked is None:
         monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
@@ -149,11 +149,15 @@ def test_a_start_with_one_slow_batch(monkeypatch):
     assert (built["output_shape"], built["rows"]) == ([2], 8)
 
 
-@pytest.mark.parametrize(("rates", "names"), [([9.0, 10.0], ["loop(0,1,2)"]), ([10.0, 9.0], ["loop(0,2)", "1"])])
-def test_what_answers_more_when_run_is_the_plan(monkeypatch, rates, names):
-    """By time tables two processes are best; what the front takes may make one the better, which a run tells."""
+@pytest.mark.parametrize(
+    ("workers", "inside", "in_process"),
+    [((9.0, 5.0), (10.0, 9.0), True), ((12.0, 9.0), (10.0, 9.0), False), ((12.0, 5.0), (10.0, 9.0), True),
+     ((31.0, 5.0), (10.0, 9.0), False)],
+)  # fmt: skip
+def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, in_process):
+    """By time tables two processes are best; what it costs to hand rows over may make none the better."""
     from trainwright.serve import timing
-    from trainwright.serve.real_cost import RealCost
+    from trainwright.serve.real_cost import Rates, RealCost
 
     found = found_on(monkeypatch, (2, None, None, ["cpu:0-1"]))
     times = np.array([[1.0, 4.0, 20.0], [1.0, 5.0, 35.0], [1.0, 3.0, 15.0]])
@@ -162,11 +166,16 @@ def test_what_answers_more_when_run_is_the_plan(monkeypatch, rates, names):
     memory = MemoryModel(footprints=(Footprint(weight_bytes=10, row_bytes=1),) * 3)
     monkeypatch.setattr(timing, "measured", lambda *_: (tables, memory))
     asked = []
-    monkeypatch.setattr(RealCost, "beside", lambda self, placements, rounds: asked.append(placements) or rates)
+    rates = [Rates(loaded=loaded, single=single) for loaded, single in (workers, inside)]
+    monkeypatch.setattr(RealCost, "in_turns", lambda self, placements, rounds: asked.append(placements) or rates)
     plan = allocate(ensemble(1, 2, 3), found, batches=BATCHES)
-    assert [[unit.name for unit in one.units] for one in asked[0]] == [["loop(0,2)", "1"], ["loop(0,1,2)"]]
-    assert [unit.name for unit in plan.units] == names
-    assert plan.measured == {"value": 10.0, "in_one": rates[1]}
+    names = [["loop(0,2)", "1"], ["loop(0,1,2)"]]
+    told = [([unit.name for unit in one.units], here) for one, here in asked[0]]
+    assert told == [(names[0], False), (names[1], True)]
+    assert plan.in_process == in_process
+    assert [unit.name for unit in plan.units] == names[in_process]
+    assert plan.measured == {"value": (inside if in_process else workers)[0], "in_process": 10.0}
+    assert Plan.from_json(plan.to_json()) == plan
     asked.clear()
     assert allocate(ensemble(1, 2, 3), found, tables=tables, memory=memory, batches=BATCHES).measured == {}
     assert asked == []

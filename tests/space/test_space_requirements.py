@@ -151,7 +151,7 @@ def test_a_requirement_applies_only_where_all_its_names_are_active():
 
 
 class TestFunctions:
-    """Rules that are functions over columns."""
+    """BoundRules that are functions over columns."""
 
     def test_a_function_sees_columns_of_active_rows(self):
         space = Space(require(few_bits, names=["batch", "width"]), batch=Int(1, 32), width=Int(1, 32))

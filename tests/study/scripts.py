@@ -58,7 +58,7 @@ def workers_of(driver):
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
-        if b"trainwright.engine.worker" in words and words[-2] == str(driver).encode():
+        if b"trainwright.engine.process.worker" in words and words[-2] == str(driver).encode():
             found.append(int(path.parent.name))
     return found
 

@@ -279,7 +279,7 @@ def test_a_failed_write_in_tell_can_be_repeated(kept, monkeypatch):
 def test_asking_for_no_number(study, count):
     with pytest.raises(StudyError) as caught:
         study.ask(count)
-    assert str(caught.value) == f"ask: count must be >= 1, got {count!r}"
+    assert str(caught.value) == f"ask: count: got {count!r}; allowed: a whole number >= 1, or None"
 
 
 @pytest.mark.parametrize(

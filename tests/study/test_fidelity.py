@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import trainwright as tw
-from trainwright.engine.simulated import Table, simulate
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.engine.simulated.table import Table
 
 SPACE = tw.Space(rate=tw.Float(1e-3, 1.0, log=True), pace=tw.Float(0.5, 2.0))
 WORKERS = 2
@@ -38,7 +39,7 @@ def test_a_ledger_replayed_gives_the_same_decisions(tmp_path, rule):
         searcher=tw.RandomSearcher(),
         progress=False,
     )
-    records = list(study._book.replay({"reported", "decided"}))
+    records = list(study._log.replay({"reported", "decided"}))
     stops = {(record.trial, record.body["epoch"]) for record in records if record.body.get("verdict") == "stop"}
     reports = [record for record in records if record.kind == "reported"]
     told = [

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 import trainwright as tw
 from trainwright.ledger import State, facts
 from trainwright.schedule import View
-from trainwright.study.followers import RuleFollower
+from trainwright.study.projections import RuleProjection
 
 COUNTER = itertools.count()
 VIEW = View(remaining=1, seed=0, at_seconds=0.0)
@@ -59,42 +59,42 @@ losses = st.sampled_from([0.1, 0.2, 0.3, 0.4, float("nan")])
 def test_the_best_is_that_of_the_reports(runs):
     """Each run begins anew, as without checkpoints, and reports epochs again: the newest report of each counts."""
     state, known = fresh(), {}
-    follower = RuleFollower(Seen(), state.outcomes, 0)
+    projection = RuleProjection(Seen(), state.outcomes, 0)
     Seen.asked.clear()
     for lease, run in enumerate(runs, start=1):
         fold(state, facts.started(0, lease, slot="0", devices=("cpu:0",), resumed_epoch=0))
         for epoch, loss in enumerate(run, start=1):
             known[epoch] = float("inf") if loss != loss else loss
             fold(state, report(lease, epoch, loss))
-            follower.verdict(state.trials[0], VIEW, epoch)
+            projection.verdict(state.trials[0], VIEW, epoch)
             assert Seen.asked[-1] == (max(known), min(known.values()))
 
 
 def test_reports_are_gone_through_once_for_each_run():
     state = fresh()
-    follower = RuleFollower(Seen(), state.outcomes, 0)
+    projection = RuleProjection(Seen(), state.outcomes, 0)
     fold(state, facts.started(0, 1, slot="0", devices=("cpu:0",), resumed_epoch=0))
     reports = state.trials[0].reports = Reports()
     for epoch in range(1, 50):
         fold(state, report(1, epoch, 1 / epoch))
         before = reports.passes
-        follower.verdict(state.trials[0], VIEW, epoch)
+        projection.verdict(state.trials[0], VIEW, epoch)
         assert reports.passes - before == (epoch == 1)
-    follower.forget(0)
-    follower.verdict(state.trials[0], VIEW, epoch)
+    projection.forget(0)
+    projection.verdict(state.trials[0], VIEW, epoch)
     assert reports.passes - before == 1
     assert Seen.asked[-2:] == [(49, 1 / 49)] * 2
 
 
 def test_a_driver_forgets_whoever_ends(monkeypatch):
     """However a trial ends, also one that fails or is stopped, its losses are dropped."""
-    forgotten, forget = [], RuleFollower.forget
+    forgotten, forget = [], RuleProjection.forget
 
-    def noted(follower, trial):
+    def noted(projection, trial):
         forgotten.append(trial)
-        forget(follower, trial)
+        forget(projection, trial)
 
-    monkeypatch.setattr(RuleFollower, "forget", noted)
+    monkeypatch.setattr(RuleProjection, "forget", noted)
     study = tw.Study(tw.Space(x=tw.Float(0.0, 1.0)), "min loss", seed=0, searcher=tw.RandomSearcher())
     scheduler = tw.ASHA(max_epochs=4, eta=2)
     study.run(fails_once, trials=6, scheduler=scheduler, engine=tw.Local(workers=0), progress=False)

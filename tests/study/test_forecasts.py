@@ -5,7 +5,7 @@ import math
 import pytest
 
 import trainwright as tw
-from trainwright.engine.simulated import simulate
+from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import InputError
 from trainwright.study import Spread
 
@@ -117,7 +117,7 @@ def train(trial):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"trials": 0}, "simulate: trials: got 0"),
+        ({"trials": 0}, "simulate.trials: got 0"),
         ({"trials": 4, "seeds": 0}, "simulate: seeds: got 0"),
         ({"trials": 4, "processes": 0}, "simulate: processes: got 0"),
         ({"trials": 4, "engine": tw.Local(workers=0)}, r"simulate: engine: got .*allowed: tw.Simulated"),

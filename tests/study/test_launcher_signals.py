@@ -12,12 +12,12 @@ import pytest
 from scripts import log_of, wait_until
 
 import trainwright as tw
-from trainwright.engine import Died, Quiet, Raised, Returned
+from trainwright.engine import Died, Raised, Returned, StoppedEarly
 from trainwright.ledger import TrialState, parse_objectives
 from trainwright.ledger.trials import Report
 from trainwright.schedule import CONTINUE, Pause, Reason, Stop
-from trainwright.study.driver import _Running
-from trainwright.study.endings import ending
+from trainwright.study.driver.trial_outcomes import end_record
+from trainwright.study.driver.trial_run import TrialRun
 
 SCRIPT = Path(__file__).with_name("signalled.py")
 LONG = 600.0
@@ -139,7 +139,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path, workers):
 OUTCOMES = [
     Died(why="the worker process was killed by SIGKILL"),
     Died(why="its node is gone", blame=False),
-    Quiet(metrics={"loss": 1.0}, epoch=1),
+    StoppedEarly(metrics={"loss": 1.0}, epoch=1),
     Returned(metrics={"loss": 1.0}, epoch=1),
     *(
         Raised(failure=failure, message="no")
@@ -156,13 +156,13 @@ def test_no_death_while_leaving_is_the_trials_fault(outcome, verdict, preempted,
     """Every end of a run, whatever was decided: lost only if the driver stays, failed only by what nobody disturbs."""
     report = Report(epoch=1, step=None, metrics={"loss": 1.0}, wall_seconds=1.0, lease=1, at=0.0)
     trial = TrialState(0, epoch=1, reports={1: report})
-    run = _Running(lease=1, block=(0,), since=0.0, verdict=verdict, preempted=preempted)
-    record = ending(trial, run, outcome, parse_objectives("min loss"), leaving=leaving)
+    run = TrialRun(lease=1, block=(0,), since=0.0, verdict=verdict, preempted=preempted)
+    record = end_record(trial, run, outcome, parse_objectives("min loss"), leaving=leaving)
     what = record.kind, record.body.get("reason")
     if isinstance(outcome, Died):
         assert what == (("paused", "preempted") if leaving else ("lost", None))
         assert leaving or record.body["blame"] == outcome.blame
-    elif _interrupted(outcome, leaving) or (isinstance(outcome, Quiet) and preempted and verdict == CONTINUE):
+    elif _interrupted(outcome, leaving) or (isinstance(outcome, StoppedEarly) and preempted and verdict == CONTINUE):
         assert what == ("paused", "preempted")
     elif isinstance(verdict, Pause):
         assert what == ("paused", "rung")

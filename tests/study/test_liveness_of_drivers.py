@@ -12,7 +12,7 @@ import trainwright as tw
 from trainwright.errors import LedgerError
 from trainwright.ledger import DirectoryLedger, MemoryLedger, Writer, facts
 from trainwright.study import StudyFailed
-from trainwright.study.heart import Heart
+from trainwright.study.driver.heartbeat import Heartbeat
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 HERE = tw.Local(workers=0)
@@ -50,7 +50,7 @@ def begin(study, ledger, number):
 ELSEWHERE = Writer(host="elsewhere", boot="b", pid=1, process_start="1")
 
 
-# The heart.
+# The heartbeat.
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EIO, "no answer"), RuntimeError("a ledger of one's own")])
@@ -66,11 +66,11 @@ def test_a_heart_beats_on_after_any_error(error):
         beat()
 
     ledger.beat = beats
-    with Heart(ledger) as heart:
+    with Heartbeat(ledger) as heartbeat:
         deadline = time.monotonic() + 60
         while len(calls) < 4 and time.monotonic() < deadline:
             time.sleep(0.005)
-        heart.check()  # it was a passing trouble
+        heartbeat.check()  # it was a passing trouble
     assert len(calls) >= 4
 
 
@@ -84,9 +84,9 @@ def test_a_trouble_that_stays_is_told():
             raise OSError(errno.EIO, "no answer")
 
     ledger.beat = beats
-    with Heart(ledger) as heart:
+    with Heartbeat(ledger) as heartbeat:
         failing.set()
-        checks = iter(heart.check, "until it raises")
+        checks = iter(heartbeat.check, "until it raises")
         with pytest.raises(OSError, match="no answer"):
             deque(checks, maxlen=0)
 
@@ -130,7 +130,7 @@ def test_the_trials_of_a_driver_that_beats_are_left_to_it(tmp_path, monkeypatch)
     with make(tmp_path / "study") as study:
         other = joined(study)
         begin(study, other, 0)
-        with Heart(other):
+        with Heartbeat(other):
             worker = tw.Worker(where=study, train=train, engine=HERE)
             worker.run(trials=2, wall_seconds=3, progress=False)
         assert sorted(study.trials[0].leases) == [1]
@@ -169,7 +169,7 @@ def test_a_closed_study_leaves_nothing_running(tmp_path, monkeypatch):
         worker = tw.Worker(where=other, train=train, engine=HERE, other_job=True)
         worker.run(trials=1, wall_seconds=60, progress=False)
         assert other.state.results == 1
-        assert all(writer.left for name, writer in other.state.writers.items() if not other._book.ours(name))
+        assert all(writer.left for name, writer in other.state.writers.items() if not other._log.ours(name))
 
 
 def test_whoever_writes_first_again_says_goodbye_for_who_it_was(tmp_path):
@@ -185,8 +185,8 @@ def test_whoever_writes_first_again_says_goodbye_for_who_it_was(tmp_path):
 def test_one_that_cannot_be_written_keeps_no_other_running(tmp_path, monkeypatch):
     """At the end of a driver each of its trials is let go of, though one record could not be written."""
     with make(tmp_path / "study") as study:
-        book, failed = study._book, []
-        append = book.append
+        log, failed = study._log, []
+        append = log.append
 
         def appends(*records):
             if records[0].kind == "paused" and not failed:
@@ -194,7 +194,7 @@ def test_one_that_cannot_be_written_keeps_no_other_running(tmp_path, monkeypatch
                 raise LedgerError("for a moment")
             append(*records)
 
-        monkeypatch.setattr(book, "append", appends)
+        monkeypatch.setattr(log, "append", appends)
         with pytest.raises(LedgerError, match="for a moment"):
             run(study, slow, trials=3, engine=tw.Local(workers=2), wall_seconds=3)
         assert sorted(str(trial.status) for trial in study.trials) == ["paused", "running"]
@@ -231,7 +231,7 @@ def test_what_comes_while_a_worker_joins_reaches_its_rule_once(tmp_path, monkeyp
 
     with make(tmp_path / "study") as study, make(tmp_path / "study") as other:
         asked = other.ask()
-        refresh, calls = study._book.refresh, []
+        refresh, calls = study._log.refresh, []
 
         def refreshes(**named):
             refresh(**named)
@@ -239,7 +239,7 @@ def test_what_comes_while_a_worker_joins_reaches_its_rule_once(tmp_path, monkeyp
                 calls.append(1)
                 other.tell(asked, loss=1.0)
 
-        monkeypatch.setattr(study._book, "refresh", refreshes)
+        monkeypatch.setattr(study._log, "refresh", refreshes)
         run(study, trials=2, scheduler=Counting(max_epochs=3))
     assert seen.count(("Ended", 0)) == 1
 

@@ -19,7 +19,7 @@ from trainwright.errors import ScheduleError
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts, violation_of
 from trainwright.schedule.conformance import play
 from trainwright.study.claims import Claims
-from trainwright.study.driver import Driver
+from trainwright.study.driver.driver import Driver
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 HERE = tw.Local(workers=0)
@@ -67,7 +67,7 @@ def objectives_of(rule):
 
 
 def records_of(study, kind):
-    return [record for record in study._book.replay({kind}) if record.kind == kind]
+    return [record for record in study._log.replay({kind}) if record.kind == kind]
 
 
 def promotions_of(study):
@@ -215,17 +215,17 @@ def test_a_promoted_trial_that_is_interrupted_goes_on(tmp_path):
 
 def test_a_promotion_that_is_not_started_goes_on(tmp_path, monkeypatch):
     """Ctrl-C between the promotion and the start: the trial waits for the next run, and is not promoted again."""
-    begun = Driver._begun
+    write_start = Driver._write_start
 
     def interrupted(driver, number, block):
-        if driver.book.state.trials.get(number) is not None and driver.book.state.trials[number].lease == 2:
+        if driver.log.state.trials.get(number) is not None and driver.log.state.trials[number].lease == 2:
             raise KeyboardInterrupt
-        return begun(driver, number, block)
+        return write_start(driver, number, block)
 
     rule = tw.IEpoch(top_k=2, max_epochs=4)
     with make(tmp_path / "study") as study:
         with monkeypatch.context() as patch:
-            patch.setattr(Driver, "_begun", interrupted)
+            patch.setattr(Driver, "_write_start", interrupted)
             with pytest.raises(KeyboardInterrupt):
                 run(study, rule)
         assert [trial.status for trial in study.trials if trial.preempted] == [Status.PAUSED]

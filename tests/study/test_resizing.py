@@ -13,13 +13,13 @@ from scripts import Forked
 import trainwright as tw
 from eager import Eager
 from trainwright import plugins
-from trainwright.engine import Died, Quiet, Returned
+from trainwright.engine import Died, Returned, StoppedEarly
 from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
 from trainwright.schedule import Desk, Doubling, DoublingAsPublished, Estimates, MarginalGain, Work
 from trainwright.schedule._resizing import Resizing
 from trainwright.study.claims import Claims
-from trainwright.study.seats import Seats
+from trainwright.study.driver.allocator import Allocator
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 pytestmark = pytest.mark.timeout(300)
@@ -80,13 +80,13 @@ class Steps:
                 self.waiting[number] = metrics, epoch
             elif not goes_on or epoch == assignment.max_epochs:
                 del self._running[number]
-                end = Returned if goes_on else Quiet
+                end = Returned if goes_on else StoppedEarly
                 handler.exited(number, end(metrics=metrics, epoch=epoch, seconds=0.001))
         for number in sorted(self._told_to_end):
             self._told_to_end.remove(number)
             del self._running[number]
             metrics, epoch = self.waiting.pop(number)
-            handler.exited(number, Quiet(metrics=metrics, epoch=epoch, seconds=0.001))
+            handler.exited(number, StoppedEarly(metrics=metrics, epoch=epoch, seconds=0.001))
 
     def answer(self, number, goes_on):
         if goes_on:
@@ -217,7 +217,7 @@ def test_a_held_trial_is_interrupted_by_the_end(tmp_path):
 
 def test_nobody_is_held_for_ever(monkeypatch):
     """Its other ranks wait beside it: so a trial goes on by itself when that gets too long."""
-    monkeypatch.setattr("trainwright.study.seats._HOLD_SECONDS", 0.0)
+    monkeypatch.setattr("trainwright.study.driver.allocator._HOLD_SECONDS", 0.0)
     with make() as study:
         run(study, Patient(plans=10**9), Steps(1), tw.ASHA(max_epochs=4, eta=2), trials=1)
         assert study.state.results == 1
@@ -297,20 +297,21 @@ def test_a_policy_knows_the_time_that_is_left(budget, most):
 def test_a_start_is_measured_at_the_first_report(monkeypatch):
     """From its launch until the function was entered; with the second report, what its first epoch took longer."""
     now, restarts = [0.0], []
-    monkeypatch.setattr("trainwright.study.seats.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
     desk = Desk(EAGER, Source([0, 1]), EAGER.room(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,))
-    seats = Seats(desk, set(), holds=True)
-    seats.plan()
+    allocator = Allocator()
+    allocator.open(desk, holds=True)
+    allocator.plan()
     now[0] = 30.0
-    seats.reported(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
+    allocator.note_report(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
     assert restarts == [(1, 6.0)]
     assert desk.seats[0].epoch_seconds == 24.0
-    seats.reported(1, 1, 0.5, 24.0)
-    seats.gone(1)  # its first report was its last
+    allocator.note_report(1, 1, 0.5, 24.0)
+    allocator.release(1)  # its first report was its last
     assert restarts == [(1, 6.0)] * 2
     now[0] = 50.0
-    seats.reported(0, 2, 0.5, 44.0)
+    allocator.note_report(0, 2, 0.5, 44.0)
     assert restarts == [(1, 6.0), (1, 6.0), (1, 10.0)]
     assert desk.seats[0].epoch_seconds == 20.0
 
@@ -318,19 +319,20 @@ def test_a_start_is_measured_at_the_first_report(monkeypatch):
 def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
     """It trains old epochs again after a move: they tell how long its start took, and nothing of its loss."""
     now, restarts = [0.0], []
-    monkeypatch.setattr("trainwright.study.seats.time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
     desk = Desk(EAGER, Source([0]), EAGER.room(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,))
-    seats = Seats(desk, set(), holds=True)
-    seats.plan()
+    allocator = Allocator()
+    allocator.open(desk, holds=True)
+    allocator.plan()
     for epoch in (1, 2):
         now[0] += 10.0
-        seats.reported(0, epoch, 0.5, now[0])
-    assert seats.stays(0) is False
-    seats.left(0)
+        allocator.note_report(0, epoch, 0.5, now[0])
+    assert allocator.decide(0) is False
+    allocator.depart(0)
     for epoch, at in ((1, 33.0), (2, 39.0), (3, 45.0)):
         now[0] = at
-        seats.reported(0, epoch, 0.4, at - 27.0)
+        allocator.note_report(0, epoch, 0.4, at - 27.0)
     assert restarts[-1] == (2, 7.0)
     assert desk.seats[0].epoch_seconds == 6.0
 
@@ -403,9 +405,9 @@ def test_killed_between_any_two_records_of_a_move(kind, tmp_path):
     with make(tmp_path / "study") as study:
         assert study.state.results == 6
         assert study.dropped == []
-        reported = Counter((r.trial, r.body["epoch"]) for r in study._book.replay({"reported"}))
+        reported = Counter((r.trial, r.body["epoch"]) for r in study._log.replay({"reported"}))
         assert max(reported.values()) == 1
-        starts = [(r.trial, r.lease) for r in study._book.replay({"proposed", "started"}) if r.lease]
+        starts = [(r.trial, r.lease) for r in study._log.replay({"proposed", "started"}) if r.lease]
         assert len(set(starts)) == len(starts)
 
 

@@ -11,7 +11,7 @@ from small_study import Momentum
 import trainwright as tw
 from trainwright.errors import LedgerError
 from trainwright.ledger import DirectoryLedger, Writer, facts
-from trainwright.study.book import Book
+from trainwright.study.study_log import StudyLog
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), k=tw.Int(1, 9), kind=tw.Choice("a", "b"))
 SEARCHERS = [tw.RandomSearcher(), tw.QuasiRandomSearcher(), tw.ForestSearcher(initial=3)]
@@ -182,19 +182,19 @@ def test_with_checkpoints_every_epoch_is_done_once(tmp_path, monkeypatch, torch,
     with make(tmp_path / "whole") as study:
         run(study, whole := Checkpointed(), **settings)
         expected = essence(study.state)
-    real = Book.append
+    real = StudyLog.append
     for at in range(len(whole.done)):
         reports = itertools.count()
 
-        def append(book, *records, at=at, reports=reports):
+        def append(log, *records, at=at, reports=reports):
             if any(record.kind == "reported" for record in records) and next(reports) == at:
                 raise KeyboardInterrupt
-            real(book, *records)
+            real(log, *records)
 
         with make(tmp_path / f"cut-{at}") as study, monkeypatch.context() as patch:
             between = where == "between checkpoint and report"
             if between:
-                patch.setattr(Book, "append", append)
+                patch.setattr(StudyLog, "append", append)
             with pytest.raises(KeyboardInterrupt):
                 run(study, cut := Checkpointed(None if between else at, after=where == "after the report"), **settings)
         with make(tmp_path / f"cut-{at}") as study:

@@ -21,7 +21,7 @@ def train(trial):
         trial.report(loss=loss_of(trial.params, epoch))
 
 
-class Course:
+class LearningCurve:
     def __init__(self, params):
         self.params = dict(params)
 
@@ -32,7 +32,7 @@ class Course:
         return float(epoch)
 
 
-class Courses:
+class LearningCurves:
     substitutions = 0
 
     def __init__(self, asked):
@@ -40,7 +40,7 @@ class Courses:
 
     def of(self, trial, params):
         self.asked.append(dict(params))
-        return Course(params)
+        return LearningCurve(params)
 
 
 class Training:
@@ -49,8 +49,8 @@ class Training:
     def __init__(self):
         self.asked = []
 
-    def courses(self, seed):
-        return Courses(self.asked)
+    def learning_curves(self, seed):
+        return LearningCurves(self.asked)
 
 
 RULES = {

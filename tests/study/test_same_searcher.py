@@ -7,7 +7,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import StudyError
-from trainwright.study.searching import SearcherFact
+from trainwright.study.searcher_choice import SearcherNote
 
 TRIALS, CUT = 16, 10  # from twice the columns and two on, the first trials do not depend on the budget
 SPACE = tw.Space(
@@ -144,7 +144,7 @@ def test_a_worker_has_the_settings_of_the_studys_searcher(tmp_path, earlier, nam
     with tw.Study.open(tmp_path / "study") as study:
         tw.Worker(where=study, train=train, engine=tw.Local(workers=0)).run(trials=TRIALS, progress=False)
         assert {trial.origin["searcher"] for trial in study.trials} == labels
-        assert SearcherFact.of(study.searching.choose(None, "")) == SearcherFact.of(searcher)
+        assert SearcherNote.of(study.searching.choose(None, "")) == SearcherNote.of(searcher)
 
 
 # What cannot be made from records, and what differs.

@@ -5,15 +5,15 @@ import math
 import pytest
 
 import trainwright as tw
-from trainwright.cluster import Device, Tier
+from trainwright.cluster import Device, NetworkLevel
 from trainwright.errors import InputError
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.plan import Degrees
-from trainwright.study.search_cost import Predicted, search_cost
+from trainwright.study.forecast.search_cost import Predicted, search_cost
 
 DEVICE = Device(memory_bytes=10**9, flops={"fp32": 15e12}, memory_bandwidth=900e9, launch_seconds=5e-6)
 CLUSTER = tw.Cluster(
-    1, 4, name="made-up", device=DEVICE, tiers=(Tier(name="inside", devices=4, alpha=9e-6, bandwidth=50e9),)
+    1, 4, name="made-up", device=DEVICE, tiers=(NetworkLevel(name="inside", devices=4, alpha=9e-6, bandwidth=50e9),)
 )
 ORACLE = tw.Oracle(CLUSTER)
 SPACE = tw.Space(layers=tw.Int(1, 4), batch=tw.Choice(8, 16), lr=tw.Float(1e-4, 1e-1, log=True))

@@ -50,13 +50,13 @@ def test_a_trial_that_another_has_taken_over_is_left_to_it(tmp_path, monkeypatch
     with make(tmp_path / "study") as study:
         holder, quicker = joined(study, "a"), joined(study, "b")
         begin(study, holder, 0)
-        book = study._book
-        book.refresh()
-        trial = book.state.trials[0]
+        log = study._log
+        log.refresh()
+        trial = log.state.trials[0]
         quicker.append([facts.lost(0, 1, why="silent", blame=False)])
         quicker.append([facts.started(0, 2, slot="1", devices=[], resumed_epoch=0)])
-        monkeypatch.setattr(book.claims._liveness, "dead", lambda name, *_: name == holder.writer)
-        assert not book.orphaned(trial)
+        monkeypatch.setattr(log.claims._liveness, "dead", lambda name, *_: name == holder.writer)
+        assert not log.orphaned(trial)
         assert (trial.status, trial.holder) == (Status.RUNNING, quicker.writer)
 
 
@@ -109,7 +109,7 @@ def test_a_writer_that_was_only_silent_may_come_back(tmp_path, monkeypatch):
         for name, value in {"_GLANCE_SECONDS": 0.0, "_SOON_SECONDS": 0.0, "_LOOKS": 1e9}.items():
             monkeypatch.setattr(f"trainwright.study.claims.{name}", value)
         now = [0.0]
-        claims = study._book.claims
+        claims = study._log.claims
         claims._liveness = Liveness(180.0, lambda: now[0])
 
         def told_dead():
@@ -176,7 +176,7 @@ def test_proposals_that_were_written_though_the_write_failed_are_asked_once(tmp_
             patch.undo()
             raise OSError(errno.EIO, "input/output error")
 
-        study._book.ledger._journal._unsynced_since = -1e9  # so that it is due
+        study._log.ledger._journal._unsynced_since = -1e9  # so that it is due
         patch.setattr(os, "fdatasync", sync)
         with pytest.raises(LedgerError):
             study.ask(3)
@@ -253,6 +253,6 @@ def test_a_worker_reads_on_before_it_gives_up(tmp_path, monkeypatch):
                 raise ValueError("no luck")
             return 1.0
 
-        monkeypatch.setattr("trainwright.study.book.Book.keep_up", lambda _: None)
+        monkeypatch.setattr("trainwright.study.study_log.StudyLog.keep_up", lambda _: None)
         study.run(fails, trials=2, engine=HERE, progress=False)
         assert (study.state.results, study.state.counts["failed"]) == (2, 10)

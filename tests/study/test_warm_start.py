@@ -7,7 +7,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.plugins import describe, make
-from trainwright.study.searching import SearcherFact
+from trainwright.study.searcher_choice import SearcherNote
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), kind=tw.Choice("a", ("b", 1)))
 HERE = tw.Local(workers=0)
@@ -37,7 +37,7 @@ def test_a_worker_proposes_with_it_although_the_earlier_study_is_gone(old, tmp_p
     assert tw.Worker(where=tmp_path / "shared", engine=HERE).run(trials=8, progress=False) == 4
     with tw.Study.open(tmp_path / "shared") as study:
         found = study.trials
-        known = make("searcher", SearcherFact.last(study.state).table)
+        known = make("searcher", SearcherNote.last(study.state).table)
     assert [trial.params for trial in found[:4]] == made["whole"][:4]
     assert known == searcher
     assert all(trial.origin["searcher"] == "forest" for trial in found)

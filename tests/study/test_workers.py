@@ -216,7 +216,8 @@ def test_a_worker_that_comes_back_after_its_lease_gives_way(tmp_path):
             )
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("trainwright.study.driver.Driver._await_news", lambda self: (finish(0), self.book.refresh()))
+            await_news = "trainwright.study.driver.driver.Driver._await_news"
+            patch.setattr(await_news, lambda self: (finish(0), self.log.refresh()))
             ours = tw.Worker(where=study, train=stopped_for_long, engine=HERE).run(trials=1, progress=False)
         assert ours == 0
         assert study.trials[0].values == {"loss": 0.5}

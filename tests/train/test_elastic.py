@@ -12,8 +12,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.checkpoint import CheckpointConfig, Manager
-from trainwright.engine import Quiet, Raised, Returned
-from trainwright.engine._run import run_assignment
+from trainwright.engine import Raised, Returned, StoppedEarly
+from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Assignment, Loader, TrialEnd
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
@@ -153,7 +153,7 @@ def through(worlds, training, folder, **settings):
     ledger, seen = Ledger(), {}
     for number, run in enumerate(runs, 1):
         ranks = lease(number, run[0], training, ledger, folder, asked=len(run), **settings)
-        assert all(isinstance(outcome, Quiet | Returned) for outcome, *_ in ranks), ranks[0][0]
+        assert all(isinstance(outcome, StoppedEarly | Returned) for outcome, *_ in ranks), ranks[0][0]
         for epoch in ranks[0][1]:
             by_step = zip(*(rank[1][epoch] for rank in ranks), strict=True)
             seen[epoch] = [([index for held, *_ in parts for index in held], *parts[0][1:]) for parts in by_step]
@@ -289,7 +289,7 @@ def test_an_epoch_that_is_resized_in_its_middle(tmp_path):
     ledger, seen = Ledger(), []
     for number, world in enumerate([1, 2, 1], 1):
         ranks = lease(number, world, Sampling(steps=2), ledger, tmp_path)
-        assert all(isinstance(outcome, Quiet | Returned) for outcome, *_ in ranks), ranks[0][0]
+        assert all(isinstance(outcome, StoppedEarly | Returned) for outcome, *_ in ranks), ranks[0][0]
         seen += [index for rank in ranks for step in rank[1][1] for index in step[0]]
     assert sorted(seen) == list(range(SAMPLES))
 

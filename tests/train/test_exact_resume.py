@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from trainwright.checkpoint import capture_random
-from trainwright.engine import Quiet, Returned
-from trainwright.engine._run import run_assignment
+from trainwright.engine import Returned, StoppedEarly
+from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Assignment
 
 EPOCHS = 4
@@ -197,7 +197,7 @@ def test_a_trial_that_was_stopped_meanwhile_ends_in_prepare(tmp_path):
         lease(1, training, ledger, tmp_path)
     ledger.exchange = lambda records: False
     outcome = lease(2, training, ledger, tmp_path)
-    assert isinstance(outcome, Quiet)
+    assert isinstance(outcome, StoppedEarly)
     assert (training.trained, outcome.epoch) == ([1, 2], 2)
 
 

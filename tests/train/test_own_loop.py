@@ -6,7 +6,7 @@ from torch import nn
 
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Raised, Returned
-from trainwright.engine._run import run_assignment
+from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Assignment, Loader
 
 EPOCHS = 3

@@ -64,7 +64,7 @@ def verify_resume(
             f"out, or give {'a script' if trial else 'MODULE:FUNCTION'}"
         )
     if trial:
-        from trainwright.engine.proof import verify_trial
+        from trainwright.engine.process.proof import verify_trial
 
         sys.path.insert(0, str(Path.cwd()))
         proof = verify_trial(

@@ -40,7 +40,7 @@ def calibrate(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure compute, memory, storage and, on two ranks or more, links; write them with their errors."""
-    from trainwright.cluster.calibration.calibration import calibrate as measure
+    from trainwright.cluster.calibration.calibrate import calibrate as measure
     from trainwright.cluster.calibration.ranks import place
     from trainwright.errors import InputError
 

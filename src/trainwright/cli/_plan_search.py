@@ -38,7 +38,7 @@ def search(
     from trainwright.plan import Oracle
     from trainwright.report.words import duration
     from trainwright.schedule import Scheduler
-    from trainwright.study.search_cost import search_cost
+    from trainwright.study.forecast.search_cost import search_cost
 
     job = read_job(file)
     profile_of, samples = _needed(file, "profile_of"), _needed(file, "samples")

@@ -71,6 +71,8 @@ def show_plan(plan: "Plan") -> None:
     )
     if idle := len(plan.devices) - len(used):
         print(f"{idle} of {len(plan.devices)} devices have nothing to do")
+    if plan.in_process:
+        print("computed by the serving process: its batches take less time than handing them to workers")
     if plan.expected:
         _show_worth(plan)
 
@@ -79,7 +81,7 @@ def _show_worth(plan: "Plan") -> None:
     latency = plan.objective.startswith("p99")
     print(f"\n{plan.objective}, in {'ms' if latency else 'rows a second'}:\n")
     simpler = (("worst fit", "worst_fit"), ("batch sizes tuned", "batch_only"))
-    lines = (*simpler, ("one process a group of cores", "in_one"), ("this plan", "value"), ("bound", "bound"))
+    lines = (*simpler, ("without worker processes", "in_process"), ("this plan", "value"), ("bound", "bound"))
     rows = [
         (label, _figure(plan.expected.get(key), latency), _figure(plan.measured.get(key), latency))
         for label, key in lines

@@ -23,7 +23,7 @@ def run(
     *,
     devices: Annotated[str | None, typer.Option("--devices", help="Such as cuda:0,cpu:0-7.")] = None,
     plan: Annotated[Path | None, typer.Option("--plan", help="What serve allocate --out wrote.")] = None,
-    slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="Batches adapt to answer within it.")] = None,
+    slo_ms: Annotated[float | None, typer.Option("--slo-ms", help="The placement that answers most within it.")] = None,
     deadline_ms: Annotated[float | None, typer.Option("--deadline-ms", help="Of requests that give none.")] = None,
     queue_rows: Annotated[int | None, typer.Option("--queue-rows", help="Rows that may wait.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Never answer without a member: 503 instead.")] = False,
@@ -51,7 +51,7 @@ def run(
         raise InputError(f"--engine: got {engine!r}; allowed: {', '.join(_ENGINES)}")
     if not drain >= 0:
         raise InputError(f"--drain: got {drain}; allowed: seconds >= 0")
-    given = {"slo_ms": slo_ms, "deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
+    given = {"deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
     settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     token = token_for(host, token_file)
     sys.path.append(str(Path.cwd()))  # where the networks' factories may be
@@ -78,7 +78,8 @@ def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms
             told = f", between {low:,.0f} and {high:,.0f} rows a second expected"
         elif "value" in plan.expected:
             told = f", {plan.expected['value']:,.0f} rows a second expected"
-        print(f"placed: {len(plan.units)} units in {len(plan.instances)} processes{told}")
+        where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"
+        print(f"placed: {len(plan.units)} units {where}{told}")
         return plan
     plan = Plan.load(file)
     plan.check(ensemble, devices)

@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Parametric, Scaling, Simulated, Task, tables
+from trainwright.engine.simulated.settings import Scaling, Simulated
+from trainwright.engine.simulated.table import tables
+from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import InputError
 from trainwright.files import read_toml
 from trainwright.plugins import make

@@ -10,7 +10,7 @@ import typer
 from trainwright.cli._json import print_json
 
 if TYPE_CHECKING:
-    from trainwright.engine.checkup import Examination, Finding
+    from trainwright.engine.doctor.finding import Examination, Finding
 
 __all__ = ["doctor"]
 
@@ -31,7 +31,7 @@ def doctor(
 ) -> None:
     """Tell what is installed, which devices and engines are there, and whether a folder will do for studies."""
     from trainwright import __version__
-    from trainwright.engine.checkup import examine
+    from trainwright.engine.doctor.examination import examine
 
     found = examine(directory)
     if json:
@@ -61,9 +61,9 @@ def _show(finding: "Finding") -> None:
 
 
 def _verdict(found: "Examination") -> str:
-    from trainwright.engine.checkup import State
+    from trainwright.engine.doctor.finding import Grade
 
-    broken, poor = found.of(State.BROKEN), found.of(State.POOR)
+    broken, poor = found.of(Grade.BROKEN), found.of(Grade.POOR)
     told = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"
         for word, findings in (("Worth a look (!)", poor), ("Broken (X)", broken))

@@ -35,7 +35,7 @@ def run(
     from trainwright.cli.stages import Work, chosen
     from trainwright.cli.stages.deployment import Deploying
     from trainwright.report import write_report, write_summary
-    from trainwright.study.stages import Stages
+    from trainwright.study.stages import StageRecords
 
     job = read_job(file, directory=directory, workers=workers)
     where = [] if directory is None else ["--directory", str(directory)]
@@ -60,7 +60,7 @@ def run(
         return
     if work.made:
         job.open_study().close()  # refuses a file of another study before anything is done
-    stages = Stages(work.folder)
+    stages = StageRecords(work.folder)
     ran = [_done(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
     summary: dict[str, Any] = {}
     report = work.folder / "report.html"

@@ -34,7 +34,7 @@ def simulate(
     from trainwright.cli._simulate_file import read_plan
     from trainwright.engine.devices import cores
     from trainwright.report.gantt import check_gantt, write_gantt
-    from trainwright.study.forecast import forecasts
+    from trainwright.study.forecast.forecast import forecasts
 
     if gantt is not None:
         check_gantt(gantt)

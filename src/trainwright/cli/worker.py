@@ -35,7 +35,7 @@ def worker(
     from trainwright.engine import Local
     from trainwright.engine.devices import visible_gpus
     from trainwright.study import Study, Worker
-    from trainwright.study.budget import Budget
+    from trainwright.study.driver.budget import Budget
 
     sys.path.append(str(Path.cwd()))  # where the module of --train may be
     settings: dict[str, Any] = {"train": train}

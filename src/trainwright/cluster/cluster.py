@@ -1,13 +1,18 @@
-"""Cluster: so many nodes of so many devices, the network between them, and what is known of its speed."""
+"""A cluster: nodes with devices, the network between them, and what is known of its speed."""
 
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated, NoReturn
 
-from trainwright.cluster._checks import at_least, one_of, refuse, whole
-from trainwright.cluster.device import Device, Failure, Storage
-from trainwright.cluster.network import ExchangeTimes, Tier
+from trainwright.cluster.device import Device, DeviceFailures, Storage
+from trainwright.cluster.files import read_cluster, write_cluster
+from trainwright.cluster.network import ExchangeTimes, NetworkLevel
+from trainwright.cluster.presets.catalogue import preset_cluster
+from trainwright.errors import InputError
+from trainwright.settings import Settings
+from trainwright.validators import check, integer, number, one_of
 
 __all__ = ["RUNTIMES", "Cluster"]
 
@@ -16,7 +21,7 @@ RUNTIMES = ("step", "gpipe", "1f1b")
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Cluster(Settings):
     """`nodes` equal nodes with `devices_per_node` devices each; rank = node * devices_per_node + place in the node.
 
     `tiers` are the levels of the network, the smallest first: the first joins the devices of a node (if a node has
@@ -24,21 +29,21 @@ class Cluster:
     without a device's speed can be counted and simulated on, but no time can be predicted for it.
     """
 
-    nodes: int = 1
-    devices_per_node: int = 1
+    nodes: Annotated[int, integer(minimum=1)] = 1
+    devices_per_node: Annotated[int, integer(minimum=1)] = 1
     name: str = field(default="unnamed", kw_only=True)
     source: str = field(default="", kw_only=True)
     verified: bool = field(default=False, kw_only=True)
     """Whether the figures were measured on this cluster; if not, every table says "uncalibrated"."""
     device: Device = field(default_factory=Device, kw_only=True)
-    tiers: tuple[Tier, ...] = field(default=(), kw_only=True)
+    tiers: tuple[NetworkLevel, ...] = field(default=(), kw_only=True)
     measured: tuple[ExchangeTimes, ...] = field(default=(), kw_only=True)
     """Exchanges that were timed: they are taken as they are, before what the tiers' figures give."""
     storage: Storage = field(default_factory=Storage, kw_only=True)
-    failure: Failure = field(default_factory=Failure, kw_only=True)
-    overhead_seconds: float = field(default=0.0, kw_only=True)
+    failure: DeviceFailures = field(default_factory=DeviceFailures, kw_only=True)
+    overhead_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
     """Framework seconds of an iteration that no layer explains."""
-    overlap: float = field(default=1.0, kw_only=True)
+    overlap: Annotated[float, number(minimum=0, maximum=1)] = field(default=1.0, kw_only=True)
     """Speed of computation while a collective is under way, as a share of its speed alone, 0 to 1.
 
     1: exchanges hide behind computation; 0: one waits for the other, as where the same cores do both.
@@ -57,47 +62,45 @@ class Cluster:
     conditions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """Under which the figures were measured: date, versions, load."""
 
-    def __post_init__(self) -> None:
-        whole("Cluster.nodes", self.nodes)
-        whole("Cluster.devices_per_node", self.devices_per_node)
-        at_least("Cluster.overhead_seconds", self.overhead_seconds)
-        if not 0 <= self.overlap <= 1:
-            raise refuse("Cluster.overlap", self.overlap, "a number from 0 to 1")
+    def check_together(self) -> None:
+        """Check the runtime's times against their passes, and the levels of the network against each other."""
         if any(one >= other for one, other in itertools.pairwise((0.0, *self.pass_seconds))):
-            raise refuse("Cluster.pass_seconds", list(self.pass_seconds), "rising seconds > 0")
+            _raise_refusal("Cluster.pass_seconds", list(self.pass_seconds), "rising seconds > 0")
         for name, times in self.runtime_seconds.items():
-            one_of(f"Cluster.runtime_seconds.{name}", name, RUNTIMES)
+            where = f"Cluster.runtime_seconds.{name}"
+            check(name, one_of(*RUNTIMES), where)
             if not times or len(times) != len(self.pass_seconds):
-                raise refuse(f"Cluster.runtime_seconds.{name}", list(times), "one for each of pass_seconds")
-            for each in times:
-                at_least(f"Cluster.runtime_seconds.{name}", each)
+                _raise_refusal(where, list(times), "one for each of pass_seconds")
+            for seconds in times:
+                check(seconds, number(minimum=0), where)
         for name, error in self.errors.items():
-            at_least(f"Cluster.errors.{name}", error)
-        self._check_tiers()
+            check(error, number(minimum=0), f"Cluster.errors.{name}")
+        self._check_levels()
 
-    def _check_tiers(self) -> None:
+    def _check_levels(self) -> None:
+        # Levels must nest: each is a multiple or a part of those before it, or groups would cross its borders.
         names: list[str] = []
         parts = [(self.devices_per_node, "a node")]
-        for place, tier in enumerate(self.tiers):
+        for place, level in enumerate(self.tiers):
             where = f"Cluster.tiers[{place}]"
-            if tier.name in names:
-                raise refuse(f"{where}.name", tier.name, "a name that no other tier has")
-            if place and tier.devices <= self.tiers[place - 1].devices:
-                raise refuse(f"{where}.devices", tier.devices, f"more than the {parts[-1][0]} of the tier before")
+            if level.name in names:
+                _raise_refusal(f"{where}.name", level.name, "a name that no other tier has")
+            if place and level.devices <= self.tiers[place - 1].devices:
+                _raise_refusal(f"{where}.devices", level.devices, f"more than the {parts[-1][0]} of the tier before")
             # The last level joins everything, so that it need not fall into equal parts.
             for part, what in parts if place < len(self.tiers) - 1 else ():
-                if max(part, tier.devices) % min(part, tier.devices):
-                    raise refuse(f"{where}.devices", tier.devices, f"a multiple or part of the {part} of {what}")
-            names.append(tier.name)
-            parts.append((tier.devices, "the tier before"))
+                if max(part, level.devices) % min(part, level.devices):
+                    _raise_refusal(f"{where}.devices", level.devices, f"a multiple or part of the {part} of {what}")
+            names.append(level.name)
+            parts.append((level.devices, "the tier before"))
         if self.tiers and self.tiers[-1].devices < self.devices:
-            raise refuse(
+            _raise_refusal(
                 f"Cluster.tiers[{len(names) - 1}].devices",
                 self.tiers[-1].devices,
                 f"at least the {self.devices} devices of the cluster, or one tier more: a link is missing",
             )
         for place, times in enumerate(self.measured):
-            one_of(f"Cluster.measured[{place}].tier", times.tier, names)
+            check(times.tier, one_of(*names), f"Cluster.measured[{place}].tier")
 
     @property
     def devices(self) -> int:
@@ -111,9 +114,7 @@ class Cluster:
         "laptop" is this machine: it is measured when it is first asked for, which takes a few seconds, and remembered
         in the user's cache. Raises `InputError` for an unknown name or more nodes than the machine has.
         """
-        from trainwright.cluster.presets import preset
-
-        return preset(name, nodes=nodes)
+        return preset_cluster(cls, name, nodes=nodes)
 
     @classmethod
     def load(cls, path: Path | str, *, force_units: bool = False) -> "Cluster":
@@ -122,12 +123,12 @@ class Cluster:
         Raises `InputError` with the key, its line, the value and what is allowed; also for figures that look as if
         they were in other units than bytes and seconds, unless `force_units`.
         """
-        from trainwright.cluster.files import load
-
-        return load(Path(path), force_units=force_units)
+        return read_cluster(cls, Path(path), force_units=force_units)
 
     def save(self, path: Path | str) -> None:
         """Write the file that `load` reads, TOML or YAML by its ending; an existing file is replaced."""
-        from trainwright.cluster.files import save
+        write_cluster(self, Path(path))
 
-        save(self, Path(path))
+
+def _raise_refusal(where: str, value: object, allowed: str) -> NoReturn:
+    raise InputError(f"{where}: got {value!r}; allowed: {allowed}")

@@ -1,61 +1,58 @@
-"""Device: what one accelerator can do; Storage: how fast files come and go; Failure: how often a device dies."""
+"""What is known of a machine's parts: the speed of one device, of its storage, and how often a device fails."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
-from trainwright.cluster._checks import at_least, each_positive, positive, refuse, whole
+from trainwright.settings import Settings
+from trainwright.validators import Validator, check, integer, number
 
-__all__ = ["Device", "Failure", "Storage"]
+__all__ = ["Device", "DeviceFailures", "Storage"]
+
+_FINITE = number(above=0)
+_POSITIVE_OR_INFINITE = Validator(lambda value: _FINITE.accepts(value) or value == math.inf, "a number > 0")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Device:
+class Device(Settings):
     """One accelerator (or one process's share of a processor)."""
 
     kind: str = "unknown"
-    memory_bytes: int = 0
-    """0: not known, and nothing is refused for its size."""
+    memory_bytes: Annotated[int, integer(minimum=0)] = 0
+    """0: unknown, and no plan is refused for its size."""
     flops: Mapping[str, float] = field(default_factory=dict)
     """Peak operations a second by precision (fp32, tf32, fp16, bf16, fp8); a multiply-add counts as two."""
-    memory_bandwidth: float = 0.0
+    memory_bandwidth: Annotated[float, number(minimum=0)] = 0.0
     """Bytes a second between the device and its own memory."""
-    launch_seconds: float = 0.0
+    launch_seconds: Annotated[float, number(minimum=0)] = 0.0
     """Fixed seconds of a kernel."""
-    host_bandwidth: float = 0.0
+    host_bandwidth: Annotated[float, number(minimum=0)] = 0.0
     """Bytes a second between host and device, 0 if they share memory."""
     efficiency: Mapping[str, float] = field(default_factory=dict)
     """Share of the peak that a kind of layer reaches, 0 to 1, where it was measured."""
 
-    def __post_init__(self) -> None:
-        whole("Device.memory_bytes", self.memory_bytes, least=0)
-        each_positive("Device.flops", self.flops)
-        for name in ("memory_bandwidth", "launch_seconds", "host_bandwidth"):
-            at_least(f"Device.{name}", getattr(self, name))
+    def check_together(self) -> None:
+        """Check the values of both mappings, so that an error names the key."""
+        for precision, speed in self.flops.items():
+            check(speed, _POSITIVE_OR_INFINITE, f"Device.flops.{precision}")
         for kind, share in self.efficiency.items():
-            if not 0 < share <= 1:
-                raise refuse(f"Device.efficiency.{kind}", share, "a number > 0 and <= 1")
+            check(share, number(above=0, maximum=1), f"Device.efficiency.{kind}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Storage:
+class Storage(Settings):
     """Bytes a second, 0 where nothing is known; `shared_read` and `write` are caps of the whole job."""
 
-    node_read: float = 0.0
-    shared_read: float = 0.0
-    write: float = 0.0
-    file_seconds: float = 0.0
+    node_read: Annotated[float, number(minimum=0)] = 0.0
+    shared_read: Annotated[float, number(minimum=0)] = 0.0
+    write: Annotated[float, number(minimum=0)] = 0.0
+    file_seconds: Annotated[float, number(minimum=0)] = 0.0
     """Seconds that a small file takes beyond its bytes."""
-
-    def __post_init__(self) -> None:
-        for name in ("node_read", "shared_read", "write", "file_seconds"):
-            at_least(f"Storage.{name}", getattr(self, name))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Failure:
+class DeviceFailures(Settings):
     """Mean hours between failures of one device, infinite if it never fails."""
 
-    device_mtbf_hours: float = float("inf")
-
-    def __post_init__(self) -> None:
-        positive("Failure.device_mtbf_hours", self.device_mtbf_hours)
+    device_mtbf_hours: Annotated[float, _POSITIVE_OR_INFINITE] = float("inf")

@@ -1,7 +1,7 @@
-"""Files of clusters: TOML, or YAML if PyYAML is there; every refusal names the key and its line.
+"""Cluster files: TOML, or YAML if PyYAML is installed; every error names the key and its line.
 
-Keys are the fields of the records, but that tiers are listed under `tier`. `nodes` and `devices_per_node` may be left
-out: the first tier is then a node, and the last one the cluster.
+Keys are the fields of the dataclasses; the levels of the network are listed under `tier`. `nodes` and
+`devices_per_node` may be left out: the first level is then a node, and the last one the whole cluster.
 """
 
 import contextlib
@@ -11,30 +11,31 @@ import math
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeVar, get_args, get_origin
 
 from trainwright.cluster import key_lines
-from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.device import Device
-from trainwright.cluster.network import Tier
+from trainwright.cluster.network import NetworkLevel
 from trainwright.errors import InputError, MissingExtra, closest
 from trainwright.files import read_text, write_text
+from trainwright.settings import settings_of
 
-__all__ = ["load", "save"]
+__all__ = ["read_cluster", "write_cluster"]
 
 SCHEMA = 1
+C = TypeVar("C")
+"""The class `Cluster`: it imports this module, so it is passed in."""
 
 _YAML = (".yaml", ".yml")
-_NEEDED: Mapping[type, tuple[str, ...]] = {
-    Cluster: ("name", "device"),
-    Device: ("kind", "memory_bytes", "flops", "memory_bandwidth"),
-}
+_NEEDED_OF_CLUSTER = ("name", "device")
+_NEEDED_OF_DEVICE = ("kind", "memory_bytes", "flops", "memory_bandwidth")
 _FILE_KEYS = {"tiers": "tier"}
+# Figures beyond these bounds are almost certainly in other units, such as GB or microseconds.
 _LEAST_BANDWIDTH, _MOST_ALPHA, _LEAST_MEMORY = 1e6, 0.1, 1e8
 
 
-def load(path: Path, *, force_units: bool = False) -> Cluster:
-    """Read a cluster; see `Cluster.load`."""
+def read_cluster(kind: type[C], path: Path, *, force_units: bool = False) -> C:
+    """Read a cluster, of the class `kind`; see `Cluster.load`."""
     text = read_text(path, "cluster file", allowed="a TOML or YAML file, or a preset's name")
     if path.suffix in _YAML:
         content, lines = _parse_yaml(path, text)
@@ -43,66 +44,68 @@ def load(path: Path, *, force_units: bool = False) -> Cluster:
             content, lines = tomllib.loads(text), key_lines.toml_lines(text)
         except tomllib.TOMLDecodeError as error:
             raise InputError(f"cluster file {path}: is no TOML ({error})") from None
-    return _Reader(path, lines, numbers_as_text=path.suffix in _YAML).cluster(content, force_units=force_units)
+    reader = _Reader(path, lines, numbers_as_text=path.suffix in _YAML)
+    return reader.read_cluster(kind, content, force_units=force_units)
 
 
-def save(cluster: Cluster, path: Path) -> None:
+def write_cluster(cluster: Any, path: Path) -> None:
     """Write a cluster; see `Cluster.save`."""
-    content = {"schema": SCHEMA, **_plain(cluster)}
+    content = {"schema": SCHEMA, **_fields_of(cluster, _NEEDED_OF_CLUSTER)}
     if path.suffix in _YAML:
-        text = _yaml().safe_dump(content, sort_keys=False)
+        text = _import_yaml().safe_dump(content, sort_keys=False)
     else:
         text = "".join(_toml_entry(key, value) for key, value in content.items())
     write_text(path, "cluster file", text)
 
 
 class _Reader:
-    """One file's content, to be turned into records."""
+    """The content of one file, to be turned into dataclasses."""
 
     def __init__(self, path: Path, lines: Mapping[key_lines.Path, int], *, numbers_as_text: bool) -> None:
         self.path, self.lines, self.numbers_as_text = path, lines, numbers_as_text
 
-    def cluster(self, content: Any, *, force_units: bool) -> Cluster:
+    def read_cluster(self, kind: type[C], content: Any, *, force_units: bool) -> C:
         if not isinstance(content, dict):
             raise self.error((), f"got {content!r}; allowed: keys such as name, device and tier")
         content = dict(content)
         schema = content.pop("schema", SCHEMA)
         if schema != SCHEMA:
             raise self.error(("schema",), f"got {schema!r}; allowed: {SCHEMA}; a newer Trainwright reads newer files")
-        tiers = self.value(tuple[Tier, ...], content.get("tier", []), ("tier",))
-        content.setdefault("devices_per_node", tiers[0].devices if tiers else 1)
+        # The levels are read first: they say how many devices and nodes there are where the file does not.
+        levels = self.value(tuple[NetworkLevel, ...], content.get("tier", []), ("tier",))
+        content.setdefault("devices_per_node", levels[0].devices if levels else 1)
         node = self.value(int, content["devices_per_node"], ("devices_per_node",))
-        content.setdefault("nodes", max(1, tiers[-1].devices // max(1, node)) if tiers else 1)
-        found: Cluster = self.record(Cluster, content, ())
-        if not tiers and found.devices > 1:
+        content.setdefault("nodes", max(1, levels[-1].devices // max(1, node)) if levels else 1)
+        found: Any = self.record(kind, content, (), _NEEDED_OF_CLUSTER)
+        if not levels and found.devices > 1:
             raise self.error(("tier",), f"missing; allowed: tiers that join the cluster's {found.devices} devices")
         if not force_units:
             self.check_units(found)
-        return found
+        return found  # type: ignore[no-any-return]
 
-    def record(self, kind: type, content: Any, path: key_lines.Path) -> Any:
-        """Build a record from a mapping whose keys are its fields."""
+    def record(self, kind: type, content: Any, path: key_lines.Path, needed: tuple[str, ...] = ()) -> Any:
+        """Build a dataclass from a mapping whose keys are its fields."""
         if not isinstance(content, dict):
             raise self.error(path, f"got {content!r}; allowed: a table of keys")
-        fields = {_FILE_KEYS.get(each.name, each.name): each for each in dataclasses.fields(kind)}
+        fields = {_FILE_KEYS.get(field.name, field.name): field for field in settings_of(kind)}
         for key in content:
             if key not in fields:
                 raise self.error((*path, key), f"unknown key; allowed: {', '.join(fields)}{closest(str(key), fields)}")
-        for key, each in fields.items():
-            has_none = each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
-            if key not in content and (has_none or key in _NEEDED.get(kind, ())):
+        for key, field in fields.items():
+            if key not in content and (field.default is dataclasses.MISSING or key in needed):
                 raise self.error((*path, key), "missing; every file has it")
         values = {fields[key].name: self.value(fields[key].type, value, (*path, key)) for key, value in content.items()}
         try:
             return kind(**values)
-        except InputError as error:  # "Tier.bandwidth: got -1; allowed: ..."
+        except InputError as error:  # "NetworkLevel.bandwidth: got -1; allowed: ..."
             where, _, problem = str(error).partition(": ")
-            raise self.error((*path, *_inner(where)), problem) from None
+            raise self.error((*path, *_path_below_record(where)), problem) from None
 
     def value(self, kind: Any, value: Any, path: key_lines.Path) -> Any:
         """Return a value of a field's type."""
         if dataclasses.is_dataclass(kind):
-            return self.record(kind, value, path)  # type: ignore[arg-type]
+            needed = _NEEDED_OF_DEVICE if kind is Device else ()
+            return self.record(kind, value, path, needed)  # type: ignore[arg-type]
         if get_origin(kind) is tuple:
             if not isinstance(value, list):
                 raise self.error(path, f"got {value!r}; allowed: a list")
@@ -129,7 +132,8 @@ class _Reader:
             raise self.error(path, f"got {value!r}; allowed: a whole number")
         return int(value)
 
-    def check_units(self, cluster: Cluster) -> None:
+    def check_units(self, cluster: Any) -> None:
+        # Every bandwidth, with the place of its key for the message.
         bandwidths: list[tuple[key_lines.Path, float]] = [
             *((("tier", place, "bandwidth"), tier.bandwidth) for place, tier in enumerate(cluster.tiers)),
             *((("device", name), getattr(cluster.device, name)) for name in ("memory_bandwidth", "host_bandwidth")),
@@ -155,7 +159,7 @@ class _Reader:
         return InputError(f"{where}: {problem}")
 
 
-def _inner(where: str) -> key_lines.Path:
+def _path_below_record(where: str) -> key_lines.Path:
     """Return the path in "Cluster.tiers[2].name" below its record: ("tier", 2, "name")."""
     path: list[str | int] = []
     for part in where.split(".")[1:]:
@@ -166,7 +170,7 @@ def _inner(where: str) -> key_lines.Path:
 
 
 def _parse_yaml(path: Path, text: str) -> tuple[Any, dict[key_lines.Path, int]]:
-    yaml = _yaml()
+    yaml = _import_yaml()
     try:
         content = yaml.safe_load(text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -175,7 +179,7 @@ def _parse_yaml(path: Path, text: str) -> tuple[Any, dict[key_lines.Path, int]]:
     return content, key_lines.yaml_lines(tree) if tree is not None else {}
 
 
-def _yaml() -> Any:
+def _import_yaml() -> Any:
     try:
         import yaml
     except ImportError:
@@ -183,20 +187,19 @@ def _yaml() -> Any:
     return yaml
 
 
-def _plain(record: Any) -> dict[str, Any]:
-    """Return a record as mappings, lists and scalars, without the fields that are as they are by default."""
+def _fields_of(record: Any, needed: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Return a dataclass as mappings, lists and scalars, without the fields that have their default."""
     content = {}
-    for each in dataclasses.fields(record):
-        value = getattr(record, each.name)
-        default = each.default if each.default_factory is dataclasses.MISSING else each.default_factory()
-        if value != default or each.name in {"nodes", "devices_per_node", *_NEEDED.get(type(record), ())}:
-            content[_FILE_KEYS.get(each.name, each.name)] = _plain_value(value)
+    for field in settings_of(type(record)):
+        value = getattr(record, field.name)
+        if value != field.default or field.name in {"nodes", "devices_per_node", *needed}:
+            content[_FILE_KEYS.get(field.name, field.name)] = _plain_value(value)
     return content
 
 
 def _plain_value(value: Any) -> Any:
     if dataclasses.is_dataclass(value):
-        return _plain(value)
+        return _fields_of(value, _NEEDED_OF_DEVICE if isinstance(value, Device) else ())
     if isinstance(value, tuple):
         return [_plain_value(item) for item in value]
     if isinstance(value, Mapping):
@@ -206,18 +209,18 @@ def _plain_value(value: Any) -> Any:
 
 def _toml_entry(key: str, value: Any) -> str:
     if isinstance(value, list) and value and isinstance(value[0], dict):
-        items = ",\n".join(f"    {_toml(item)}" for item in value)
+        items = ",\n".join(f"    {_toml_value(item)}" for item in value)
         return f"{key} = [\n{items},\n]\n"
-    return f"{key} = {_toml(value)}\n"
+    return f"{key} = {_toml_value(value)}\n"
 
 
-def _toml(value: Any) -> str:
+def _toml_value(value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{_toml_key(key)} = {_toml(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{_toml_key(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list):
-        return "[" + ", ".join(_toml(item) for item in value) + "]"
+        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if isinstance(value, float) and math.isfinite(value):
@@ -226,4 +229,4 @@ def _toml(value: Any) -> str:
 
 
 def _toml_key(key: str) -> str:
-    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _toml(key)
+    return key if key.isascii() and key.replace("_", "").replace("-", "").isalnum() else _toml_value(key)

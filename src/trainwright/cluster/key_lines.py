@@ -24,13 +24,14 @@ def line_of(lines: Mapping[Path, int], path: Path) -> int | None:
 
 def toml_lines(text: str) -> dict[Path, int]:
     """Return the line, counted from 1, of every key and every item of an array."""
-    return _Walk(text).lines
+    return _TomlWalk(text).lines
 
 
-class _Walk:
+class _TomlWalk:
     """One pass over the tokens of a TOML text."""
 
     def __init__(self, text: str) -> None:
+        # Each token with the line that it begins on.
         self.words = [(match[0], text.count("\n", 0, match.start()) + 1) for match in _TOKEN.finditer(text)]
         self.words = [word for word in self.words if not word[0].startswith("#")]
         self.place = 0
@@ -43,9 +44,10 @@ class _Walk:
                 self.place += 1
             elif word == "[":
                 self.place += 1
-                array = self._peek() == "["
+                # [[table]] is an entry of an array: its path ends with the entry's number.
+                array = self._peek_word() == "["
                 self.place += array
-                table = self._key(())
+                table = self._read_key(())
                 if array:
                     self.place += 1
                     count = self.tables.get(table, 0)
@@ -53,51 +55,53 @@ class _Walk:
                     table = (*table, count)
                 self.lines[table] = line
             else:
-                self._pair(table)
+                self._read_pair(table)
 
-    def _key(self, table: Path) -> Path:
+    def _read_key(self, table: Path) -> Path:
         """Pass a dotted key and what ends it: "=", or the bracket of a table."""
         path = table
-        while (word := self._next()) not in {"=", "]"}:
+        while (word := self._next_word()) not in {"=", "]"}:
+            # A dotted key passes through the last entry of an array of tables.
             if word != ".":
                 path = (*path, word.strip("\"'"))
                 count = self.tables.get(path)
-                path = (*path, count - 1) if count is not None and self._peek() == "." else path
+                path = (*path, count - 1) if count is not None and self._peek_word() == "." else path
         return path
 
-    def _pair(self, table: Path) -> None:
+    def _read_pair(self, table: Path) -> None:
         line = self.words[self.place][1]
-        path = self._key(table)
+        path = self._read_key(table)
         self.lines[path] = line
-        self._value(path)
+        self._read_value(path)
 
-    def _value(self, path: Path) -> None:
-        opened = self._next()
+    def _read_value(self, path: Path) -> None:
+        # Items of lists and inline tables have lines of their own; scalars end at the next separator.
+        opened = self._next_word()
         if opened == "[":
             count = 0
-            while (word := self._peek()) != "]":
+            while (word := self._peek_word()) != "]":
                 if word in {",", "\n"}:
                     self.place += 1
                 else:
                     self.lines[*path, count] = self.words[self.place][1]
-                    self._value((*path, count))
+                    self._read_value((*path, count))
                     count += 1
             self.place += 1
         elif opened == "{":
-            while (word := self._peek()) != "}":
+            while (word := self._peek_word()) != "}":
                 if word in {",", "\n"}:
                     self.place += 1
                 else:
-                    self._pair(path)
+                    self._read_pair(path)
             self.place += 1
         else:
-            while self._peek() not in {",", "]", "}", "\n", ""}:
+            while self._peek_word() not in {",", "]", "}", "\n", ""}:
                 self.place += 1
 
-    def _peek(self) -> str:
+    def _peek_word(self) -> str:
         return self.words[self.place][0] if self.place < len(self.words) else ""
 
-    def _next(self) -> str:
+    def _next_word(self) -> str:
         self.place += 1
         return self.words[self.place - 1][0]
 

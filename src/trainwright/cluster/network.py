@@ -1,44 +1,59 @@
-"""Tier: a level of the network, from the inside of a node to the whole cluster."""
+"""The network between devices: its levels, the kinds of exchange, and measured times of exchanges."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Annotated, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.cluster._checks import at_least, one_of, positive, refuse, whole
-from trainwright.cluster.operation import ALGORITHMS, FSDP_UNIT, OPERATIONS
+from trainwright.errors import InputError
+from trainwright.settings import Settings
+from trainwright.validators import check, integer, number, one_of
 
-__all__ = ["ExchangeTimes", "Tier"]
+__all__ = ["ALGORITHMS", "FSDP_UNIT", "OPERATIONS", "ExchangeTimes", "NetworkLevel", "Operation"]
+
+Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"]
+OPERATIONS: tuple[Operation, ...] = get_args(Operation)
+
+FSDP_UNIT = "fsdp_unit"
+"""Measured like an exchange: everything that FSDP does in one micro-batch for one group of weights of so many bytes."""
+
+ALGORITHMS: Mapping[str, tuple[str, ...]] = MappingProxyType({
+    "all_reduce": ("ring", "tree", "hierarchical"),
+    "reduce_scatter": ("ring", "hierarchical"),
+    "all_gather": ("ring", "hierarchical"),
+    "all_to_all": ("pairwise",),
+    "broadcast": ("tree",),
+    "send": ("direct",),
+})  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Tier:
+class NetworkLevel(Settings):
     """Groups of up to `devices` devices: `alpha` seconds a message, `bandwidth` bytes a second on one link."""
 
     name: str
-    devices: int
-    alpha: float
-    bandwidth: float
-    links_per_node: int = 1
-    oversubscription: float = 1.0
+    devices: Annotated[int, integer(minimum=1)]
+    alpha: Annotated[float, number(minimum=0)]
+    bandwidth: Annotated[float, number(above=0)]
+    links_per_node: Annotated[int, integer(minimum=1)] = 1
+    oversubscription: Annotated[float, number(minimum=1)] = 1.0
     """How many times more traffic may enter this level than it can carry: 3 for a 1:3 tree."""
     algorithms: Mapping[str, str] = field(default_factory=dict)
-    """The algorithm of an operation ("all_reduce": "ring") where it is known; else the cheapest is taken."""
+    """The algorithm of an operation ("all_reduce": "ring") where it is known; otherwise the cheapest is used."""
     worlds: tuple[int, ...] = ()
-    """The sizes of groups for which the figures hold and are not asked for others; empty: any."""
+    """The only group sizes for which the figures hold; empty: any size."""
 
-    def __post_init__(self) -> None:
-        whole("Tier.devices", self.devices)
-        at_least("Tier.alpha", self.alpha)
-        positive("Tier.bandwidth", self.bandwidth)
-        whole("Tier.links_per_node", self.links_per_node)
-        at_least("Tier.oversubscription", self.oversubscription, 1.0)
+    def check_together(self) -> None:
+        """Check the names of algorithms and the sizes of groups, so that an error names the entry."""
         for operation, algorithm in self.algorithms.items():
-            one_of(f"Tier.algorithms.{operation}", operation, OPERATIONS)
-            one_of(f"Tier.algorithms.{operation}", algorithm, ALGORITHMS[operation])
+            where = f"NetworkLevel.algorithms.{operation}"
+            check(operation, one_of(*OPERATIONS), where)
+            check(algorithm, one_of(*ALGORITHMS[operation]), where)
         for place, ranks in enumerate(self.worlds):
-            whole(f"Tier.worlds[{place}]", ranks, least=2)
+            check(ranks, integer(minimum=2), f"NetworkLevel.worlds[{place}]")
 
     @property
     def beta(self) -> float:
@@ -47,39 +62,44 @@ class Tier:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ExchangeTimes:
-    """Measured seconds of one operation among `ranks` ranks of a tier, by the bytes of the whole message."""
+class ExchangeTimes(Settings):
+    """Measured seconds of one operation among `ranks` ranks of a level, by the bytes of the whole message."""
 
-    operation: str
+    operation: Annotated[str, one_of(*OPERATIONS, FSDP_UNIT)]
     tier: str
-    ranks: int
-    on_node: int = 0
-    """How many of these ranks share a node; 0: any number, the times hold however they lie."""
+    ranks: Annotated[int, integer(minimum=2)]
+    on_node: Annotated[int, integer(minimum=0)] = 0
+    """How many of these ranks share a node; 0: the times hold for any number."""
     bytes: tuple[int, ...]
     seconds: tuple[float, ...]
 
-    def __post_init__(self) -> None:
-        one_of("ExchangeTimes.operation", self.operation, (*OPERATIONS, FSDP_UNIT))
-        whole("ExchangeTimes.ranks", self.ranks, least=2)
-        whole("ExchangeTimes.on_node", self.on_node, least=0)
+    def check_together(self) -> None:
+        """Check that there is one time above 0 for each of the rising sizes."""
         if not self.bytes or len(self.bytes) != len(self.seconds):
-            raise refuse("ExchangeTimes.seconds", self.seconds, f"as many numbers as bytes ({len(self.bytes)}, >= 1)")
+            raise InputError(
+                f"ExchangeTimes.seconds: got {self.seconds!r}; "
+                f"allowed: as many numbers as bytes ({len(self.bytes)}, >= 1)"
+            )
+        least = 1
         for place, (size, seconds) in enumerate(zip(self.bytes, self.seconds, strict=True)):
-            whole(f"ExchangeTimes.bytes[{place}]", size, least=self.bytes[place - 1] + 1 if place else 1)
-            positive(f"ExchangeTimes.seconds[{place}]", seconds)
+            check(size, integer(minimum=least), f"ExchangeTimes.bytes[{place}]")
+            check(seconds, number(above=0), f"ExchangeTimes.seconds[{place}]")
+            least = size + 1
 
     def matches(self, operation: str, tier: str, ranks: int, on_node: int) -> bool:
-        """Return whether these are the times of that exchange, among a group of which so many ranks share a node."""
+        """Return whether these are the times of that exchange, in a group of which `on_node` ranks share a node."""
         return (self.operation, self.tier, self.ranks) == (operation, tier, ranks) and self.on_node in {0, on_node}
 
     def at(self, size: float | NDArray[np.float64], flows: float = 1.0) -> float | NDArray[np.float64]:
         """Return seconds of messages of other sizes, or where `flows` groups share a link.
 
-        Between two sizes on the straight line between their logarithms; below the least as long as the least; above
-        the greatest in proportion. What a message takes beyond the shortest time of all is repeated for every flow.
+        Between two measured sizes: linear in both logarithms. Below the smallest size: its time. Above the largest: in
+        proportion to the size. The time above the shortest of all is bandwidth, and is multiplied by `flows`.
         """
+        # Times that fall with the size are noise: a running maximum makes them monotone.
         sizes, seconds = np.asarray(self.bytes, dtype=np.float64), np.maximum.accumulate(self.seconds)
         inside = np.clip(size, sizes[0], sizes[-1])
+        # Linear in both logarithms between measured sizes; in proportion to the size beyond the largest.
         found = np.exp(np.interp(np.log(inside), np.log(sizes), np.log(seconds))) * np.maximum(1.0, size / sizes[-1])
         shared = seconds[0] + (found - seconds[0]) * flows
         return shared if isinstance(size, np.ndarray) else float(shared)

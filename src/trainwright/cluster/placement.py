@@ -12,20 +12,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster.cluster import Cluster
-from trainwright.cluster.network import Tier
+from trainwright.cluster.network import NetworkLevel
 from trainwright.errors import InputError
 
-__all__ = ["axis_groups", "check_group", "group_tier", "groups", "stride_of"]
+__all__ = ["check_group", "group_tier", "groups", "stride_of"]
 
 
 def stride_of(degrees: Sequence[int], axis: int) -> int:
     """Return by how much the ranks of a group of that axis differ: the product of the degrees that change faster."""
     return math.prod(degrees[:axis])
-
-
-def axis_groups(degrees: Sequence[int], axis: int) -> NDArray[np.int64]:
-    """Return all groups of an axis, one in a row: (product of the other degrees, degrees[axis]) rank numbers."""
-    return groups(math.prod(degrees), ranks=degrees[axis], stride=stride_of(degrees, axis))
 
 
 def groups(devices: int, *, ranks: int, stride: int = 1) -> NDArray[np.int64]:
@@ -38,17 +33,18 @@ def groups(devices: int, *, ranks: int, stride: int = 1) -> NDArray[np.int64]:
             f"groups: got {ranks} ranks with stride {stride} on {devices} devices; "
             f"allowed: whole numbers >= 1, devices a multiple of {max(1, ranks) * max(1, stride)}"
         )
+    # Blocks of ranks * stride devices; in each, the members of a group are a column of the (ranks, stride) table.
     return np.arange(devices).reshape(-1, ranks, stride).swapaxes(1, 2).reshape(-1, ranks)
 
 
-def group_tier(cluster: Cluster, *, ranks: int, stride: int = 1, devices: int | None = None) -> Tier:
+def group_tier(cluster: Cluster, *, ranks: int, stride: int = 1, devices: int | None = None) -> NetworkLevel:
     """Return the smallest level of the network that joins every such group (the widest of them, if they differ).
 
     `devices` is how many the job uses, at least one block of ranks * stride (the default): the groups of a later block
     may lie otherwise across nodes. Raises `InputError` if the cluster has too few devices or no level joins the group.
     """
     devices = check_group(cluster, ranks=ranks, stride=stride, devices=devices)
-    level = _level(tuple(tier.devices for tier in cluster.tiers), ranks, stride, devices)
+    level = _first_joining_level(tuple(tier.devices for tier in cluster.tiers), ranks, stride, devices)
     if level == len(cluster.tiers):
         raise InputError(
             f"cluster {cluster.name!r}: no tier joins {ranks} ranks with stride {stride}; allowed: groups within "
@@ -70,7 +66,8 @@ def check_group(cluster: Cluster, *, ranks: int, stride: int, devices: int | Non
 
 
 @lru_cache(maxsize=4096)
-def _level(sizes: tuple[int, ...], ranks: int, stride: int, devices: int) -> int:
+def _first_joining_level(sizes: tuple[int, ...], ranks: int, stride: int, devices: int) -> int:
     rows = groups(devices, ranks=ranks, stride=stride)
+    # Members rise within a group, so a level joins it if it joins the first and the last.
     first, last = rows[:, 0], rows[:, -1]
     return next((level for level, size in enumerate(sizes) if np.all(first // size == last // size)), len(sizes))

@@ -7,7 +7,7 @@ import math
 import os
 from pathlib import Path
 
-from trainwright.cluster.cgroup_limits import granted_cores
+from trainwright.cluster.cgroup_limits import cgroup_cores
 from trainwright.engine.launcher import local_rank, local_size
 
 __all__ = ["cores", "visible_gpus"]
@@ -18,7 +18,7 @@ def cores() -> int:
     whole = os.cpu_count() or 1
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
     mine = bound if bound < whole else max(1, bound // local_size())
-    granted = granted_cores()
+    granted = cgroup_cores()
     return mine if granted is None else min(mine, max(1, math.floor(granted)))
 
 

@@ -1,19 +1,21 @@
 """The Local engine: trials on this machine, each alone in a worker process, or in this process for debugging."""
 
 from collections.abc import Sequence
-from pathlib import Path
 
-from trainwright.engine._engine import Block, Engine, Handler, TrainFunction
-from trainwright.engine._pool import Pool
 from trainwright.engine.devices import visible_gpus
-from trainwright.engine.in_process import InProcess
+from trainwright.engine.process.in_process import InProcess
+from trainwright.engine.process.pool import WorkerPool
+from trainwright.engine.wrapper import EngineWrapper
 from trainwright.errors import EngineError
-from trainwright.train import Assignment
+from trainwright.validators import check, each, instance_of, integer, number, optional
 
 __all__ = ["Local"]
 
 
-class Local:
+_GPUS = optional(each(instance_of(str, int), words="a list of GPUs, such as [0, 1], or () for none"))
+
+
+class Local(EngineWrapper):
     """Run up to `workers` trials at once, each alone in a spawned process that its slot's next trial reuses.
 
     Slots share this machine's processors evenly (OMP_NUM_THREADS) and its GPUs in turn (CUDA_VISIBLE_DEVICES);
@@ -38,26 +40,26 @@ class Local:
         fresh_process: bool = False,
         process_per_device: bool = True,
     ) -> None:
-        if isinstance(workers, bool) or not isinstance(workers, int) or workers < 0:
-            raise EngineError(f"Local.workers: got {workers!r}; allowed: a whole number >= 0 (0 runs in this process)")
-        for name, value in (("timeout_seconds", timeout_seconds), ("memory_bytes", memory_bytes)):
-            if value is not None and not (_is_number(value) and value > 0):
-                raise EngineError(f"Local.{name}: got {value!r}; allowed: a number > 0, or None for no limit")
-            if value is not None and workers == 0:
+        limit = optional(number(above=0), words="None for no limit")
+        for name, value, validator in (
+            ("workers", workers, integer(minimum=0)),
+            ("timeout_seconds", timeout_seconds, limit),
+            ("memory_bytes", memory_bytes, limit),
+            ("grace_seconds", grace_seconds, number(minimum=0)),
+            ("gpus", gpus, _GPUS),
+        ):
+            check(value, validator, f"Local.{name}", EngineError)
+            if value is not None and validator is limit and workers == 0:
                 raise EngineError(f"Local.{name}: got {value!r} with workers=0; a limit needs a process to kill")
-        if not (_is_number(grace_seconds) and grace_seconds >= 0):
-            raise EngineError(f"Local.grace_seconds: got {grace_seconds!r}; allowed: a number >= 0")
-        found = visible_gpus()
-        if gpus is not None and (isinstance(gpus, str) or not isinstance(gpus, Sequence)):
-            raise EngineError(f"Local.gpus: got {gpus!r}; allowed: a list of GPUs, such as [0, 1], or () for none")
-        if gpus and not found:
+        visible = visible_gpus()
+        if gpus and not visible:
             raise EngineError(
                 f"Local.gpus: got {gpus!r}, but CUDA_VISIBLE_DEVICES and /proc/driver/nvidia/gpus tell of no GPU here; "
                 "leave gpus out to run on the CPU, or set CUDA_VISIBLE_DEVICES"
             )
-        chosen = found if gpus is None else tuple(str(gpu) for gpu in gpus)
-        self._engine: Engine = (
-            Pool(
+        chosen = visible if gpus is None else tuple(map(str, gpus))
+        super().__init__(
+            WorkerPool(
                 workers,
                 gpus=chosen,
                 timeout_seconds=timeout_seconds,
@@ -69,51 +71,3 @@ class Local:
             if workers
             else InProcess(chosen)
         )
-
-    @property
-    def slots(self) -> int:
-        """The number of trials that run at once."""
-        return self._engine.slots
-
-    @property
-    def slots_per_node(self) -> int:
-        """All of them: this machine is one node."""
-        return self._engine.slots
-
-    @property
-    def gone(self) -> frozenset[int]:
-        """None: this machine is not lost."""
-        return frozenset()
-
-    def open(self, train: TrainFunction, directory: Path | None) -> None:
-        """Find out how workers will find `train`; no process is started before the first launch."""
-        self._engine.open(train, directory)
-
-    def devices(self, block: Block) -> tuple[str, ...]:
-        """Return the GPUs of the block's slots, or their CPU shares."""
-        return self._engine.devices(block)
-
-    @property
-    def holds(self) -> bool:
-        """Whether trials run in processes of their own, which can be kept waiting."""
-        return self._engine.holds
-
-    def launch(self, assignment: Assignment, block: Block) -> None:
-        """Hand the assignment to the block's worker, starting one if there is none."""
-        self._engine.launch(assignment, block)
-
-    def answer(self, trial: int, goes_on: bool) -> None:
-        """Tell a trial that waits at a report whether it goes on."""
-        self._engine.answer(trial, goes_on)
-
-    def poll(self, handler: Handler, timeout_seconds: float) -> None:
-        """Serve the workers that have something to say, and watch the limits of the others."""
-        self._engine.poll(handler, timeout_seconds)
-
-    def close(self) -> None:
-        """Kill what runs, let idle workers go, leave no process behind."""
-        self._engine.close()
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -13,12 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from trainwright.engine._engine import Block, Handler, Quiet, TrainFunction
-from trainwright.engine._function import FunctionReference
+from trainwright.engine.function_reference import FunctionReference
+from trainwright.engine.protocol import Block, Handler, StoppedEarly, TrainFunction
 from trainwright.errors import EngineError, MissingExtra
 from trainwright.ledger import Record
 from trainwright.schedule import AllocationPolicy, Fixed, FixedEpochs, PromotionRule, Scheduler
 from trainwright.train import Assignment
+from trainwright.validators import check, integer
 
 __all__ = ["PyCOMPSs"]
 
@@ -55,8 +56,7 @@ class PyCOMPSs:
         gpus: int = 0,
     ) -> None:
         for name, value, least in (("slots", slots, 1), ("cpus", cpus, 1), ("gpus", gpus, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise EngineError(f"PyCOMPSs.{name}: got {value!r}; allowed: a whole number >= {least}")
+            check(value, integer(minimum=least), f"PyCOMPSs.{name}", EngineError)
         if find_spec("pycompss") is None:
             raise MissingExtra(
                 "tw.PyCOMPSs needs pycompss, which needs Java and compiles its runtime: pip install pycompss; "
@@ -126,9 +126,9 @@ class PyCOMPSs:
             told = max([told, *(_epoch(record) for record in news if record.kind == "reported")])
             if news and not handler.facts(trial, news):
                 metrics = next((dict(r.body["metrics"]) for r in reversed(news) if r.kind == "reported"), {})
-                handler.exited(trial, Quiet(metrics=metrics, epoch=told, seconds=outcome.seconds))
+                handler.exited(trial, StoppedEarly(metrics=metrics, epoch=told, seconds=outcome.seconds))
                 return
-        if not (reached and isinstance(outcome, Quiet)):
+        if not (reached and isinstance(outcome, StoppedEarly)):
             handler.exited(trial, outcome)
         elif not outcome.records or handler.facts(trial, list(outcome.records)):
             self._waiting.append(replace(assignment, reported_epoch=told))
@@ -151,14 +151,14 @@ class PyCOMPSs:
         return None
 
     def _start(self, assignment: Assignment) -> None:
-        from trainwright.engine._compss import segment
+        from trainwright.engine._pycompss_task import segment
 
         until = next((end for end in self._ends if end > assignment.reported_epoch), None)
         ended = None if self._ended is None else self._ended / uuid.uuid4().hex
         try:
             future = segment(self._reference, assignment, until, self._gpu, ended)
         except KeyboardInterrupt:  # in this process, without a runtime: its end is told by the next poll
-            self._started.append(_Started(assignment, ([], Quiet(), False), None))
+            self._started.append(_Started(assignment, ([], StoppedEarly(), False), None))
             raise
         self._started.append(_Started(assignment, future, ended))
 

@@ -21,7 +21,7 @@ class Layer:
     input_elements: int
     output_elements: int
     weight_elements: int = 0
-    """Weights and biases of this layer; 0 for a weight that an earlier layer has already counted (tied)."""
+    """WeightCounter and biases of this layer; 0 for a weight that an earlier layer has already counted (tied)."""
     frozen_elements: int = 0
     """Of them, those that get no gradient: frozen, or read where no gradients flow, or by nothing."""
     forward_flops: float = 0.0
@@ -87,7 +87,7 @@ class Stage:
     """What lies between two neighbouring cuts of the graph: the finest chain that memory planning can use.
 
     A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to
-    the rest, and is not written any more. The conventions are those of memory planning: `kept_bytes` (w_ā) is
+    the rest, and is not written any more. The conventions are those of memory planning: `saved_bytes` (w_ā) is
     everything that autograd holds for the stage, its output included, its input and the parameters excluded.
     """
 
@@ -96,7 +96,7 @@ class Stage:
     """How many of the block's layers are this stage's."""
     output_bytes: int = 0
     """Bytes of what it hands on (w_a): of the distinct storages that are live at the cut."""
-    kept_bytes: int = 0
+    saved_bytes: int = 0
     forward_temporary_bytes: int = 0
     """Peak during forward beyond input, parameters and what is kept."""
     plain_temporary_bytes: int = 0
@@ -118,7 +118,7 @@ class Block:
     layers: tuple[Layer, ...]
     count: int = 1
     output_bytes: int = 0
-    kept_bytes: int = 0
+    saved_bytes: int = 0
     forward_temporary_bytes: int = 0
     plain_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0

@@ -11,9 +11,9 @@ from typing import Any
 from trainwright.errors import ProfileError
 from trainwright.files import read_json, write_text
 from trainwright.model.layer import Block, Layer, Stage, Transformer
-from trainwright.model.profile import Profile
+from trainwright.model.profile_fields import ProfileFields
 
-__all__ = ["SCHEMA", "document_of", "hash_of", "load", "profile_from", "save"]
+__all__ = ["SCHEMA", "hash_profile", "profile_from_json", "profile_to_json", "read_profile", "write_profile"]
 
 SCHEMA = 1
 _TIMES = {
@@ -23,31 +23,31 @@ _TIMES = {
 _RETRACE = "trace the model again: Profile.trace(model, sample).save(path)"
 
 
-def hash_of(profile: Profile) -> str:
+def hash_profile(profile: ProfileFields) -> str:
     """Return a hash of a profile's chain, its work and its bytes; times and versions have no part in it."""
     text = json.dumps(_without_times(asdict(profile)), sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def document_of(profile: Profile) -> dict[str, Any]:
+def profile_to_json(profile: ProfileFields) -> dict[str, Any]:
     """Return a profile as a JSON object."""
-    return {"schema": SCHEMA, "hash": hash_of(profile), **asdict(profile)}
+    return {"schema": SCHEMA, "hash": hash_profile(profile), **asdict(profile)}
 
 
-def save(profile: Profile, path: str | Path) -> None:
+def write_profile(profile: ProfileFields, path: str | Path) -> None:
     """Write a profile to a file."""
-    write_text(path, "profile", json.dumps(document_of(profile), indent=1) + "\n", error=ProfileError)
+    write_text(path, "profile", json.dumps(profile_to_json(profile), indent=1) + "\n", error=ProfileError)
 
 
-def load(path: str | Path) -> Profile:
+def read_profile(path: str | Path) -> ProfileFields:
     """Read a profile from a file. Raises ProfileError for what is none, or of another schema or version of torch."""
     document = read_json(
         path, "profile", allowed="a file that Profile.trace(model, sample).save(path) wrote", error=ProfileError
     )
-    return profile_from(document, f"profile {str(path)!r}")
+    return profile_from_json(document, f"profile {str(path)!r}")
 
 
-def profile_from(document: Any, where: str = "profile") -> Profile:
+def profile_from_json(document: Any, where: str = "profile") -> ProfileFields:
     """Return the profile that a JSON object holds."""
     if not isinstance(document, Mapping):
         raise ProfileError(f"{where}: got {type(document).__name__}; allowed: an object; {_RETRACE}")
@@ -55,31 +55,32 @@ def profile_from(document: Any, where: str = "profile") -> Profile:
         raise ProfileError(f"{where}, schema: got {document.get('schema')!r}; allowed: {SCHEMA}; {_RETRACE}")
     values = {key: value for key, value in document.items() if key not in {"schema", "hash"}}
     blocks = [
-        _record(Block, _nested(block, f"{where}, block {i}"), f"{where}, block {i}")
+        _read_record(Block, _read_block(block, f"{where}, block {i}"), f"{where}, block {i}")
         for i, block in enumerate(values.get("blocks", ()))
     ]
     values["blocks"] = tuple(blocks)
-    profile: Profile = _record(Profile, values, where)
-    installed = _installed()
+    profile: ProfileFields = _read_record(ProfileFields, values, where)
+    installed = _installed_torch()
+    # Another torch may save other tensors: its bytes would be wrong, so the profile is refused.
     if profile.torch_version and installed and profile.torch_version.split("+")[0] != installed.split("+")[0]:
         raise ProfileError(f"{where}: traced by torch {profile.torch_version}, here is torch {installed}; {_RETRACE}")
-    if document.get("hash") != hash_of(profile):
+    if document.get("hash") != hash_profile(profile):
         raise ProfileError(f"{where}: its hash {document.get('hash')!r} is not that of its content; {_RETRACE}")
     return profile
 
 
-def _nested(block: Any, where: str) -> dict[str, Any]:
+def _read_block(block: Any, where: str) -> dict[str, Any]:
     if not isinstance(block, Mapping):
         raise ProfileError(f"{where}: got {type(block).__name__}; allowed: an object; {_RETRACE}")
     values = dict(block)
     for name, kind in (("layers", Layer), ("stages", Stage)):
-        values[name] = tuple(_record(kind, part, f"{where}, {name}") for part in values.get(name, ()))
+        values[name] = tuple(_read_record(kind, part, f"{where}, {name}") for part in values.get(name, ()))
     if values.get("transformer") is not None:
-        values["transformer"] = _record(Transformer, values["transformer"], f"{where}, transformer")
+        values["transformer"] = _read_record(Transformer, values["transformer"], f"{where}, transformer")
     return values
 
 
-def _record(kind: type[Any], values: Any, where: str) -> Any:
+def _read_record(kind: type[Any], values: Any, where: str) -> Any:
     allowed = {field.name for field in fields(kind)}
     if not isinstance(values, Mapping) or (set(values) - allowed):
         wrong = sorted(set(values) - allowed) if isinstance(values, Mapping) else type(values).__name__
@@ -96,7 +97,7 @@ def _without_times(value: Any) -> Any:
     return [_without_times(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _installed() -> str:
+def _installed_torch() -> str:
     try:
         return metadata.version("torch")
     except metadata.PackageNotFoundError:

@@ -11,8 +11,9 @@ from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.byte_sizes import distinct_sizes
+from trainwright.plan.fit.calibration import MeasuredRun, calibrate_cluster
 from trainwright.plan.forecast import Forecast, Ranking, Rejection
-from trainwright.plan.layout import Degrees
+from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.parallel.assembly import assemble
 from trainwright.plan.parallel.candidates import CHUNKS, exclusive_axes, shapes
 from trainwright.plan.parallel.intervals import mark_within_error
@@ -206,6 +207,37 @@ class Oracle:
         prices = pricer.price(mesh)
         mode = ("data", "zero1", "zero2", "fsdp")[zero]
         return assemble(pricer, prices, 0, exposed=pricer.exposed(prices, 0), mode=mode, query=query)
+
+    def forecast(self, profile: Profiles, layout: Layout, *, optimizer: str = "adamw") -> Forecast:
+        """Return what a layout comes to. Raises `InputError` as `estimate` does."""
+        return self.estimate(
+            profile,
+            batch=layout.batch,
+            degrees=layout.degrees,
+            micro=layout.micro_batch,
+            zero=layout.zero,
+            shard=layout.shard if layout.zero else None,
+            sequence=layout.sequence,
+            recompute=layout.recompute,
+            schedule=layout.schedule,
+            chunks=layout.chunks,
+            precision=layout.precision,
+            optimizer=optimizer,
+        )
+
+    def fit(self, runs: Sequence[MeasuredRun]) -> "Oracle":
+        """Return the oracle of a cluster whose figures were fitted to measured training steps.
+
+        Fitted are the speed of computation, the bandwidth of each level of the network that the runs use, and the
+        overhead of an iteration; `oracle.cluster.save(path)` keeps them. Raises `InputError` for too few runs.
+        """
+
+        def predict(cluster: Cluster, run: MeasuredRun) -> float:
+            oracle = Oracle(cluster, assumptions=self.assumptions)
+            return oracle.forecast(run.profile, run.layout, optimizer=run.optimizer).seconds_per_iteration
+
+        cluster, _ = calibrate_cluster(self.cluster, runs, predict)
+        return Oracle(cluster, assumptions=self.assumptions)
 
 
 def _name(found: Found) -> str:

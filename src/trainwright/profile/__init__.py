@@ -1,7 +1,6 @@
 """Profiles of models: what `trainwright.model` makes, under the names that programs use."""
 
 from trainwright.model.describe.transformer import describe_transformer
-from trainwright.model.profile import Profile
-from trainwright.model.traces import Traces
+from trainwright.model.profile import Profile, Traces
 
 __all__ = ["Profile", "Traces", "describe_transformer"]

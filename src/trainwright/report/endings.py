@@ -7,7 +7,7 @@ from typing import Protocol
 
 from trainwright.errors import InputError, StudyError
 from trainwright.ledger import Cursor, State, Status, TrialState, blocks, fold, open_ledger
-from trainwright.study.job import Job
+from trainwright.study.job import JobNote
 
 __all__ = ["Endings", "Growing", "follow"]
 
@@ -63,7 +63,7 @@ class Endings:
     @property
     def settled(self) -> bool:
         """Whether the study has all the results that it was last run for, and nothing runs any more."""
-        job, counts = Job.last(self.state), self.state.counts
+        job, counts = JobNote.last(self.state), self.state.counts
         if job is None or job.trials is None or counts[Status.RUNNING] or counts[Status.LOST]:
             return False
         return self.state.results >= job.trials

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 
-from trainwright.engine.simulated import Held, Run
+from trainwright.engine.simulated.record import DeviceHold, SimulatedStudy
 from trainwright.errors import InputError
 from trainwright.files import write_text
 from trainwright.report.words import escape
@@ -31,7 +31,7 @@ def check_gantt(path: Path) -> None:
         raise InputError(f"--gantt: there is no folder {path.parent}; make it, or give another")
 
 
-def write_gantt(path: Path, panels: Mapping[str, tuple[int, Run]]) -> None:
+def write_gantt(path: Path, panels: Mapping[str, tuple[int, SimulatedStudy]]) -> None:
     """Write the picture of several runs by name, each with the devices of its cluster."""
     svg = gantt_svg(panels)
     if path.suffix == ".html":
@@ -43,7 +43,7 @@ def write_gantt(path: Path, panels: Mapping[str, tuple[int, Run]]) -> None:
     write_text(path, "picture", svg)
 
 
-def gantt_svg(panels: Mapping[str, tuple[int, Run]]) -> str:
+def gantt_svg(panels: Mapping[str, tuple[int, SimulatedStudy]]) -> str:
     """Return the picture: a panel a run, all on one axis of time; a bar is a trial on its devices."""
     longest = max((run.makespan_seconds for _, run in panels.values()), default=0.0) or 1.0
     unit, seconds = next(((name, each) for name, each in (("h", 3600), ("min", 60)) if longest >= 2 * each), ("s", 1))
@@ -62,7 +62,7 @@ def gantt_svg(panels: Mapping[str, tuple[int, Run]]) -> str:
     )
 
 
-def _legend(panels: Mapping[str, tuple[int, Run]]) -> str:
+def _legend(panels: Mapping[str, tuple[int, SimulatedStudy]]) -> str:
     sizes = sorted({len(bar.block) for _, run in panels.values() for bar in run.gantt})
     entries = [(_shade(size), f"{size} device{'s' * (size > 1)}") for size in sizes[:8]]
     ends = {bar.why for _, run in panels.values() for bar in run.gantt}
@@ -85,7 +85,7 @@ class _Axis:
     unit: str
 
 
-def _panel(name: str, devices: int, run: Run, place: tuple[float, float], axis: _Axis) -> Iterator[str]:
+def _panel(name: str, devices: int, run: SimulatedStudy, place: tuple[float, float], axis: _Axis) -> Iterator[str]:
     top, height = place
     scale, seconds, unit = axis.scale, axis.seconds, axis.unit
     row = height / devices
@@ -116,7 +116,7 @@ def _panel(name: str, devices: int, run: Run, place: tuple[float, float], axis: 
         )
 
 
-def _bar(bar: Held, top: float, row: float, scale: float) -> Iterator[str]:
+def _bar(bar: DeviceHold, top: float, row: float, scale: float) -> Iterator[str]:
     """Yield a rectangle for each run of neighbours in a block; how a trial ended marks its right edge."""
     x, width = _LEFT + bar.start * scale, max(0.4, (bar.end - bar.start) * scale)
     said = f"trial {bar.trial}: {len(bar.block)} devices, {bar.start:.0f} to {bar.end:.0f} s, {_SAID[bar.why]}"

@@ -129,5 +129,5 @@ def _value(generator: np.random.Generator, parameter: Parameter) -> object:
         return parameter.values[int(generator.integers(len(parameter.values)))]
     assert isinstance(parameter, Float | Int)  # noqa: S101 -- there are no others
     unit = float(generator.choice([0.0, 0.5, 1.0, generator.random()]))
-    number = float(parameter.axis.numbers(np.array([unit]))[0])
+    number = float(parameter.axis.to_numbers(np.array([unit]))[0])
     return int(number) if isinstance(parameter, Int) else number

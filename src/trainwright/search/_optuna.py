@@ -8,8 +8,8 @@ import numpy as np
 
 from trainwright.space import Space
 from trainwright.space.axes import Axis, Code, Grid, Linear, Log, RoundedLog
-from trainwright.space.layout import in_order, named_by
 from trainwright.space.parameters import Varying
+from trainwright.space.row_schema import names_in, order_by_needs
 
 __all__ = ["Coordinate", "coordinates"]
 
@@ -42,13 +42,13 @@ class Coordinate:
         if isinstance(self.axis, Grid):
             points = float(self.axis.points[0])
             return int(min(points - 1, unit * points // 1))
-        number = float(self.axis.numbers(np.array([unit]))[0])
+        number = float(self.axis.to_numbers(np.array([unit]))[0])
         return number if self.continuous else int(number)
 
     def _unit(self, value: float) -> float:
         if isinstance(self.axis, Grid):
             return float((value + 0.5) / self.axis.points[0])
-        return float(self.axis.units(np.array([float(value)]))[0])
+        return float(self.axis.to_units(np.array([float(value)]))[0])
 
 
 def coordinates(space: Space) -> list[Coordinate]:
@@ -70,5 +70,5 @@ def coordinates(space: Space) -> list[Coordinate]:
             shape = CategoricalDistribution(range(count)) if isinstance(axis, Code) else IntDistribution(0, count - 1)
         conditional = parameter.when is not None
         made[name] = Coordinate(name=name, index=places[name], conditional=conditional, distribution=shape, axis=axis)
-    needs = {name: named_by(parameter.when) for name, parameter in parameters.items()}
-    return [made[name] for name in in_order(needs, "conditions") if name in made]
+    needs = {name: names_in(parameter.when) for name, parameter in parameters.items()}
+    return [made[name] for name in order_by_needs(needs, "conditions") if name in made]

@@ -76,6 +76,6 @@ class GridSearcher:
     def _levels(self, view: View) -> list[NDArray[np.float64]]:
         even = np.linspace(0.0, 1.0, self.points) if self.points > 1 else np.array([0.5])
         return [
-            even if column.points is None else cast(Varying, view.space.parameters[column.name]).axis.every()
+            even if column.points is None else cast(Varying, view.space.parameters[column.name]).axis.all_units()
             for column in view.space.columns
         ]

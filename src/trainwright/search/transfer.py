@@ -184,7 +184,7 @@ def _unit(parameter: Any, name: str, value: Any) -> float:
     """Return the unit of a value, which need not be on a number's grid, or raise TrialError."""
     if isinstance(parameter, Choice):
         position = parameter.number(parameter.clean(name, value))
-        return float(parameter.axis.units(np.array([position]))[0])
+        return float(parameter.axis.to_units(np.array([position]))[0])
     return float(parameter.axis.place(parameter.rank(name, value)))
 
 

@@ -1,16 +1,12 @@
 """Serving: an ensemble placed on devices, worker processes that compute it, and what carries its answers to users."""
 
-from trainwright.serve.adaptive import AIMD
 from trainwright.serve.allocate import allocate, placed
-from trainwright.serve.cascade import Cascade, Saved, fit_cascade, saved_by
 from trainwright.serve.client import Client
 from trainwright.serve.cost import Cost, InjectedCost, Measurement
 from trainwright.serve.deployment import Deployment
 from trainwright.serve.devices import Device, found_devices, parse_devices, simulated_devices
-from trainwright.serve.gears import Gear, Gears
 from trainwright.serve.greedy import BoundedGreedy
 from trainwright.serve.http import Limits, Server
-from trainwright.serve.inline import Inline
 from trainwright.serve.load import Load, LoadResult
 from trainwright.serve.matrix import Instance, Plan
 from trainwright.serve.memory import Footprint, MemoryModel
@@ -24,20 +20,15 @@ from trainwright.serve.tables import TimeTables
 from trainwright.serve.units import Unit
 
 __all__ = [
-    "AIMD",
     "P99",
     "Answer",
     "BoundedGreedy",
-    "Cascade",
     "Client",
     "Cost",
     "Deployment",
     "Device",
     "Footprint",
-    "Gear",
-    "Gears",
     "InjectedCost",
-    "Inline",
     "Instance",
     "Limits",
     "Load",
@@ -49,7 +40,6 @@ __all__ = [
     "Plan",
     "ProfileCost",
     "RealCost",
-    "Saved",
     "Server",
     "Service",
     "Settings",
@@ -57,11 +47,9 @@ __all__ = [
     "TimeTables",
     "Unit",
     "allocate",
-    "fit_cascade",
     "found_devices",
     "objective_of",
     "parse_devices",
     "placed",
-    "saved_by",
     "simulated_devices",
 ]

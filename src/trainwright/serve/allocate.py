@@ -33,7 +33,8 @@ _START_BATCH = 8
 _BOUNDS: Mapping[bool, Mapping[str, int]] = {True: {}, False: {"kicks": 2, "max_tried": 1000}}  # latencies take longer
 _MOST_COLUMNS = 16  # choices of fused units from which a search starts
 _REAL_STEPS, _TURNS = 3, 3  # of a search by running, and of the last comparison
-_WINDOW_SECONDS = 0.2  # for which a placement is loaded in each turn beside another one, after as long a warm-up
+_WINDOW_SECONDS = 0.2  # for which a placement is loaded in each turn, after as long a warm-up
+_LEAST_GAIN, _LEAST_SINGLE, _GREAT_GAIN = 1.1, 0.9, 3.0  # of worker processes over none, see `_compare_in_process`
 
 
 def allocate(
@@ -61,8 +62,8 @@ def allocate(
     and `high` lies the value, as far as the measured times are known.
 
     On a group of cores there are never more instances than cores: of more members some share a process. What was timed
-    here on cores alone is also run beside one process with all members (`measured["in_one"]`), and the plan is what
-    answers more.
+    here for one group of cores alone is also run, and compared with computing in the calling process
+    (`measured["in_process"]`). Worker processes are taken if they pay for what it costs to hand work over.
 
     Raises DeviceError for devices that are not there, AllocationError if the ensemble does not fit, ServeConfigError
     for a latency that nothing meets.
@@ -101,11 +102,11 @@ def allocate(
     expected = {"value": best.value, "worst_fit": results[0].start_value, "batch_only": tuned.value}
     if bound is not None:
         expected["bound"] = bound
-    placement, measured = best.placement, dict[str, float]()
+    placement, measured, in_process = best.placement, dict[str, float](), False
     if cost == "real" and isinstance(judge, ProfileCost):
         placement, measured = _run(ensemble, space, judge, settings, (start, tuned.placement, placement))
     elif timed_here and goal == Throughput() and isinstance(judge, ProfileCost):
-        placement, measured = _beside_one(ensemble, space, judge, placement)
+        placement, measured, in_process = _compare_in_process(ensemble, space, judge, placement)
     if tables is not None and tables.spread:
         expected["value"] = judge.measure([placement])[0].value
         ends = [ProfileCost(devices=found, tables=tables.at(end), objective=goal, seed=seed) for end in (1, -1)]
@@ -128,6 +129,7 @@ def allocate(
         },
         tables=tables,
         memory=model,
+        in_process=in_process,
     )
 
 
@@ -211,25 +213,33 @@ def _run(
     return found, {**measured, "placements": float(real.measured)}
 
 
-def _beside_one(
+def _compare_in_process(
     ensemble: Ensemble, space: Space, judge: ProfileCost, found: Placement
-) -> tuple[Placement, dict[str, float]]:
-    """Return the placement, or one process a group of cores with all members in it, if that answers more; measured.
+) -> tuple[Placement, dict[str, float], bool]:
+    """Return the placement, or that of all members in the calling process if that serves better; measured.
 
-    What the front takes of the cores is in no time table, nor what it takes to wake several processes for each batch.
-    On few cores, or busy ones, that can be more than several processes gain.
+    What it takes to hand rows to another process and to wake it is in no time table. Worker processes are chosen if
+    they answer more under load, unless a lone client's single rows would take longer than without them; several times
+    as much under load outweighs that.
     """
-    looped = _in_one(len(ensemble.members), space.devices)
-    if not looped or any(device.room is None for device in space.devices):
-        return found, {}
-    one = relaxed(looped[0], space, judge)
-    if one is None or one.units == found.units:
-        return found, {}
+    [device, *others] = space.devices
+    if others or device.kind != "cpu" or device.simulated:
+        return found, {}, False
+    members = tuple(range(len(ensemble.members)))
+    unit = Unit(members=members, kind="loop" if len(members) > 1 else "process")
+    rates = np.array(judge.tables.batches) / judge.unit_seconds((unit,))[0, 0]
+    best = max(space.batches, key=lambda batch: np.nan_to_num(rates)[judge.tables.batches.index(batch)])
+    here = Placement((unit,), ((best,),))
     from trainwright.serve.real_cost import RealCost
 
     real = RealCost(ensemble=ensemble, devices=space.devices, seconds=_WINDOW_SECONDS)
-    rates = real.beside([found, one], _TURNS)
-    return (found if rates[0] >= rates[1] else one), {"value": max(rates), "in_one": rates[1]}
+    workers, inside = real.in_turns([(found, False), (here, True)], _TURNS)
+    gain = workers.loaded / max(inside.loaded, 1e-9)
+    single_rows = workers.single / max(inside.single, 1e-9)
+    measured = {"in_process": inside.loaded}
+    if gain > _LEAST_GAIN and (single_rows > _LEAST_SINGLE or gain > _GREAT_GAIN):
+        return found, {"value": workers.loaded, **measured}, False
+    return here, {"value": inside.loaded, **measured}, True
 
 
 def _devices(

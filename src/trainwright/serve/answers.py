@@ -10,7 +10,7 @@ from trainwright.errors import EnsembleError, RequestError
 from trainwright.serve.batching import Request
 from trainwright.serve.service import Answer
 
-__all__ = ["answer_of"]
+__all__ = ["answer_of", "make_answer"]
 
 
 def answer_of(
@@ -35,15 +35,36 @@ def answer_of(
     for member, prediction in found.items():
         slots.put(member, prediction)
     combined = slots.combined()
-    used = [request.weights[member] for member in combined.members]
-    trial = [member.trial for member in ensemble.members]
     calibration = ensemble.calibration
+    prediction = combined.prediction if calibration is None else calibration.apply(combined.prediction)
+    return make_answer(ensemble, request, prediction, members=found, missing=missing, trace=trace)
+
+
+def make_answer(
+    ensemble: Ensemble,
+    request: Request,
+    prediction: Array,
+    *,
+    members: Mapping[int, Array],
+    missing: Mapping[int, str],
+    trace: Mapping[str, Any],
+) -> Answer:
+    """Return the answer of a request from the combined prediction.
+
+    `members` are the predictions in it, by ascending position; they are read only for the options that ask for them.
+    """
+    trial = [member.trial for member in ensemble.members]
+    options = request.options
+    if not (missing or trace or options.members or options.uncertainty):  # the usual case, in less time
+        return Answer(prediction=prediction, used=tuple([trial[member] for member in request.members]))
+    used = [member for member in request.members if member not in missing]
+    weights = [request.weights[member] for member in used]
     return Answer(
-        prediction=combined.prediction if calibration is None else calibration.apply(combined.prediction),
-        used=tuple(trial[member] for member in combined.members),
+        prediction=prediction,
+        used=tuple(trial[member] for member in used),
         missing={trial[member]: why for member, why in missing.items()},
-        weight=sum(used) / sum(request.weights[member] for member in request.members),
-        uncertainty=uncertainty_of(found.values(), used, ensemble.output) if request.options.uncertainty else None,
-        members={trial[member]: one for member, one in found.items()} if request.options.members else {},
+        weight=sum(weights) / sum(request.weights[member] for member in request.members) if missing else 1.0,
+        uncertainty=uncertainty_of(members.values(), weights, ensemble.output) if options.uncertainty else None,
+        members={trial[member]: one for member, one in members.items()} if options.members else {},
         trace=trace,
     )

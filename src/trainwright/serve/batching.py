@@ -68,24 +68,27 @@ class Request:
 
 
 def request_of(x: Array, options: Options, weights: Mapping[int, float], deadline_ms: float | None) -> Request:
-    """Return a request to the members that have `weights`, by position: all, or the heaviest, of equals the first.
+    """Return a request to the members that have `weights`, or to the heaviest of them, of equals the first.
 
-    `deadline_ms` is for options that say none. Raises RequestError for options out of range.
+    `weights` are by position, ascending; `deadline_ms` is for options that say none. RequestError says which option is
+    out of range.
     """
     most, own = options.max_members, options.deadline_ms
     if own is not None and not (math.isfinite(own) and own > 0):
         raise RequestError(f"deadline_ms: got {own!r}; allowed: a number above 0")
     if most is not None and (not isinstance(most, int) or most < 1):
         raise RequestError(f"max_members: got {most!r}; allowed: an integer >= 1; the ensemble has {len(weights)}")
-    heaviest = sorted(weights, key=lambda member: (-weights[member], member))
-    chosen = tuple(sorted(heaviest[:most]))
+    chosen = tuple(weights)
+    if most is not None and most < len(chosen):
+        chosen = tuple(sorted(sorted(chosen, key=lambda member: (-weights[member], member))[:most]))
+        weights = {member: weights[member] for member in chosen}
     milliseconds = deadline_ms if own is None else own
     now = time.monotonic()
     return Request(
         x=x,
         options=options,
         members=chosen,
-        weights={member: weights[member] for member in chosen},
+        weights=weights,
         admitted=now,
         deadline=math.inf if milliseconds is None else now + milliseconds / 1e3,
     )

@@ -9,8 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from trainwright.cluster import Cluster
-from trainwright.cluster.cgroup_limits import granted_cores
-from trainwright.cluster.laptop import host_memory_bytes
+from trainwright.cluster.cgroup_limits import cgroup_cores, host_memory_bytes
 from trainwright.errors import DeviceError
 from trainwright.serve.threads import asked_threads
 
@@ -159,7 +158,7 @@ def _device(name: str) -> Device:
 
 
 def _cpu(cores: tuple[int, ...]) -> Device:
-    whole, granted = os.cpu_count() or len(cores), granted_cores()
+    whole, granted = os.cpu_count() or len(cores), cgroup_cores()
     share = math.inf if granted is None else granted * len(cores) / max(len(cores), len(_cores()))
     cpus = max(1, min(len(cores), math.floor(share) if math.isfinite(share) else len(cores)))
     return Device(

@@ -249,8 +249,6 @@ class Dispatcher(threading.Thread):
                 line for line in self._pool.lines if not line.lost and not set(members).isdisjoint(line.unit.members)
             ]
             left = rows
-            if self._settings.slo_ms is not None:  # a segment that is cut into batches would be as late as all of them
-                limit = min([limit, *(line.batch for line in lines if line.ready)])
             while left > 0 and segments.accumulator.free and all(line.has_room for line in lines):
                 if left < limit and now < head.admitted + self._settings.max_delay_ms / 1e3:
                     break

@@ -22,6 +22,7 @@ from trainwright.serve.worst_fit import worst_fit
 __all__ = ["BATCHES", "Instance", "Plan", "Unit", "digest_of"]
 
 _SCHEMA = 1
+_IN_TURN = ("process", "loop")
 _KEYS = ("ensemble", "devices", "units", "matrix", "objective", "expected", "measured", "search", "tables", "memory")
 BATCHES = tuple(1 << power for power in range(10))
 """Batch sizes that a search tries: 1 to 512 rows."""
@@ -51,6 +52,7 @@ class Plan:
     search: Mapping[str, Any] = field(default_factory=dict)  # how it was found
     tables: TimeTables | None = field(default=None, compare=False, repr=False)  # by which it was found
     memory: MemoryModel | None = field(default=None, repr=False)
+    in_process: bool = False  # computed by the process that serves, without worker processes
 
     def __post_init__(self) -> None:
         check_units(self.units, sum(len(unit.members) for unit in self.units))
@@ -69,6 +71,12 @@ class Plan:
                 raise AllocationError(
                     f"Plan.matrix: unit {unit.name} has no instance; allowed: at least one batch size in every column"
                 )
+        held = self.instances
+        if self.in_process and (len(held) != 1 or held[0].device.kind != "cpu" or held[0].unit.kind not in _IN_TURN):
+            raise AllocationError(
+                f"Plan.in_process: got {len(held)} instances, the first {held[0].unit.name} on {held[0].device.name}; "
+                "allowed: one on a group of cores, with the members in turn"
+            )
 
     @property
     def instances(self) -> tuple[Instance, ...]:
@@ -86,13 +94,26 @@ class Plan:
         return any(device.simulated for device in self.devices)
 
     @classmethod
-    def simple(cls, ensemble: Ensemble, devices: str | Iterable[str | Device], *, batch: int = 32) -> "Plan":
+    def simple(
+        cls,
+        ensemble: Ensemble,
+        devices: str | Iterable[str | Device],
+        *,
+        batch: int = 32,
+        in_process: bool = False,
+    ) -> "Plan":
         """Return one instance of each member by worst-fit decreasing, without any search.
 
         Processes on one group of cores get cores of their own. Where there are more members than cores, several share a
-        process, which computes them in turn.
+        process, which computes them in turn. With `in_process` there are no worker processes: the one that serves
+        computes all members in turn, as tests and notebooks like it.
         """
         found = parse_devices(devices)
+        if in_process:
+            members = tuple(range(len(ensemble.members)))
+            unit = Unit(members=members, kind="loop" if len(members) > 1 else "process")
+            plan = {"ensemble": digest_of(ensemble), "devices": found[:1], "units": (unit,)}
+            return cls(**plan, matrix=((batch,),), in_process=True)  # type: ignore[arg-type]
         weights = [member.weight_bytes or 1 for member in ensemble.members]
         units = packed_units(weights, room_of(found))
         memory = MemoryModel.assumed(ensemble)
@@ -136,6 +157,7 @@ class Plan:
             "search": dict(self.search),
             "tables": None if self.tables is None else self.tables.to_json(),
             "memory": None if self.memory is None else self.memory.to_json(),
+            **({"in_process": True} if self.in_process else {}),
         }
         return {"schema": _SCHEMA, **told, "digest": _digest(told)}
 
@@ -146,7 +168,7 @@ class Plan:
             raise AllocationError(f"{where}: is no plan; allowed: what Plan.save or `serve allocate --out` wrote")
         if told["schema"] != _SCHEMA:
             raise AllocationError(f"{where}: got schema {told['schema']!r}; allowed: {_SCHEMA}; allocate again")
-        found = _digest({key: told[key] for key in _KEYS})
+        found = _digest({key: told[key] for key in (*_KEYS, "in_process") if key in told})
         if found != told["digest"]:
             raise AllocationError(
                 f"{where}: its content has the digest {found}, it says {told['digest']}; it was changed; allocate again"
@@ -162,6 +184,7 @@ class Plan:
             search=told["search"],
             tables=None if told["tables"] is None else TimeTables.from_json(told["tables"]),
             memory=None if told["memory"] is None else MemoryModel.from_json(told["memory"]),
+            in_process=told.get("in_process", False),
         )
 
     def save(self, path: str | Path) -> Path:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.serve.adaptive import AIMD, Adaptive
 from trainwright.serve.anew import placed_anew
 from trainwright.serve.arena import Arena, Layout
 from trainwright.serve.matrix import Instance, Plan
@@ -51,7 +50,6 @@ class Pool:
             instance=instance,
             health=Health(settings=self._settings),
             credits=credits_of(instance, self._layout.rows),
-            adaptive=Adaptive(policy=_policy(instance, self._settings), batch=instance.batch),
         )
 
     def line_of(self, post: Post) -> UnitLine:
@@ -108,10 +106,6 @@ def credits_of(instance: Instance, segment_rows: int) -> int:
     Never more than its line holds while the instance computes and reads nothing: about 270 messages on Linux.
     """
     return min(_LINE_HOLDS, 2 * math.ceil(instance.batch / segment_rows))
-
-
-def _policy(instance: Instance, settings: Settings) -> AIMD | None:
-    return None if settings.slo_ms is None else AIMD(slo_seconds=settings.slo_ms / 1e3, most=instance.batch)
 
 
 def _told(member: Member) -> dict[str, Any]:

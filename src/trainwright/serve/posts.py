@@ -8,7 +8,6 @@ from enum import Enum
 from typing import Any
 
 from trainwright.serve.accumulate import Slot
-from trainwright.serve.adaptive import Adaptive
 from trainwright.serve.matrix import Instance
 from trainwright.serve.messages import Task
 from trainwright.serve.supervise import Health, WorkerProcess
@@ -46,7 +45,6 @@ class Flight:
 
     work: Work
     left: set[int]  # members that were not reported
-    sent: float
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -56,7 +54,6 @@ class Post:
     instance: Instance
     health: Health
     credits: int  # tasks that its process may have at once: one computes while the next is at hand
-    adaptive: Adaptive  # rows of a batch at most, now
     state: State = State.WAITING
     process: WorkerProcess | None = None
     flights: dict[tuple[int, int], Flight] = field(default_factory=dict)  # by slot and generation
@@ -79,13 +76,13 @@ class Post:
         slot.leases += 1
         if not self.flights:
             self.heard = now  # it was silent for want of work
-        self.flights[slot.number, slot.generation] = Flight(work=work, left=set(work.members), sent=now)
+        self.flights[slot.number, slot.generation] = Flight(work=work, left=set(work.members))
         members = enumerate(self.instance.unit.members)
         task = Task(
             slot=slot.number,
             generation=slot.generation,
             rows=slot.rows,
-            batch=self.adaptive.batch,
+            batch=self.instance.batch,
             deadline=slot.deadline,
             members=sum(1 << k for k, member in members if member in work.members),
         )
@@ -105,7 +102,6 @@ class Post:
         if flight.left:
             return None
         del self.flights[number, generation]
-        self.adaptive.observe(self.heard - flight.sent)
         return flight.work.slot
 
 
@@ -138,11 +134,6 @@ class UnitLine:
         """Say whether a further segment would be taken soon: more would only wait here instead of gathering rows."""
         alive = [post for post in self.posts if post.state is not State.LOST]
         return len(self.pending) + sum(len(post.flights) for post in alive) < sum(post.credits for post in alive)
-
-    @property
-    def batch(self) -> int:
-        """Rows of the largest batch that one of its posts computes now."""
-        return max((post.adaptive.batch for post in self.posts if post.state is State.READY), default=1)
 
     @property
     def why(self) -> str:

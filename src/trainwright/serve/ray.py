@@ -16,11 +16,19 @@ from typing import Any, Self
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
+from trainwright.ensemble.library.networks import outputs_of
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import DeadlinePassed, MissingExtra, NotReady, Overloaded, RequestError, ServeError
+from trainwright.errors import (
+    DeadlinePassed,
+    EnsembleError,
+    MissingExtra,
+    NotReady,
+    Overloaded,
+    RequestError,
+    ServeError,
+)
 from trainwright.serve.answers import answer_of
 from trainwright.serve.batching import Request, request_of
-from trainwright.serve.inline import output_of
 from trainwright.serve.matrix import Instance, Plan
 from trainwright.serve.service import Answer, Options
 from trainwright.serve.settings import Settings
@@ -221,9 +229,22 @@ class _Replica:
         """Return each member's predictions."""
         rows = np.array(x)  # torch warns of arrays that it may not write to, as the object store's are
         return [
-            output_of(network, member, rows, batch_rows=self._batch, device=self._device)
+            _predict(network, member, rows, batch_rows=self._batch, device=self._device)
             for member, network in self._members
         ]
+
+
+def _predict(network: Any, member: Member, x: Array, *, batch_rows: int, device: str) -> Array:
+    """Return a member's predictions of rows x; RequestError for rows that its network cannot take."""
+    try:
+        return outputs_of(network, x, member, batch_rows=batch_rows, device=device)
+    except EnsembleError as error:
+        raise RequestError(str(error).replace("Ensemble.predict", "input")) from error
+    except (IndexError, RuntimeError, TypeError, ValueError) as error:  # what networks say to rows they cannot take
+        sentence = str(error).strip().split("\n")[0]
+        raise RequestError(
+            f"input: got shape {list(x.shape)} of {x.dtype}, which trial {member.trial} cannot take: {sentence}"
+        ) from error
 
 
 def _kind(instance: Instance) -> tuple[str, int, int]:

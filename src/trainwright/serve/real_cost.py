@@ -26,7 +26,7 @@ from trainwright.serve.placement import Placement
 from trainwright.serve.service import Answer
 from trainwright.serve.settings import Settings
 
-__all__ = ["RealCost", "Screened"]
+__all__ = ["Rates", "RealCost", "Screened"]
 
 _PARTS = 4  # of a measurement, whose spread tells its error
 _QUANTILE = 0.99
@@ -55,13 +55,15 @@ class RealCost:
         """Return the measurement of each, one after the other."""
         return [self._one(placement) for placement in placements]
 
-    def beside(self, placements: Sequence[Placement], rounds: int) -> list[float]:
-        """Return the rows a second of each at saturation: medians of windows in turns, with all of them started.
+    def in_turns(self, placements: Sequence[tuple[Placement, bool]], rounds: int) -> list["Rates"]:
+        """Return the rates of each (placement, whether it computes in this process); all are started beforehand.
 
-        Those whose turn it is not wait, and take nothing. One that fails has 0.
+        Medians of windows in turns, so that what disturbs the machine disturbs all of them alike; the others are idle
+        meanwhile. One that fails has 0.
         """
-        services = [self._service(placement) for placement in placements]
-        found: list[list[float]] = [[] for _ in services]
+        services = [self._service(placement, in_process=in_process) for placement, in_process in placements]
+        loaded: list[list[float]] = [[] for _ in services]
+        single: list[list[float]] = [[] for _ in services]
         failed: set[int] = set()
         try:
             for turn in range(rounds):
@@ -70,21 +72,31 @@ class RealCost:
                         if not turn:
                             service.start()
                         if place not in failed:
-                            found[place] += _saturated(service, self.seconds, time.monotonic() + self._limit)
+                            loaded[place] += _saturated(service, self.seconds, time.monotonic() + self._limit)
+                            single[place].append(_single_rows(service, self.seconds / 2))
                     except (ServeError, TimeoutError):
                         failed.add(place)
         finally:
             for service in services:
                 service.drain(0.0)
-        return [0.0 if place in failed else statistics.median(mine) for place, mine in enumerate(found)]
+        return [
+            Rates(loaded=0.0, single=0.0)
+            if place in failed
+            else Rates(loaded=statistics.median(loaded[place]), single=statistics.median(single[place]))
+            for place in range(len(services))
+        ]
 
     @property
     def _limit(self) -> float:
         return 10.0 * self.seconds + 60.0
 
-    def _service(self, placement: Placement) -> Deployment:
+    def _service(self, placement: Placement, *, in_process: bool = False) -> Deployment:
         plan = Plan(
-            ensemble=digest_of(self.ensemble), devices=self.devices, units=placement.units, matrix=placement.matrix
+            ensemble=digest_of(self.ensemble),
+            devices=self.devices,
+            units=placement.units,
+            matrix=placement.matrix,
+            in_process=in_process,
         )
         self.measured += 1
         settings = Settings(start_seconds=self.start_seconds, queue_rows=1_000_000, failures=1, move=False)
@@ -116,6 +128,14 @@ class RealCost:
             within = _p99(service, middle, goal.rows, self.seconds, ends) <= 1e-3 * goal.slo_ms
             low, high = (middle, high) if within else (low, middle)
         return Measurement(value=low * goal.rows, spread=_RESOLUTION * low * goal.rows)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rates:
+    """Rows a second: under load, and of one client that sends single rows."""
+
+    loaded: float
+    single: float
 
 
 @dataclass(kw_only=True)
@@ -164,6 +184,15 @@ def _saturated(service: Deployment, seconds: float, ends: float) -> list[float]:
     for future in waiting:
         future.result(timeout=max(0.0, ends - time.monotonic()))
     return found
+
+
+def _single_rows(service: Deployment, seconds: float) -> float:
+    """Return the requests a second of one client that sends a row at a time."""
+    x, done, started = _rows(service, 1), 0, time.monotonic()
+    while (taken := time.monotonic() - started) < seconds or not done:
+        service.submit(x).result(timeout=60.0)
+        done += 1
+    return done / taken
 
 
 def _p99(service: Deployment, rate: float, rows: int, seconds: float, ends: float) -> float:

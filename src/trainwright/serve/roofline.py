@@ -16,7 +16,7 @@ from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.library.weights import built
 from trainwright.errors import EnsembleError, ProfileError
 from trainwright.model.layer import Block, Layer
-from trainwright.model.measure.roofline import predicted
+from trainwright.model.measure.roofline import predict_seconds
 from trainwright.model.profile import Profile
 from trainwright.serve.memory import Footprint, MemoryModel
 from trainwright.serve.tables import TimeTables
@@ -107,7 +107,7 @@ def _at(traces: tuple[Profile, Profile], batch: int) -> Profile:
 def _seconds(profile: Profile, cluster: Cluster) -> float:
     """Return the seconds of a batch: its layers, and the way of the input to the device."""
     device = cluster.device
-    found = math.fsum(layer.forward_seconds or 0.0 for layer in _layers(predicted(profile, device)))
+    found = math.fsum(layer.forward_seconds or 0.0 for layer in _layers(predict_seconds(profile, device)))
     if device.host_bandwidth:
         found += profile.input_bytes * profile.batch / _FEW / device.host_bandwidth
     return max(found, 1e-9)

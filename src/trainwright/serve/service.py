@@ -33,7 +33,6 @@ class Answer:
     uncertainty: Uncertainty | None = None
     members: Mapping[int, Array] = field(default_factory=dict)  # trial number → its own prediction, if asked for
     trace: Mapping[str, Any] = field(default_factory=dict)
-    tiers: Array | None = None  # of a cascade: per row [N] the tier at which it stopped, from 0
 
     @property
     def degraded(self) -> bool:

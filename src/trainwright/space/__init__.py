@@ -1,6 +1,6 @@
 """What may vary: parameters, conditions and requirements; columns in, configurations out."""
 
-from trainwright.space.checking import Violation
+from trainwright.space.checking import RuleViolation
 from trainwright.space.choice import Choice
 from trainwright.space.columns import Column
 from trainwright.space.conditions import Condition, all_of, any_of, equals, greater, less, not_, one_of
@@ -26,8 +26,8 @@ __all__ = [
     "Normal",
     "Parameter",
     "Requirement",
+    "RuleViolation",
     "Space",
-    "Violation",
     "all_of",
     "any_of",
     "equals",

@@ -20,7 +20,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class Axis:
-    """One map; `count`, `every` and `place` ask about a single column."""
+    """One map; `count`, `all_units` and `place` ask about a single column."""
 
     continuous: ClassVar[bool] = False
 
@@ -44,23 +44,23 @@ class Axis:
         """How far rounding may move a unit on its way to a number and back; 0 where units are exact."""
         return 0.0
 
-    def every(self) -> Array:
+    def all_units(self) -> Array:
         """Return all canonical units of a discrete column, from low to high."""
         raise NotImplementedError
 
     def place(self, number: float) -> float:
         """Return where a number within the bounds lies, without snapping it to a grid."""
-        return float(self.units(np.array([number]))[0])
+        return float(self.to_units(np.array([number]))[0])
 
-    def snap(self, u: Array) -> Array:
-        """Return the units that `units(numbers(u))` would give."""
-        return self.units(self.numbers(u))
+    def snap_units(self, u: Array) -> Array:
+        """Return the units that `to_units(to_numbers(u))` would give."""
+        return self.to_units(self.to_numbers(u))
 
-    def numbers(self, u: Array) -> Array:
+    def to_numbers(self, u: Array) -> Array:
         """Return the numbers of units, clipped to the bounds."""
         raise NotImplementedError
 
-    def units(self, numbers: Array) -> Array:
+    def to_units(self, numbers: Array) -> Array:
         """Return the units of numbers."""
         raise NotImplementedError
 
@@ -76,17 +76,17 @@ class Linear(Axis):
     @property
     def slack(self) -> float:
         """A few units in the last place of the greatest number, as a share of the range."""
-        return _slack(self.low, self.high)
+        return _rounding_slack(self.low, self.high)
 
-    def snap(self, u: Array) -> Array:
+    def snap_units(self, u: Array) -> Array:
         """Return the units, clipped to [0, 1]."""
         return np.minimum(np.maximum(u, 0.0), 1.0)
 
-    def numbers(self, u: Array) -> Array:
+    def to_numbers(self, u: Array) -> Array:
         """Return low + u (high - low)."""
         return np.minimum(np.maximum(self.low + u * (self.high - self.low), self.low), self.high)
 
-    def units(self, numbers: Array) -> Array:
+    def to_units(self, numbers: Array) -> Array:
         """Return the place between low and high."""
         return (numbers - self.low) / (self.high - self.low)
 
@@ -102,19 +102,19 @@ class Log(Axis):
     @property
     def slack(self) -> float:
         """As on a linear axis of the logarithms."""
-        return _slack(np.log(self.low), np.log(self.high))
+        return _rounding_slack(np.log(self.low), np.log(self.high))
 
-    def snap(self, u: Array) -> Array:
+    def snap_units(self, u: Array) -> Array:
         """Return the units, clipped to [0, 1]."""
         return np.minimum(np.maximum(u, 0.0), 1.0)
 
-    def numbers(self, u: Array) -> Array:
+    def to_numbers(self, u: Array) -> Array:
         """Return exp(ln low + u (ln high - ln low))."""
         start, end = np.log(self.low), np.log(self.high)
         numbers: Array = np.exp(start + u * (end - start))
         return np.minimum(np.maximum(numbers, self.low), self.high)
 
-    def units(self, numbers: Array) -> Array:
+    def to_units(self, numbers: Array) -> Array:
         """Return the place between ln low and ln high."""
         start, end = np.log(self.low), np.log(self.high)
         units: Array = (np.log(numbers) - start) / (end - start)
@@ -140,32 +140,34 @@ class Grid(Axis):
         """Number of grid points."""
         return int(self.points[0])
 
-    def every(self) -> Array:
+    def all_units(self) -> Array:
         """Return the middles of all cells."""
         return (np.arange(self.points[0]) + 0.5) / self.points
 
     def place(self, number: float) -> float:
         """Return where a number lies between the middles of the cells."""
-        on_grid = self.units(np.array([number]))
-        if abs(self.numbers(on_grid) - number) <= 1e-9 * self.step:
+        # A bound of a condition need not be on the grid.
+        on_grid = self.to_units(np.array([number]))
+        if abs(self.to_numbers(on_grid) - number) <= 1e-9 * self.step:
             return float(on_grid[0])  # exactly the unit that rows hold, so that ties compare as ties
         return float(((number - self.low) / self.step + 0.5)[0] / self.points[0])
 
-    def snap(self, u: Array) -> Array:
+    def snap_units(self, u: Array) -> Array:
         """Return the middle of each unit's cell."""
-        return (self._index(u) + 0.5) / self.points
+        return (self._cell_index(u) + 0.5) / self.points
 
-    def numbers(self, u: Array) -> Array:
+    def to_numbers(self, u: Array) -> Array:
         """Return low + index step."""
-        numbers = self.low + self.step * self._index(u)
+        numbers = self.low + self.step * self._cell_index(u)
+        # Decimal rounding undoes the binary error of low + index * step.
         rounded = np.rint(numbers * self.decimals) / np.maximum(self.decimals, 1.0)
         return np.minimum(np.where(self.decimals > 0, rounded, numbers), self.high)
 
-    def units(self, numbers: Array) -> Array:
+    def to_units(self, numbers: Array) -> Array:
         """Return the middle of the cell of each grid point."""
         return (np.rint((numbers - self.low) / self.step) + 0.5) / self.points
 
-    def _index(self, u: Array) -> Array:
+    def _cell_index(self, u: Array) -> Array:
         return np.maximum(np.minimum(np.floor(u * self.points), self.points - 1), 0.0)
 
 
@@ -181,17 +183,17 @@ class RoundedLog(Axis):
         """Number of whole numbers."""
         return int(self.high[0] - self.low[0]) + 1
 
-    def every(self) -> Array:
+    def all_units(self) -> Array:
         """Return the place of every whole number."""
-        return self.units(np.arange(self.low[0], self.high[0] + 1))
+        return self.to_units(np.arange(self.low[0], self.high[0] + 1))
 
-    def numbers(self, u: Array) -> Array:
+    def to_numbers(self, u: Array) -> Array:
         """Return the nearest whole number in the bounds."""
         start, end = np.log(self.low - 0.5), np.log(self.high + 0.5)
         numbers: Array = np.rint(np.exp(start + u * (end - start)))
         return np.minimum(np.maximum(numbers, self.low), self.high)
 
-    def units(self, numbers: Array) -> Array:
+    def to_units(self, numbers: Array) -> Array:
         """Return the place of ln k."""
         start, end = np.log(self.low - 0.5), np.log(self.high + 0.5)
         units: Array = (np.log(numbers) - start) / (end - start)
@@ -209,24 +211,24 @@ class Code(Axis):
         """Number of positions."""
         return int(self.points[0])
 
-    def every(self) -> Array:
+    def all_units(self) -> Array:
         """Return all positions."""
         return np.arange(self.points[0])
 
-    def snap(self, u: Array) -> Array:
+    def snap_units(self, u: Array) -> Array:
         """Return the nearest position."""
         return np.minimum(np.maximum(np.rint(u), 0.0), self.points - 1)
 
-    def numbers(self, u: Array) -> Array:
+    def to_numbers(self, u: Array) -> Array:
         """Return the position."""
         return u
 
-    def units(self, numbers: Array) -> Array:
+    def to_units(self, numbers: Array) -> Array:
         """Return the position."""
         return numbers
 
 
-def _slack(low: Array, high: Array) -> float:
+def _rounding_slack(low: Array, high: Array) -> float:
     """Return eight times the rounding error of numbers as large as the bounds, in units."""
     largest = float(np.maximum(np.abs(low), np.abs(high))[0])
     return 8.0 * float(np.finfo(np.float64).eps) * (1.0 + (1.0 + largest) / float((high - low)[0]))

@@ -10,22 +10,22 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["canonical", "digest", "is_number", "plain", "short"]
+__all__ = ["canonical_json", "format_number", "hash_json", "is_number", "to_python"]
 
 _encode = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
 
 
-def canonical(value: Any) -> str:
+def canonical_json(value: Any) -> str:
     """Return the one JSON text of a plain value: sorted keys, no blanks, shortest floats."""
     return _encode(value)
 
 
-def digest(value: Any) -> str:
+def hash_json(value: Any) -> str:
     """Return BLAKE2b-128 of the canonical JSON, as 32 hex digits."""
     return hashlib.blake2b(_encode(value).encode(), digest_size=16).hexdigest()
 
 
-def plain(value: Any) -> Any:
+def to_python(value: Any) -> Any:
     """Return the Python scalar of a numpy scalar; anything else as it is."""
     return value.item() if isinstance(value, np.generic) else value
 
@@ -35,6 +35,6 @@ def is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def short(number: float) -> str:
+def format_number(number: float) -> str:
     """Return a number for a message: 1.0 as 1, others in full."""
     return str(int(number)) if float(number).is_integer() and abs(number) < 1e15 else repr(number)

@@ -8,17 +8,17 @@ import numpy as np
 
 from trainwright.errors import TrialError, closest
 from trainwright.space.axes import Array
-from trainwright.space.canonical import canonical, plain
+from trainwright.space.canonical import canonical_json, to_python
 from trainwright.space.conditions import Condition
 from trainwright.space.fixed import Constant
-from trainwright.space.layout import named_by
-from trainwright.space.rules import Rows, Rule, Rules
+from trainwright.space.row_schema import names_in
+from trainwright.space.rules import BoundRule, BoundRules, RowTable
 
-__all__ = ["Reading", "Violation", "breach", "read"]
+__all__ = ["Reading", "RuleViolation", "describe_breach", "read_params"]
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class RuleViolation:
     """One rule that parameters break, and the sentence that says so."""
 
     rule: str  # the parameter's name, or the requirement's text
@@ -34,50 +34,52 @@ class Reading:
 
     row: Array  # NaN where inactive, absent or refused
     params: dict[str, Any]  # the clean values of active parameters, with constants and derived values
-    violations: list[Violation]
+    violations: list[RuleViolation]
 
 
-def read(rules: Rules, params: Mapping[str, Any]) -> Reading:
+def read_params(rules: BoundRules, params: Mapping[str, Any]) -> Reading:
     """Return what parameters mean in the space; constants and derived values may be left out."""
-    return _Reader(rules, params).reading()
+    return _ParamsReader(rules, params).reading()
 
 
-def breach(rule: Rule, values: Mapping[str, Any]) -> str:
+def describe_breach(rule: BoundRule, values: Mapping[str, Any]) -> str:
     """Return the sentence of a broken rule."""
     named = ", ".join(f"{name}={values[name]!r}" for name in rule.names if name in values)
     return f"{named} breaks {rule.text!r}"
 
 
-class _Reader:
+class _ParamsReader:
     """Reads one configuration, value by value."""
 
-    def __init__(self, rules: Rules, params: Mapping[str, Any]) -> None:
+    def __init__(self, rules: BoundRules, params: Mapping[str, Any]) -> None:
         self.rules = rules
         self.layout = rules.layout
         self.given = params
         self.clean: dict[str, Any] = {}
         self.doubtful: set[str] = set()  # activity of what depends on these is not known
-        self.violations: list[Violation] = []
+        self.violations: list[RuleViolation] = []
         self.numbers = np.full((1, len(self.layout.columns)), np.nan)
 
     def reading(self) -> Reading:
         for name, value in self.given.items():
-            self._value(name, value)
-        row = self.layout.maps.units(self.numbers)
+            self._read_value(name, value)
+        row = self.layout.maps.to_units(self.numbers)
+        # Parents come first: whether a child is active follows from their values.
         for name in self.layout.order:
-            self._activity(name, row)
-        rows = Rows(self.rules, row, self.numbers)
+            self._check_activity(name, row)
+        rows = RowTable(self.rules, row, self.numbers)
+        # Rules are judged only on values that are legal one by one.
         if not self.violations:
-            self._derive(rows)
-            self._judge(rows)
+            self._add_derived(rows)
+            self._check_rules(rows)
         params = {name: self.clean[name] for name in self.layout.parameters if name in self.clean}
         return Reading(row[0], params, self.violations)
 
-    def _value(self, name: str, value: Any) -> None:
+    def _read_value(self, name: str, value: Any) -> None:
         parameter = self.layout.parameters.get(name)
         if parameter is None:
             near = closest(str(name), self.layout.parameters)
-            self._add(
+            self._add_violation(
                 str(name), f"{name!r} is no parameter of the space; known: {', '.join(self.layout.parameters)}{near}"
             )
         elif name in self.layout.varying:
@@ -87,32 +89,34 @@ class _Reader:
                 self.numbers[0, self.layout.index[name]] = varying.number(self.clean[name])
             except TrialError as error:
                 self.doubtful.add(name)
-                self._add(name, str(error))
-        elif isinstance(parameter, Constant) and not _same(value, parameter.value):
-            self._add(name, f"{name}={value!r} differs from the constant {parameter.value!r}")
+                self._add_violation(name, str(error))
+        elif isinstance(parameter, Constant) and not _is_same_value(value, parameter.value):
+            self._add_violation(name, f"{name}={value!r} differs from the constant {parameter.value!r}")
 
-    def _activity(self, name: str, row: Array) -> None:
+    def _check_activity(self, name: str, row: Array) -> None:
         """Compare what is given with what is active, in the order in which conditions resolve."""
         index, when = self.layout.index[name], self.layout.varying[name].when
-        if self.doubtful.intersection(named_by(when)):
+        # A refused parent leaves its children undecided: one mistake, one message.
+        if self.doubtful.intersection(names_in(when)):
             self.doubtful.add(name)
             return
         active = name not in self.layout.conditions or bool(self.layout.conditions[name](row)[0])
         if active and name not in self.given:
             self.doubtful.add(name)
-            why = "" if when is None else f", and it is active {self._because(when)}"
-            self._add(name, f"{name!r} is missing{why}")
+            why = "" if when is None else f", and it is active {self._describe_cause(when)}"
+            self._add_violation(name, f"{name!r} is missing{why}")
         elif not active and name in self.given:
+            # The value is taken out, so that rules see the row as the space would have it.
             row[0, index] = self.numbers[0, index] = np.nan
             self.clean.pop(name, None)
-            self._add(name, f"{name!r} is inactive {self._because(when)}")
+            self._add_violation(name, f"{name!r} is inactive {self._describe_cause(when)}")
 
-    def _because(self, when: Condition | None) -> str:
+    def _describe_cause(self, when: Condition | None) -> str:
         values = self.clean | {n: p.value for n, p in self.layout.parameters.items() if isinstance(p, Constant)}
-        known = [f"{name}={values[name]!r}" for name in dict.fromkeys(named_by(when)) if name in values]
+        known = [f"{name}={values[name]!r}" for name in dict.fromkeys(names_in(when)) if name in values]
         return f"when {' and '.join(known)}" if known else f"unless {when}"
 
-    def _derive(self, rows: Rows) -> None:
+    def _add_derived(self, rows: RowTable) -> None:
         for name, parameter in self.layout.parameters.items():
             if isinstance(parameter, Constant):
                 self.clean[name] = parameter.value
@@ -120,23 +124,25 @@ class _Reader:
             mask = rows.where(formula.support.gates)
             if mask is None or mask.all():
                 [self.clean[name]] = formula.values(rows[name])
-                if name in self.given and plain(self.given[name]) != self.clean[name]:
-                    self._add(name, f"{name}={self.given[name]!r} differs from its derived value {self.clean[name]!r}")
+                if name in self.given and to_python(self.given[name]) != self.clean[name]:
+                    self._add_violation(
+                        name, f"{name}={self.given[name]!r} differs from its derived value {self.clean[name]!r}"
+                    )
             elif name in self.given:
-                self._add(name, f"{name!r} is derived, and inactive here")
+                self._add_violation(name, f"{name!r} is derived, and inactive here")
 
-    def _judge(self, rows: Rows) -> None:
+    def _check_rules(self, rows: RowTable) -> None:
         passed = self.rules.verdicts(rows)[0]
         for rule, good in zip(self.rules.rules, passed, strict=True):
             if not good:
-                self._add(rule.text, breach(rule, self.clean))
+                self._add_violation(rule.text, describe_breach(rule, self.clean))
 
-    def _add(self, rule: str, message: str) -> None:
-        self.violations.append(Violation(rule, message))
+    def _add_violation(self, rule: str, message: str) -> None:
+        self.violations.append(RuleViolation(rule, message))
 
 
-def _same(value: Any, constant: Any) -> bool:
+def _is_same_value(value: Any, constant: Any) -> bool:
     try:
-        return canonical(plain(value)) == canonical(constant)
+        return canonical_json(to_python(value)) == canonical_json(constant)
     except (TypeError, ValueError):
         return False

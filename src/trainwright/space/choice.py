@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SpaceError, TrialError
 from trainwright.space.axes import Array, Axis, Code, Grid
-from trainwright.space.canonical import canonical, is_number, plain
+from trainwright.space.canonical import canonical_json, is_number, to_python
 from trainwright.space.conditions import Condition
 from trainwright.space.expressions import Kind
-from trainwright.space.parameters import Varying, kind_of, refuse_value, table_of
+from trainwright.space.parameters import Varying, check_value, kind_of_table, make_table
 
 __all__ = ["Choice"]
 
@@ -56,10 +56,10 @@ class Choice(Varying):
         when: Condition | None = None,
     ) -> None:
         given = {
-            "values": tuple(plain(value) for value in values),
+            "values": tuple(to_python(value) for value in values),
             "ordered": ordered,
-            "weights": None if weights is None else tuple(plain(weight) for weight in weights),
-            "default": plain(default),
+            "weights": None if weights is None else tuple(to_python(weight) for weight in weights),
+            "default": to_python(default),
             "when": when,
         }
         for name, value in given.items():
@@ -72,6 +72,7 @@ class Choice(Varying):
     @cached_property
     def axis(self) -> Axis:
         """The map between units and positions."""
+        # Ordered levels are cells of the unit interval; others are positions, between which nothing lies.
         points = float(len(self.values))
         return (
             Grid.of(low=0.0, step=1.0, points=points, high=points - 1, decimals=1.0)
@@ -92,17 +93,17 @@ class Choice(Varying):
     @property
     def values_kind(self) -> Kind:
         """What expressions may do with the values."""
-        return kind_of(self._table)
+        return kind_of_table(self._table)
 
     def quantile(self, p: Array) -> Array:
         """Return the latent units of uniform draws, by the weights."""
         if self.weights is None:
-            return self.axis.units(np.minimum(np.floor(p * len(self.values)), len(self.values) - 1.0))
+            return self.axis.to_units(np.minimum(np.floor(p * len(self.values)), len(self.values) - 1.0))
         ends = np.cumsum(self.weights) / math.fsum(self.weights)
         last = max(index for index, weight in enumerate(self.weights) if weight > 0)
-        return self.axis.units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
+        return self.axis.to_units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""
         if not self.values:
             raise SpaceError(
@@ -110,12 +111,12 @@ class Choice(Varying):
             )
         seen = set()
         for value in self.values:
-            refuse_value(name, value)
-            if canonical(value) in seen:
+            check_value(name, value)
+            if canonical_json(value) in seen:
                 raise SpaceError(
                     f"{name}: value {value!r} is listed twice; list each once, and use weights to favour it"
                 )
-            seen.add(canonical(value))
+            seen.add(canonical_json(value))
         if not isinstance(self.ordered, bool):
             raise SpaceError(f"{name}: ordered must be True or False, got {self.ordered!r}")
         if self.weights is not None:
@@ -127,20 +128,20 @@ class Choice(Varying):
                 raise SpaceError(
                     f"{name}: weights must be finite numbers >= 0 with a sum above 0, got {list(self.weights)!r}"
                 )
-        super().refuse(name)
+        super().check_arguments(name)
 
     def clean(self, name: str, value: Any) -> Any:
         """Return the listed value, or raise TrialError that lists them."""
-        value = tuple(value) if isinstance(value, list) else plain(value)
+        value = tuple(value) if isinstance(value, list) else to_python(value)
         try:
-            return self.values[self._codes[canonical(value)]]
+            return self.values[self._codes[canonical_json(value)]]
         except (KeyError, TypeError, ValueError):
             allowed = ", ".join(map(repr, self.values))
             raise TrialError(f"{name}={value!r} is not a value of {name}; allowed: {allowed}") from None
 
     def number(self, value: Any) -> float:
         """Return the position of a value."""
-        return float(self._codes[canonical(value)])
+        return float(self._codes[canonical_json(value)])
 
     def rank(self, name: str, value: Any) -> float:
         """Return the position of a level, or raise TrialError if the values have no order."""
@@ -159,11 +160,11 @@ class Choice(Varying):
 
     @cached_property
     def _codes(self) -> dict[str, int]:
-        return {canonical(value): code for code, value in enumerate(self.values)}
+        return {canonical_json(value): code for code, value in enumerate(self.values)}
 
     @cached_property
     def _table(self) -> NDArray[Any]:
-        return table_of(self.values)
+        return make_table(self.values)
 
     @cached_property
     def _objects(self) -> NDArray[Any]:

@@ -13,7 +13,7 @@ import numpy as np
 from trainwright.space.axes import Array, Axis, Code
 from trainwright.space.parameters import Varying
 
-__all__ = ["Column", "Columns", "column_of"]
+__all__ = ["Column", "Columns", "make_column"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,7 +26,7 @@ class Column:
     ordered: bool  # discrete values in order: Int, a stepped Float, Choice(ordered=True)
 
 
-def column_of(name: str, parameter: Varying) -> Column:
+def make_column(name: str, parameter: Varying) -> Column:
     """Return the column of a parameter."""
     axis = parameter.axis
     kind: Literal["unit", "choice"] = "choice" if isinstance(axis, Code) else "unit"
@@ -42,21 +42,23 @@ class Columns:
         for index, axis in enumerate(self.axes):
             by_kind.setdefault(type(axis), []).append(index)
         self._groups = [
-            (_indexer(indexes), kind.stack([self.axes[index] for index in indexes]))
+            (_make_indexer(indexes), kind.stack([self.axes[index] for index in indexes]))
             for kind, indexes in by_kind.items()
         ]
+        # The largest value of each column: the last position of a choice without order, else 1.
         self._tops = np.array(
             [axis.count - 1.0 if isinstance(axis, Code) and axis.count else 1.0 for axis in self.axes]
         )
         # A value that no active row can hold, on the side where one cut parts active from inactive.
         self._outside = np.array([float(axis.count or 0) if isinstance(axis, Code) else -1.0 for axis in self.axes])
+        # Columns with a law of their own; uniform ones need no map, and plain choices share one.
         self._quantiles = [
             (index, parameter.quantile)
             for index, parameter in enumerate(parameters)
             if not parameter.even and not _plain_choice(parameter)
         ]
         codes = [index for index, parameter in enumerate(parameters) if _plain_choice(parameter)]
-        self._codes = _indexer(codes) if codes else None
+        self._codes = _make_indexer(codes) if codes else None
         self._code_points = self._tops[codes] + 1.0
 
     def quantile(self, p: Array) -> Array:
@@ -68,26 +70,27 @@ class Columns:
             U[:, index] = quantile(U[:, index])
         return U
 
-    def snap(self, U: Array) -> Array:
+    def snap_units(self, U: Array) -> Array:
         """Return canonical units; NaN stays NaN."""
         out: Array = np.minimum(np.maximum(U, 0.0), self._tops)
         for where, axis in self._groups:
+            # Continuous units are canonical as they are, once clipped.
             if not axis.continuous:
-                out[:, where] = axis.snap(out[:, where])
+                out[:, where] = axis.snap_units(out[:, where])
         return out
 
-    def numbers(self, U: Array) -> Array:
+    def to_numbers(self, U: Array) -> Array:
         """Return the numbers of rows; NaN stays NaN."""
         out = np.empty_like(U)
         for where, axis in self._groups:
-            out[:, where] = axis.numbers(U[:, where])
+            out[:, where] = axis.to_numbers(U[:, where])
         return out
 
-    def units(self, numbers: Array) -> Array:
+    def to_units(self, numbers: Array) -> Array:
         """Return the rows of numbers; NaN stays NaN."""
         out = np.empty_like(numbers)
         for where, axis in self._groups:
-            out[:, where] = axis.units(numbers[:, where])
+            out[:, where] = axis.to_units(numbers[:, where])
         return out
 
     def fill(self, U: Array) -> Array:
@@ -99,7 +102,7 @@ def _plain_choice(parameter: Varying) -> bool:
     return isinstance(parameter.axis, Code) and getattr(parameter, "weights", None) is None
 
 
-def _indexer(indexes: list[int]) -> slice | list[int]:
+def _make_indexer(indexes: list[int]) -> slice | list[int]:
     # A slice is a view: much cheaper than fancy indexing, and most spaces list their kinds in runs.
     steps = set(np.diff(indexes).tolist()) or {1}
     if len(steps) == 1:

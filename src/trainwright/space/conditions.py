@@ -14,7 +14,7 @@ import numpy as np
 
 from trainwright.errors import SpaceError
 from trainwright.space.axes import Array, Mask
-from trainwright.space.canonical import plain
+from trainwright.space.canonical import to_python
 
 __all__ = [
     "Combination",
@@ -89,6 +89,7 @@ class Combination:
         """Return the evaluation of this tree."""
         if self.operation == "not_":
             return self.parts[0].bind(binder, negated=not negated)
+        # `not_` is pushed down to the comparisons, so that each stays false for an inactive parent.
         parts = [part.bind(binder, negated=negated) for part in self.parts]
         join: Callable[[Any, Any], Any] = (  # De Morgan
             operator.and_ if (self.operation == "all_of") is not negated else operator.or_
@@ -106,7 +107,7 @@ Condition = Comparison | Combination
 
 def equals(name: str, value: Any) -> Condition:
     """Hold where the parameter `name` has this value."""
-    return Comparison("equals", name, (plain(value),))
+    return Comparison("equals", name, (to_python(value),))
 
 
 def one_of(name: str, *values: Any) -> Condition:
@@ -115,32 +116,32 @@ def one_of(name: str, *values: Any) -> Condition:
         values = tuple(values[0])
     if not values:
         raise SpaceError(f"one_of({name!r}): at least one value is needed")
-    return Comparison("one_of", name, tuple(plain(value) for value in values))
+    return Comparison("one_of", name, tuple(to_python(value) for value in values))
 
 
 def less(name: str, value: Any) -> Condition:
     """Hold where the number or ordered choice `name` is below this value."""
-    return Comparison("less", name, (plain(value),))
+    return Comparison("less", name, (to_python(value),))
 
 
 def greater(name: str, value: Any) -> Condition:
     """Hold where the number or ordered choice `name` is above this value."""
-    return Comparison("greater", name, (plain(value),))
+    return Comparison("greater", name, (to_python(value),))
 
 
 def all_of(*conditions: Condition) -> Condition:
     """Hold where every condition holds."""
-    return _combine("all_of", conditions)
+    return _combine_conditions("all_of", conditions)
 
 
 def any_of(*conditions: Condition) -> Condition:
     """Hold where at least one condition holds."""
-    return _combine("any_of", conditions)
+    return _combine_conditions("any_of", conditions)
 
 
 def not_(condition: Condition) -> Condition:
     """Hold where the condition does not, as far as the parameters that it compares are active."""
-    return _combine("not_", (condition,))
+    return _combine_conditions("not_", (condition,))
 
 
 def condition_from_json(document: Any) -> Condition:
@@ -150,7 +151,7 @@ def condition_from_json(document: Any) -> Condition:
         if operation == "not_":
             return not_(condition_from_json(body))
         if operation in ("all_of", "any_of") and isinstance(body, list | tuple):
-            return _combine(operation, tuple(condition_from_json(part) for part in body))
+            return _combine_conditions(operation, tuple(condition_from_json(part) for part in body))
         if operation in ("equals", "one_of", "less", "greater") and isinstance(body, list | tuple) and len(body) == 2:
             name, value = body
             values = list(value) if operation == "one_of" and isinstance(value, list | tuple) else [value]
@@ -170,6 +171,7 @@ def compare_column(column: int, operation: str, units: list[float], *, slack: fl
         greatest = units[0] + slack
         return (lambda U: U[:, column] <= greatest) if negated else (lambda U: U[:, column] > greatest)
 
+    # Abs(NaN - unit) <= slack is false, and so is its negation once NaN is left out.
     def holds(U: Array) -> Mask:
         u = U[:, column]
         found: Mask = reduce(np.logical_or, [np.abs(u - unit) <= slack for unit in units])
@@ -178,7 +180,7 @@ def compare_column(column: int, operation: str, units: list[float], *, slack: fl
     return holds
 
 
-def _combine(operation: str, conditions: tuple[Condition, ...]) -> Condition:
+def _combine_conditions(operation: str, conditions: tuple[Condition, ...]) -> Condition:
     if not conditions:
         raise SpaceError(f"{operation}: at least one condition is needed")
     for condition in conditions:

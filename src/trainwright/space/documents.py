@@ -13,12 +13,12 @@ from trainwright.space.parameters import Parameter
 from trainwright.space.priors import prior_from_json
 from trainwright.space.requirements import Requirement, requirement_from_json
 
-__all__ = ["differences", "document_of", "parameter_from_json", "parts_of"]
+__all__ = ["describe_differences", "parameter_from_json", "space_from_json", "space_to_json"]
 
 Document = Mapping[str, Any]
 
 
-def document_of(parameters: Mapping[str, Parameter], requirements: tuple[Requirement, ...]) -> dict[str, Any]:
+def space_to_json(parameters: Mapping[str, Parameter], requirements: tuple[Requirement, ...]) -> dict[str, Any]:
     """Return a space as data; parameters are a list, because their order is the order of the columns."""
     return {
         "parameters": [{"name": name} | parameter.to_json() for name, parameter in parameters.items()],
@@ -26,7 +26,7 @@ def document_of(parameters: Mapping[str, Parameter], requirements: tuple[Require
     }
 
 
-def parts_of(document: Any) -> tuple[dict[str, Parameter], list[Requirement]]:
+def space_from_json(document: Any) -> tuple[dict[str, Parameter], list[Requirement]]:
     """Return the parameters and requirements of a document."""
     if not isinstance(document, Mapping) or not isinstance(document.get("parameters"), list | tuple):
         raise SpaceError(f"space {document!r} cannot be read; its 'parameters' must be a list")
@@ -52,7 +52,7 @@ def parameter_from_json(name: str, document: Any) -> Parameter:
         near = closest(document["kind"], kinds)
         raise SpaceError(f"{name}: kind {document['kind']!r} is unknown; allowed: {', '.join(kinds)}{near}")
     known = kind.known()
-    arguments = {key: _frozen(value) for key, value in document.items() if key != "kind"}
+    arguments = {key: _freeze_list(value) for key, value in document.items() if key != "kind"}
     for key in arguments:
         if key not in known:
             near = closest(key, known)
@@ -68,50 +68,51 @@ def parameter_from_json(name: str, document: Any) -> Parameter:
         values = arguments.pop("values")
         if not isinstance(values, tuple):
             raise SpaceError(f"{name}: values must be a list, got {values!r}")
-        return Choice(*map(_frozen, values), **arguments)
+        return Choice(*map(_freeze_list, values), **arguments)
     return kind(**arguments)
 
 
-def differences(old: Document, new: Document) -> list[str]:
+def describe_differences(old: Document, new: Document) -> list[str]:
     """Return what a new space has otherwise than an old one: "width in [16, 256], now [16, 512]"."""
     before = {entry["name"]: entry for entry in old["parameters"]}
     after = {entry["name"]: entry for entry in new["parameters"]}
     found = [f"{name}, now absent" for name in before if name not in after]
     found += [f"no {name}, now {after[name]['kind']}" for name in after if name not in before]
     for name, entry in before.items():
-        found += _changes(name, entry, after.get(name, entry))
+        found += _describe_changes(name, entry, after.get(name, entry))
     if not found and list(before) != list(after):
         found.append(f"the order {', '.join(before)}, now {', '.join(after)}")
     rules, others = old["requirements"], new["requirements"]
-    found += [f"requirement {_rule(rule)}, now absent" for rule in rules if rule not in others]
-    found += [f"no requirement {_rule(rule)}, now required" for rule in others if rule not in rules]
+    found += [f"requirement {_describe_rule(rule)}, now absent" for rule in rules if rule not in others]
+    found += [f"no requirement {_describe_rule(rule)}, now required" for rule in others if rule not in rules]
     if not found and rules != others:
         found.append("its requirements in another order")
     return found
 
 
-def _changes(name: str, old: Document, new: Document) -> list[str]:
+def _describe_changes(name: str, old: Document, new: Document) -> list[str]:
     if old["kind"] != new["kind"]:
         return [f"{name} as {old['kind']}, now {new['kind']}"]
     found = []
+    # Bounds are named together: "in [16, 256]" reads better than two changes.
     if "low" in old and [old["low"], old["high"]] != [new["low"], new["high"]]:
         found.append(f"{name} in [{old['low']!r}, {old['high']!r}], now [{new['low']!r}, {new['high']!r}]")
-    if "values" in old and _typed(old["values"]) != _typed(new["values"]):
+    if "values" in old and _typed_repr(old["values"]) != _typed_repr(new["values"]):
         found.append(f"{name} in {old['values']!r}, now {new['values']!r}")
     for key in dict.fromkeys([*old, *new]):
         was, now = old.get(key), new.get(key)
-        if key not in ("low", "high", "values") and _typed(was) != _typed(now):
+        if key not in ("low", "high", "values") and _typed_repr(was) != _typed_repr(now):
             found.append(f"{name} with {key}={was!r}, now {now!r}")
     return found
 
 
-def _typed(value: Any) -> str:
+def _typed_repr(value: Any) -> str:
     return repr(value)  # tells 1, 1.0 and True apart, as the fingerprint does
 
 
-def _rule(document: Document) -> str:
+def _describe_rule(document: Document) -> str:
     return repr(document.get("text") or document["function"])
 
 
-def _frozen(value: Any) -> Any:
+def _freeze_list(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

@@ -3,15 +3,15 @@
 import numpy as np
 
 from trainwright.space.axes import Array
-from trainwright.space.rules import Rows, Rules
+from trainwright.space.rules import BoundRules, RowTable
 
-__all__ = ["MOST_LEGAL", "legal_points"]
+__all__ = ["MOST_LEGAL", "enumerate_legal"]
 
 MOST_LEGAL = 1_000_000
 MOST_PARTIAL = 2 * MOST_LEGAL  # rows held on the way
 
 
-def legal_points(rules: Rules) -> Array | None:
+def enumerate_legal(rules: BoundRules) -> Array | None:
     """Return all legal rows of a space whose columns are all discrete, or None if they are over a million.
 
     Rows are in lexicographic order of the columns, parents of conditions first.
@@ -21,18 +21,21 @@ def legal_points(rules: Rules) -> Array | None:
     waiting = list(rules.rules)
     done: set[int] = set()
     for name in layout.order:
-        index, units = layout.index[name], layout.varying[name].axis.every
+        index, units = layout.index[name], layout.varying[name].axis.all_units
         points = layout.columns[index].points or 0
+        # An inactive parameter has one value, NaN, and does not multiply the rows.
         active = layout.conditions[name](U) if name in layout.conditions else np.ones(len(U), dtype=np.bool_)
         repeats = np.where(active, points, 1)
         total = int(repeats.sum())
+        # Cut off before the memory is taken.
         if points > MOST_PARTIAL or total > MOST_PARTIAL:
             return None
         turn = np.arange(total) - np.repeat(np.cumsum(repeats) - repeats, repeats)  # 0, 1, .. within each old row
         U = np.repeat(U, repeats, axis=0)
         U[:, index] = np.where(np.repeat(active, repeats), units()[turn], np.nan)
         done.add(index)
-        rows, passed = Rows(rules, U), np.ones(len(U), dtype=np.bool_)
+        rows, passed = RowTable(rules, U), np.ones(len(U), dtype=np.bool_)
+        # A rule cuts rows as soon as all columns that it reads are there.
         for rule in waiting:
             if rule.support.reads <= done:
                 rules.judge(rule, rows, passed)

@@ -93,10 +93,11 @@ class Expression:
         """Return the expression, or raise SpaceError that names what is not allowed."""
         try:
             tree = ast.parse(text.strip(), mode="eval").body
-            _check(tree, owner)
+            _check_language(tree, owner)
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
             raise SpaceError(f"{owner}: cannot be read ({why}); allowed: {ALLOWED}") from None
+        # Names of functions are not parameters.
         called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
         found = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name) and id(node) not in called]
         return cls(text.strip(), owner, tuple(dict.fromkeys(found)), tree)
@@ -109,8 +110,9 @@ class Expression:
         return _Compiler(self.owner, kinds).term(self._tree)
 
 
-def _check(tree: ast.expr, owner: str) -> None:
+def _check_language(tree: ast.expr, owner: str) -> None:
     """Refuse what is not in the language, outermost first."""
+    # A list of values may stand only on the right of `in`.
     listed = {
         id(node.comparators[index])
         for node in ast.walk(tree)
@@ -155,29 +157,29 @@ class _Compiler:
     def term(self, node: ast.expr) -> Term:
         match node:
             case ast.Constant():
-                return self._constant(node.value)
+                return self._compile_constant(node.value)
             case ast.Name():
-                return self._name(node.id)
+                return self._compile_name(node.id)
             case ast.BoolOp():
-                parts = [self._condition(value).evaluate for value in node.values]
+                parts = [self._compile_condition(value).evaluate for value in node.values]
                 join = np.logical_and if isinstance(node.op, ast.And) else np.logical_or
                 return Term("bool", lambda env: reduce(join, [part(env) for part in parts]))
             case ast.UnaryOp(op=ast.Not()):
-                inner = self._condition(node.operand).evaluate
+                inner = self._compile_condition(node.operand).evaluate
                 return Term("bool", lambda env: np.logical_not(inner(env)))
             case ast.UnaryOp():
-                number = self._number(node.operand)
+                number = self._compile_number(node.operand)
                 function = np.negative if isinstance(node.op, ast.USub) else np.positive
-                return Term(_widest([number]), lambda env: function(number.evaluate(env)))
+                return Term(_widest_kind([number]), lambda env: function(number.evaluate(env)))
             case ast.BinOp():
-                return self._arithmetic(node)
+                return self._compile_arithmetic(node)
             case ast.Compare():
-                return self._compare(node)
+                return self._compile_comparison(node)
             case ast.Call(func=ast.Name(id=name)):
-                return self._call(name, node.args)
+                return self._compile_call(name, node.args)
         raise SpaceError(f"{self.owner}: {ast.unparse(node)} has no value here; allowed: {ALLOWED}")
 
-    def _constant(self, value: Any) -> Term:
+    def _compile_constant(self, value: Any) -> Term:
         if isinstance(value, bool):
             return Term("bool", lambda _: value)
         if isinstance(value, int | float):
@@ -188,13 +190,13 @@ class _Compiler:
             return Term("int" if isinstance(value, int) else "float", lambda _: number)
         return Term("text" if isinstance(value, str) else "any", lambda _: value)
 
-    def _name(self, name: str) -> Term:
+    def _compile_name(self, name: str) -> Term:
         kind = self.kinds[name]
         if kind == "int":
             return Term(kind, lambda env: np.asarray(env[name], dtype=np.float64))
         return Term(kind, lambda env: env[name])
 
-    def _number(self, node: ast.expr) -> Term:
+    def _compile_number(self, node: ast.expr) -> Term:
         term = self.term(node)
         if term.kind == "bool":
             return Term("bool", lambda env: np.asarray(term.evaluate(env), dtype=np.float64))
@@ -202,39 +204,49 @@ class _Compiler:
             raise SpaceError(f"{self.owner}: {ast.unparse(node)} is no number, so it can only be compared by == != in")
         return term
 
-    def _condition(self, node: ast.expr) -> Term:
+    def _compile_condition(self, node: ast.expr) -> Term:
         term = self.term(node)
         if term.kind != "bool":
             raise SpaceError(f"{self.owner}: {ast.unparse(node)} is neither true nor false; compare it with something")
         return term
 
-    def _arithmetic(self, node: ast.BinOp) -> Term:
-        left, right, function = self._number(node.left), self._number(node.right), _ARITHMETIC[type(node.op)]
-        kind = _widest([left, right])
+    def _compile_arithmetic(self, node: ast.BinOp) -> Term:
+        left, right, function = (
+            self._compile_number(node.left),
+            self._compile_number(node.right),
+            _ARITHMETIC[type(node.op)],
+        )
+        kind = _widest_kind([left, right])
+        # 2 ** -1 is no whole number: the kind stays int only for a literal exponent.
         whole_power = isinstance(node.right, ast.Constant)  # a sign in front makes it no plain constant
         if isinstance(node.op, ast.Div) or (isinstance(node.op, ast.Pow) and not whole_power):
             kind = "float"
         return Term(kind, lambda env: function(left.evaluate(env), right.evaluate(env)))
 
-    def _compare(self, node: ast.Compare) -> Term:
+    def _compile_comparison(self, node: ast.Compare) -> Term:
         parts = []
         for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
             if isinstance(op, ast.In | ast.NotIn):
-                parts.append(self._membership(left, right, negated=isinstance(op, ast.NotIn)))
+                parts.append(self._compile_membership(left, right, negated=isinstance(op, ast.NotIn)))
             elif isinstance(op, ast.Eq | ast.NotEq):
-                parts.append(self._equal(left, right, negated=isinstance(op, ast.NotEq)))
+                parts.append(self._compile_equality(left, right, negated=isinstance(op, ast.NotEq)))
             else:
-                parts.append(self._ordered(left, op, right))
+                parts.append(self._compile_order(left, op, right))
         return Term(
             "bool", parts[0] if len(parts) == 1 else lambda env: reduce(np.logical_and, [p(env) for p in parts])
         )
 
-    def _ordered(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Callable[[Environment], Any]:
-        first, second, function = self._number(left).evaluate, self._number(right).evaluate, _ORDER[type(op)]
+    def _compile_order(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Callable[[Environment], Any]:
+        first, second, function = (
+            self._compile_number(left).evaluate,
+            self._compile_number(right).evaluate,
+            _ORDER[type(op)],
+        )
         return lambda env: function(first(env), second(env))
 
-    def _equal(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
+    def _compile_equality(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
         first, second = self.term(left), self.term(right)
+        # Number and text are never equal: most likely a typing mistake, so it is refused.
         kinds = {"number" if term.kind in NUMERIC else term.kind for term in (first, second)}
         if kinds == {"number", "text"}:
             raise SpaceError(
@@ -245,23 +257,23 @@ class _Compiler:
             return lambda env: np.logical_not(function(first.evaluate(env), second.evaluate(env)))
         return lambda env: function(first.evaluate(env), second.evaluate(env))
 
-    def _membership(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
+    def _compile_membership(self, left: ast.expr, right: ast.expr, *, negated: bool) -> Callable[[Environment], Any]:
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
             raise SpaceError(f"{self.owner}: 'in' needs a list of values on its right, such as in (1, 2)")
-        parts = [self._equal(left, element, negated=negated) for element in right.elts]
+        parts = [self._compile_equality(left, element, negated=negated) for element in right.elts]
         join = np.logical_and if negated else np.logical_or
         return lambda env: reduce(join, [part(env) for part in parts])
 
-    def _call(self, name: str, arguments: Sequence[ast.expr]) -> Term:
+    def _compile_call(self, name: str, arguments: Sequence[ast.expr]) -> Term:
         least, most = (2, 100) if name in ("min", "max") else (1, 1)
         if not least <= len(arguments) <= most:
             raise SpaceError(f"{self.owner}: {name} takes {'two or more numbers' if least == 2 else 'one number'}")
-        terms = [self._number(argument) for argument in arguments]
+        terms = [self._compile_number(argument) for argument in arguments]
         function, kind = _FUNCTIONS[name]
         if least == 2:
-            return Term(_widest(terms), lambda env: reduce(function, [term.evaluate(env) for term in terms]))
+            return Term(_widest_kind(terms), lambda env: reduce(function, [term.evaluate(env) for term in terms]))
         inner = terms[0].evaluate
-        return Term(kind or _widest(terms), lambda env: function(inner(env)))
+        return Term(kind or _widest_kind(terms), lambda env: function(inner(env)))
 
 
 _compare_objects = np.frompyfunc(operator.eq, 2, 1)
@@ -269,10 +281,10 @@ _compare_objects = np.frompyfunc(operator.eq, 2, 1)
 
 def _same_object(left: Any, right: Any) -> Any:
     """Compare values of mixed kinds one by one, as Python does."""
-    return np.asarray(_compare_objects(_boxed(left), _boxed(right)), dtype=np.bool_)
+    return np.asarray(_compare_objects(_box_value(left), _box_value(right)), dtype=np.bool_)
 
 
-def _boxed(value: Any) -> Any:
+def _box_value(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value
     box = np.empty((), dtype=object)  # keeps a text or tuple whole
@@ -280,5 +292,5 @@ def _boxed(value: Any) -> Any:
     return box
 
 
-def _widest(terms: Sequence[Term]) -> Kind:
+def _widest_kind(terms: Sequence[Term]) -> Kind:
     return "float" if any(term.kind == "float" for term in terms) else "int"

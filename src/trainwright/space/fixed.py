@@ -7,10 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import SpaceError
-from trainwright.space.canonical import plain
+from trainwright.space.canonical import to_python
 from trainwright.space.conditions import Condition
 from trainwright.space.expressions import Expression, Kind
-from trainwright.space.parameters import Parameter, kind_of, refuse_value, table_of
+from trainwright.space.parameters import Parameter, check_value, kind_of_table, make_table
 
 __all__ = ["Constant", "Derived"]
 
@@ -23,20 +23,20 @@ class Constant(Parameter):
     kind: ClassVar[str] = "constant"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", plain(self.value))
+        object.__setattr__(self, "value", to_python(self.value))
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the value is no JSON scalar and no tuple of them."""
-        refuse_value(name, self.value)
+        check_value(name, self.value)
 
     def column(self, count: int) -> NDArray[Any]:
         """Return the value as a column."""
-        return np.repeat(table_of((self.value,)), count)
+        return np.repeat(make_table((self.value,)), count)
 
     @property
     def values_kind(self) -> Kind:
         """What expressions may do with the value."""
-        return kind_of(table_of((self.value,)))
+        return kind_of_table(make_table((self.value,)))
 
 
 @dataclass(frozen=True, repr=False)
@@ -48,9 +48,9 @@ class Derived(Parameter):
     when: Condition | None = None
     kind: ClassVar[str] = "derived"
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the text is no text; its grammar is refused when it is bound."""
-        super().refuse(name)
+        super().check_arguments(name)
         if not isinstance(self.text, str):
             raise SpaceError(f"{name}: {self.text!r} is no text; write for example Derived('batch * accumulation')")
 

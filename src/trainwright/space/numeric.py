@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SpaceError, TrialError
 from trainwright.space.axes import Array, Axis, Grid, Linear, Log, RoundedLog
-from trainwright.space.canonical import is_number, plain, short
+from trainwright.space.canonical import format_number, is_number, to_python
 from trainwright.space.conditions import Condition
 from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying
 from trainwright.space.priors import Beta, Normal, Prior
 
-__all__ = ["Float", "Int", "Number"]
+__all__ = ["Float", "Int", "NumericParameter"]
 
 MOST_POINTS = 2**50  # above, a float's 53 bits do not tell neighbouring cells of the unit interval apart
 MOST_LOG = 2**40  # likewise for whole numbers on a log scale
 
 
-class Number(Varying):
+class NumericParameter(Varying):
     """What Float and Int share: bounds, log, step, default, prior."""
 
     low: Any
@@ -35,7 +35,7 @@ class Number(Varying):
 
     def __post_init__(self) -> None:
         for name in ("low", "high", "step", "default"):
-            object.__setattr__(self, name, plain(getattr(self, name)))
+            object.__setattr__(self, name, to_python(getattr(self, name)))
 
     @property
     def even(self) -> bool:
@@ -49,15 +49,15 @@ class Number(Varying):
     def rank(self, name: str, value: Any) -> float:
         """Return the number itself, which need not be on the grid, or raise TrialError."""
         if not is_number(value) or not self.low <= value <= self.high:
-            raise self._outside(name, value)
+            raise self._outside_error(name, value)
         return float(value)
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""
         for word in ("low", "high", "step"):
             value = getattr(self, word)
             if not (word == "step" and value is None):
-                self._refuse_number(f"{name}: {word}", value)
+                self._check_number(f"{name}: {word}", value)
         low, high = self.low, self.high
         if not low < high:
             mend = f"{type(self).__name__}({high!r}, {low!r})" if high < low else f"Constant({low!r})"
@@ -73,43 +73,46 @@ class Number(Varying):
         if self.prior is not None:
             if not isinstance(self.prior, Normal | Beta):
                 raise SpaceError(f"{name}: {self.prior!r} is no prior; give Normal(mean, sd) or Beta(a, b)")
-            self.prior.refuse(name)
-        self._refuse_scale(name)
-        super().refuse(name)
+            self.prior.check_arguments(name)
+        self._check_scale(name)
+        super().check_arguments(name)
 
-    def _refuse_number(self, what: str, value: Any) -> None:
+    def _check_number(self, what: str, value: Any) -> None:
         if not is_number(value):
             raise SpaceError(f"{what} must be a number, got {value!r}")
         if not abs(value) <= sys.float_info.max:
             raise SpaceError(f"{what} must be finite, got {value!r}; give the least and greatest value worth a trial")
 
-    def _refuse_scale(self, name: str) -> None:
+    def _check_scale(self, name: str) -> None:
         raise NotImplementedError
 
-    def _grid(self, step: float) -> Grid:
+    def _make_grid(self, step: float) -> Grid:
         low, high = float(self.low), float(self.high)
+        # Digits after the point of low and step, as the user wrote them.
         digits = max(-int(Decimal(repr(number)).normalize().as_tuple().exponent) for number in (low, step))
         decimals = 10.0 ** max(digits, 0)
+        # Beyond 2^53 the scaled numbers are no longer exact integers.
         exact = digits <= 15 and max(abs(low), abs(high)) * decimals < 2**53
+        # A billionth of slack: 0.3 / 0.1 is a little below 3 in floats.
         points = float(math.floor((high - low) / step + 1e-9) + 1)
         return Grid.of(low=low, step=step, points=points, high=high, decimals=decimals if exact else 0.0)
 
-    def _outside(self, name: str, value: Any) -> TrialError:
+    def _outside_error(self, name: str, value: Any) -> TrialError:
         return TrialError(f"{name}={value!r} is outside [{self.low!r}, {self.high!r}]")
 
-    def _on_grid(self, name: str, value: Any) -> float:
+    def _snap_to_grid(self, name: str, value: Any) -> float:
         axis = self.axis
-        number = axis.numbers(axis.units(np.array([float(value)])))[0]
+        number = axis.to_numbers(axis.to_units(np.array([float(value)])))[0]
         if abs(number - value) > 1e-9 * self.step:
             raise TrialError(
                 f"{name}={value!r} is not on the grid {self.low!r}, {self.low + self.step!r}, ...; "
-                f"the nearest point is {short(float(number))}"
+                f"the nearest point is {format_number(float(number))}"
             )
         return float(number)
 
 
 @dataclass(frozen=True, repr=False)
-class Float(Number):
+class Float(NumericParameter):
     """A real number in [low, high]; `log` spreads it evenly over its logarithm, `step` counts grid points from low."""
 
     low: float
@@ -126,7 +129,7 @@ class Float(Number):
     def axis(self) -> Axis:
         """The map between units and numbers."""
         if self.step is not None:
-            return self._grid(float(self.step))
+            return self._make_grid(float(self.step))
         return (Log if self.log else Linear).of(low=self.low, high=self.high)
 
     def to_json(self) -> dict[str, Any]:
@@ -141,14 +144,14 @@ class Float(Number):
 
     def clean(self, name: str, value: Any) -> float:
         """Return the value as a float, or raise TrialError that says what is allowed."""
-        value = plain(value)
+        value = to_python(value)
         if not is_number(value):
             raise TrialError(f"{name}={value!r} is not a number; allowed: a number in [{self.low!r}, {self.high!r}]")
         if not self.low <= value <= self.high:
-            raise self._outside(name, value)
-        return float(value) + 0.0 if self.step is None else self._on_grid(name, value)
+            raise self._outside_error(name, value)
+        return float(value) + 0.0 if self.step is None else self._snap_to_grid(name, value)
 
-    def _refuse_scale(self, name: str) -> None:
+    def _check_scale(self, name: str) -> None:
         if self.log and not self.low > 0:
             raise SpaceError(
                 f"{name}: log=True needs low > 0, got {self.low!r}; use a small bound such as 1e-6, or log=False"
@@ -160,7 +163,7 @@ class Float(Number):
 
 
 @dataclass(frozen=True, repr=False)
-class Int(Number):
+class Int(NumericParameter):
     """A whole number from low to high, both included; `log` and `step` as for Float."""
 
     low: int
@@ -178,7 +181,7 @@ class Int(Number):
         """The map between units and numbers."""
         if self.log:
             return RoundedLog.of(low=self.low, high=self.high)
-        return self._grid(float(1 if self.step is None else self.step))
+        return self._make_grid(float(1 if self.step is None else self.step))
 
     @property
     def values_kind(self) -> Kind:
@@ -187,27 +190,27 @@ class Int(Number):
 
     def clean(self, name: str, value: Any) -> int:
         """Return the value as an int, or raise TrialError that says what is allowed."""
-        value = plain(value)
+        value = to_python(value)
         if not is_number(value) or not (isinstance(value, int) or value.is_integer()):
             raise TrialError(
                 f"{name}={value!r} is not a whole number; allowed: a whole number in [{self.low!r}, {self.high!r}]"
             )
         if not self.low <= value <= self.high:
-            raise self._outside(name, value)
-        return int(value) if self.step is None else int(self._on_grid(name, int(value)))
+            raise self._outside_error(name, value)
+        return int(value) if self.step is None else int(self._snap_to_grid(name, int(value)))
 
     def natural(self, numbers: Array) -> NDArray[Any]:
         """Return the values as int64."""
         return numbers.astype(np.int64)
 
-    def _refuse_number(self, what: str, value: Any) -> None:
-        super()._refuse_number(what, value)
+    def _check_number(self, what: str, value: Any) -> None:
+        super()._check_number(what, value)
         if not isinstance(value, int):
             raise SpaceError(f"{what} must be a whole number, got {value!r}; for real numbers use Float")
         if abs(value) > 2**53:
             raise SpaceError(f"{what} must lie within -2**53 and 2**53, got {value!r}")
 
-    def _refuse_scale(self, name: str) -> None:
+    def _check_scale(self, name: str) -> None:
         if self.log and self.low < 1:
             raise SpaceError(f"{name}: log=True needs low >= 1, got {self.low!r}; use Int(1, ...), or log=False")
         if self.log and self.high > MOST_LOG:

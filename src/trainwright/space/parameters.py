@@ -17,7 +17,7 @@ from trainwright.space.axes import Array, Axis
 from trainwright.space.conditions import Combination, Comparison, Condition
 from trainwright.space.expressions import Kind
 
-__all__ = ["Parameter", "Varying", "kind_of", "refuse_value", "table_of"]
+__all__ = ["Parameter", "Varying", "check_value", "kind_of_table", "make_table"]
 
 Table = NDArray[Any]
 
@@ -47,9 +47,9 @@ class Parameter:
 
     def to_json(self) -> dict[str, Any]:
         """Return the parameter as data: its kind and its arguments."""
-        return {"kind": self.kind} | {name: _as_data(value) for name, value in self.arguments().items()}
+        return {"kind": self.kind} | {name: _to_data(value) for name, value in self.arguments().items()}
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""
         if self.when is not None and not isinstance(self.when, Comparison | Combination):
             raise SpaceError(
@@ -107,9 +107,9 @@ class Varying(Parameter):
         values: list[Any] = self.natural(numbers).tolist()
         return values
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""
-        super().refuse(name)
+        super().check_arguments(name)
         if self.has_default:
             try:
                 self.clean(name, self.default)
@@ -117,7 +117,7 @@ class Varying(Parameter):
                 raise SpaceError(f"{name}: default {str(error).removeprefix(f'{name}=')}") from None
 
 
-def refuse_value(name: str, value: Any) -> None:
+def check_value(name: str, value: Any) -> None:
     """Raise SpaceError unless the value is a JSON scalar or a tuple of JSON scalars."""
     scalars = value if isinstance(value, tuple) else (value,)
     for scalar in scalars:
@@ -130,8 +130,9 @@ def refuse_value(name: str, value: Any) -> None:
             raise SpaceError(f"{name}: value {value!r} is not a scalar; use {mend}")
 
 
-def table_of(values: tuple[Any, ...]) -> Table:
+def make_table(values: tuple[Any, ...]) -> Table:
     """Return values as an array: of bool, int64, float64 or text where all are, else of objects."""
+    # numpy would make 1.0 of 1 and "1" of both: mixed types stay objects.
     kinds = {type(value) for value in values}
     if kinds in ({bool}, {str}) or kinds <= {int, float}:
         table = np.array(values)
@@ -140,13 +141,13 @@ def table_of(values: tuple[Any, ...]) -> Table:
     return np.fromiter(values, dtype=object, count=len(values))  # also whole numbers beyond 64 bits; tuples stay whole
 
 
-def kind_of(table: Table) -> Kind:
+def kind_of_table(table: Table) -> Kind:
     """Return what expressions may do with the values of a table."""
     kinds: dict[str, Kind] = {"b": "bool", "i": "int", "f": "float", "U": "text"}
     return kinds.get(table.dtype.kind, "any")
 
 
-def _as_data(value: Any) -> Any:
+def _to_data(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
-    return [_as_data(item) for item in value] if isinstance(value, tuple) else value
+    return [_to_data(item) for item in value] if isinstance(value, tuple) else value

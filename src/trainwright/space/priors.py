@@ -23,7 +23,7 @@ class Normal:
     mean: float
     sd: float
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the settings make no law."""
         if not is_number(self.mean) or not 0 <= self.mean <= 1:
             raise SpaceError(
@@ -37,6 +37,7 @@ class Normal:
         """Return the units below which a share p of the draws lies."""
         from scipy.special import ndtr, ndtri
 
+        # The shares of the untruncated law below 0 and below 1; draws lie between them.
         below, above = ndtr(-self.mean / self.sd), ndtr((1 - self.mean) / self.sd)
         units: Array = self.mean + self.sd * ndtri(below + p * (above - below))
         return np.minimum(np.maximum(units, 0.0), 1.0)
@@ -53,7 +54,7 @@ class Beta:
     a: float
     b: float
 
-    def refuse(self, name: str) -> None:
+    def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the settings make no law."""
         for shape, value in asdict(self).items():
             if not is_number(value) or not 0 < value < float("inf"):

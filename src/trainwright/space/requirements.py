@@ -100,6 +100,7 @@ def require(rule: str | Predicate, names: Iterable[str] | None = None) -> Requir
     if not callable(rule):
         raise SpaceError(f"require: {rule!r} is neither a text nor a function; write for example require('a <= b')")
     path = f"{getattr(rule, '__module__', None)}:{getattr(rule, '__qualname__', None)}"
+    # Lambdas and nested functions cannot be imported by a worker.
     if "<" in path or "None" in path.split(":"):
         raise SpaceError(
             f"requirement {path!r}: has no import path; define the function at the top of a module, not inside another"
@@ -116,11 +117,11 @@ def requirement_from_json(document: Any) -> Requirement:
     if isinstance(document, dict) and isinstance(document.get("text"), str):
         return require(document["text"])
     if isinstance(document, dict) and {"function", "names"} <= document.keys():
-        return require(_import(document["function"]), names=document["names"])
+        return require(_import_function(document["function"]), names=document["names"])
     raise SpaceError(f'requirement {document!r} cannot be read; write {{"text": "a <= b"}}')
 
 
-def _import(path: str) -> Predicate:
+def _import_function(path: str) -> Predicate:
     module, _, attributes = path.partition(":")
     try:
         found: Any = importlib.import_module(module)

@@ -13,11 +13,11 @@ from trainwright.space.axes import Array, Mask
 from trainwright.space.conditions import Condition, Holds
 from trainwright.space.expressions import Kind, Term
 from trainwright.space.fixed import Constant, Derived
-from trainwright.space.layout import Layout, in_order, named_by
 from trainwright.space.parameters import Varying
 from trainwright.space.requirements import Requirement, Verdict
+from trainwright.space.row_schema import RowSchema, names_in, order_by_needs
 
-__all__ = ["Formula", "Rows", "Rule", "Rules"]
+__all__ = ["BoundRule", "BoundRules", "Formula", "RowTable"]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Formula:
 
 
 @dataclass(frozen=True)
-class Rule:
+class BoundRule:
     """A requirement over columns."""
 
     text: str
@@ -53,10 +53,10 @@ class Rule:
     verdict: Verdict
 
 
-class Rules:
+class BoundRules:
     """The derived values and requirements of a space, bound to its layout."""
 
-    def __init__(self, layout: Layout, requirements: Sequence[Requirement]) -> None:
+    def __init__(self, layout: RowSchema, requirements: Sequence[Requirement]) -> None:
         self.layout = layout
         self.kinds: dict[str, Kind] = {
             name: p.values_kind for name, p in layout.parameters.items() if isinstance(p, Varying | Constant)
@@ -65,27 +65,31 @@ class Rules:
         self._bind_formulas()
         # In the order of the parameters, for messages.
         self.kinds = {name: self.kinds[name] for name in layout.parameters}
-        self.rules = [self._finite(name) for name in self.formulas]
+        # Every derived value must be finite: 1 / 0 makes a row illegal, not an error.
+        self.rules = [self._finite_rule(name) for name in self.formulas]
         for requirement in requirements:
             verdict = requirement.bind(self.kinds)
-            self.rules.append(Rule(str(requirement), requirement.names, self._support(requirement.names), verdict))
+            self.rules.append(
+                BoundRule(str(requirement), requirement.names, self._support_of(requirement.names), verdict)
+            )
 
-    def verdicts(self, rows: "Rows") -> Mask:
+    def verdicts(self, rows: "RowTable") -> Mask:
         """Return for each row and rule whether the row passes; a rule that does not apply is passed."""
         passed = np.ones((len(rows), len(self.rules)), dtype=np.bool_)
         for index, rule in enumerate(self.rules):
             self.judge(rule, rows, passed[:, index])
         return passed
 
-    def legal(self, rows: "Rows") -> Mask:
+    def legal(self, rows: "RowTable") -> Mask:
         """Return for each row whether it passes all rules."""
         passed = np.ones(len(rows), dtype=np.bool_)
         for rule in self.rules:
             self.judge(rule, rows, passed)
         return passed
 
-    def judge(self, rule: Rule, rows: "Rows", passed: Mask) -> None:
+    def judge(self, rule: BoundRule, rows: "RowTable", passed: Mask) -> None:
         """Clear `passed` where the rule applies and is broken."""
+        # The rule is evaluated on the rows to which it applies, and only there.
         active = rows.where(rule.support.gates)
         some = rows if active is None else rows.take(active)
         if len(some) == 0:
@@ -102,21 +106,25 @@ class Rules:
         expressions = {name: parameter.expression(name) for name, parameter in derived.items()}
         needs = {name: [used for used in e.names if used in derived] for name, e in expressions.items()}
         known = {name: self.kinds.get(name, "float") for name in self.layout.parameters}
-        for name in in_order(needs, "derived values"):
+        # Derived values may use each other, so they are bound after those that they use.
+        for name in order_by_needs(needs, "derived values"):
             term = expressions[name].bind(known)
             if term.kind not in ("bool", "int", "float"):
                 raise SpaceError(f"{name}: {derived[name].text!r} gives no number; derive numbers only")
-            self.formulas[name] = Formula(term, self._support(expressions[name].names, name, derived[name].when))
+            self.formulas[name] = Formula(term, self._support_of(expressions[name].names, name, derived[name].when))
             self.kinds[name] = known[name] = term.kind
 
-    def _finite(self, name: str) -> Rule:
-        return Rule(f"{name} is finite", (name,), self.formulas[name].support, lambda env, _: np.isfinite(env[name]))
+    def _finite_rule(self, name: str) -> BoundRule:
+        return BoundRule(
+            f"{name} is finite", (name,), self.formulas[name].support, lambda env, _: np.isfinite(env[name])
+        )
 
-    def _support(self, names: Sequence[str], owner: str = "", when: Condition | None = None) -> Support:
+    def _support_of(self, names: Sequence[str], owner: str = "", when: Condition | None = None) -> Support:
         columns: dict[int, None] = {}  # a set in order
         gates: list[Holds] = []
         reads: set[int] = set()
         for name in names:
+            # A derived name brings the columns and gates of what it is computed from.
             if name in self.formulas:
                 below = self.formulas[name].support
                 columns |= dict.fromkeys(below.columns)
@@ -126,21 +134,22 @@ class Rules:
                 index = self.layout.index[name]
                 columns[index] = None
                 if name in self.layout.conditions:
-                    gates.append(_present(index))
+                    gates.append(_is_present(index))
+        # A condition of its own is one gate more, and reads its parents' columns.
         if when is not None:
             gates.append(self.layout.bind(owner, when))
-            reads |= {self.layout.index[name] for name in named_by(when) if name in self.layout.index}
+            reads |= {self.layout.index[name] for name in names_in(when) if name in self.layout.index}
         return Support(tuple(columns), tuple(gates), frozenset(reads | columns.keys()))
 
 
-class Rows:
+class RowTable:
     """Settled rows by parameter name: columns of natural dtype, decoded where asked for.
 
     `numbers` are given where the exact values are known, as for parameters that a user wrote. Entries of inactive
     parameters mean nothing; `take` the rows in which a `where` holds.
     """
 
-    def __init__(self, rules: Rules, U: Array, numbers: Array | None = None) -> None:
+    def __init__(self, rules: BoundRules, U: Array, numbers: Array | None = None) -> None:
         self._rules = rules
         self._U = U
         self._numbers = numbers
@@ -151,7 +160,7 @@ class Rows:
 
     def __getitem__(self, name: str) -> NDArray[Any]:
         if name not in self._columns:
-            self._columns[name] = self._column(name)
+            self._columns[name] = self._decode_column(name)
         return self._columns[name]
 
     def where(self, gates: Sequence[Holds]) -> Mask | None:
@@ -161,11 +170,11 @@ class Rows:
         mask: Mask = reduce(np.logical_and, [gate(self._U) for gate in gates])
         return None if mask.all() else mask
 
-    def take(self, mask: Mask) -> "Rows":
+    def take(self, mask: Mask) -> "RowTable":
         """Return some of the rows."""
-        return Rows(self._rules, self._U[mask], None if self._numbers is None else self._numbers[mask])
+        return RowTable(self._rules, self._U[mask], None if self._numbers is None else self._numbers[mask])
 
-    def _column(self, name: str) -> NDArray[Any]:
+    def _decode_column(self, name: str) -> NDArray[Any]:
         layout = self._rules.layout
         if name in self._rules.formulas:
             with np.errstate(all="ignore"):
@@ -175,10 +184,11 @@ class Rows:
         if isinstance(parameter, Constant):
             return parameter.column(len(self._U))
         index, varying = layout.index[name], layout.varying[name]
+        # Exact numbers as the user wrote them, where rows come from parameters.
         if self._numbers is not None:
             return varying.natural(self._numbers[:, index])
-        return varying.natural(varying.axis.numbers(self._U[:, index]))
+        return varying.natural(varying.axis.to_numbers(self._U[:, index]))
 
 
-def _present(index: int) -> Callable[[Array], Mask]:
+def _is_present(index: int) -> Callable[[Array], Mask]:
     return lambda U: ~np.isnan(U[:, index])

@@ -6,7 +6,7 @@ import numpy as np
 
 from trainwright.errors import SpaceInfeasible
 from trainwright.space.axes import Array, Mask
-from trainwright.space.rules import Rows, Rules
+from trainwright.space.rules import BoundRules, RowTable
 
 __all__ = ["draw_legal"]
 
@@ -17,7 +17,7 @@ RARE = 1 / 1000  # a share of legal rows below this calls for repair
 LEAST_BATCH, MOST_BATCH = 64, 8192
 
 
-def draw_legal(rules: Rules, generator: np.random.Generator, count: int) -> Array:
+def draw_legal(rules: BoundRules, generator: np.random.Generator, count: int) -> Array:
     """Return `count` settled rows that pass all rules, or raise SpaceInfeasible.
 
     Plain rejection keeps the priors' law, restricted to legal rows. If after 20 rounds fewer than one row in 1000
@@ -37,24 +37,29 @@ def draw_legal(rules: Rules, generator: np.random.Generator, count: int) -> Arra
     L = latent(count)
     for number in range(1, ROUNDS + 1):
         U = layout.settle(L)
-        verdicts = rules.verdicts(Rows(rules, U))
+        verdicts = rules.verdicts(RowTable(rules, U))
+        # Legal rows are taken as they come: rejection keeps the priors' law.
         legal: Mask = np.asarray(verdicts.all(axis=1))
         kept.append(U[legal])
         found += len(kept[-1])
         if found >= count:
             return np.concatenate(kept)[:count]
+        # Only plain draws count for the shares of the message: repaired rows are no sample of the priors.
         if not repair:
             drawn += len(U)
             passes += verdicts.sum(axis=0)
+        # Less than one legal row in 1000 after 20 rounds: rejection alone would not end.
         repair = repair or (number >= PATIENCE and found < RARE * drawn)
         if repair:
             lenders = np.concatenate([lenders, L[legal]])
             fresh = latent(len(L))
+            # In the last rounds entries are copied from rows that pass the broken rule.
             if number >= LENDING:
                 passed = np.concatenate([np.ones((len(lenders), len(rules.rules)), dtype=np.bool_), verdicts])
-                _lend(rules, np.concatenate([lenders, L]), passed, fresh, generator)
-            L = np.where(_named(rules, verdicts), fresh, L)
+                _copy_from_passing(rules, np.concatenate([lenders, L]), passed, fresh, generator)
+            L = np.where(_entries_to_replace(rules, verdicts), fresh, L)
         else:
+            # As many draws as the share of legal rows so far asks for, and a fifth more.
             wanted = 1.2 * (count - found) * drawn / max(found, 0.5)
             L = latent(math.ceil(min(max(wanted, LEAST_BATCH), max(MOST_BATCH, 16 * count))))
     broken = [
@@ -66,7 +71,7 @@ def draw_legal(rules: Rules, generator: np.random.Generator, count: int) -> Arra
     raise SpaceInfeasible(f"{start} in {ROUNDS} rounds; {', '.join(broken)}")
 
 
-def _named(rules: Rules, verdicts: Mask) -> Mask:
+def _entries_to_replace(rules: BoundRules, verdicts: Mask) -> Mask:
     """Return the entries to replace: what broken rules name, and the whole of legal rows, which are kept already."""
     names = np.zeros((len(rules.rules), len(rules.layout.columns)), dtype=np.int64)
     for index, rule in enumerate(rules.rules):
@@ -76,7 +81,9 @@ def _named(rules: Rules, verdicts: Mask) -> Mask:
     return named
 
 
-def _lend(rules: Rules, pool: Array, passed: Mask, fresh: Array, generator: np.random.Generator) -> None:
+def _copy_from_passing(
+    rules: BoundRules, pool: Array, passed: Mask, fresh: Array, generator: np.random.Generator
+) -> None:
     """Copy what a rule names, from rows of the pool that pass it, into the fresh entries of those that do not.
 
     `fresh` belongs to the last rows of the pool.

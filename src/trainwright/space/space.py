@@ -7,6 +7,7 @@ The searcher sees float64 matrices only: `sample` and `latent` draw them, `settl
 import math
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Self
 
@@ -14,17 +15,17 @@ import numpy as np
 
 from trainwright.errors import SpaceError, TrialError
 from trainwright.space.axes import Array, Mask
-from trainwright.space.canonical import digest
-from trainwright.space.checking import Violation, breach, read
+from trainwright.space.canonical import hash_json
+from trainwright.space.checking import RuleViolation, describe_breach, read_params
 from trainwright.space.columns import Column
 from trainwright.space.configuration import Configuration
-from trainwright.space.documents import differences, document_of, parts_of
-from trainwright.space.enumeration import MOST_LEGAL, legal_points
+from trainwright.space.documents import describe_differences, space_from_json, space_to_json
+from trainwright.space.enumeration import MOST_LEGAL, enumerate_legal
 from trainwright.space.fixed import Constant, Derived
-from trainwright.space.layout import Layout
 from trainwright.space.parameters import Parameter
 from trainwright.space.requirements import FunctionRequirement, Requirement, TextRequirement
-from trainwright.space.rules import Rows, Rules
+from trainwright.space.row_schema import RowSchema
+from trainwright.space.rules import BoundRules, RowTable
 from trainwright.space.sampling import draw_legal
 
 __all__ = ["Space"]
@@ -40,18 +41,18 @@ class Space:
 
     def __init__(self, /, *requirements: Requirement, **parameters: Parameter) -> None:
         for name, parameter in parameters.items():
-            _refuse_parameter(name, parameter)
+            _check_parameter(name, parameter)
         for requirement in requirements:
             if not isinstance(requirement, TextRequirement | FunctionRequirement):
                 raise SpaceError(f"{requirement!r} is no requirement; write require('a <= b'), and parameters by name")
         self.parameters: Mapping[str, Parameter] = MappingProxyType(parameters)
         self.requirements = requirements
-        self._layout = Layout(parameters)
+        self._layout = RowSchema(parameters)
         if not self._layout.columns:
             raise SpaceError("the space holds nothing that varies; give at least one Float, Int or Choice")
-        self._rules = Rules(self._layout, requirements)
+        self._rules = BoundRules(self._layout, requirements)
         self._partial = bool(self._layout.conditions) or any(f.support.gates for f in self._rules.formulas.values())
-        self._refuse_default()
+        self._check_default()
 
     @classmethod
     def of(cls, parameters: Mapping[str, Parameter], /, *requirements: Requirement) -> Self:
@@ -95,7 +96,7 @@ class Space:
         """Return which settled rows meet every requirement."""
         if not self._rules.rules:
             return np.ones(len(U), dtype=np.bool_)
-        return self._rules.legal(Rows(self._rules, U))
+        return self._rules.legal(RowTable(self._rules, U))
 
     def model_matrix(self, U: Array) -> Array:
         """Return settled rows without NaN: inactive units are -1, inactive choices the number of their values."""
@@ -105,15 +106,16 @@ class Space:
         """Return the identity of each settled row: equal keys for equal rows."""
         rows = np.ascontiguousarray(U, dtype=np.float64) + 0.0  # no -0.0
         rows[np.isnan(rows)] = np.nan  # one bit pattern
+        # The bytes of the whole row, as one opaque value.
         keys: list[bytes] = rows.view(f"V{8 * self.dimension}").ravel().tolist()
         return keys
 
     def decode(self, U: Array) -> list[dict[str, Any]]:
         """Return the parameters of settled rows: the active ones, constants and derived values."""
         U = np.asarray(U, dtype=np.float64)
-        numbers = self._layout.maps.numbers(U)
-        rows = Rows(self._rules, U, numbers)
-        columns = [self._values(name, rows, numbers) for name in self.parameters]
+        numbers = self._layout.maps.to_numbers(U)
+        rows = RowTable(self._rules, U, numbers)
+        columns = [self._parameter_values(name, rows, numbers) for name in self.parameters]
         names = list(self.parameters)
         if self._partial:
             pairs = (zip(names, row, strict=True) for row in zip(*columns, strict=True))
@@ -122,7 +124,7 @@ class Space:
 
     def encode(self, params: Mapping[str, Any]) -> Array:
         """Return the row of parameters, NaN where inactive; raises TrialError where they are no row of this space."""
-        reading = read(self._rules, params)
+        reading = read_params(self._rules, params)
         outside = [str(v) for v in reading.violations if v.rule in self.parameters or v.rule in params]
         if outside:
             raise TrialError("; ".join(outside))
@@ -135,11 +137,11 @@ class Space:
             varying = self._layout.varying[name]
             places = [i for i, params in enumerate(many) if name in params]
             numbers[places, index] = [varying.number(varying.clean(name, many[i][name])) for i in places]
-        return self._layout.maps.units(numbers)
+        return self._layout.maps.to_units(numbers)
 
-    def check(self, params: Mapping[str, Any]) -> list[Violation]:
+    def check(self, params: Mapping[str, Any]) -> list[RuleViolation]:
         """Return every way in which parameters are not a configuration of this space."""
-        return read(self._rules, params).violations
+        return read_params(self._rules, params).violations
 
     def configuration(self, row: Array) -> Configuration:
         """Return the configuration of a settled row."""
@@ -148,19 +150,20 @@ class Space:
 
     def configurations(self, U: Array) -> list[Configuration]:
         """Return the configurations of settled rows."""
-        return [Configuration(params=params, key=self._key(params)) for params in self.decode(U)]
+        return [Configuration(params=params, key=self._key_of(params)) for params in self.decode(U)]
 
     def configuration_of(self, params: Mapping[str, Any]) -> Configuration:
         """Return the configuration of parameters that a user gives, or raise TrialError that says what is wrong."""
-        reading = read(self._rules, params)
+        reading = read_params(self._rules, params)
         if reading.violations:
             raise TrialError("; ".join(map(str, reading.violations)))
-        return Configuration(params=reading.params, key=self._key(reading.params))
+        return Configuration(params=reading.params, key=self._key_of(reading.params))
 
     def default(self) -> Configuration | None:
         """Return the configuration of all defaults, or None if an active parameter has none."""
-        defaults, row = self._defaults()
+        defaults, row = self._read_defaults()
         for name, index in self._layout.index.items():
+            # An inactive parameter needs no default.
             active = name not in self._layout.conditions or self._layout.conditions[name](row)[0]
             if active and np.isnan(row[0, index]):
                 return None
@@ -177,29 +180,30 @@ class Space:
         if any(count is None for count in points):
             return None
         product = math.prod(count or 0 for count in points)
+        # Without rules and conditions every combination is legal; otherwise they are counted by enumeration.
         if not self._rules.rules and not self._layout.conditions:
             return product
-        return product if self._points is None else len(self._points)
+        return product if self._legal_points is None else len(self._legal_points)
 
     def enumerate(self) -> Array:
         """Return all legal rows of a finite space of at most a million, always in the same order."""
-        if self.size is None or self.size > MOST_LEGAL or self._points is None:
+        if self.size is None or self.size > MOST_LEGAL or self._legal_points is None:
             size = "infinitely many" if self.size is None else f"up to {self.size}"
             raise SpaceError(f"enumerate: the space has {size} configurations; at most {MOST_LEGAL} can be listed")
-        return self._points.copy()
+        return self._legal_points.copy()
 
     @cached_property
-    def _points(self) -> Array | None:
-        return legal_points(self._rules)
+    def _legal_points(self) -> Array | None:
+        return enumerate_legal(self._rules)
 
     def to_json(self) -> dict[str, Any]:
         """Return the space as data; conditions and requirements too, functions by their import path."""
-        return document_of(self.parameters, self.requirements)
+        return space_to_json(self.parameters, self.requirements)
 
     @classmethod
     def from_json(cls, document: Mapping[str, Any]) -> Self:
         """Return the space that `to_json` wrote."""
-        parameters, requirements = parts_of(document)
+        parameters, requirements = space_from_json(document)
         return cls.of(parameters, *requirements)
 
     def to_configspace(self) -> Any:
@@ -207,26 +211,22 @@ class Space:
 
         Stepped numbers become ordinals, requirements forbidden clauses. Needs the extra `configspace`.
         """
-        from trainwright.space.to_configspace import to_configspace
-
-        return to_configspace(self)
+        return _load_adapter("writing").to_configspace(self)
 
     @classmethod
     def from_configspace(cls, space: Any) -> Self:
         """Return the space of a `ConfigSpace.ConfigurationSpace`; every parameter has the default that it has there."""
-        from trainwright.space.from_configspace import read_configspace
-
-        parameters, requirements = read_configspace(space)
+        parameters, requirements = _load_adapter("reading").read_configspace(space)
         return cls.of(parameters, *requirements)
 
     @cached_property
     def fingerprint(self) -> str:
         """BLAKE2b-128 of the canonical JSON: equal for equal spaces, in every process."""
-        return digest(self.to_json())
+        return hash_json(self.to_json())
 
     def differences(self, other: "Space") -> list[str]:
         """Return what `other` has otherwise: "width in [16, 256], now [16, 512]"."""
-        return differences(self.to_json(), other.to_json())
+        return describe_differences(self.to_json(), other.to_json())
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Space) and self.fingerprint == other.fingerprint
@@ -241,7 +241,7 @@ class Space:
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self).from_json, (self.to_json(),)  # the bound rules are closures, which no process can send
 
-    def _values(self, name: str, rows: Rows, numbers: Array) -> list[Any]:
+    def _parameter_values(self, name: str, rows: RowTable, numbers: Array) -> list[Any]:
         """Return one parameter's values in all rows, with a mark where it is inactive."""
         parameter = self.parameters[name]
         if isinstance(parameter, Constant):
@@ -250,50 +250,56 @@ class Space:
             formula = self._rules.formulas[name]
             active = rows.where(formula.support.gates)
             some = rows if active is None else rows.take(active)
-            return _spread(formula.values(some[name]), active)
+            return _spread_values(formula.values(some[name]), active)
         column = numbers[:, self._layout.index[name]]
         varying = self._layout.varying[name]
         if name not in self._layout.conditions:
             return varying.restore(column)
         active = ~np.isnan(column)
-        return _spread(varying.restore(column[active]), active)
+        return _spread_values(varying.restore(column[active]), active)
 
-    def _key(self, params: Mapping[str, Any]) -> str:
-        return digest({name: v for name, v in params.items() if not isinstance(self.parameters[name], Derived)})
+    def _key_of(self, params: Mapping[str, Any]) -> str:
+        return hash_json({name: v for name, v in params.items() if not isinstance(self.parameters[name], Derived)})
 
-    def _defaults(self) -> tuple[dict[str, Any], Array]:
+    def _read_defaults(self) -> tuple[dict[str, Any], Array]:
         """Return the defaults, and their row: NaN where there is none or where it is inactive."""
         varying = self._layout.varying.items()
         defaults = {name: p.clean(name, p.default) for name, p in varying if p.has_default}
         numbers = [p.number(defaults[name]) if name in defaults else np.nan for name, p in varying]
-        row = self._layout.maps.units(np.array([numbers]))
+        row = self._layout.maps.to_units(np.array([numbers]))
         for name, holds in self._layout.conditions.items():
             if not holds(row)[0]:
                 row[0, self._layout.index[name]] = np.nan
         return defaults, row
 
-    def _refuse_default(self) -> None:
-        defaults, row = self._defaults()
-        rows = Rows(self._rules, row)
+    def _check_default(self) -> None:
+        defaults, row = self._read_defaults()
+        rows = RowTable(self._rules, row)
         for rule in self._rules.rules:
+            # A rule is judged if all columns below it have defaults.
             passed = np.ones(1, dtype=np.bool_)
             if not np.isnan(row[0, list(rule.support.columns)]).any():
                 self._rules.judge(rule, rows, passed)
             if not passed[0]:
-                raise SpaceError(f"default {breach(rule, defaults)}")
+                raise SpaceError(f"default {describe_breach(rule, defaults)}")
 
 
-def _spread(values: list[Any], active: Mask | None) -> list[Any]:
+def _load_adapter(module: str) -> Any:
+    # By name, as a plug-in is: adapters lie above the packages that they adapt.
+    return import_module(f"trainwright.integrations.configspace.{module}")
+
+
+def _spread_values(values: list[Any], active: Mask | None) -> list[Any]:
     if active is None or len(values) == len(active):
         return values
     found = iter(values)
     return [next(found) if here else _ABSENT for here in active.tolist()]
 
 
-def _refuse_parameter(name: str, parameter: Any) -> None:
+def _check_parameter(name: str, parameter: Any) -> None:
     if not isinstance(parameter, Parameter):
         raise SpaceError(
             f"{name}: {parameter!r} is no parameter; give Float, Int, Choice, Constant or Derived, "
             f"such as Constant({parameter!r})"
         )
-    parameter.refuse(name)
+    parameter.check_arguments(name)

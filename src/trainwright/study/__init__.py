@@ -1,8 +1,8 @@
 """What a person holds: the study, its workers, and the loop that joins searcher, scheduler and engine."""
 
-from trainwright.study.budget import Budget
-from trainwright.study.failures import StudyFailed
-from trainwright.study.forecast import Forecast, Spread
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.failures import StudyFailed
+from trainwright.study.forecast.forecast import Forecast, Spread
 from trainwright.study.study import Study
 from trainwright.study.worker import Worker
 

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING
 from trainwright.errors import MissingExtra
 from trainwright.ledger import Constraint, Objective, State, TrialState, under_way
 from trainwright.space import Space
-from trainwright.study.book import Book
 from trainwright.study.results import By, Results, recommended
+from trainwright.study.study_log import StudyLog
 
 if TYPE_CHECKING:
     import polars as pl
@@ -20,32 +20,32 @@ class Inspecting:
     """The part of a study that is read."""
 
     space: Space
-    _book: Book
+    _log: StudyLog
 
     @property
     def objectives(self) -> tuple[Objective, ...]:
         """The objectives, in their order."""
-        return self._book.objectives
+        return self._log.objectives
 
     @property
     def constraints(self) -> tuple[Constraint, ...]:
         """The constraints, in their order."""
-        return self._book.state.constraints
+        return self._log.state.constraints
 
     @property
     def seed(self) -> int:
         """The seed of every draw."""
-        return self._book.state.seed
+        return self._log.state.seed
 
     @property
     def state(self) -> State:
         """The state folded from the ledger's records."""
-        return self._book.state
+        return self._log.state
 
     @property
     def trials(self) -> list[TrialState]:
         """All trials by number."""
-        return [self._book.state.trials[number] for number in sorted(self._book.state.trials)]
+        return [self._log.state.trials[number] for number in sorted(self._log.state.trials)]
 
     @property
     def under_way(self) -> dict[int, str]:
@@ -53,12 +53,12 @@ class Inspecting:
 
         A worker on another host is silent when it has not beaten for a third of a lease (a minute; Redis: 20 s).
         """
-        return under_way(self._book.ledger, self._book.state)
+        return under_way(self._log.ledger, self._log.state)
 
     @property
     def dropped(self) -> list[str]:
         """What could not be read of the ledger, a sentence each."""
-        return [str(dropped) for dropped in self._book.ledger.dropped()]
+        return [str(dropped) for dropped in self._log.ledger.dropped()]
 
     @property
     def best(self) -> TrialState:
@@ -66,14 +66,14 @@ class Inspecting:
 
         Raises `StudyError` while no result does, and for a study of several objectives, which has a front instead.
         """
-        return Results.of(self._book.state).best()
+        return Results.of(self._log.state).best()
 
     def recommend(self, *, by: By = "estimate") -> TrialState:
         """Return the trial to deploy: of least estimated loss, which a lucky noisy result is not, or `study.best`.
 
         The estimate is a forest's, whose leaf size 5-fold error has chosen; the trial is one of those tried.
         """
-        return recommended(self._book.state, self.space, by)
+        return recommended(self._log.state, self.space, by)
 
     def importance(self, metric: str | None = None, *, epoch: int | None = None) -> "Importance":
         """Return each parameter's share of the variance of a metric at an epoch, with an interval of each share.
@@ -84,23 +84,23 @@ class Inspecting:
         """
         from trainwright.search.importance import importance_of
 
-        return importance_of(self._book.state, self.space, metric, epoch=epoch)
+        return importance_of(self._log.state, self.space, metric, epoch=epoch)
 
     @property
     def feasible(self) -> list[TrialState]:
         """The trials whose results keep every bound and every constraint, by number."""
-        found = Results.of(self._book.state)
+        found = Results.of(self._log.state)
         return [trial for trial, kept in zip(found.trials, found.feasible, strict=True) if kept]
 
     @property
     def front(self) -> list[TrialState]:
         """The trials that no other trial beats in every objective, by number; only feasible ones if there are any."""
-        return Results.of(self._book.state).front()
+        return Results.of(self._log.state).front()
 
     @property
     def ranks(self) -> dict[int, int]:
         """The Pareto rank of each result by trial number: 0 on the front; infeasible ones come behind all others."""
-        return Results.of(self._book.state).ranks()
+        return Results.of(self._log.state).ranks()
 
     @property
     def hypervolume(self) -> float:
@@ -110,11 +110,11 @@ class Inspecting:
         fixed for good. Above six objectives the volume is an estimate. Raises `StudyError` before, and for one
         objective.
         """
-        return Results.of(self._book.state).hypervolume()
+        return Results.of(self._log.state).hypervolume()
 
     def hypervolume_over_time(self) -> list[tuple[int, float]]:
         """Return each result's trial number, in the order in which they ended, and the hypervolume after it."""
-        return Results.of(self._book.state).hypervolume_over_time()
+        return Results.of(self._log.state).hypervolume_over_time()
 
     def to_frame(self) -> "pl.DataFrame":
         """Return one row per trial: number, status, params, values, epochs, seconds."""
@@ -124,4 +124,4 @@ class Inspecting:
             raise MissingExtra.of("study.to_frame()", "polars", "parquet") from None
         from trainwright.ledger.rows import rows
 
-        return pl.DataFrame(rows(self._book.state), infer_schema_length=None)
+        return pl.DataFrame(rows(self._log.state), infer_schema_length=None)

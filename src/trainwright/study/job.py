@@ -14,16 +14,16 @@ from trainwright.ledger import State
 from trainwright.plugins import describe, make
 from trainwright.schedule import Scheduler
 from trainwright.search import ExpectedGain
-from trainwright.study.budget import Budget
+from trainwright.study.driver.budget import Budget
 from trainwright.train import OptunaObjective
 
-__all__ = ["Job"]
+__all__ = ["JobNote"]
 
 _NOTE = "job"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
+class JobNote:
     """The training function by name and source, the budget in trials, the scheduler as tables.
 
     None stands for what has no name (a function typed into a session, a rule of the user's own).
@@ -121,7 +121,7 @@ class Job:
         stop = make("stop", self.stop) if budget.stop_when is None and self.stop is not None else budget.stop_when
         return replace(budget, trials=self.trials if budget.trials is None else budget.trials, stop_when=stop)
 
-    def difference(self, other: "Job") -> str | None:
+    def difference(self, other: "JobNote") -> str | None:
         """Return in what `other` would run something else than this job, or None."""
         if (self.name, self.digest, self.optuna) != (other.name, other.digest, other.optuna):
             mine, theirs = (f"{job.text} (source {job.digest})" for job in (self, other))

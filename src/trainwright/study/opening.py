@@ -5,7 +5,7 @@ from pathlib import Path
 from trainwright.errors import StudyError
 from trainwright.ledger import Constraint, Ledger, MemoryLedger, Objective, open_ledger
 from trainwright.space import Space
-from trainwright.study.book import Book
+from trainwright.study.study_log import StudyLog
 
 __all__ = ["compare", "found_ledger", "made_ledger"]
 
@@ -37,23 +37,23 @@ def found_ledger(where: str | Path, ledger: Ledger | str | None = None) -> Ledge
 
 
 def compare(
-    book: Book, space: Space, objectives: tuple[Objective, ...], constraints: tuple[Constraint, ...], seed: int
+    log: StudyLog, space: Space, objectives: tuple[Objective, ...], constraints: tuple[Constraint, ...], seed: int
 ) -> None:
     """Refuse a study that was made otherwise, naming the first difference."""
-    place = book.directory or "the study"
-    before = book.space()
+    place = log.directory or "the study"
+    before = log.space()
     if before.fingerprint != space.fingerprint:
         differences = before.differences(space)
         what = differences[0] if differences else "another space"
         raise StudyError(f"{place} was made with {what}; use a new directory, or the space it was made with")
     for word, made, given in (
-        ("objectives", book.objectives, objectives),
-        ("constraints", book.state.constraints, constraints),
+        ("objectives", log.objectives, objectives),
+        ("constraints", log.state.constraints, constraints),
     ):
         if made != given:
             had, now = (", ".join(map(str, outcomes)) or "none" for outcomes in (made, given))
             raise StudyError(f"{place} was made with {word} {had}, now {now}; use a new directory")
-    if book.state.seed != seed:
+    if log.state.seed != seed:
         raise StudyError(
-            f"{place} was made with seed {book.state.seed}, now {seed}; use a new directory, or seed={book.state.seed}"
+            f"{place} was made with seed {log.state.seed}, now {seed}; use a new directory, or seed={log.state.seed}"
         )

@@ -20,7 +20,7 @@ from trainwright.pareto import (
 from trainwright.randomness import rng
 from trainwright.search import View
 from trainwright.space import Space
-from trainwright.study.followers import SearchFollower
+from trainwright.study.projections import SearchProjection
 
 __all__ = ["By", "Results", "first_reference", "recommended"]
 
@@ -161,7 +161,7 @@ def recommended(state: State, space: Space, by: By) -> TrialState:
     from trainwright.search.estimate import Estimate
 
     view = View(space, state.seed, bounds=state.limits)
-    SearchFollower(view, state.outcomes).catch_up(state.trials)
+    SearchProjection(view, state.outcomes).catch_up(state.trials)
     feasible = np.flatnonzero(results.feasible)
     rows = np.array([space.encode(results.trials[place].params) for place in feasible.tolist()])
     means = Estimate.of(view).predict(rows)[0]

@@ -8,13 +8,14 @@ from typing import Protocol, overload
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated import Simulated, Table
+from trainwright.engine.simulated.settings import Simulated
+from trainwright.engine.simulated.table import Table
 from trainwright.errors import StudyError
 from trainwright.ledger import Objective, State, TrialState, losses_of
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import Searcher
 from trainwright.space import Space
-from trainwright.study.forecast import Asking, Forecast, forecasts
+from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts
 
 __all__ = ["Simulating", "measured"]
 
@@ -85,11 +86,11 @@ class Simulating:
         at once, with the same result. With `gantt` the first study of each keeps who held what.
         """
         given = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
-        asking = None
+        search = None
         if searcher is not None:
             count = len(self.objectives)
             bounds = tuple(self.state.limits[:count])
-            asking = Asking(searcher=searcher, space=self.space, objectives=count, bounds=bounds)
+            search = SearchSetup(searcher=searcher, space=self.space, objectives=count, bounds=bounds)
         found = forecasts(
             {name: Scheduler.of(each) for name, each in given.items()},
             engine,
@@ -98,7 +99,7 @@ class Simulating:
             device_seconds=device_seconds,
             seeds=seeds,
             first_seed=self.seed,
-            asking=asking,
+            search=search,
             processes=processes,
             gantt=gantt,
         )

@@ -15,7 +15,7 @@ from trainwright.errors import StudyError
 from trainwright.publishing import write_file
 from trainwright.strict_json import plain
 
-__all__ = ["FOLDER", "StageRecord", "Stages", "digest_of"]
+__all__ = ["FOLDER", "StageRecord", "StageRecords", "digest_of"]
 
 FOLDER = "stages"
 
@@ -30,7 +30,7 @@ class StageRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class Stages:
+class StageRecords:
     """The records of the stages of the study in `directory`."""
 
     directory: Path

@@ -24,22 +24,22 @@ from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
 from trainwright.search import View as SearchView
 from trainwright.space import Configuration, Space
-from trainwright.study.book import ENQUEUED, Book
-from trainwright.study.budget import Budget
-from trainwright.study.driver import Driver
-from trainwright.study.failures import StudyFailed, hide_our_frames
-from trainwright.study.followers import RuleFollower, SearchFollower, rungs_of
-from trainwright.study.heart import Heart
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.driver import Driver
+from trainwright.study.driver.failures import StudyFailed, hide_our_frames
+from trainwright.study.driver.heartbeat import Heartbeat
+from trainwright.study.driver.progress import Progress
+from trainwright.study.driver.team import TeamSettings, WorkerResult
 from trainwright.study.inspecting import Inspecting
-from trainwright.study.job import Job
-from trainwright.study.member import Member, Share
+from trainwright.study.job import JobNote
+from trainwright.study.metric_validation import second_result_error, validate_metrics
 from trainwright.study.opening import compare, found_ledger, made_ledger
-from trainwright.study.patience import Patience
-from trainwright.study.progress import Progress
-from trainwright.study.proposals import Proposals
-from trainwright.study.searching import Searching
+from trainwright.study.projections import RuleProjection, SearchProjection, rungs_of
+from trainwright.study.retry import RetryOnFullDisk
+from trainwright.study.searcher_choice import Searching
 from trainwright.study.simulating import Simulating
-from trainwright.study.telling import checked_metrics, told_before
+from trainwright.study.study_log import ENQUEUED, StudyLog
+from trainwright.validators import check, instance_of, integer, optional
 
 __all__ = ["Study"]
 
@@ -65,20 +65,18 @@ class Study(Inspecting, Simulating):
         seed: int = 0,
         searcher: Searcher | None = None,
     ) -> None:
-        if not isinstance(space, Space):
-            raise StudyError(f"space: got {space!r}; allowed: tw.Space(lr=tw.Float(...), ...)")
+        check(space, instance_of(Space, words="tw.Space(lr=tw.Float(...), ...)"), "space", StudyError)
         goals = parse_objectives(objectives)
         limits = parse_constraints(constraints, goals)
-        if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
-            raise StudyError(f"seed: got {seed!r}; allowed: a whole number >= 0")
+        check(seed, integer(minimum=0), "seed", StudyError)
         self.directory = None if directory is None else Path(directory)
-        book = Book(made_ledger(self.directory, ledger), self.directory)
-        self.resumed = book.state.space is not None
+        log = StudyLog(made_ledger(self.directory, ledger), self.directory)
+        self.resumed = log.state.space is not None
         if self.resumed:
-            compare(book, space, goals, limits, seed)
+            compare(log, space, goals, limits, seed)
         else:
-            book.create(space, goals, limits, seed, _versions())
-        self._take(book, space, searcher)
+            log.create(space, goals, limits, seed, _versions())
+        self._take(log, space, searcher)
 
     @classmethod
     def open(
@@ -92,14 +90,14 @@ class Study(Inspecting, Simulating):
         study = cls.__new__(cls)
         study.directory = None if is_url(where) else Path(where)
         study.resumed = True
-        book = Book(found_ledger(where, ledger), study.directory)
-        study._take(book, book.space(), searcher)  # noqa: SLF001 -- it is one of us
+        log = StudyLog(found_ledger(where, ledger), study.directory)
+        study._take(log, log.space(), searcher)  # noqa: SLF001 -- it is one of us
         return study
 
-    def _take(self, book: Book, space: Space, searcher: Searcher | None) -> None:
+    def _take(self, log: StudyLog, space: Space, searcher: Searcher | None) -> None:
         self.space = space
-        self._book = book
-        self.searching = Searching(book, searcher)
+        self._log = log
+        self.searching = Searching(log, searcher)
         self._view: SearchView | None = None
 
     # Ask and tell.
@@ -113,23 +111,22 @@ class Study(Inspecting, Simulating):
 
         What was enqueued, or left by a dead process, comes first. Raises `SpaceExhausted` if nothing new is left.
         """
-        if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 1):
-            raise StudyError(f"ask: count must be >= 1, got {count!r}")
+        check(count, optional(integer(minimum=1)), "ask: count", StudyError)
         view = self._searching()
         searcher = self.searching.choose(None, "Study.open(..., searcher=...)")
         wanted = count or 1
-        asked = list(itertools.islice(self._book.take_orphans(), wanted))
+        asked = list(itertools.islice(self._log.take_orphans(), wanted))
         numbers = [self._number() for _ in range(wanted - len(asked))]
         if numbers:
             try:
                 self.searching.note(searcher)
                 proposals = searcher.ask(view, numbers)
                 proposals = [replace(proposal, number=n) for n, proposal in zip(numbers, proposals, strict=True)]
-                self._book.append(*itertools.starmap(self._book.proposal, zip(numbers, proposals, strict=True)))
+                self._log.append(*itertools.starmap(self._log.proposal, zip(numbers, proposals, strict=True)))
             except BaseException:  # Ctrl-C, too: a number that is kept for nothing is missing in the end
-                self._book.claims.release(numbers)
+                self._log.claims.release(numbers)
                 raise
-            self._book.asked.update(numbers)
+            self._log.asked.update(numbers)
             asked += proposals
         return asked if count is not None else asked[0]
 
@@ -143,11 +140,11 @@ class Study(Inspecting, Simulating):
         if known is not None:
             return known
         trial = self._enter(configuration, ENQUEUED)
-        self._book.claims.offer(trial.number)
+        self._log.claims.offer(trial.number)
         return trial
 
     def _number(self) -> int:
-        number = self._book.claims.number()
+        number = self._log.claims.number()
         assert number is not None  # noqa: S101 -- there is always another one without a limit
         return number
 
@@ -170,44 +167,41 @@ class Study(Inspecting, Simulating):
             beside = f" beside {', '.join(metrics)}" if metrics else ""
             raise TrialError(f"tell: got failed={failed!r}{beside}; allowed: a text alone, or metrics without failed=")
         number = configuration.number if isinstance(configuration, Configuration) else None
-        trial = self._book.state.trials.get(number) if number is not None else None
+        trial = self._log.state.trials.get(number) if number is not None else None
         if isinstance(configuration, Configuration) and trial is not None and trial.key != configuration.key:
             trial = None  # another study's number
         if trial is not None and trial.status.ended and not repeat:
-            raise told_before(trial, metrics)
-        values = {} if failed is not None else checked_metrics(self._book.state.outcomes, metrics, number)
+            raise second_result_error(trial, metrics)
+        values = {} if failed is not None else validate_metrics(self._log.state.outcomes, metrics, number)
         if trial is None or trial.status.ended:
             trial = self._enter(configuration, "told")
         lease = max(1, trial.lease)
-        bad = refusal(self._book.state.outcomes, values, "in tell") if failed is None else None
+        bad = refusal(self._log.state.outcomes, values, "in tell") if failed is None else None
         if failed is not None:
-            self._book.append(facts.failed(trial.number, lease, failure="exception", message=failed))
+            self._log.append(facts.failed(trial.number, lease, failure="exception", message=failed))
         elif bad is not None:
-            self._book.append(facts.failed(trial.number, lease, failure="bad_objective", message=bad))
+            self._log.append(facts.failed(trial.number, lease, failure="bad_objective", message=bad))
         else:
-            self._book.append(facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=0.0))
-        self._book.asked.discard(trial.number)  # not before it is written: a failed tell can be repeated
+            self._log.append(facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=0.0))
+        self._log.asked.discard(trial.number)  # not before it is written: a failed tell can be repeated
         return trial
 
     def _enter(self, configuration: Configuration | Mapping[str, Any], origin: str) -> TrialState:
         self._searching()
         checked = self.space.configuration_of(dict(configuration))
         number = self._number()
-        self._book.append(self._book.proposal(number, replace(checked, number=number, origin={"searcher": origin})))
-        return self._book.state.trials[number]
+        self._log.append(self._log.proposal(number, replace(checked, number=number, origin={"searcher": origin})))
+        return self._log.state.trials[number]
 
     def _searching(self) -> SearchView:
-        """Return the searcher's view, made at first use and kept up to date by the book from then on."""
+        """Return the searcher's view, made at first use and kept up to date by the log from then on."""
         if self._view is None:
-            state = self._book.state
+            state = self._log.state
             self._view = SearchView(self.space, state.seed, len(self.objectives), bounds=state.limits)
-            self._follow(self._view)
+            projection = SearchProjection(self._view, state.outcomes)
+            projection.catch_up(state.trials)
+            self._log.add_projection(projection)
         return self._view
-
-    def _follow(self, view: SearchView) -> None:
-        follower = SearchFollower(view, self._book.state.outcomes)
-        follower.catch_up(self._book.state.trials)
-        self._book.followers.append(follower)
 
     # Run.
 
@@ -250,11 +244,11 @@ class Study(Inspecting, Simulating):
         )
         if budget.endless and self.space.size is None:
             raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
-        if scheduler is None and (job := Job.last(self._book.state)) is not None:
+        if scheduler is None and (job := JobNote.last(self._log.state)) is not None:
             scheduler = job.scheduler("study.run(..., scheduler=...)")
         chosen = self.searching.choose(searcher, "study.run(..., searcher=...)")
-        with Heart(self._book.ledger) as heart:
-            self._drive(train, budget, chosen, Scheduler.of(scheduler), engine, heart=heart, progress=progress)
+        with Heartbeat(self._log.ledger) as heartbeat:
+            self._drive(train, budget, chosen, Scheduler.of(scheduler), engine, heartbeat=heartbeat, progress=progress)
 
     def join(
         self,
@@ -265,15 +259,17 @@ class Study(Inspecting, Simulating):
         engine: Engine,
         *,
         rank: int | None,
-        member: Member,
+        team: TeamSettings,
         progress: bool = True,
-    ) -> Share:
+    ) -> WorkerResult:
         """Work as a member of a team, as `Worker` sets it up; return what came of it."""
-        with Heart(self._book.ledger) as heart:
-            own = replace(member, slot=self._book.claims.take_slot(rank))
-            late = self._drive(train, budget, searcher, scheduler, engine, heart=heart, progress=progress, member=own)
-        ours = sum(trial.has_result and self._book.ours(trial.holder) for trial in self.trials)
-        return Share(results=ours, out_of_time=late and budget.trials is not None)
+        with Heartbeat(self._log.ledger) as heartbeat:
+            own = replace(team, slot=self._log.claims.take_slot(rank))
+            late = self._drive(
+                train, budget, searcher, scheduler, engine, heartbeat=heartbeat, progress=progress, team=own
+            )
+        ours = sum(trial.has_result and self._log.ours(trial.holder) for trial in self.trials)
+        return WorkerResult(results=ours, out_of_time=late and budget.trials is not None)
 
     def _drive(
         self,
@@ -283,79 +279,73 @@ class Study(Inspecting, Simulating):
         scheduler: Scheduler,
         engine: Engine | None,
         *,
-        heart: Heart,
+        heartbeat: Heartbeat,
         progress: bool,
-        member: Member | None = None,
+        team: TeamSettings | None = None,
     ) -> bool:
-        """Run trials; return whether the wall time ended that. `heart` beats already, as that takes a while."""
+        """Run trials; return whether the wall time ended that. `heartbeat` beats already, as that takes a while."""
         if budget.stop_when is not None:
             budget.stop_when.check(len(self.objectives))
         view = SearchView(
             self.space,
-            self._book.state.seed,
+            self._log.state.seed,
             len(self.objectives),
             budget.trials,
             epochs=scheduler.rule.max_epochs,
             rungs=rungs_of(scheduler.rule),
-            slot=None if member is None else member.slot,
-            bounds=self._book.state.limits,
+            slot=None if team is None else team.slot,
+            bounds=self._log.state.limits,
         )
-        rule = RuleFollower(scheduler.rule, self._book.state.outcomes, self.seed)
-        self._book.refresh()
-        for record in self._book.replay(rule.kinds):
-            rule.follow(record, self._book.state.trials.get(record.trial) if record.trial is not None else None)
+        rule = RuleProjection(scheduler.rule, self._log.state.outcomes, self.seed)
+        self._log.refresh()
+        for record in self._log.replay(rule.kinds):
+            rule.fold(record, self._log.state.trials.get(record.trial) if record.trial is not None else None)
         rule.open()
-        job = Job.of(train, budget.trials, scheduler, budget.stop_when)
-        if Job.last(self._book.state) != job and (member is None or Job.last(self._book.state) is None):
-            self._book.append(facts.note(*job.note(self._book.state.sessions)))
-        self.searching.note(searcher, again=member is None)
-        followers = list(self._book.followers)
-        self._book.followers.append(rule)
-        self._follow(view)
+        job = JobNote.of(train, budget.trials, scheduler, budget.stop_when)
+        if JobNote.last(self._log.state) != job and (team is None or JobNote.last(self._log.state) is None):
+            self._log.append(facts.note(*job.note(self._log.state.sessions)))
+        self.searching.note(searcher, again=team is None)
+        seen = SearchProjection(view, self._log.state.outcomes)
+        seen.catch_up(self._log.state.trials)
         with Progress(budget.trials, shown=progress) as shown:
-            if member is not None:
-                self._book.patience = Patience(member.give_up_seconds, shown.say)
-            if (made_by := self._book.state.versions.get("trainwright")) != (ours := _versions()["trainwright"]):
-                shown.say(f"this study was made by trainwright {made_by}, this is {ours}")
-            shown.warn_of(self._book.ledger.dropped())
-            if self._book.state.trials:
-                shown.resume(self._book.state)
-                shown.say(f"{self.directory or 'this study'}: resuming with {self._book.state.results} results")
-            driver = Driver(
-                self._book,
-                rule,
-                Proposals(
-                    self._book,
+            retry = None if team is None else RetryOnFullDisk(team.give_up_seconds, shown.say)
+            with self._log.running(rule, seen, retry=retry):
+                self._greet(shown)
+                driver = Driver(
+                    self._log,
+                    rule,
                     view,
                     searcher,
-                    worker=member is not None,
-                    say=shown.say,
-                    stop_when=budget.stop_when,
-                ),
-                heart,
-                scheduler=scheduler,
-                engine=engine if engine is not None else Local(),
-                budget=budget,
-                progress=shown,
-                member=member,
-            )
-            try:
-                driver.run(train)
-            except StudyFailed:
-                hide_our_frames()
-                raise
-            finally:
-                self._book.followers = followers
-                self._book.patience = Patience()
-            return driver.leaving.out_of_time
+                    heartbeat,
+                    scheduler=scheduler,
+                    engine=engine if engine is not None else Local(),
+                    budget=budget,
+                    progress=shown,
+                    team=team,
+                )
+                try:
+                    driver.run(train)
+                except StudyFailed:
+                    hide_our_frames()
+                    raise
+                return driver.leaving.out_of_time
+
+    def _greet(self, shown: Progress) -> None:
+        """Say what a person should know of a study that is resumed."""
+        if (made_by := self._log.state.versions.get("trainwright")) != (ours := _versions()["trainwright"]):
+            shown.say(f"this study was made by trainwright {made_by}, this is {ours}")
+        shown.warn_of(self._log.ledger.dropped())
+        if self._log.state.trials:
+            shown.resume(self._log.state)
+            shown.say(f"{self.directory or 'this study'}: resuming with {self._log.state.results} results")
 
     def refresh(self) -> None:
         """Read what other processes appended since."""
-        self._book.refresh()
+        self._log.refresh()
 
     def close(self) -> None:
         """Let go of the ledger's files. A closed study can be opened again."""
-        self._book.close()
+        self._log.close()
 
     def __enter__(self) -> Self:
         return self

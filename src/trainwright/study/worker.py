@@ -5,22 +5,25 @@ Asynchronous decentralised Bayesian optimisation (Égelé et al., arXiv 2207.004
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from trainwright.engine import Engine, Local, TrainFunction, load_function, rank, script_boundary
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
-from trainwright.study.budget import Budget
-from trainwright.study.job import Job
-from trainwright.study.member import Member, Share
-from trainwright.study.searching import SearcherFact
+from trainwright.settings import Settings
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.team import TeamSettings, WorkerResult
+from trainwright.study.job import JobNote
+from trainwright.study.searcher_choice import SearcherNote
 from trainwright.study.study import Study
+from trainwright.validators import flag, integer, number, optional
 
 __all__ = ["Worker"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Worker:
+class Worker(Settings, error=StudyError):
     """Join the study in `where` and work on it until its budget is used.
 
     What is left out (`train`, `searcher`, `scheduler`) is what the study was last run with. Workers may come and go at
@@ -38,19 +41,11 @@ class Worker:
     searcher: Searcher | None = None
     scheduler: Scheduler | PromotionRule | AllocationPolicy | None = None
     engine: Engine | None = None
-    rank: int | None = None
-    wait: bool = True
-    grace_seconds: float = 25.0
-    give_up_seconds: float = 600.0
-    other_job: bool = False
-
-    def __post_init__(self) -> None:
-        if self.rank is not None and (isinstance(self.rank, bool) or not isinstance(self.rank, int) or self.rank < 0):
-            raise StudyError(f"Worker.rank: got {self.rank!r}; allowed: a whole number >= 0, or None")
-        for name in ("grace_seconds", "give_up_seconds"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < float("inf"):
-                raise StudyError(f"Worker.{name}: got {value!r}; allowed: a number >= 0")
+    rank: Annotated[int | None, optional(integer(minimum=0)), "worker slot to try first"] = None
+    wait: Annotated[bool, flag(), "wait for trials of other workers"] = True
+    grace_seconds: Annotated[float, number(minimum=0), "seconds for the epoch in work at the end"] = 25.0
+    give_up_seconds: Annotated[float, number(minimum=0), "seconds to retry a full ledger"] = 600.0
+    other_job: Annotated[bool, flag(), "join with another training function, searcher or rule"] = False
 
     def run(
         self,
@@ -77,21 +72,21 @@ class Worker:
         )
         return self.work(given, progress=progress).results
 
-    def work(self, given: Budget, *, progress: bool = True) -> Share:
+    def work(self, given: Budget, *, progress: bool = True) -> WorkerResult:
         """Work as `run` does; return also whether the wall time was over before the work was."""
         script_boundary()
         study = self.where if isinstance(self.where, Study) else Study.open(self.where)
         try:
             study.refresh()
-            known = Job.last(study.state)
+            known = JobNote.last(study.state)
             train, scheduler = self._parts(known)
             searcher = study.searching.choose(self.searcher, "Worker(..., searcher=...)")
             budget = given if known is None else known.complete(given)
             if budget.endless:
                 raise StudyError("worker: the study has no budget yet; give --trials, or --wall-seconds")
-            different = None if known is None else known.difference(Job.of(train, budget.trials, scheduler))
-            if (fact := SearcherFact.last(study.state)) is not None and different is None:
-                different = fact.difference(SearcherFact.of(searcher))
+            different = None if known is None else known.difference(JobNote.of(train, budget.trials, scheduler))
+            if (fact := SearcherNote.last(study.state)) is not None and different is None:
+                different = fact.difference(SearcherNote.of(searcher))
             if different is not None and not self.other_job:
                 raise StudyError(f"worker: {different}; start it with the same, or say that it may (--other-job)")
             return study.join(
@@ -102,13 +97,13 @@ class Worker:
                 self.engine if self.engine is not None else Local(),
                 progress=progress,
                 rank=self.rank if self.rank is not None else rank(),
-                member=Member(wait=self.wait, give_up_seconds=self.give_up_seconds),
+                team=TeamSettings(wait=self.wait, give_up_seconds=self.give_up_seconds),
             )
         finally:
             if study is not self.where:
                 study.close()
 
-    def _parts(self, known: Job | None) -> tuple[TrainFunction, Scheduler]:
+    def _parts(self, known: JobNote | None) -> tuple[TrainFunction, Scheduler]:
         if isinstance(self.train, str):
             train = load_function(self.train)
         elif self.train is not None:

@@ -43,7 +43,7 @@ def profile_of(model, sample, *, blocks=None, transformer=None):
                 name=str(number),
                 layers=tuple(layers),
                 output_bytes=found,
-                kept_bytes=found,
+                saved_bytes=found,
                 gradient_bytes=found,
                 transformer=shape,
             )

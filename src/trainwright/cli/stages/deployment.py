@@ -90,7 +90,7 @@ class Deploying:
                 "difference": apart,
                 "start_seconds": started - begun,
                 "answer_ms": 1e3 * (ended - started),
-                "processes": len(plan.instances),
+                "processes": 0 if plan.in_process else len(plan.instances),
             }
         )
 

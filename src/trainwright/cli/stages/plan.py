@@ -74,7 +74,7 @@ class Planning:
         from trainwright.engine import load_function
         from trainwright.plan import Oracle
         from trainwright.schedule import Scheduler
-        from trainwright.study.search_plan import plan_search
+        from trainwright.study.forecast.search_plan import plan_search
 
         trials = work.budget.get("trials")
         if not isinstance(trials, int):

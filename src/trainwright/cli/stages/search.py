@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainwright.cli.stages._stage import Outcome, Work, source_of
-from trainwright.study.stages import Stages, digest_of
+from trainwright.study.stages import StageRecords, digest_of
 
 __all__ = ["Search"]
 
@@ -55,7 +55,7 @@ class Search:
         return Outcome(content=content, inputs=self.inputs(work))
 
     def _earlier_code(self, work: Work) -> bool:
-        record, inputs = Stages(work.folder).read(self.name), self.inputs(work)
+        record, inputs = StageRecords(work.folder).read(self.name), self.inputs(work)
         return record is not None and inputs is not None and record.inputs.get(_CODE) != digest_of(inputs[_CODE])
 
     def show(self, content: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.cluster.fitting import shortest
+from trainwright.cluster.calibration.least_squares import shortest
 
 __all__ = ["Timer", "convolutions", "copies", "host_copies", "launch_seconds", "precisions", "products"]
 
@@ -40,9 +40,10 @@ class Timer:
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the shortest time of the work; raises `InputError` if the clock gave none."""
         work()
-        return shortest([self._once(work) for _ in range(self.repeats)])
+        return shortest([self._time_once(work) for _ in range(self.repeats)])
 
-    def _once(self, work: Callable[[], object]) -> float:
+    def _time_once(self, work: Callable[[], object]) -> float:
+        # Events measure on the device: the host has only queued the kernels when its call returns.
         if self.device.type == "cuda":
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -63,12 +64,12 @@ def precisions(device: torch.device) -> tuple[str, ...]:
 def products(timer: Timer, precision: str) -> list[Row]:
     """Return (operations, seconds) of matrix products; a multiply-add counts as two."""
     rows = []
-    with _mantissa("tf32" if precision == "tf32" else "ieee"):
+    with _use_precision("tf32" if precision == "tf32" else "ieee"):
         for height, depth, width in _PRODUCTS[timer.device.type]:
             left = torch.rand(height, depth, dtype=_DTYPES[precision], device=timer.device)
             right = torch.rand(depth, width, dtype=_DTYPES[precision], device=timer.device)
             out = torch.empty(height, width, dtype=_DTYPES[precision], device=timer.device)
-            work = _bind(torch.mm, left, right, out=out)
+            work = _bind_call(torch.mm, left, right, out=out)
             rows.append((2.0 * height * depth * width, timer.seconds(work)))
     return rows
 
@@ -76,11 +77,11 @@ def products(timer: Timer, precision: str) -> list[Row]:
 def convolutions(timer: Timer) -> list[Row]:
     """Return (operations, seconds) of convolutions of 3 x 3 in single precision."""
     rows = []
-    with _mantissa("ieee"), torch.no_grad():
+    with _use_precision("ieee"), torch.no_grad():
         for channels, side, filters, batch in _CONVOLUTIONS[timer.device.type]:
             image = torch.rand(batch, channels, side, side, device=timer.device)
             weight = torch.rand(filters, channels, 3, 3, device=timer.device)
-            work = _bind(functional.conv2d, image, weight, padding=1)
+            work = _bind_call(functional.conv2d, image, weight, padding=1)
             rows.append((2.0 * batch * filters * channels * 9 * side * side, timer.seconds(work)))
     return rows
 
@@ -88,10 +89,11 @@ def convolutions(timer: Timer) -> list[Row]:
 def copies(timer: Timer) -> list[Row]:
     """Return (bytes read and written, seconds) of copies within the device's memory, beyond what its caches hold."""
     rows = []
+    # Larger than the caches, or the copy would measure these.
     for size in _COPIES[timer.device.type]:
         source = torch.ones(size, dtype=torch.uint8, device=timer.device)
         target = torch.zeros_like(source)
-        rows.append((2.0 * size, timer.seconds(_bind(target.copy_, source))))
+        rows.append((2.0 * size, timer.seconds(_bind_call(target.copy_, source))))
     return rows
 
 
@@ -103,7 +105,7 @@ def host_copies(timer: Timer) -> list[Row]:
     for size in (1 << 24, 1 << 26, 1 << 28):
         source = torch.ones(size, dtype=torch.uint8, pin_memory=True)
         target = torch.empty(size, dtype=torch.uint8, device=timer.device)
-        rows.append((float(size), timer.seconds(_bind(target.copy_, source, non_blocking=True))))
+        rows.append((float(size), timer.seconds(_bind_call(target.copy_, source, non_blocking=True))))
     return rows
 
 
@@ -111,6 +113,7 @@ def launch_seconds(timer: Timer, *, launches: int = 200) -> float:
     """Return the seconds that a kernel takes which does next to nothing, launched one after the other."""
     one = torch.ones(1, device=timer.device)
 
+    # Many launches in a row, so that the clock's resolution does not matter.
     def work() -> None:
         for _ in range(launches):
             one.mul_(1.0)
@@ -118,12 +121,12 @@ def launch_seconds(timer: Timer, *, launches: int = 200) -> float:
     return timer.seconds(work) / launches
 
 
-def _bind(function: Callable[..., object], *arguments: Any, **options: Any) -> Callable[[], object]:
+def _bind_call(function: Callable[..., object], *arguments: Any, **options: Any) -> Callable[[], object]:
     return lambda: function(*arguments, **options)
 
 
 @contextmanager
-def _mantissa(kind: str) -> Iterator[None]:
+def _use_precision(kind: str) -> Iterator[None]:
     """Compute single precision on GPUs as "ieee" or with the 10 bits of "tf32" for as long as the block runs."""
     cudnn: Any = torch.backends.cudnn  # whose type hints leave out what it has
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv)

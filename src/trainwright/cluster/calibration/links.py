@@ -7,11 +7,10 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from trainwright.cluster.calibration.ranks import Place
-from trainwright.cluster.calibration_fit import Level
-from trainwright.cluster.fitting import median
-from trainwright.cluster.network import ExchangeTimes
-from trainwright.cluster.operation import OPERATIONS
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel
+from trainwright.cluster.calibration.least_squares import median
+from trainwright.cluster.calibration.ranks import RankPlace
+from trainwright.cluster.network import OPERATIONS, ExchangeTimes
 
 __all__ = ["group_sizes", "measure_links", "message_sizes"]
 
@@ -43,7 +42,7 @@ def group_sizes(most: int) -> list[int]:
     return [ranks for ranks in range(2, most + 1) if most % ranks == 0 or ranks.bit_count() == 1]
 
 
-def measure_links(here: Place, device: torch.device, *, repeats: int, largest: int) -> tuple[Level, ...]:
+def measure_links(here: RankPlace, device: torch.device, *, repeats: int, largest: int) -> tuple[MeasuredLevel, ...]:
     """Measure the level inside a node, and the one between nodes with one and with all ranks of each.
 
     All ranks must call it.
@@ -59,6 +58,7 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
     across = [(nodes, here.on_node) for nodes in group_sizes(here.nodes)]
     if here.on_node > 1:
         across += [(nodes * here.on_node, 1) for nodes in group_sizes(here.nodes)]
+    # Two halves of the repeats are compared: how well a time repeats is its error.
     halves = slice(repeats // 2), slice(repeats // 2, None)
     for name, listed in (("node", inside), ("network", across)):
         exchanges, spreads = [], []
@@ -67,9 +67,10 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
             members = tuple(range(0, ranks * stride, stride))
             handle = dist.new_group(list(members))  # every rank takes part in making every group
             group = _Group(members, handle, here.rank in members, device)
-            sizes = [_rounded(size, ranks) for size in message_sizes(largest)]
+            # A message must divide among the ranks, as its parts are what they exchange.
+            sizes = [_round_to_ranks(size, ranks) for size in message_sizes(largest)]
             for operation in OPERATIONS:
-                series = _gathered(_timed(group, operation, sizes, repeats) if group.here else None)
+                series = _gather_times(_time_sizes(group, operation, sizes, repeats) if group.here else None)
                 exchanges.append(
                     ExchangeTimes(
                         operation=operation,
@@ -77,58 +78,63 @@ def measure_links(here: Place, device: torch.device, *, repeats: int, largest: i
                         ranks=ranks,
                         on_node=on_node,
                         bytes=tuple(sizes),
-                        seconds=_slowest(series),
+                        seconds=_slowest_medians(series),
                     )
                 )
-                parts = (_slowest([[each[part] for each in rank] for rank in series]) for part in halves)
+                parts = (_slowest_medians([[each[part] for each in rank] for rank in series]) for part in halves)
                 spreads += [2 * (one - other) / (one + other) for one, other in zip(*parts, strict=True)]
             if group.here:
                 dist.destroy_process_group(handle)
         if exchanges:
             levels.append(
-                Level(
+                MeasuredLevel(
                     name=name,
                     devices=here.on_node if name == "node" else here.world,
                     exchanges=tuple(exchanges),
                     spreads=tuple(spreads),
                     only_these_sizes=device.type == "cpu",
-                    flows=_flows(here, device, exchanges, repeats) if name == "network" else 1.0,
+                    flows=_measure_shared_link(here, device, exchanges, repeats) if name == "network" else 1.0,
                 )
             )
     return tuple(levels)
 
 
-def _flows(here: Place, device: torch.device, exchanges: list[ExchangeTimes], repeats: int) -> float:
+def _measure_shared_link(here: RankPlace, device: torch.device, exchanges: list[ExchangeTimes], repeats: int) -> float:
     """Return how much longer the largest all-reduce takes when one group for every rank of a node is active at once."""
     alone = next(
         each for each in exchanges if (each.operation, each.on_node) == ("all_reduce", 1) and each.ranks == here.nodes
     )
+    # One group for each device of a node, each across all nodes: together they share the node's links.
     handles = [dist.new_group(list(range(each, here.world, here.on_node))) for each in range(here.on_node)]
     members = tuple(range(here.local_rank, here.world, here.on_node))
     group = _Group(members, handles[here.local_rank], True, device)
-    together = _slowest(_gathered(_timed(group, "all_reduce", [alone.bytes[-1]], repeats, among=dist.group.WORLD)))
+    together = _slowest_medians(
+        _gather_times(_time_sizes(group, "all_reduce", [alone.bytes[-1]], repeats, among=dist.group.WORLD))
+    )
     dist.destroy_process_group(group.handle)
     return max(1.0, together[0] / alone.seconds[-1])
 
 
-def _timed(
+def _time_sizes(
     group: _Group, operation: str, sizes: list[int], repeats: int, *, among: dist.ProcessGroup | None = None
 ) -> list[list[float]]:
     """Return this rank's seconds of every repeat, by size; all ranks `among` which it is done start together."""
     works = [_Exchanges(group, operation, size) for size in sizes]
+    # Untimed first calls: connections and buffers are made at first use.
     for work in works:
         work()
     times: list[list[float]] = [[] for _ in works]
+    # Sizes take turns, so that a disturbance falls on all sizes and not on one.
     for _ in range(repeats):
         for series, work in zip(times, works, strict=True):
             dist.barrier(
                 among or group.handle, device_ids=[group.device.index] if group.device.type == "cuda" else None
             )
-            series.append(_once(work, group.device) / work.runs)
+            series.append(_time_once(work, group.device) / work.runs)
     return times
 
 
-def _once(work: Callable[[], object], device: torch.device) -> float:
+def _time_once(work: Callable[[], object], device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     begun = time.perf_counter_ns()
@@ -138,19 +144,19 @@ def _once(work: Callable[[], object], device: torch.device) -> float:
     return (time.perf_counter_ns() - begun) / 1e9
 
 
-def _gathered(times: list[list[float]] | None) -> list[list[list[float]]]:
+def _gather_times(times: list[list[float]] | None) -> list[list[list[float]]]:
     """Return the times of all ranks that took part."""
     everyone: list[list[list[float]] | None] = [None] * dist.get_world_size()
     dist.all_gather_object(everyone, times)
     return [each for each in everyone if each is not None]
 
 
-def _slowest(series: list[list[list[float]]]) -> tuple[float, ...]:
+def _slowest_medians(series: list[list[list[float]]]) -> tuple[float, ...]:
     """Return for each size the median repeat of the rank that takes longest."""
     return tuple(max(median(each) for each in ranks) for ranks in zip(*series, strict=True))
 
 
-def _rounded(size: int, ranks: int) -> int:
+def _round_to_ranks(size: int, ranks: int) -> int:
     """Return the bytes of the smallest message of at least `size` that falls into equal parts for all ranks."""
     return -(-size // (_FLOAT * ranks)) * _FLOAT * ranks
 
@@ -160,18 +166,19 @@ class _Exchanges:
 
     def __init__(self, group: _Group, operation: str, size: int) -> None:
         self.runs = max(1, min(_RUNS, _TOGETHER // size))
-        self._works = [_exchange(group, operation, size) for _ in range(self.runs)]
+        self._works = [_make_exchange(group, operation, size) for _ in range(self.runs)]
 
     def __call__(self) -> None:
         for work in self._works:
             work()
 
 
-def _exchange(group: _Group, operation: str, size: int) -> Callable[[], object]:
+def _make_exchange(group: _Group, operation: str, size: int) -> Callable[[], object]:
     handle = group.handle
     whole = torch.zeros(size // _FLOAT, device=group.device)
     part = torch.zeros(whole.numel() // len(group.ranks), device=group.device)
     other = torch.empty_like(whole)
+    # A message goes from the first rank to the second; the others take no part.
     first, second = group.ranks[:2]
 
     def send() -> None:

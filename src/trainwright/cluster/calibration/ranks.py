@@ -10,14 +10,14 @@ from types import MappingProxyType
 
 from trainwright.errors import InputError, closest
 
-__all__ = ["LAUNCHERS", "Place", "joined", "place"]
+__all__ = ["LAUNCHERS", "RankPlace", "joined", "place"]
 
 _PORT = 29500
 _TIMEOUT = timedelta(minutes=10)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Place:
+class RankPlace:
     """One process among those of a job, `on_node` of them on each node; on_node divides world."""
 
     rank: int = 0
@@ -62,7 +62,7 @@ _LAUNCHERS: Mapping[str, _Launcher] = MappingProxyType({
 LAUNCHERS = tuple(_LAUNCHERS)
 
 
-def place(launcher: str | None = None, environment: Mapping[str, str] = os.environ) -> Place:
+def place(launcher: str | None = None, environment: Mapping[str, str] = os.environ) -> RankPlace:
     """Return the place of this process; without a launcher that of torchrun if its variables are set, else alone.
 
     Raises `InputError` if the launcher is unknown, did not start this process, or did so unevenly.
@@ -70,27 +70,34 @@ def place(launcher: str | None = None, environment: Mapping[str, str] = os.envir
     if launcher is not None and launcher not in _LAUNCHERS:
         raise InputError(f"launch: got {launcher!r}; allowed: {', '.join(LAUNCHERS)}{closest(launcher, LAUNCHERS)}")
     if launcher is None and not {"RANK", "WORLD_SIZE"} <= set(environment):
-        return Place()
+        return RankPlace()
     name = launcher or "torchrun"
     known = _LAUNCHERS[name]
     rank, world, local_rank, on_node = (
-        _number(name, known, names, environment) for names in (known.rank, known.world, known.local_rank, known.on_node)
+        _read_number(name, known, names, environment)
+        for names in (known.rank, known.world, known.local_rank, known.on_node)
     )
+    # Ranks must be numbered node by node and evenly, because group sizes are derived from that.
     if not 0 <= rank < world or not 1 <= on_node <= world or world % on_node or local_rank != rank % on_node:
         raise InputError(
             f"launch {name}: got rank {rank} of {world}, {local_rank} of {on_node} on its node; allowed: as many "
             "processes on every node, numbered node by node"
         )
-    return Place(
-        rank=rank, world=world, local_rank=local_rank, on_node=on_node, address=_address(world, on_node, environment)
+    return RankPlace(
+        rank=rank,
+        world=world,
+        local_rank=local_rank,
+        on_node=on_node,
+        address=_main_address(world, on_node, environment),
     )
 
 
 @contextmanager
-def joined(here: Place, backend: str) -> Iterator[None]:
+def joined(here: RankPlace, backend: str) -> Iterator[None]:
     """Form a process group of all ranks by `backend` ("gloo" or "nccl"), for as long as the block runs."""
     import torch.distributed as dist
 
+    # torchrun has a store of its own; other launchers need an address that all ranks agree on.
     port = os.environ.get("MASTER_PORT", str(_PORT))
     dist.init_process_group(
         backend,
@@ -105,7 +112,7 @@ def joined(here: Place, backend: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _number(name: str, known: _Launcher, names: tuple[str, ...], environment: Mapping[str, str]) -> int:
+def _read_number(name: str, known: _Launcher, names: tuple[str, ...], environment: Mapping[str, str]) -> int:
     """Return the number with which the first of these variables that is set begins: Slurm writes 4(x2) for 4, 4."""
     text = next((environment[each] for each in names if each in environment), None)
     found = re.match(r"\d+", text or "")
@@ -114,12 +121,13 @@ def _number(name: str, known: _Launcher, names: tuple[str, ...], environment: Ma
     return int(found[0])
 
 
-def _address(world: int, on_node: int, environment: Mapping[str, str]) -> str:
+def _main_address(world: int, on_node: int, environment: Mapping[str, str]) -> str:
     """Return the host of rank 0: MASTER_ADDR, this one if there is no other, or the first of Slurm's list of nodes."""
     if "MASTER_ADDR" in environment:
         return environment["MASTER_ADDR"]
     if world == on_node:
         return "127.0.0.1"
+    # The first name of a Slurm list such as node[3-7] is node3.
     nodes = re.match(r"([^\[,]+)(?:\[(\d+))?", environment.get("SLURM_STEP_NODELIST", ""))
     if nodes is None:
         raise InputError("launch: MASTER_ADDR is not set; allowed: the name of the host on which rank 0 runs")

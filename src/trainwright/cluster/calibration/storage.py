@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trainwright.cluster.calibration.least_squares import shortest
 from trainwright.cluster.device import Storage
-from trainwright.cluster.fitting import shortest
 from trainwright.errors import InputError
 
 __all__ = ["measure_storage"]
@@ -27,44 +27,47 @@ def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, 
     try:
         with tempfile.TemporaryDirectory(prefix="trainwright-", dir=folder) as name:
             large, small = Path(name) / "large", [Path(name) / f"small{place}" for place in range(_SMALL_FILES)]
+            # The small files are written once; each repeat reads them anew.
             for path in small:
-                _write(path, os.urandom(_SMALL_BYTES))
+                _write_synced(path, os.urandom(_SMALL_BYTES))
             content = os.urandom(size)
             for _ in range(repeats):
-                writes.append(_seconds(lambda: _write(large, content)))
-                _forget(large)
-                reads.append(_seconds(lambda: _read(large)))
+                writes.append(_time_call(lambda: _write_synced(large, content)))
+                # Without this the file would come from the host's memory, not from the disk.
+                _drop_from_cache(large)
+                reads.append(_time_call(lambda: _read_files(large)))
                 for path in small:
-                    _forget(path)
-                files.append(_seconds(lambda: _read(*small)) / _SMALL_FILES)
+                    _drop_from_cache(path)
+                files.append(_time_call(lambda: _read_files(*small)) / _SMALL_FILES)
     except OSError as error:
         raise InputError(f"storage {folder}: cannot be measured ({error}); allowed: a folder to write in") from None
     write, read = size / shortest(writes), size / shortest(reads)
+    # The larger of the two relative differences is the error of the whole.
     spread = max(1 - shortest(each) / statistics.median(each) for each in (writes, reads))
     return Storage(node_read=read, write=write, file_seconds=max(0.0, shortest(files) - _SMALL_BYTES / read)), spread
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def _time_call(work: Callable[[], object]) -> float:
     begun = time.perf_counter_ns()
     work()
     return (time.perf_counter_ns() - begun) / 1e9
 
 
-def _write(path: Path, content: bytes) -> None:
+def _write_synced(path: Path, content: bytes) -> None:
     with path.open("wb") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
 
 
-def _read(*paths: Path) -> None:
+def _read_files(*paths: Path) -> None:
     for path in paths:
         with path.open("rb", buffering=0) as file:
             while file.read(1 << 22):
                 pass
 
 
-def _forget(path: Path) -> None:
+def _drop_from_cache(path: Path) -> None:
     """Ask the host to drop a file from its page cache, where there is a call for it."""
     if hasattr(os, "posix_fadvise"):
         with path.open("rb") as file:

@@ -23,6 +23,7 @@ def wall_clock(run: Callable[[], Any]) -> float:
 
 def cuda_clock(run: Callable[[], Any]) -> float:
     """Return the seconds that the kernels of a call take on the CUDA device."""
+    # Events measure on the device, without the time that the host takes to queue.
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     run()
@@ -39,6 +40,7 @@ def fastest(run: Callable[[], Any], *, warmup: int = 3, repeats: int = 10, clock
     for _ in range(warmup):
         run()
     times = [clock(run) for _ in range(repeats)]
+    # A clock that was set back, or is coarser than the work, gives times that mean nothing.
     for seconds in times:
         if not math.isfinite(seconds) or seconds <= 0:
             raise ProfileError(

@@ -9,16 +9,15 @@ from numpy.typing import ArrayLike, NDArray
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.costs.contention import contention
 from trainwright.cluster.costs.hockney import Seconds, ring, send, tree
-from trainwright.cluster.network import Tier
-from trainwright.cluster.operation import OPERATIONS, Operation
+from trainwright.cluster.network import OPERATIONS, NetworkLevel, Operation
 from trainwright.cluster.placement import group_tier
 from trainwright.errors import InputError, closest
 
-__all__ = ["Cost", "collective_candidates", "collective_seconds", "collective_times"]
+__all__ = ["CollectiveCost", "collective_candidates", "collective_seconds", "collective_times"]
 
 
 @dataclass(frozen=True, slots=True)
-class Cost:
+class CollectiveCost:
     """What an exchange takes: seconds, the algorithm that takes least, and the level of the network that it crosses."""
 
     seconds: float
@@ -35,7 +34,7 @@ def collective_seconds(
     ranks: int,
     stride: int = 1,
     flows: float = 1.0,
-) -> Cost:
+) -> CollectiveCost:
     """Return the least cost of one exchange of `bytes` bytes among `ranks` ranks whose numbers differ by `stride`.
 
     `bytes` is the whole message, not each rank's part. `flows` is how many groups share a link (`contention`), 1 for a
@@ -43,9 +42,9 @@ def collective_seconds(
     come before formulas. Raises `InputError` for values out of range, if no tier joins the group, and if its tier was
     measured for other sizes of group only.
     """
-    found = _candidates(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
+    found = _price_algorithms(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
     name = min(found, key=found.__getitem__)
-    return Cost(float(found[name]), name, _tier(cluster, ranks, stride).name if ranks > 1 else "")
+    return CollectiveCost(float(found[name]), name, _level_of(cluster, ranks, stride).name if ranks > 1 else "")
 
 
 def collective_times(
@@ -53,7 +52,7 @@ def collective_times(
 ) -> NDArray[np.float64]:
     """Return the seconds of `collective_seconds` for an array of message sizes in bytes."""
     array = np.asarray(sizes, dtype=np.float64)
-    found = _candidates(cluster, operation, array, ranks=ranks, stride=stride, flows=flows)
+    found = _price_algorithms(cluster, operation, array, ranks=ranks, stride=stride, flows=flows)
     return np.array(functools.reduce(np.minimum, found.values()), dtype=np.float64)
 
 
@@ -67,11 +66,11 @@ def collective_candidates(
     flows: float = 1.0,
 ) -> dict[str, float]:
     """Return the seconds of every algorithm that the group may use, by name."""
-    found = _candidates(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
+    found = _price_algorithms(cluster, operation, float(bytes), ranks=ranks, stride=stride, flows=flows)
     return {name: float(seconds) for name, seconds in found.items()}
 
 
-def _candidates(
+def _price_algorithms(
     cluster: Cluster, operation: Operation, size: Seconds, *, ranks: int, stride: int, flows: float
 ) -> dict[str, Seconds]:
     if operation not in OPERATIONS:
@@ -84,11 +83,13 @@ def _candidates(
         raise InputError(f"flows: got {flows!r}; allowed: a number >= 1, the groups that share a link")
     if ranks == 1:
         return {"none": size * 0.0}
-    tier = _tier(cluster, ranks, stride)
+    tier = _level_of(cluster, ranks, stride)
+    # Measured times come first: no formula knows what the machine's library does.
     on_node = min(ranks, max(1, cluster.devices_per_node // stride))
     times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks, on_node)), None)
     if times is not None:
         return {"measured": times.at(size, flows)}
+    # Processes that share processors slow each other down in a way that no formula extrapolates.
     if tier.worlds and ranks not in tier.worlds:
         raise InputError(
             f"cluster {cluster.name!r}, tier {tier.name!r}: got a group of {ranks} ranks; allowed: "
@@ -96,6 +97,7 @@ def _candidates(
             f"cannot be told: calibrate with {ranks} ranks"
         )
     found = _by_formula(cluster, operation, size, ranks=ranks, stride=stride, flows=flows)
+    # A level may name its library's algorithm; a group that cannot use it takes the cheapest.
     known = tier.algorithms.get(operation)
     return {known: found[known]} if known in found else found
 
@@ -103,7 +105,7 @@ def _candidates(
 def _by_formula(
     cluster: Cluster, operation: Operation, size: Seconds, *, ranks: int, stride: int, flows: float
 ) -> dict[str, Seconds]:
-    tier = _tier(cluster, ranks, stride)
+    tier = _level_of(cluster, ranks, stride)
     alpha, beta = tier.alpha, tier.beta * flows
     if operation == "send":
         return {"direct": send(size, alpha, beta)}
@@ -111,35 +113,37 @@ def _by_formula(
         return {"tree": tree(size, ranks, alpha, beta)}
     if operation == "all_to_all":
         return {"pairwise": ring(size, ranks, alpha, beta)}
-    found = _flat(operation, size, ranks, alpha, beta)
-    inside = _inside(cluster, ranks, stride)
+    found = _price_flat(operation, size, ranks, alpha, beta)
+    # With several ranks in each node, a reduction inside the node first lets one ring a device cross the network.
+    inside = _ranks_per_node(cluster, ranks, stride)
     if inside > 1:
-        near = _tier(cluster, inside, stride)
+        near = _level_of(cluster, inside, stride)
         # As many rings cross the network as the group has ranks in a node, and share its links with those of others.
         far = tier.beta * max(flows, contention(cluster, ranks=ranks // inside, stride=inside * stride))
-        outer = _flat(operation, size / inside, ranks // inside, alpha, far)
-        inner = _ways(operation) * ring(size, inside, near.alpha, near.beta)
+        outer = _price_flat(operation, size / inside, ranks // inside, alpha, far)
+        # Inside the node every byte goes round, outside only each device's share.
+        inner = _ring_passes(operation) * ring(size, inside, near.alpha, near.beta)
         found["hierarchical"] = inner + functools.reduce(np.minimum, outer.values())
     return found
 
 
-def _flat(operation: Operation, size: Seconds, ranks: int, alpha: float, beta: float) -> dict[str, Seconds]:
-    found = {"ring": _ways(operation) * ring(size, ranks, alpha, beta)}
+def _price_flat(operation: Operation, size: Seconds, ranks: int, alpha: float, beta: float) -> dict[str, Seconds]:
+    found = {"ring": _ring_passes(operation) * ring(size, ranks, alpha, beta)}
     if operation == "all_reduce":
         found["tree"] = 2 * tree(size, ranks, alpha, beta)
     return found
 
 
-def _ways(operation: Operation) -> int:
+def _ring_passes(operation: Operation) -> int:
     """Return how often the message goes round: an all-reduce is a reduce-scatter and an all-gather."""
     return 2 if operation == "all_reduce" else 1
 
 
-def _tier(cluster: Cluster, ranks: int, stride: int) -> Tier:
+def _level_of(cluster: Cluster, ranks: int, stride: int) -> NetworkLevel:
     return group_tier(cluster, ranks=ranks, stride=stride)
 
 
-def _inside(cluster: Cluster, ranks: int, stride: int) -> int:
+def _ranks_per_node(cluster: Cluster, ranks: int, stride: int) -> int:
     """Return how many ranks of a group share a node, 1 if that is one, all of them, or not the same on each node."""
     node = cluster.devices_per_node
     inside = node // stride

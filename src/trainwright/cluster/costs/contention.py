@@ -24,16 +24,17 @@ def contention(cluster: Cluster, *, ranks: int, stride: int = 1, devices: int | 
     `devices` is how many the job uses; by default one block of ranks * stride, which has `stride` groups.
     """
     used = check_group(cluster, ranks=ranks, stride=stride, devices=devices)
-    return _of_regular_groups(_boundaries(cluster), ranks, stride, used)
+    return _regular_contention(_level_boundaries(cluster), ranks, stride, used)
 
 
 def ring_contention(cluster: Cluster, rings: NDArray[np.int64]) -> float:
     """Return phi for rings of any ranks, one in a row: the highest load of a link in one step, 1 if none is shared."""
-    return _of_rings(_boundaries(cluster), rings)
+    return _highest_load(_level_boundaries(cluster), rings)
 
 
-def _boundaries(cluster: Cluster) -> _Boundaries:
+def _level_boundaries(cluster: Cluster) -> _Boundaries:
     """Return (devices below, parallel links up) from the node outwards."""
+    # Links inside a node are per pair of devices: no two groups share them.
     outer = [tier for tier in cluster.tiers if tier.devices > cluster.devices_per_node]
     below = [cluster.devices_per_node, *(tier.devices for tier in outer)]
     return tuple(
@@ -43,20 +44,23 @@ def _boundaries(cluster: Cluster) -> _Boundaries:
 
 
 @lru_cache(maxsize=4096)
-def _of_regular_groups(boundaries: _Boundaries, ranks: int, stride: int, devices: int) -> float:
-    return _of_rings(boundaries, groups(devices, ranks=ranks, stride=stride))
+def _regular_contention(boundaries: _Boundaries, ranks: int, stride: int, devices: int) -> float:
+    return _highest_load(boundaries, groups(devices, ranks=ranks, stride=stride))
 
 
-def _of_rings(boundaries: _Boundaries, rings: NDArray[np.int64]) -> float:
+def _highest_load(boundaries: _Boundaries, rings: NDArray[np.int64]) -> float:
     if rings.shape[1] < 2:
         return 1.0
+    # In one step of a ring every rank sends to the next.
     sender, receiver = rings.ravel(), np.roll(rings, -1, axis=1).ravel()
     highest = 1.0
     for inside, links in boundaries:
+        # Numbers of the blocks (node or switch) that sender and receiver belong to.
         source, target = sender // inside, receiver // inside
         crossing = source != target
         if not crossing.any():
             break  # what stays inside this level stays inside those above
+        # The busiest block decides: flows out of it or into it, over its parallel links.
         load = max(np.bincount(source[crossing]).max(), np.bincount(target[crossing]).max())
         highest = max(highest, float(load) / links)
     return highest

@@ -34,7 +34,7 @@ def tree(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
     That is a broadcast or a reduction; an all-reduce is two of them. k is the number of chunks that costs least.
     """
     parts = chunks(size, ranks, alpha, beta)
-    return (_depth(ranks) + parts - 1) * (alpha + size * beta / parts)
+    return (_tree_depth(ranks) + parts - 1) * (alpha + size * beta / parts)
 
 
 def chunks(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
@@ -43,22 +43,24 @@ def chunks(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
     The derivative vanishes at k = sqrt((depth - 1) m beta / alpha); the cost is convex in k, so that the best whole
     number is one of the two next to it.
     """
+    # A chunk has at least one byte.
     most = np.maximum(1.0, np.floor(size))
-    depth = _depth(ranks)
+    depth = _tree_depth(ranks)
     if alpha == 0:
-        return _like(size, most if depth > 1 else np.ones_like(most))
+        return _same_type(size, most if depth > 1 else np.ones_like(most))
+    # The root of the derivative, rounded down; the best whole number is it or the next.
     low = np.clip(np.floor(np.sqrt((depth - 1) * size * beta / alpha)), 1.0, most)
     high = np.minimum(low + 1, most)
 
     def cost(parts: Seconds) -> Seconds:
         return (depth + parts - 1) * (alpha + size * beta / parts)
 
-    return _like(size, np.where(cost(high) < cost(low), high, low))
+    return _same_type(size, np.where(cost(high) < cost(low), high, low))
 
 
-def _depth(ranks: int) -> int:
+def _tree_depth(ranks: int) -> int:
     return math.ceil(math.log2(ranks))
 
 
-def _like(size: Seconds, value: NDArray[np.float64]) -> Seconds:
+def _same_type(size: Seconds, value: NDArray[np.float64]) -> Seconds:
     return value if isinstance(size, np.ndarray) else float(value)

@@ -9,16 +9,16 @@ from hashlib import blake2s
 from pathlib import Path
 from typing import Any, TypeVar
 
-from trainwright.engine._engine import Block, Died, Handler, Outcome, TrainFunction
-from trainwright.engine._function import FunctionReference
-from trainwright.engine._gang import Gang
-from trainwright.engine.ray._cluster import Layout, check_cluster, connect, living_nodes, load_ray
-from trainwright.engine.ray._holding import Holding
-from trainwright.engine.ray._host import Host, Order
-from trainwright.engine.ray._remote import Door, RemoteWorker
-from trainwright.engine.ray._settings import check_number, check_whole
+from trainwright.engine.function_reference import FunctionReference
+from trainwright.engine.process.gang import Gang
+from trainwright.engine.protocol import Block, Died, Handler, Outcome, TrainFunction
+from trainwright.engine.ray.cluster import SlotMap, check_cluster, connect, living_nodes, load_ray
+from trainwright.engine.ray.host import DeviceHost, WorkerOrder
+from trainwright.engine.ray.placement_groups import PlacementGroups
+from trainwright.engine.ray.remote_worker import RemoteWorker, WorkerListener
 from trainwright.errors import EngineError
 from trainwright.train import Assignment
+from trainwright.validators import check, integer, number, optional, text
 
 __all__ = ["Grant", "Ray"]
 
@@ -74,16 +74,19 @@ class Ray:
         start_seconds: float = 120.0,
         sweep_seconds: float = 60.0,
     ) -> None:
-        check_whole("workers", workers, least=1, none="all that the cluster has")
-        check_whole("gpus_per_node", gpus_per_node, least=0, none="all that a node has")
-        check_whole("cpus_per_device", cpus_per_device, least=1)
-        check_number("timeout_seconds", timeout_seconds, none="no limit")
-        check_number("memory_bytes", memory_bytes, none="no limit")
-        check_number("grace_seconds", grace_seconds, zero=True)
-        check_number("start_seconds", start_seconds)
-        check_number("sweep_seconds", sweep_seconds)
-        if address is not None and (not isinstance(address, str) or not address):
-            raise EngineError(f"Ray.address: got {address!r}; allowed: 'HOST:PORT', 'auto', 'local', or None")
+        limit = optional(number(above=0), words="None for no limit")
+        for name, value, validator in (
+            ("workers", workers, optional(integer(minimum=1), words="None for all that the cluster has")),
+            ("gpus_per_node", gpus_per_node, optional(integer(minimum=0), words="None for all that a node has")),
+            ("cpus_per_device", cpus_per_device, integer(minimum=1)),
+            ("address", address, optional(text("'HOST:PORT', 'auto', 'local'"))),
+            ("timeout_seconds", timeout_seconds, limit),
+            ("memory_bytes", memory_bytes, limit),
+            ("grace_seconds", grace_seconds, number(minimum=0)),
+            ("start_seconds", start_seconds, number(above=0)),
+            ("sweep_seconds", sweep_seconds, number(above=0)),
+        ):
+            check(value, validator, f"Ray.{name}", EngineError)
         self.workers = workers
         self.gpus_per_node = gpus_per_node
         self.cpus_per_device = cpus_per_device
@@ -96,12 +99,12 @@ class Ray:
         self.removed: list[str] = []
         """The names of actors and placement groups that were left behind and have been removed."""
         self._ray: Any = None
-        self._layout: Layout | None = None
+        self._slot_map: SlotMap | None = None
         self._head = ""
         self._cluster_lost = False
         self._ours = False  # whether we joined or started the cluster
-        self._holding: Holding | None = None
-        self._door: Door | None = None
+        self._placement_groups: PlacementGroups | None = None
+        self._listener: WorkerListener | None = None
         self._host: Any = None
         self._reference: FunctionReference | None = None
         self._directory: Path | None = None
@@ -128,7 +131,7 @@ class Ray:
     @property
     def gone(self) -> frozenset[int]:
         """The slots whose nodes have died since `open`, or where no process started within `start_seconds`."""
-        return self._holding.gone if self._holding is not None else frozenset()
+        return self._placement_groups.gone if self._placement_groups is not None else frozenset()
 
     @property
     def grants(self) -> Mapping[int, Grant]:
@@ -137,45 +140,45 @@ class Ray:
 
     def devices(self, block: Block) -> tuple[str, ...]:
         """Return the names of a block's devices, with the nodes that they are in."""
-        layout = self._joined()
-        return tuple(layout.device(slot) for slot in block)
+        slot_map = self._joined()
+        return tuple(slot_map.device(slot) for slot in block)
 
-    def _joined(self) -> Layout:
-        if self._layout is None:
+    def _joined(self) -> SlotMap:
+        if self._slot_map is None:
             ray = self._ray = load_ray()
             self._ours = connect(ray, self.address, (self.workers or 1) * self.cpus_per_device)
             self._head, self._cluster_lost = str(ray.get_runtime_context().gcs_address), False
-            self._layout = Layout.of(
+            self._slot_map = SlotMap.of(
                 living_nodes(ray),
                 workers=self.workers,
                 gpus_per_node=self.gpus_per_node,
                 cpus_per_device=self.cpus_per_device,
             )
-        return self._layout
+        return self._slot_map
 
     # Opening, launching, polling, closing.
 
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`, and take the devices. Raises `EngineError` if others keep them."""
         self._reference = FunctionReference.of(train)
-        layout = self._joined()
+        slot_map = self._joined()
         self._directory = None if directory is None else directory.resolve()
         study = (
             secrets.token_hex(6)
             if directory is None
             else blake2s(str(self._directory).encode(), digest_size=6).hexdigest()
         )
-        self._door = Door(str(self._ray.util.get_node_ip_address()))
-        self._host = self._ray.remote(Host)
-        self._holding = Holding(
+        self._listener = WorkerListener(str(self._ray.util.get_node_ip_address()))
+        self._host = self._ray.remote(DeviceHost)
+        self._placement_groups = PlacementGroups(
             self._ray,
-            layout,
+            slot_map,
             prefix=f"trainwright-{study}-",
             own=secrets.token_hex(4),
             cpus_per_device=self.cpus_per_device,
         )
         try:
-            self._holding.wait(self.start_seconds)
+            self._placement_groups.wait(self.start_seconds)
         except EngineError:
             self.close()
             raise
@@ -218,7 +221,7 @@ class Ray:
             left = deadline - time.monotonic()
             if over or not self._grants:
                 return
-            ready = _opened(self._door).wait(min(left, _LOOK_SECONDS))
+            ready = _opened(self._listener).wait(min(left, _LOOK_SECONDS))
             told = False
             for worker in sorted(ready, key=lambda worker: worker.slot):
                 told |= self._hear(worker, handler)
@@ -237,18 +240,18 @@ class Ray:
         try:
             if not self._cluster_lost:
                 self._end_actors([worker.ending for worker in workers])
-                if self._holding is not None:
-                    self._holding.release()
+                if self._placement_groups is not None:
+                    self._placement_groups.release()
         finally:
-            if self._door is not None:
-                self._door.close()
+            if self._listener is not None:
+                self._listener.close()
             for table in (self._actors, self._idle, self._grants, self._seats):
                 table.clear()
             self._over.clear()
-            self._holding = self._door = None
+            self._placement_groups = self._listener = None
             if self._ours:
                 self._ray.shutdown()
-                self._layout, self._ours = None, False
+                self._slot_map, self._ours = None, False
 
     def _end_actors(self, endings: list[Any]) -> None:
         stops = [actor.stop.remote() for _, actor in self._actors.values()]
@@ -268,18 +271,18 @@ class Ray:
             return worker
         if worker is not None:  # it went away while it waited: not this trial's doing
             worker.outcome()  # whether its actor still lives
-            self._let_go(worker)
-        holding, door = _opened(self._holding), _opened(self._door)
+            self._release(worker)
+        placement_groups, listener = _opened(self._placement_groups), _opened(self._listener)
         if slot not in self._actors:
             if self._nodes_doubtful:
                 self._check_cluster()
-            self._actors[slot] = holding.actor(self._host, slot)
+            self._actors[slot] = placement_groups.actor(self._host, slot)
         _, actor = self._actors[slot]
-        worker = RemoteWorker(self._ray, actor, slot, door)
-        door.expect(worker)
+        worker = RemoteWorker(self._ray, actor, slot, listener)
+        listener.expect(worker)
         worker.ending = actor.work.remote(
-            Order(
-                driver=door.address,
+            WorkerOrder(
+                driver=listener.address,
                 token=worker.token,
                 home=str(Path.cwd()),
                 environment=_environment(self.cpus_per_device),
@@ -319,7 +322,7 @@ class Ray:
         grant, rank = self._seats.get(worker, (None, 0))
         if grant is None or grant.gang is None:  # a process that says something unasked has closed its line
             worker.ended = True
-            _opened(self._door).forget(worker)
+            _opened(self._listener).forget(worker)
             return False
         grant.gang.serve(rank, handler)
         self._settle(grant, handler)
@@ -344,9 +347,9 @@ class Ray:
             if reuse and worker.connected and not worker.ended:
                 self._idle[worker.slot] = worker
             else:
-                self._let_go(worker)
+                self._release(worker)
 
-    def _let_go(self, worker: RemoteWorker) -> None:
+    def _release(self, worker: RemoteWorker) -> None:
         """End a worker process, and its actor if that is lost or has never shown a process."""
         worker.close(kill=True)
         if worker.actor_lost or not worker.connected:
@@ -367,7 +370,7 @@ class Ray:
         for slot in [slot for slot, worker in self._idle.items() if worker.ended]:
             worker = self._idle.pop(slot)
             worker.outcome()  # whether its actor still lives
-            self._let_go(worker)
+            self._release(worker)
         for grant in list(self._grants.values()):
             if grant.gang is not None:
                 grant.gang.watch(
@@ -379,11 +382,11 @@ class Ray:
         starting = any(grant.gang is None for grant in self._grants.values())
         if (starting or self._nodes_doubtful) and now - self._looked_at_nodes >= _NODE_SECONDS:
             self._look_at_nodes()
-        holding = _opened(self._holding)
-        if now - self._swept >= (self.grace_seconds if holding.suspects else self.sweep_seconds):
+        placement_groups = _opened(self._placement_groups)
+        if now - self._swept >= (self.grace_seconds if placement_groups.suspects else self.sweep_seconds):
             self._swept = now
             self._look_at_nodes()
-            self.removed += holding.sweep({name for name, _ in self._actors.values()})
+            self.removed += placement_groups.sweep({name for name, _ in self._actors.values()})
 
     def _watch_start(self, grant: Grant, now: float) -> None:
         """Try again what did not start, and give up a slot where nothing has started in time. No trial is to blame."""
@@ -393,11 +396,11 @@ class Ray:
                 outcome = worker.outcome()
                 grant.trouble = outcome.why if isinstance(outcome, Died) else ""
                 del self._seats[worker]
-                self._let_go(worker)
+                self._release(worker)
                 grant.workers[part] = another = self._worker(worker.slot)
                 self._seats[another] = grant, list(grant.workers).index(part)
         if missing and now - grant.since > self.start_seconds:
-            _opened(self._holding).gone |= {worker.slot for worker in missing.values()}
+            _opened(self._placement_groups).gone |= {worker.slot for worker in missing.values()}
             late = ", ".join(self._joined().device(worker.slot) for worker in missing.values())
             why = f"no worker process came from {late} within start_seconds={self.start_seconds:g}"
             self._fail(grant, Died(why=f"{why} ({grant.trouble})" if grant.trouble else why, blame=False))
@@ -411,18 +414,18 @@ class Ray:
 
     def _look_at_nodes(self) -> None:
         """Take note of nodes that are gone."""
-        holding = _opened(self._holding)
+        placement_groups = _opened(self._placement_groups)
         self._check_cluster()
         self._looked_at_nodes, self._nodes_doubtful = time.monotonic(), False
-        before = holding.gone
-        holding.look()
-        for slot in holding.gone - before:
+        before = placement_groups.gone
+        placement_groups.look()
+        for slot in placement_groups.gone - before:
             worker = self._idle.pop(slot, None)
             if worker is not None:
                 worker.actor_lost = True
-                self._let_go(worker)
+                self._release(worker)
         for grant in list(self._grants.values()):
-            if grant.gang is None and holding.gone.intersection(grant.block):
+            if grant.gang is None and placement_groups.gone.intersection(grant.block):
                 self._fail(grant, Died(why="its node is gone", blame=False))
 
 

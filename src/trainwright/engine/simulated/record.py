@@ -4,14 +4,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainwright.engine.simulated.config import Simulated
+from trainwright.engine.simulated.settings import Simulated
 from trainwright.schedule import Block
 
-__all__ = ["Held", "Recorder", "Run", "Stall"]
+__all__ = ["DeviceHold", "SimulatedStudy", "Stall", "StudyRecorder"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Held:
+class DeviceHold:
     """A trial held `block` from `start` to `end` (s), and let go of it for `why`.
 
     It is "full", "stopped", "pause", "resize", "rest", "failed", "node lost", "out of time" or "stalled".
@@ -34,7 +34,7 @@ class Stall:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Run:
+class SimulatedStudy:
     """One simulated study. Times in seconds from its start.
 
     `utilisation` is the share of all device time up to the makespan in which a trial trained; `device_seconds` are
@@ -62,11 +62,11 @@ class Run:
     substitutions: int
     stalled: tuple[Stall, ...]
     digest: str
-    gantt: tuple[Held, ...] = ()
+    gantt: tuple[DeviceHold, ...] = ()
 
 
 @dataclass
-class Recorder:
+class StudyRecorder:
     """Gathers while the simulation runs."""
 
     setting: Simulated
@@ -84,7 +84,7 @@ class Recorder:
     _waiting: dict[int, tuple[float, int]] = field(default_factory=dict)  # since when, and devices before
     _waits: list[float] = field(default_factory=list)
     _bests: list[tuple[float, float]] = field(default_factory=list)  # time and loss, each better than before
-    _bars: list[Held] = field(default_factory=list)
+    _bars: list[DeviceHold] = field(default_factory=list)
 
     def held(self, trial: int, block: Block, at: float) -> None:
         """Note that a trial holds a block from now on."""
@@ -109,7 +109,7 @@ class Recorder:
             self.first_full = min(self.first_full, at)
         self.failed += why == "failed"
         if self.gantt:
-            self._bars.append(Held(trial=trial, block=block, start=since, end=at, why=why))
+            self._bars.append(DeviceHold(trial=trial, block=block, start=since, end=at, why=why))
 
     def busy(self) -> int:
         """Return how many devices are held. O(trials that run)."""
@@ -143,14 +143,14 @@ class Recorder:
 
     def result(
         self, at: float, trials: int, substitutions: int, stalled: Sequence[Stall], digest: str, *, why: str
-    ) -> Run:
+    ) -> SimulatedStudy:
         """Return the whole; who still holds devices lets go of them now, for `why`."""
         for trial in list(self._holds):
             self.released(trial, at, why)
         best = self._bests[-1][1] if self._bests else math.inf
         close = next((time for time, loss in self._bests if loss <= best + 0.01 * abs(best)), math.inf)
         total = self._last * self.setting.cluster.devices
-        return Run(
+        return SimulatedStudy(
             makespan_seconds=self._last,
             device_seconds=self._device_seconds,
             utilisation=self._trained / total if total else 0.0,

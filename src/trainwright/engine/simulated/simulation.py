@@ -5,13 +5,12 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable
 
-from trainwright.engine.simulated._agenda import NANO, Agenda, Event, Kind
-from trainwright.engine.simulated._callbacks import Configure, Told
-from trainwright.engine.simulated._draws import Draws
-from trainwright.engine.simulated._trial import SimulatedTrial
-from trainwright.engine.simulated.config import Simulated
-from trainwright.engine.simulated.limits import Limits
-from trainwright.engine.simulated.record import Recorder, Run, Stall
+from trainwright.engine.simulated.callbacks import Configure, Told
+from trainwright.engine.simulated.draws import Draws
+from trainwright.engine.simulated.event_queue import NANO, Event, EventKind, EventQueue
+from trainwright.engine.simulated.record import SimulatedStudy, Stall, StudyRecorder
+from trainwright.engine.simulated.settings import Simulated, SimulationLimits
+from trainwright.engine.simulated.trial import SimulatedTrial
 from trainwright.errors import ScheduleError
 from trainwright.schedule import (
     Action,
@@ -59,7 +58,7 @@ def simulate(
     told: Told | None = None,
     tells: Iterable[int] = (),
     gantt: bool = False,
-) -> Run:
+) -> SimulatedStudy:
     """Simulate a study until its budget is used and return what came of it.
 
     The budget is a number of `trials`, of which a failed one is not replaced, or of seconds of the clock or of devices;
@@ -70,7 +69,7 @@ def simulate(
     what cannot run, `SchedulerStalled` if the policy goes round in circles; a trial that waits for devices for ever
     ends the run, which names it.
     """
-    limits = Limits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+    limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
     scheduler.rule.check(objectives, trials)
     if scheduler.rule.max_epochs is None:
         raise ScheduleError("simulate: the rule sets no length of a trial; give it, such as FixedEpochs(27)")
@@ -83,7 +82,7 @@ def simulate(
         configure=configure,
         told=told,
         tells=tuple(sorted(tells)) if told is not None else (),
-        recorder=Recorder(setting, gantt=gantt),
+        recorder=StudyRecorder(setting, gantt=gantt),
     ).run()
 
 
@@ -94,13 +93,13 @@ class _Simulation:
         self,
         scheduler: Scheduler,
         setting: Simulated,
-        limits: Limits,
+        limits: SimulationLimits,
         seed: int,
         *,
         configure: Configure,
         told: Told | None,
         tells: tuple[int, ...],
-        recorder: Recorder,
+        recorder: StudyRecorder,
     ) -> None:
         self.rule = scheduler.rule
         self.setting = setting
@@ -117,13 +116,13 @@ class _Simulation:
         self.trials: dict[int, SimulatedTrial] = {}
         self.training = 0  # how many trials train
         self.interrupted: deque[int] = deque()
-        self.courses = setting.task.courses(seed)
+        self.learning_curves = setting.task.learning_curves(seed)
         self.index = self.rule.fold(self.rule.empty(), Opened(seed=seed))
         self.luck = Draws(seed, "simulated straggling")
         self.drops = Draws(seed, "simulated drop", "exponential")
         self.lifetimes = Draws(seed, "simulated node", "exponential")
         cluster = setting.cluster
-        self.agenda = Agenda(most=100 * (cluster.devices + 1000))
+        self.events = EventQueue(most=100 * (cluster.devices + 1000))
         self.timer: int | None = None  # when the policy or the rule wants to be asked again
         self.down: set[int] = set()  # nodes
         self.nothing = False  # there was no work when it was asked for last
@@ -141,29 +140,29 @@ class _Simulation:
             estimates=Estimates(restart_seconds=setting.restart(scheduler.policy.start)),
         )
 
-    def run(self) -> Run:
+    def run(self) -> SimulatedStudy:
         if self.setting.node_mtbf_seconds is not None:
             for node in range(self.setting.cluster.nodes):
                 self._fate(node, 0)
         self._plan(None)
-        while self.agenda and not self._over():
-            event = self.agenda.pop()
+        while self.events and not self._over():
+            event = self.events.pop()
             if self._void(event):
                 continue
             if event[0] / NANO > (end := self._end()):
                 return self._result(end, "out of time")
-            self.agenda.note(event)
+            self.events.note(event)
             self._happen(event)
         return self._result(self.clock, "stalled")
 
-    def _result(self, at: float, why: str) -> Run:
+    def _result(self, at: float, why: str) -> SimulatedStudy:
         """Return what came of the study, the trials that still hold or want devices ended for `why`."""
         stalls = tuple(
             Stall(trial=number, wanted=seat.wanted, devices=self.desk.slots)
             for number, seat in sorted({**self.desk.resting, **self.desk.seats}.items())
             if why == "stalled"
         )
-        done = len(self.trials), self.courses.substitutions, stalls, self.agenda.digest
+        done = len(self.trials), self.learning_curves.substitutions, stalls, self.events.digest
         return self.recorder.result(at, *done, why=why)
 
     def _end(self) -> float:
@@ -188,11 +187,11 @@ class _Simulation:
     def _void(self, event: Event) -> bool:
         """Whether an event has been overtaken by another."""
         nanoseconds, kind, _, number, version = event
-        if kind is Kind.REPORTED or kind is Kind.CHECKPOINT:
+        if kind is EventKind.REPORTED or kind is EventKind.CHECKPOINT:
             return self.trials[number].version != version
-        if kind is Kind.FAILED:
+        if kind is EventKind.FAILED:
             return number not in self.desk.seats or self.trials[number].runs != version
-        return kind is Kind.TIMER and nanoseconds != self.timer
+        return kind is EventKind.TIMER and nanoseconds != self.timer
 
     def _happen(self, event: Event) -> None:
         nanoseconds, kind, _, number, version = event
@@ -200,15 +199,15 @@ class _Simulation:
         # The one driver decides on one event after the other, and takes its time for each.
         self.clock = max(self.clock, nanoseconds / NANO) + self.setting.decision(self.recorder.results)
         at_checkpoint = None
-        if kind is Kind.REPORTED:
+        if kind is EventKind.REPORTED:
             at_checkpoint = self._report(self.trials[number])
-        elif kind is Kind.CHECKPOINT:
+        elif kind is EventKind.CHECKPOINT:
             at_checkpoint = self._pass(self.trials[number])
-        elif kind is Kind.FAILED:
+        elif kind is EventKind.FAILED:
             self._fail(self.trials[number])
-        elif kind is Kind.NODE_LOST:
+        elif kind is EventKind.NODE_LOST:
             self._lose(number, version)
-        elif kind is Kind.NODE_BACK:
+        elif kind is EventKind.NODE_BACK:
             self.down.remove(number)
             self.desk.room.give(self._slots(number))
         else:
@@ -234,7 +233,7 @@ class _Simulation:
             return None
         if isinstance(answer, New):
             number = len(self.trials)
-            self.trials[number] = SimulatedTrial(number, self.courses.of(number, self.configure(number)))
+            self.trials[number] = SimulatedTrial(number, self.learning_curves.of(number, self.configure(number)))
             return Work(number)
         self.nothing = True
         if answer.until_seconds is not None:
@@ -312,12 +311,12 @@ class _Simulation:
         self.desk.room.withdraw(slots)
         self.down.add(node)
         back = self.clock + self.setting.repair_seconds
-        self.agenda.push(back, Kind.NODE_BACK, node, 0)
+        self.events.push(back, EventKind.NODE_BACK, node, 0)
         self._fate(node, life + 1, after=back)
 
     def _fate(self, node: int, life: int, after: float = 0.0) -> None:
         mean = self.setting.node_mtbf_seconds or math.inf
-        self.agenda.push(after + mean * self.lifetimes.at(node, life), Kind.NODE_LOST, node, life)
+        self.events.push(after + mean * self.lifetimes.at(node, life), EventKind.NODE_LOST, node, life)
 
     def _slots(self, node: int) -> range:
         size = self.setting.cluster.devices_per_node
@@ -338,7 +337,7 @@ class _Simulation:
         if self.desk.wake_at is not None:
             at = self.desk.wake_at + 1 / NANO  # not a rounding before it
             if self.timer is None or at * NANO < self.timer:
-                self.timer = self.agenda.push(at, Kind.TIMER, 0, 0)
+                self.timer = self.events.push(at, EventKind.TIMER, 0, 0)
 
     def _act(self, actions: Iterable[Action], at_checkpoint: int | None) -> None:
         for action in actions:
@@ -388,7 +387,7 @@ class _Simulation:
         size = len(seat.block)
         trial.runs += 1
         self.recorder.held(trial.number, seat.block, self.clock)
-        self.agenda.note_start(trial.number, seat.block[0], size)
+        self.events.note_start(trial.number, seat.block[0], size)
         if size not in self.paces:
             self.paces[size] = self.setting.scaling.speedup(size / self.task_devices)
         trial.pace = self.paces[size]
@@ -405,7 +404,7 @@ class _Simulation:
         seat.began = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:
             life = self.drops.at(trial.number, trial.runs) / self.setting.drops_per_second
-            self.agenda.push(self.clock + life, Kind.FAILED, trial.number, trial.runs)
+            self.events.push(self.clock + life, EventKind.FAILED, trial.number, trial.runs)
 
     def _train(self, trial: SimulatedTrial, began: float) -> None:
         """Train on from the checkpoint to the next epoch whose report may count."""
@@ -416,19 +415,19 @@ class _Simulation:
         told = bisect_right(self.tells, epoch)
         if told < len(self.tells):
             following = min(following, self.tells[told])
-        self._go_to(trial, min(self.length, following), Kind.REPORTED)
+        self._go_to(trial, min(self.length, following), EventKind.REPORTED)
 
     def _stop_over(self, trial: SimulatedTrial) -> None:
         """Let a running trial come by at the end of its present epoch, unless its next event comes first."""
         epoch = max(trial.checkpoint + 1, trial.ahead(self.clock))
         if epoch < trial.until:
-            self._go_to(trial, epoch, Kind.CHECKPOINT)
+            self._go_to(trial, epoch, EventKind.CHECKPOINT)
 
-    def _go_to(self, trial: SimulatedTrial, epoch: int, kind: Kind) -> None:
+    def _go_to(self, trial: SimulatedTrial, epoch: int, kind: EventKind) -> None:
         self._halt(trial)
         trial.trains, trial.until = True, epoch
         self.training += 1
-        self.agenda.push(trial.began + trial.seconds(epoch), kind, trial.number, trial.version)
+        self.events.push(trial.began + trial.seconds(epoch), kind, trial.number, trial.version)
 
     def _trained(self, trial: SimulatedTrial, epoch: int) -> None:
         self.recorder.trained(trial.seconds(epoch) * len(self.desk.seats[trial.number].block))

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainwright.engine.simulated._draws import Draws
+from trainwright.engine.simulated.draws import Draws
 from trainwright.errors import EngineError, MissingExtra, closest
 from trainwright.randomness import rng
 
@@ -46,7 +46,7 @@ class Table:
             if not (math.isfinite(value) and value >= 0) or (name == "epoch_seconds" and value == 0):
                 raise EngineError(f"tables: {name}: got {value!r}; allowed: a number > 0, or a jitter of 0")
 
-    def courses(self, seed: int) -> "_Rows":
+    def learning_curves(self, seed: int) -> "_Rows":
         """Return the rows of the study with this seed: each at most once, unless parameters ask for it."""
         return _Rows(self, seed)
 

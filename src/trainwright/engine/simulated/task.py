@@ -3,15 +3,17 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
-from trainwright.engine.simulated._draws import Draws
+from trainwright.engine.simulated.draws import Draws
 from trainwright.errors import EngineError
+from trainwright.settings import Settings
+from trainwright.validators import number
 
-__all__ = ["Course", "Courses", "Parametric", "Task"]
+__all__ = ["LearningCurve", "LearningCurves", "Parametric", "Task"]
 
 
-class Course(Protocol):
+class LearningCurve(Protocol):
     """One trial's training on `task_devices` devices."""
 
     def losses(self, epoch: int) -> tuple[float, ...]:
@@ -21,49 +23,41 @@ class Course(Protocol):
         """Return the seconds of the first `epoch` epochs."""
 
 
-class Courses(Protocol):
+class LearningCurves(Protocol):
     """All trials of one simulated study."""
 
     @property
     def substitutions(self) -> int:
         """For how many of them something had to be put in the place of what was asked."""
 
-    def of(self, trial: int, params: Mapping[str, Any] | None) -> Course:
+    def of(self, trial: int, params: Mapping[str, Any] | None) -> LearningCurve:
         """Return the course of a trial of these parameters; without a searcher there are none."""
 
 
 class Task(Protocol):
     """A kind of training."""
 
-    def courses(self, seed: int) -> Courses:
-        """Return the courses of the study with this seed."""
+    def learning_curves(self, seed: int) -> LearningCurves:
+        """Return the learning curves of the study with this seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Parametric:
+class Parametric(Settings, error=EngineError):
     """Loss = quality + amplitude * epoch^-decay + noise; qualities are drawn from a normal distribution.
 
     An epoch takes `epoch_seconds`, times a factor of the trial's own (lognormal, `speed_jitter` its spread). What the
     loss is at the same epoch on other devices is not modelled: it is the same.
     """
 
-    epoch_seconds: float = 60.0
-    quality_mean: float = 0.5
-    quality_spread: float = 0.1
-    amplitude: float = 1.0
-    decay: float = 0.5
-    noise: float = 0.03
-    speed_jitter: float = 0.05
+    epoch_seconds: Annotated[float, number(above=0), "mean seconds of an epoch"] = 60.0
+    quality_mean: Annotated[float, number(), "mean of the loss that a trial approaches"] = 0.5
+    quality_spread: Annotated[float, number(minimum=0), "its spread over trials"] = 0.1
+    amplitude: Annotated[float, number(minimum=0), "loss of the first epoch above it"] = 1.0
+    decay: Annotated[float, number(minimum=0), "exponent of the epoch"] = 0.5
+    noise: Annotated[float, number(minimum=0), "spread of each report"] = 0.03
+    speed_jitter: Annotated[float, number(minimum=0), "spread of the seconds of an epoch over trials"] = 0.05
 
-    def __post_init__(self) -> None:
-        for name in ("quality_spread", "amplitude", "decay", "noise", "speed_jitter"):
-            value = getattr(self, name)
-            if not (isinstance(value, int | float) and math.isfinite(value) and value >= 0):
-                raise EngineError(f"Parametric.{name}: got {value!r}; allowed: a number >= 0")
-        if not (self.epoch_seconds > 0 and math.isfinite(self.epoch_seconds)):
-            raise EngineError(f"Parametric.epoch_seconds: got {self.epoch_seconds!r}; allowed: a number > 0")
-
-    def courses(self, seed: int) -> Courses:
+    def learning_curves(self, seed: int) -> LearningCurves:
         """Return curves that depend on the seed, the trial's number and the epoch alone."""
         return _Curves(self, seed)
 

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from trainwright.model.layer import Kind, Layer
-from trainwright.model.trace.recorder import Operation, Shaped
+from trainwright.model.trace.recorder import TensorShape, TracedOperation
 
-__all__ = ["Gathered", "Weights", "gather", "gather_fused", "layer_of"]
+__all__ = ["LayerOperations", "WeightCounter", "group_by_module", "group_for_fusion", "make_layer"]
 
 
 @dataclass(slots=True)
-class Gathered:
+class LayerOperations:
     """The operations of a layer: indices into the recording, of its forward and its backward pass."""
 
     forward: list[int]
@@ -21,7 +21,7 @@ class Gathered:
 
 
 @dataclass(slots=True)
-class Weights:
+class WeightCounter:
     """Which storages are parameters, with their elements and those trained, and which of them a layer has counted."""
 
     elements: Mapping[int, int]
@@ -30,6 +30,7 @@ class Weights:
 
     def take(self, storages: Collection[int]) -> tuple[int, int]:
         """Return the elements of the parameters among `storages` that no layer has counted yet, and those frozen."""
+        # A tied weight counts at the first layer that reads it.
         new = (self.elements.keys() & storages) - self.counted
         self.counted |= new
         whole, trained = (sum(known.get(number, 0) for number in new) for known in (self.elements, self.trained))
@@ -50,33 +51,35 @@ class Weights:
         return [unread] if whole else []
 
 
-def gather_fused(operations: Sequence[Operation], first: int, last: int) -> list[Gathered]:
+def group_for_fusion(operations: Sequence[TracedOperation], first: int, last: int) -> list[LayerOperations]:
     """Divide the operations first..last of a stage into products, each alone, and what lies between two of them.
 
     What only one later stretch between products reads is part of that. What runs outside any module stays as it is.
     """
-    found: list[Gathered] = []
+    found: list[LayerOperations] = []
     views: list[int] = []
     for i in range(first, last + 1):
         if operations[i].is_view:
             views.append(i)
             continue
+        # A product, or an operation outside any module, is a layer of its own; what follows it starts another.
         alone = any(
             operations[k].flops or not operations[k].call for k in (i, *(found[-1].forward[-1:] if found else ()))
         )
         if found and not alone:
             found[-1].forward += [*views, i]
         else:
-            found.append(Gathered([*views, i]))
+            found.append(LayerOperations([*views, i]))
         views = []
     if not found:
-        return [Gathered(views)]
+        return [LayerOperations(views)]
     found[-1].forward += views
     layer_of = {i: layer for layer in found for i in layer.forward}
-    readers: dict[int, list[Gathered]] = {}
+    readers: dict[int, list[LayerOperations]] = {}
     for i, layer in layer_of.items():
         for number in operations[i].reads:
             readers.setdefault(number, []).append(layer)
+    # Stretches that only one later stretch reads join it: a compiler would make one kernel of both.
     merged = []
     for layer in found:
         outside = [
@@ -97,9 +100,12 @@ def gather_fused(operations: Sequence[Operation], first: int, last: int) -> list
     return merged
 
 
-def gather(operations: Sequence[Operation], first: int, last: int, parameters: frozenset[int]) -> list[Gathered]:
+def group_by_module(
+    operations: Sequence[TracedOperation], first: int, last: int, parameters: frozenset[int]
+) -> list[LayerOperations]:
     """Divide the operations first..last of a stage into layers; what only views joins the layer before or after."""
-    found: list[Gathered] = []
+    found: list[LayerOperations] = []
+    # A module call is one layer; a function with several products of weights is divided at each of them.
     weighted = False  # whether the layer that grows has a product with a weight
     for i in range(first, last + 1):
         operation = operations[i]
@@ -109,17 +115,22 @@ def gather(operations: Sequence[Operation], first: int, last: int, parameters: f
             found[-1].forward.append(i)
             weighted |= product
         else:
-            found.append(Gathered([i]))
+            found.append(LayerOperations([i]))
             weighted = product
     return _without_views(operations, found)
 
 
-def layer_of(
-    operations: Sequence[Operation], gathered: Gathered, weights: Weights, outside: set[int], saved: int
+def make_layer(
+    operations: Sequence[TracedOperation],
+    gathered: LayerOperations,
+    weights: WeightCounter,
+    outside: set[int],
+    saved: int,
 ) -> Layer:
     """Return the record of a layer. `outside`: storages that the rest reads; `saved`: bytes kept because of it."""
     own = [operations[i] for i in gathered.forward]
     back = [operations[i] for i in gathered.backward]
+    # Inputs are what the layer reads and did not make itself.
     made = {number for operation in own for number in operation.creates}
     read = {number: shaped for operation in own for number, shaped in operation.reads.items() if number not in made}
     results = {
@@ -128,11 +139,12 @@ def layer_of(
         for number, shaped in zip(operation.creates, operation.results, strict=False)
     }
     whole, frozen = weights.take(read.keys())
+    # Outputs are what others read; of a layer that nothing reads, its largest result.
     handed = [elements for number, elements in results.items() if number in outside]
     changed = [read[number].elements for operation in own for number in operation.writes if number in read]
-    kind = _kind(own)
+    kind = _layer_kind(own)
     return Layer(
-        name=_name(own, kind),
+        name=_layer_name(own, kind),
         kind=kind,
         input_elements=sum(shaped.elements for number, shaped in read.items() if number not in weights.elements),
         output_elements=sum(handed) or max((*results.values(), *changed), default=0),
@@ -143,15 +155,15 @@ def layer_of(
         forward_bytes=sum(operation.bytes for operation in own),
         backward_bytes=sum(operation.bytes for operation in back),
         saved_bytes=saved,
-        experts=max((_groups(operation) for operation in own), default=0),
-        launches=sum(_launched(operation) for operation in own),
-        backward_launches=sum(_launched(operation) for operation in back),
-        **_geometry(own),
+        experts=max((_expert_count(operation) for operation in own), default=0),
+        launches=sum(_launches_kernel(operation) for operation in own),
+        backward_launches=sum(_launches_kernel(operation) for operation in back),
+        **_layer_geometry(own),
     )
 
 
-def _without_views(operations: Sequence[Operation], found: Sequence[Gathered]) -> list[Gathered]:
-    layers: list[Gathered] = []
+def _without_views(operations: Sequence[TracedOperation], found: Sequence[LayerOperations]) -> list[LayerOperations]:
+    layers: list[LayerOperations] = []
     waiting: list[int] = []
     for gathered in found:
         if all(operations[i].is_view for i in gathered.forward):
@@ -160,16 +172,16 @@ def _without_views(operations: Sequence[Operation], found: Sequence[Gathered]) -
             else:
                 waiting += gathered.forward
         else:
-            layers.append(Gathered(waiting + gathered.forward))
+            layers.append(LayerOperations(waiting + gathered.forward))
             waiting = []
-    return layers or [Gathered(waiting)]
+    return layers or [LayerOperations(waiting)]
 
 
-def _launched(operation: Operation) -> bool:
+def _launches_kernel(operation: TracedOperation) -> bool:
     return not operation.is_view and not operation.joins
 
 
-def _base(operation: Operation) -> str:
+def _base_name(operation: TracedOperation) -> str:
     return str(operation.func).split(".")[1].strip("_")
 
 
@@ -184,8 +196,9 @@ _KINDS: tuple[tuple[Kind, tuple[str, ...]], ...] = (
 )
 
 
-def _kind(operations: Sequence[Operation]) -> Kind:
-    names = [_base(operation) for operation in operations]
+def _layer_kind(operations: Sequence[TracedOperation]) -> Kind:
+    names = [_base_name(operation) for operation in operations]
+    # Attention written out: a softmax between batched products.
     if {"softmax", "safe_softmax"} & set(names) and {"bmm", "baddbmm"} & set(names):
         return "attention"
     for kind, beginnings in _KINDS:
@@ -199,26 +212,26 @@ def _kind(operations: Sequence[Operation]) -> Kind:
     return "pointwise" if pointwise else "other"
 
 
-def _moves_only(operation: Operation) -> bool:
+def _moves_only(operation: TracedOperation) -> bool:
     reads = max((shaped.elements for shaped in operation.reads.values()), default=0)
     return any(shaped.elements >= reads for shaped in operation.results)
 
 
-def _name(operations: Sequence[Operation], kind: Kind) -> str:
+def _layer_name(operations: Sequence[TracedOperation], kind: Kind) -> str:
     first = operations[0]
     if first.leaf:
         return first.path
     word = kind
     if kind in {"pointwise", "other"}:
-        named = [_base(operation) for operation in operations if not operation.is_view]
+        named = [_base_name(operation) for operation in operations if not operation.is_view]
         word = named[0] if named else "view"  # type: ignore[assignment]  # a word of its own
     return f"{first.path}.{word}".lstrip(".")
 
 
-def _geometry(operations: Sequence[Operation]) -> dict[str, Any]:
+def _layer_geometry(operations: Sequence[TracedOperation]) -> dict[str, Any]:
     """Return channels, filters and the sizes of the first convolution or product with a weight."""
     for operation in operations:
-        arguments, name = operation.arguments, _base(operation)
+        arguments, name = operation.arguments, _base_name(operation)
         if name == "convolution":
             x, weight, _, stride, padding, dilation, transposed, _, groups = arguments[:9]
             return {
@@ -238,23 +251,23 @@ def _geometry(operations: Sequence[Operation]) -> dict[str, Any]:
             return {"channels": x.shape[1], "filters": weight.shape[1]}
         if (
             name.startswith(("native_batch_norm", "cudnn_batch_norm", "native_group_norm"))
-            and len(_shape(arguments)) > 1
+            and len(_first_shape(arguments)) > 1
         ):
-            shape = _shape(arguments)
+            shape = _first_shape(arguments)
             return {"channels": shape[1], "filters": shape[1], "input_size": shape[2:], "output_size": shape[2:]}
         if name.startswith(("max_pool", "avg_pool", "adaptive_avg_pool")):
-            shape, after = _shape(arguments), operation.results[0].shape
+            shape, after = _first_shape(arguments), operation.results[0].shape
             return {"channels": shape[1], "filters": after[1], "input_size": shape[2:], "output_size": after[2:]}
     return {}
 
 
-def _groups(operation: Operation) -> int:
+def _expert_count(operation: TracedOperation) -> int:
     """Return how many experts' weights a grouped product reads, 0 of other operations."""
-    if _base(operation) != "grouped_mm":
+    if _base_name(operation) != "grouped_mm":
         return 0
     weights = operation.arguments[1].shape
     return weights[0] if len(weights) == 3 else 0
 
 
-def _shape(arguments: Sequence[object]) -> tuple[int, ...]:
-    return next((argument.shape for argument in arguments if isinstance(argument, Shaped)), ())
+def _first_shape(arguments: Sequence[object]) -> tuple[int, ...]:
+    return next((argument.shape for argument in arguments if isinstance(argument, TensorShape)), ())

@@ -11,20 +11,20 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import ProfileError
-from trainwright.model.cut.cuts import Access, blocks_of, cuts, intervals
-from trainwright.model.cut.fusion import fused
-from trainwright.model.cut.layers import Gathered, Weights, gather, gather_fused, layer_of
-from trainwright.model.cut.transformer import Attention, attention_in, with_transformers
+from trainwright.model.cut.cuts import Access, find_cuts, fold_blocks, intervals_between
+from trainwright.model.cut.fusion import fuse_layers
+from trainwright.model.cut.layers import LayerOperations, WeightCounter, group_by_module, group_for_fusion, make_layer
+from trainwright.model.cut.transformer import Attention, find_attention, recognise_transformers
 from trainwright.model.layer import Layer, Stage
-from trainwright.model.profile import Profile
-from trainwright.model.trace.recorder import Operation
+from trainwright.model.profile_fields import ProfileFields
+from trainwright.model.trace.recorder import TracedOperation
 from trainwright.model.trace.recording import Recording
 from trainwright.model.trace.step import Step
 
-__all__ = ["Chained", "batch_of", "profile_of"]
+__all__ = ["CutRecording", "batch_size", "make_profile"]
 
 
-class Chained:
+class CutRecording:
     """A recording divided at its cuts into stages, and these into layers."""
 
     def __init__(self, recording: Recording, *, fuse: bool = False) -> None:
@@ -32,40 +32,46 @@ class Chained:
         operations, storages = recording.operations, recording.storages
         _, size = recording.parts["forward"]
         gradients = any(storages[number].carries_gradient for number in recording.results)
-        self.entry = _entry(recording)
+        # The input is live from the start to its last reader, and so bars cuts before that, like any activation.
+        self.entry = _input_storage(recording)
         ignored = set(recording.fixed) - self.entry
         if gradients:  # what carries none is no activation: masks and positions are common to the stages
             ignored |= {number for number, stored in storages.items() if not stored.carries_gradient} - self.entry
         forward = operations[:size]
         accesses = [
-            Access(self._read(operation), frozenset(operation.writes), frozenset(operation.creates))
+            Access(self._lasting_reads(operation), frozenset(operation.writes), frozenset(operation.creates))
             for operation in forward
         ]
+        # No cut inside one call of a leaf module: memory plans rerun whole modules.
         within = {i for i in range(size - 1) if forward[i].leaf and forward[i].call == forward[i + 1].call}
         if fuse:  # a kernel may not be cut
             calls = [operation.call if not operation.flops else 0 for operation in forward]
             within |= {i for i in range(size - 1) if calls[i] == calls[i + 1] != 0}
-        found = cuts(accesses, recording.results, ignored, within)
+        # A cut is (place, storage); each divides the operations into one more stage.
+        found = find_cuts(accesses, recording.results, ignored, within)
         while found and all(operation.is_view for operation in forward[found[-1][0] + 1 :]):
             found.pop()  # the end only looks at the last stage's result in another way
-        self.spans = intervals([place for place, _ in found], size)
+        self.spans = intervals_between([place for place, _ in found], size)
+        # A stage hands on the storage at its cut, the last one what the forward pass returned.
         self.outputs = [{storage} for _, storage in found] + [set(recording.results) - recording.fixed]
-        self.common = self._common(forward)
+        self.common = self._find_shared(forward)
         weights = frozenset(recording.parameters)
         self.layers = [
-            gather_fused(operations, *span) if fuse else gather(operations, *span, weights) for span in self.spans
+            group_for_fusion(operations, *span) if fuse else group_by_module(operations, *span, weights)
+            for span in self.spans
         ]
         self._stage_of = {i: k for k, (first, last) in enumerate(self.spans) for i in range(first, last + 1)}
-        self.backward_spans = self._lead_back()
+        self.backward_spans = self._attribute_backward()
         if fuse:
-            self.recording = fused(recording, self.layers)
+            self.recording = fuse_layers(recording, self.layers)
 
-    def _read(self, operation: Operation) -> frozenset[int]:
+    def _lasting_reads(self, operation: TracedOperation) -> frozenset[int]:
         """Return what an operation reads; that a loss compares with the input does not make it live so long."""
         return frozenset(operation.reads) - (self.entry if operation.call == 0 else frozenset())
 
-    def _common(self, forward: Sequence[Any]) -> set[int]:
+    def _find_shared(self, forward: Sequence[Any]) -> set[int]:
         """Return what a stage makes and a later one reads beside the cut: masks, positions; charged once."""
+        # The stage of an operation is the first whose last operation is not before it.
         ends = [last for _, last in self.spans]
         last_read: dict[int, int] = {}
         for i, operation in enumerate(forward):
@@ -74,14 +80,19 @@ class Chained:
         found = set()
         for number, i in last_read.items():
             made = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
+            # Read in a later stage, though it is neither the maker's output nor there all along: shared.
             if bisect.bisect_left(ends, i) > made and number not in self.outputs[made] | self.recording.fixed:
                 found.add(number)
         return found
 
-    def _lead_back(self) -> list[tuple[int, int]]:
+    def _attribute_backward(self) -> list[tuple[int, int]]:
         """Give each operation of the backward pass to its layer; return the (first, past last) place of each stage."""
         first, past = self.recording.parts["backward"]
-        layer_at: dict[int, Gathered] = {i: layer for found in self.layers for layer in found for i in layer.forward}
+        layer_at: dict[int, LayerOperations] = {
+            i: layer for found in self.layers for layer in found for i in layer.forward
+        }
+        # Backward visits stages from the last to the first: an operation without a forward one stays with the current
+        # stage.
         current = len(self.spans) - 1
         starts: dict[int, int] = {}
         for i in range(first, past):
@@ -100,25 +111,31 @@ class Chained:
         """Return the stages and their layers, in order, with the measured seconds of operations if there are any."""
         recording = self.recording
         outside = _read_in_other_layers(recording, self.layers)
-        weights = Weights(recording.parameters, recording.trained)
-        lives = _Lives(recording, self._pending())
-        again = self._again()
-        saved, copies = self._saved_by_layer(), self._copies()
-        names, paths = _Names(), _Names()
+        weights = WeightCounter(recording.parameters, recording.trained)
+        lives = _StorageLives(recording, self._find_pending_gradients())
+        again = self._match_no_grad_pass()
+        saved, copies = self._saved_by_layer(), self._find_weight_copies()
+        names, paths = _UniqueNames(), _UniqueNames()
         found = []
         before = 0
         for k, (first, last) in enumerate(self.spans):
             own = lives.made_in(first, last) - self.common
+            # Saved bytes (w_a): what the stage made and what lives when the forward pass is done, its output included.
             kept = (own & recording.kept) | (self.outputs[k] & own)
-            kept_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
-            forward = max(0, lives.peak(own, first, last) - kept_bytes)
-            plain = max(0, kept_bytes + forward - output)
+            saved_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
+            # The forward peak beyond the saved bytes.
+            forward = max(0, lives.peak(own, first, last) - saved_bytes)
+            plain = max(0, saved_bytes + forward - output)
+            # The pass without gradients was recorded too: its peak is measured instead of bounded.
             if again:
                 span = again[first], again[last]
                 plain = max(0, lives.peak(lives.made_in(*span), *span) - output)
+            # Only floating storages that carry gradients have one of their own.
             gradient = sum(lives.bytes({number}) for number in self.outputs[k] if lives.differentiable(number))
             layers = [
-                layer_of(recording.operations, layer, weights, outside, lives.bytes(saved.get(layer.forward[0], set())))
+                make_layer(
+                    recording.operations, layer, weights, outside, lives.bytes(saved.get(layer.forward[0], set()))
+                )
                 for layer in self.layers[k]
             ]
             layers = [
@@ -126,23 +143,24 @@ class Chained:
                     layer,
                     name=names.fresh(layer.name),
                     copied_bytes=lives.bytes(copies & saved.get(gathered.forward[0], set())),
-                    rerun_bytes=self._made_anew(gathered, lives),
+                    rerun_bytes=self._rerun_bytes(gathered, lives),
                 )
                 for layer, gathered in zip(layers, self.layers[k], strict=True)
             ]
             if seconds is not None:
                 pairs = zip(layers, self.layers[k], strict=True)
-                layers = [_timed(layer, gathered, seconds) for layer, gathered in pairs]
+                layers = [_with_seconds(layer, gathered, seconds) for layer, gathered in pairs]
+            # Weights that nothing reads are charged to the last stage, so that all parameters are counted.
             if k == len(self.spans) - 1:
                 layers += weights.rest()
             stage = Stage(
                 name=paths.fresh(_stage_name(layers)),
                 layers=len(layers),
                 output_bytes=output,
-                kept_bytes=kept_bytes,
+                saved_bytes=saved_bytes,
                 forward_temporary_bytes=forward,
                 plain_temporary_bytes=plain,
-                backward_temporary_bytes=self._backward_temporary(lives, k, kept, kept_bytes + gradient + before),
+                backward_temporary_bytes=self._backward_temporary(lives, k, kept, saved_bytes + gradient + before),
                 gradient_bytes=gradient,
             )
             found.append((stage, layers))
@@ -152,22 +170,24 @@ class Chained:
     def attentions(self, batch: int) -> list[Attention | None]:
         """Return what attention each stage has."""
         operations = self.recording.operations
-        return [attention_in(operations[first : last + 1], batch) for first, last in self.spans]
+        return [find_attention(operations[first : last + 1], batch) for first, last in self.spans]
 
-    def _backward_temporary(self, lives: "_Lives", k: int, kept: set[int], charged: int) -> int:
+    def _backward_temporary(self, lives: "_StorageLives", k: int, kept: set[int], charged: int) -> int:
         first, past = self.backward_spans[k]
         if first == past:
             return 0
+        # What backward has made, plus what is left of the saved bytes, minus all that the convention already charges.
         transient = lives.backward_live(first, past)
         held = lives.alive(kept, first, past)
         return max(0, max(a + b for a, b in zip(transient, held, strict=True)) - charged)
 
-    def _pending(self) -> dict[int, int]:
+    def _find_pending_gradients(self) -> dict[int, int]:
         """Return gradients of tied weights that wait for the other uses' share, and where the wait ends.
 
         Until then they stand for the gradient of the parameter, which is charged for the whole step.
         """
         recording = self.recording
+        # In which stages each parameter is read: one that is read in several is tied.
         uses: dict[int, set[int]] = {}
         for i, k in self._stage_of.items():
             for number in recording.operations[i].reads.keys() & recording.parameters.keys():
@@ -178,12 +198,14 @@ class Chained:
             for i in range(first, past):
                 for number in recording.operations[i].creates:
                     stored = recording.storages[number]
+                    # It waits if it dies in the backward pass of an earlier stage, where the other use's share is
+                    # added.
                     start = next((a for a, b in self.backward_spans[:k] if a <= stored.last < b), None)
                     if stored.elements in tied and start is not None and number not in recording.gradients:
                         found[number] = start
         return found
 
-    def _again(self) -> list[int]:
+    def _match_no_grad_pass(self) -> list[int]:
         """Return for each operation of the forward pass its place in the pass without gradients, [] if that differs.
 
         Views may differ (autograd makes some of its own): they get the place of the operation before them.
@@ -193,11 +215,14 @@ class Chained:
         forward, plain = ([i for i in part if not operations[i].is_view] for part in parts)
         if [operations[i].func for i in forward] != [operations[i].func for i in plain]:
             return []
+        # The same kernels in the same order: the n-th of one pass is the n-th of the other.
         place = dict(zip(forward, plain, strict=True))
         return list(accumulate((place.get(i, -1) for i in parts[0]), max, initial=parts[1].start))[1:]
 
     def _saved_by_layer(self) -> dict[int, set[int]]:
         """Return what autograd keeps because of each layer, parameters and the sample left out."""
+        # Layers in order of their first operation; a saved storage belongs to the layer that runs when it is first
+        # saved.
         starts = sorted(layer.forward[0] for found in self.layers for layer in found)
         saved: dict[int, set[int]] = {}
         for number, place in self.recording.saved.items():
@@ -206,7 +231,7 @@ class Chained:
                 saved.setdefault(start, set()).add(number)
         return saved
 
-    def _made_anew(self, layer: Gathered, lives: "_Lives") -> int:
+    def _rerun_bytes(self, layer: LayerOperations, lives: "_StorageLives") -> int:
         """Return the bytes that a call of torch's attention makes and autograd keeps for nothing but that call.
 
         Running it again needs its inputs: what nothing would keep of these comes off.
@@ -218,7 +243,7 @@ class Chained:
         alone = {number for number in made if until.get(number, own[-1] + 1) <= own[-1]}
         return max(0, lives.bytes(alone) - lives.bytes(read))
 
-    def _copies(self) -> set[int]:
+    def _find_weight_copies(self) -> set[int]:
         """Return the copies of parameters in another precision that the forward pass makes."""
         recording = self.recording
         cast = torch.ops.aten._to_copy.default  # noqa: SLF001 -- what autocast calls
@@ -227,12 +252,12 @@ class Chained:
         return {number for operation in made for number in operation.creates}
 
 
-def _entry(recording: Recording) -> frozenset[int]:
+def _input_storage(recording: Recording) -> frozenset[int]:
     """Return the storage of the first floating tensor of the sample: the input, while targets and masks are common."""
     return frozenset([number for number in sorted(recording.sample) if recording.storages[number].floating][:1])
 
 
-class _Names:
+class _UniqueNames:
     """Gives out names once: a second "add" becomes "add_2"."""
 
     def __init__(self) -> None:
@@ -243,13 +268,14 @@ class _Names:
         return name if self.given[name] == 1 else f"{name}_{self.given[name]}"
 
 
-class _Lives:
+class _StorageLives:
     """Questions to the lives of storages."""
 
     def __init__(self, recording: Recording, pending: dict[int, int]) -> None:
         self.storages = recording.storages
         self.pending = pending
         self.fixed = recording.fixed
+        # Sorted by birth, so that the storages made in an interval are one slice.
         order = sorted((stored.first, number) for number, stored in recording.storages.items())
         self.order = [number for _, number in order]
         self.firsts = [first for first, _ in order]
@@ -275,6 +301,7 @@ class _Lives:
 
     def alive(self, numbers: Collection[int], first: int, past: int) -> list[int]:
         """Return the bytes of `numbers` that live at each operation from `first` to before `past`."""
+        # A difference array: plus at birth, minus after death, then one running sum.
         changes = [0] * (past - first + 1)
         for number in numbers:
             stored = self.storages[number]
@@ -294,7 +321,7 @@ class _Lives:
         return self.alive(made, self.backward, self.end) if self.end > self.backward else []
 
 
-def profile_of(
+def make_profile(
     step: Step,
     recording: Recording,
     *,
@@ -303,29 +330,30 @@ def profile_of(
     fold: bool = True,
     fuse: bool = False,
     seconds: Mapping[int, float] | None = None,
-) -> Profile:
+) -> ProfileFields:
     """Return the profile that a recorded step gives, with the measured seconds of its operations if there are any."""
-    chained = Chained(recording, fuse=fuse)
+    chained = CutRecording(recording, fuse=fuse)
     recording = chained.recording
     stages = chained.stages(seconds)
     if seconds is not None:
         stages = _with_update(stages, sum(seconds.get(i, 0.0) for i in range(*recording.parts["update"])))
     storages = recording.storages
+    # A sample that carries gradients gets one too.
     arriving = sum(storages[n].bytes for n in recording.sample if storages[n].carries_gradient)
-    blocks = blocks_of(
+    blocks = fold_blocks(
         [stage for stage, _ in stages], [layers for _, layers in stages], input_gradient_bytes=arriving, fold=fold
     )
-    batch = batch_of(step.sample)
-    return Profile(
+    batch = batch_size(step.sample)
+    return ProfileFields(
         name=name,
         batch=batch,
-        blocks=with_transformers(blocks, chained.attentions(batch)),
+        blocks=recognise_transformers(blocks, chained.attentions(batch)),
         precision=step.precision,
         parameters=sum(parameter.numel() for parameter in step.parameters),
-        parameter_bytes=_bytes(step.parameters),
+        parameter_bytes=_tensor_bytes(step.parameters),
         trainable_elements=sum(recording.trained.values()),
         gradient_bytes=recording.trained_bytes,
-        buffer_bytes=_bytes(list(step.model.buffers())),
+        buffer_bytes=_tensor_bytes(list(step.model.buffers())),
         input_bytes=sum(storages[number].bytes for number in recording.sample),
         common_bytes=sum(storages[number].bytes for number in chained.common),
         state_bytes=recording.state_bytes,
@@ -341,11 +369,11 @@ def profile_of(
 def _update_bytes(recording: Recording) -> int:
     """Return the most bytes that live at once of what the optimizer's step makes."""
     first, past = recording.parts["update"]
-    lives = _Lives(recording, {})
+    lives = _StorageLives(recording, {})
     return lives.peak(lives.made_in(first, past - 1), first, past - 1) if past > first else 0
 
 
-def _timed(layer: Layer, gathered: Gathered, seconds: Mapping[int, float]) -> Layer:
+def _with_seconds(layer: Layer, gathered: LayerOperations, seconds: Mapping[int, float]) -> Layer:
     return replace(
         layer,
         forward_seconds=math.fsum(seconds.get(i, 0.0) for i in gathered.forward),
@@ -363,7 +391,7 @@ def _with_update(stages: list[tuple[Stage, list[Layer]]], seconds: float) -> lis
     ]
 
 
-def batch_of(sample: Any) -> int:
+def batch_size(sample: Any) -> int:
     """Return the first dimension of the first tensor of a sample."""
     tensors = [leaf for leaf in tree_leaves(sample) if isinstance(leaf, torch.Tensor)]
     if not tensors or not tensors[0].dim():
@@ -371,12 +399,13 @@ def batch_of(sample: Any) -> int:
     return int(tensors[0].shape[0])
 
 
-def _bytes(tensors: Sequence[torch.Tensor]) -> int:
+def _tensor_bytes(tensors: Sequence[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors)
 
 
-def _read_in_other_layers(recording: Recording, layers: Sequence[Sequence[Gathered]]) -> set[int]:
+def _read_in_other_layers(recording: Recording, layers: Sequence[Sequence[LayerOperations]]) -> set[int]:
     """Return the storages that a layer makes and another reads, or that the forward pass returns."""
+    # A storage is read elsewhere if the layer that reads it is not the one that made it last.
     maker: dict[int, int] = {}
     found = set(recording.results)
     for index, layer in enumerate(layer for found in layers for layer in found):
@@ -395,5 +424,6 @@ def _stage_name(layers: Sequence[Layer]) -> str:
     shared = 0
     while all(len(path) > shared for path in paths) and len({path[shared] for path in paths}) == 1:
         shared += 1
+    # Without a common path the stage is called after the layer with most work.
     heaviest = max(layers, key=lambda layer: (layer.forward_flops, layer.weight_elements)).name
     return ".".join(paths[0][:shared]) if shared else heaviest

@@ -67,15 +67,17 @@ def describe_transformer(
         experts=experts,
         top_k=top_k,
     )
+    # Layers of one block, repeated `layers` times by the block's count.
     made = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
-    block = _block(made, gated=gated, fused=fused_attention)
-    blocks: tuple[Block, ...] = (replace(_closed("block", block, made), count=layers, transformer=shape),)
+    block = _block_layers(made, gated=gated, fused=fused_attention)
+    blocks: tuple[Block, ...] = (replace(_make_block("block", block, made), count=layers, transformer=shape),)
     if vocabulary:
         blocks = (
-            _closed("embedding", made.embedding(vocabulary, positions=positions), made),
+            _make_block("embedding", made.embedding(vocabulary, positions=positions), made),
             *blocks,
-            _closed("head", made.head(vocabulary, tied=tied), made, output=4),
+            _make_block("head", made.head(vocabulary, tied=tied), made, output=4),
         )
+    # All parameters are trained and kept in float32.
     elements = sum(each.count * layer.weight_elements for each in blocks for layer in each.layers)
     return Profile(
         name=name,
@@ -146,6 +148,7 @@ class _Layers:
         """Return softmax(Q K^T) V with its dropout: 2 s^2 h multiply-adds."""
         shape = self.shape
         inputs = self.stream + 2 * shape.sequence * shape.hidden * shape.kv_heads // shape.heads
+        # Scores grow with the square of the sequence: what fused attention avoids.
         scores = shape.heads * shape.sequence**2
         # The paper keeps softmax and dropout outputs at the size of an element, and a mask of a byte: 5 a s^2.
         kept_scores = self.size * scores + ((self.size + 1) * scores if self.dropout else 0)
@@ -176,6 +179,7 @@ class _Layers:
 
     def head(self, vocabulary: int, *, tied: bool) -> list[Layer]:
         """Return the last norm, the matrix to the vocabulary, and the loss, which keeps its input in fp32."""
+        # A tied head reads the embedding's weights and has no bias of its own.
         logits = replace(self.linear("head", self.shape.hidden, vocabulary, weights=not tied))
         bias = 0 if tied else self.bias * vocabulary
         logits = replace(logits, weight_elements=logits.weight_elements - bias)
@@ -184,9 +188,10 @@ class _Layers:
         return [self.norm("head.norm"), logits, loss]
 
 
-def _block(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
+def _block_layers(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     shape = made.shape
     hidden, inner = shape.hidden, shape.feedforward
+    # Grouped-query attention: fewer heads of keys and values than of queries.
     keys = hidden * shape.kv_heads // shape.heads
     first = made.linear("feedforward.in", hidden, (1 + gated) * inner)
     wide = shape.sequence * inner
@@ -198,7 +203,7 @@ def _block(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     feedforward = [first, middle, second]
     if shape.experts:
         router = made.linear("feedforward.router", hidden, shape.experts, kept=0)
-        feedforward = [router, *(_experts(each, shape) for each in feedforward)]
+        feedforward = [router, *(_per_expert(each, shape) for each in feedforward)]
     return [
         made.norm("attention.norm"),
         made.linear("attention.in", hidden, hidden + 2 * keys),
@@ -211,7 +216,7 @@ def _block(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     ]
 
 
-def _experts(layer: Layer, shape: Transformer) -> Layer:
+def _per_expert(layer: Layer, shape: Transformer) -> Layer:
     """Return a layer that exists once an expert, and at which every token is seen `top_k` times."""
     return replace(
         layer,
@@ -228,14 +233,14 @@ def _experts(layer: Layer, shape: Transformer) -> Layer:
     )
 
 
-def _closed(name: str, layers: list[Layer], made: _Layers, *, output: int = 0) -> Block:
+def _make_block(name: str, layers: list[Layer], made: _Layers, *, output: int = 0) -> Block:
     handed_on = output or made.size * made.stream
     widest = max(layer.output_elements for layer in layers)
     return Block(
         name=name,
         layers=tuple(layers),
         output_bytes=handed_on,
-        kept_bytes=sum(layer.saved_bytes for layer in layers),
+        saved_bytes=sum(layer.saved_bytes for layer in layers),
         backward_temporary_bytes=made.size * widest,
         gradient_bytes=handed_on,
     )

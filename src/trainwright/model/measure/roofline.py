@@ -4,21 +4,24 @@ Peak, bandwidth, launch and the share of the peak that a kind of layer reaches a
 """
 
 from dataclasses import replace
+from typing import TypeVar
 
 from trainwright.cluster import Device
 from trainwright.cluster.costs.roofline import roofline_seconds
 from trainwright.errors import ProfileError, closest
 from trainwright.model.layer import Layer
-from trainwright.model.profile import Profile
+from trainwright.model.profile_fields import ProfileFields
 
-__all__ = ["predicted"]
+__all__ = ["predict_seconds"]
+
+P = TypeVar("P", bound=ProfileFields)
 
 _ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 2, "amp-fp16": 2}
 _UPDATE_BYTES = {"": 0, "sgd": 12, "momentum": 20, "adam": 28, "adamw": 28}
 """Bytes read and written for one float32 parameter."""
 
 
-def predicted(profile: Profile, device: Device, *, precision: str | None = None) -> Profile:
+def predict_seconds(profile: P, device: Device, *, precision: str | None = None) -> P:
     """Return a profile whose layers have seconds on `device`; measured ones keep theirs, others are of "roofline".
 
     `precision` is that of the step to predict, the profile's own if None; measured seconds hold for that one only, so
@@ -35,12 +38,14 @@ def predicted(profile: Profile, device: Device, *, precision: str | None = None)
             f"device {device.kind!r}: no time can be predicted for {wanted}; allowed: a device with bandwidth and "
             f"flops for that precision (it has {known}); calibrate it, or give both in the cluster file"
         )
+    # Traffic was counted at the profile's precision; another one has larger or smaller elements.
     scale = _ELEMENT_BYTES[wanted] / _ELEMENT_BYTES.get(profile.precision, 4)
     update = _UPDATE_BYTES.get(profile.optimizer, 28)
 
     def with_seconds(layer: Layer) -> Layer:
         if layer.origin == "measured" and wanted == profile.precision:
             return layer
+        # Kinds of layers reach different shares of the peak, where a calibration has measured them.
         peak = rate * device.efficiency.get(layer.kind, 1.0)
 
         def seconds(flops: float, size: float, launches: int) -> float:

@@ -7,16 +7,17 @@ from typing import Any
 from torch.backends import mha
 from torch.nn import functional
 
-__all__ = ["attention_by"]
+__all__ = ["replace_attention"]
 
 
 @contextlib.contextmanager
-def attention_by(run: Callable[..., Any]) -> Iterator[None]:
+def replace_attention(run: Callable[..., Any]) -> Iterator[None]:
     """Let attention be done by `run(attention, query, key, value, ...)`, with torch's own as its first argument.
 
     What calls it by its name in `torch.nn.functional`, as `nn.MultiheadAttention` does, calls `run`; torch's encoder
     layers take no shorter way in evaluation.
     """
+    # The fast path of torch's encoder layers would bypass the replaced function.
     own, fast = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
 
     def attention(*args: Any, **kwargs: Any) -> Any:

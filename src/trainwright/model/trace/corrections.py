@@ -8,7 +8,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.utils._pytree import tree_leaves, tree_map
 
-__all__ = ["corrected", "depends_on_values", "in_earnest"]
+__all__ = ["correct_result", "depends_on_values", "run_on_real_tensors"]
 
 _OF_FAKE_TENSORS = (
     "DataDependent",
@@ -24,37 +24,39 @@ def depends_on_values(error: Exception) -> bool:
     return type(error).__name__.startswith(_OF_FAKE_TENSORS)
 
 
-def corrected(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
+def correct_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
     """Return the result of an operation, with fake tensors as large as the kernel's would be."""
     correct = _CORRECTIONS.get(func._schema.name)  # noqa: SLF001  no public name
     return result if correct is None or not isinstance(result[0], FakeTensor) else correct(func, args, kwargs, result)
 
 
-def in_earnest(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """Return fake tensors like what an operation makes of real ones, for one that fails on fake tensors alone.
 
     The operation runs once on a CPU, on numbers of any value; whole numbers, which may be places or sizes, are zeros.
     NotImplemented if it has no fake arguments, writes to its arguments or fails so too.
     """
+    # Views and in-place operations would have to share storages with their arguments, which a stand-in cannot.
     tensors = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, FakeTensor)]
     if not tensors or func._schema.is_mutable or func.is_view:  # noqa: SLF001  no public name
         return NotImplemented
     try:
         with unset_fake_temporarily():
-            real = func(*tree_map(_some, tuple(args)), **tree_map(_some, dict(kwargs)))
+            real = func(*tree_map(_stand_in, tuple(args)), **tree_map(_stand_in, dict(kwargs)))
     except Exception:  # noqa: BLE001  the fake one's error is told
         return NotImplemented
-    return tree_map(partial(_fake, tensors[0]), real)
+    return tree_map(partial(_to_fake, tensors[0]), real)
 
 
-def _some(value: Any) -> Any:
+def _stand_in(value: Any) -> Any:
     if not isinstance(value, FakeTensor):
         return torch.device("cpu") if isinstance(value, torch.device) else value
+    # Floats may hold anything; integers may be indices, and zero is a valid one.
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
     return made if value.is_floating_point() or value.is_complex() else made.zero_()
 
 
-def _fake(like: FakeTensor, value: Any) -> Any:
+def _to_fake(like: FakeTensor, value: Any) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
     with like.fake_mode:
@@ -66,7 +68,7 @@ def _with_workspace(place: int) -> Callable[..., Any]:
 
     def correct(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         with unset_fake_temporarily():
-            real = func(*tree_map(_zeros, tuple(args)), **tree_map(_zeros, dict(kwargs)))
+            real = func(*tree_map(_to_zeros, tuple(args)), **tree_map(_to_zeros, dict(kwargs)))
         if real[place] is None:  # nothing is kept where no gradients are wanted
             return result
         made = result[place].new_empty(real[place].numel())
@@ -75,7 +77,7 @@ def _with_workspace(place: int) -> Callable[..., Any]:
     return correct
 
 
-def _zeros(value: Any) -> Any:
+def _to_zeros(value: Any) -> Any:
     return torch.zeros(value.shape, dtype=value.dtype, device=value.device) if isinstance(value, FakeTensor) else value
 
 

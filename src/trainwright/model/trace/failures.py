@@ -2,16 +2,16 @@
 
 from trainwright.errors import ProfileError
 from trainwright.model.trace.corrections import depends_on_values
-from trainwright.model.trace.recorder import Recorder
+from trainwright.model.trace.recorder import StepRecorder
 
-__all__ = ["Untraceable", "explained"]
+__all__ = ["Untraceable", "explain_error"]
 
 
 class Untraceable(ProfileError):
     """A step that depends on values, or on an operation that fake tensors do not know: it has to be run."""
 
 
-def explained(error: Exception, recorder: Recorder, *, fake: bool) -> ProfileError:
+def explain_error(error: Exception, recorder: StepRecorder, *, fake: bool) -> ProfileError:
     """Return the error to raise for one that a model's step raised under a recorder."""
     if isinstance(error, ProfileError):
         return error
@@ -19,6 +19,7 @@ def explained(error: Exception, recorder: Recorder, *, fake: bool) -> ProfileErr
     module = f"module {recorder.path!r}" if recorder.path else "the model itself"
     what = f"{failure.operation} in {module}" if failure is not None else module
     said = " ".join(str(error).split()) or type(error).__name__
+    # Such a step can still be run on real tensors.
     if fake and _needs_values(error):
         return Untraceable(
             f"model: {what} depends on the values of tensors or is unknown without them, so the model cannot be traced"
@@ -26,8 +27,8 @@ def explained(error: Exception, recorder: Recorder, *, fake: bool) -> ProfileErr
     shapes = ", ".join(str(shape) for shape in failure.shapes) if failure is not None else ""
     on = f" on shapes {shapes}" if shapes else ""
     return ProfileError(
-        f"sample: {what} fails{on}: {_short(said)}; allowed: what the model's forward takes (a tensor, a tuple of "
-        "arguments or a mapping of keywords), with the batch as first dimension"
+        f"sample: {what} fails{on}: {_shorten_text(said)}; allowed: what the model's forward takes (a tensor, a tuple "
+        "of arguments or a mapping of keywords), with the batch as first dimension"
     )
 
 
@@ -39,5 +40,5 @@ def _needs_values(error: Exception) -> bool:
     )
 
 
-def _short(text: str, limit: int = 200) -> str:
+def _shorten_text(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."

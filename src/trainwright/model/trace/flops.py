@@ -10,23 +10,23 @@ from typing import Any
 
 import torch
 
-__all__ = ["flops_of", "is_known"]
+__all__ = ["count_flops", "has_known_work"]
 
 aten = torch.ops.aten
 Shape = Sequence[int]
 
 
-def flops_of(operation: Any, arguments: Sequence[Any], results: Sequence[Shape]) -> float:
+def count_flops(operation: Any, arguments: Sequence[Any], results: Sequence[Shape]) -> float:
     """Return the floating-point operations of an aten operation.
 
     `arguments` are its positional arguments with tensors replaced by things that have a `shape`; `results` the shapes
     of what it returns. Operations that are not products count 0, and of causal attention what its mask leaves.
     """
     count = _PRODUCTS.get(getattr(operation, "overloadpacket", operation))
-    return count(arguments, results) * _seen(operation, arguments) if count else 0.0
+    return count(arguments, results) * _causal_share(operation, arguments) if count else 0.0
 
 
-def is_known(operation: Any) -> bool:
+def has_known_work(operation: Any) -> bool:
     """Return whether the work of an operation is known: a product, or bound by memory."""
     packet = getattr(operation, "overloadpacket", operation)
     if packet in _PRODUCTS or operation.is_view or torch.Tag.pointwise in operation.tags:
@@ -35,32 +35,33 @@ def is_known(operation: Any) -> bool:
     return bool(operation.namespace == "aten") and name.startswith(_BOUND_BY_MEMORY)
 
 
-def _seen(operation: Any, arguments: Sequence[Any]) -> float:
+def _causal_share(operation: Any, arguments: Sequence[Any]) -> float:
     """Return the share of an attention's scores that a causal mask leaves; fused kernels skip the rest."""
     if "scaled_dot_product" not in str(operation):
         return 1.0
     place = [argument.name for argument in operation._schema.arguments].index("is_causal")  # noqa: SLF001  as above
     if not (len(arguments) > place and arguments[place]):
         return 1.0
-    query, key = _shapes(arguments[1:3] if "backward" in str(operation) else arguments[:2])
+    query, key = _shapes_of(arguments[1:3] if "backward" in str(operation) else arguments[:2])
+    # Query i sees the keys up to i: a triangle of scores, and full rows below it.
     asked, known = query[-2], key[-2]
     full = max(0, asked - known)  # positions behind the last key see all of them
     return (min(asked, known) * (min(asked, known) + 1) / 2 + full * known) / (asked * known)
 
 
-def _product(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
-    left, right = _shapes(arguments[:2])
+def _product_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    left, right = _shapes_of(arguments[:2])
     return 2 * math.prod(left) * right[-1]
 
 
-def _grouped(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+def _grouped_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     # rows, columns or the inner size fall to the groups, so that their number counts where neither is a part of them
-    left, right = _shapes(arguments[:2])
+    left, right = _shapes_of(arguments[:2])
     both = len(left) == len(right) == 3
     return 2 * (left[0] if both else 1) * left[-2] * left[-1] * right[-1]
 
 
-def _shapes(arguments: Sequence[Any]) -> list[Shape]:
+def _shapes_of(arguments: Sequence[Any]) -> list[Shape]:
     return [tuple(argument.shape) for argument in arguments]
 
 
@@ -68,66 +69,67 @@ def _after_first(count: Callable[[Sequence[Any], Sequence[Shape]], int]) -> Call
     return lambda arguments, results: count(arguments[1:], results)
 
 
-def _convolution(arguments: Sequence[Any], results: Sequence[Shape]) -> int:
-    x, weight = _shapes(arguments[:2])
-    return _windows(x, weight, results[0], transposed=bool(arguments[6]))
+def _convolution_flops(arguments: Sequence[Any], results: Sequence[Shape]) -> int:
+    x, weight = _shapes_of(arguments[:2])
+    return _window_flops(x, weight, results[0], transposed=bool(arguments[6]))
 
 
-def _convolution_backward(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
-    gradient, x, weight = _shapes(arguments[:3])
+def _convolution_backward_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    gradient, x, weight = _shapes_of(arguments[:3])
     transposed, mask = bool(arguments[7]), arguments[10]
-    once = _windows(x, weight, gradient, transposed=transposed)
+    once = _window_flops(x, weight, gradient, transposed=transposed)
     return once * (bool(mask[0]) + bool(mask[1]))
 
 
-def _windows(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
+def _window_flops(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> int:
     # each place of the output (of the input, if transposed) meets the whole weight, less the channels of other groups
     places = x[0] * math.prod((x if transposed else out)[2:])
     return 2 * places * math.prod(weight)
 
 
-def _attention(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
-    query, key, value = _shapes(arguments[:3])
+def _attention_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+    query, key, value = _shapes_of(arguments[:3])
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
-def _attention_backward(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+def _attention_backward_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     # the scores again, then gradients of value, weights, query and key: five products for forward's two
-    query, key, value = _shapes(arguments[1:4])
+    query, key, value = _shapes_of(arguments[1:4])
     return 2 * math.prod(query[:-1]) * key[-2] * (3 * query[-1] + 2 * value[-1])
 
 
-def _recurrent(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
+def _recurrent_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     # every element of a sequence meets all matrices: of input and of hidden state, for each gate
+    # cuDNN passes its weights as a list, oneDNN one by one.
     given = arguments[1] if isinstance(arguments[1], list | tuple) else arguments[1:3]
-    [x] = _shapes(arguments[:1])
-    return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in _shapes(given) if len(shape) > 1)
+    [x] = _shapes_of(arguments[:1])
+    return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in _shapes_of(given) if len(shape) > 1)
 
 
-def _recurrent_backward(arguments: Sequence[Any], results: Sequence[Shape]) -> int:
-    return 2 * _recurrent(arguments, results)
+def _recurrent_backward_flops(arguments: Sequence[Any], results: Sequence[Shape]) -> int:
+    return 2 * _recurrent_flops(arguments, results)
 
 
 _PRODUCTS: dict[Any, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
-    aten.mm: _product,
-    aten.addmm: _after_first(_product),
-    aten.bmm: _product,
-    aten.baddbmm: _after_first(_product),
-    aten._grouped_mm: _grouped,  # noqa: SLF001  aten's names, here and below
-    aten.convolution: _convolution,
-    aten.convolution_backward: _convolution_backward,
-    aten._scaled_dot_product_flash_attention: _attention,  # noqa: SLF001
-    aten._scaled_dot_product_flash_attention_for_cpu: _attention,  # noqa: SLF001
-    aten._scaled_dot_product_efficient_attention: _attention,  # noqa: SLF001
-    aten._scaled_dot_product_cudnn_attention: _attention,  # noqa: SLF001
-    aten._scaled_dot_product_flash_attention_backward: _attention_backward,  # noqa: SLF001
-    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward,  # noqa: SLF001
-    aten._scaled_dot_product_efficient_attention_backward: _attention_backward,  # noqa: SLF001
-    aten._scaled_dot_product_cudnn_attention_backward: _attention_backward,  # noqa: SLF001
-    aten.mkldnn_rnn_layer: _recurrent,
-    aten.mkldnn_rnn_layer_backward: _recurrent_backward,
-    aten._cudnn_rnn: _recurrent,  # noqa: SLF001
-    aten._cudnn_rnn_backward: _recurrent_backward,  # noqa: SLF001
+    aten.mm: _product_flops,
+    aten.addmm: _after_first(_product_flops),
+    aten.bmm: _product_flops,
+    aten.baddbmm: _after_first(_product_flops),
+    aten._grouped_mm: _grouped_flops,  # noqa: SLF001  aten's names, here and below
+    aten.convolution: _convolution_flops,
+    aten.convolution_backward: _convolution_backward_flops,
+    aten._scaled_dot_product_flash_attention: _attention_flops,  # noqa: SLF001
+    aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops,  # noqa: SLF001
+    aten._scaled_dot_product_efficient_attention: _attention_flops,  # noqa: SLF001
+    aten._scaled_dot_product_cudnn_attention: _attention_flops,  # noqa: SLF001
+    aten._scaled_dot_product_flash_attention_backward: _attention_backward_flops,  # noqa: SLF001
+    aten._scaled_dot_product_flash_attention_for_cpu_backward: _attention_backward_flops,  # noqa: SLF001
+    aten._scaled_dot_product_efficient_attention_backward: _attention_backward_flops,  # noqa: SLF001
+    aten._scaled_dot_product_cudnn_attention_backward: _attention_backward_flops,  # noqa: SLF001
+    aten.mkldnn_rnn_layer: _recurrent_flops,
+    aten.mkldnn_rnn_layer_backward: _recurrent_backward_flops,
+    aten._cudnn_rnn: _recurrent_flops,  # noqa: SLF001
+    aten._cudnn_rnn_backward: _recurrent_backward_flops,  # noqa: SLF001
 }
 _BOUND_BY_MEMORY = (  # beginnings of names
     *(

@@ -1,7 +1,7 @@
-"""Recorder: writes down every operation of a training step: in which module, on which storages, at how many live bytes.
+"""Records every operation of a training step: its module, the storages that it touches, and their lifetimes.
 
-Operations of the backward pass are led back to the forward operation whose autograd node they compute, by the number
-that autograd gives each node.
+An operation of the backward pass is attributed to the forward operation whose autograd node it computes, by the
+sequence number that autograd gives each node.
 """
 
 import contextlib
@@ -13,16 +13,16 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.model.trace.attention import attention_by
-from trainwright.model.trace.corrections import corrected, depends_on_values, in_earnest
-from trainwright.model.trace.flops import flops_of, is_known
-from trainwright.model.trace.storages import Held, StorageTracker, tensors_in
+from trainwright.model.trace.attention import replace_attention
+from trainwright.model.trace.corrections import correct_result, depends_on_values, run_on_real_tensors
+from trainwright.model.trace.flops import count_flops, has_known_work
+from trainwright.model.trace.storages import LiveStorage, StorageTracker, tensors_in
 
-__all__ = ["Operation", "Recorder", "Shaped", "Stored"]
+__all__ = ["StepRecorder", "StorageLife", "TensorShape", "TracedOperation"]
 
 
 @dataclass(frozen=True, slots=True)
-class Shaped:
+class TensorShape:
     """What a tensor argument was like."""
 
     shape: tuple[int, ...]
@@ -30,7 +30,7 @@ class Shaped:
     dtype: torch.dtype
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> "Shaped":
+    def of(cls, tensor: torch.Tensor) -> "TensorShape":
         """Return what a tensor is like."""
         strided = tensor.layout == torch.strided
         return cls(tuple(tensor.shape), tuple(tensor.stride()) if strided else (), tensor.dtype)
@@ -48,7 +48,7 @@ class Shaped:
 
 
 @dataclass(slots=True)
-class Stored:
+class StorageLife:
     """The life of a storage, in operations: it is there after operation `first`, up to and with operation `last`."""
 
     bytes: int
@@ -61,7 +61,7 @@ class Stored:
 
 
 @dataclass(slots=True)
-class Operation:
+class TracedOperation:
     """One call of an aten operation."""
 
     func: Any
@@ -72,10 +72,10 @@ class Operation:
     leaf: bool
     """Whether that module has no children."""
     arguments: tuple[Any, ...]
-    """Positional arguments, tensors as `Shaped`."""
+    """Positional arguments, tensors as `TensorShape`."""
     keywords: dict[str, Any]
-    results: tuple[Shaped, ...]
-    reads: dict[int, Shaped]
+    results: tuple[TensorShape, ...]
+    reads: dict[int, TensorShape]
     """Storages that it reads, by number."""
     writes: tuple[int, ...]
     """Storages that it changes in place."""
@@ -93,7 +93,7 @@ class Operation:
     @property
     def flops(self) -> float:
         """Floating-point operations, a multiply-add as two."""
-        return flops_of(self.func, self.arguments, [result.shape for result in self.results])
+        return count_flops(self.func, self.arguments, [result.shape for result in self.results])
 
     @property
     def bytes(self) -> int:
@@ -113,27 +113,27 @@ class _Call:
 
 
 @dataclass
-class _Failure:
+class _FailedOperation:
     error: BaseException
     operation: str
     shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass
-class _Names:
+class _AutogradNodes:
     """Numbers of autograd nodes and the operations that they were made for."""
 
     following: int = 0
     operation: dict[int, int] = field(default_factory=dict)
 
 
-class Recorder(StorageTracker):
+class StepRecorder(StorageTracker):
     """A storage tracker that also keeps every operation in order, and the life of every storage."""
 
     def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
         super().__init__(granule_bytes=granule_bytes, device=device)
-        self.operations: list[Operation] = []
-        self.storages: dict[int, Stored] = {}
+        self.operations: list[TracedOperation] = []
+        self.storages: dict[int, StorageLife] = {}
         self.saved: dict[int, int] = {}
         """Storages that autograd keeps, and the operation during or before which each was first kept."""
         self.saved_until: dict[int, int] = {}
@@ -142,10 +142,10 @@ class Recorder(StorageTracker):
         """Calls of torch's scaled_dot_product_attention, by number."""
         self.phase = "forward"
         self._funcs: set[Any] = set()
-        self.failure: _Failure | None = None
+        self.failure: _FailedOperation | None = None
         self._calls = 0
         self._stack = [_Call(0, "", leaf=False)]
-        self._nodes = _Names()
+        self._nodes = _AutogradNodes()
         self._latest = -1
 
     def __torch_dispatch__(
@@ -155,28 +155,31 @@ class Recorder(StorageTracker):
         if func.namespace in {"prim", "profiler"}:  # questions to a tensor, marks for a profiler: no work
             return func(*args, **kwargs)
         inputs = tensors_in((args, kwargs))
-        shaped: dict[int, Shaped] = {}
-        reads: dict[int, Shaped] = {}
+        shaped: dict[int, TensorShape] = {}
+        reads: dict[int, TensorShape] = {}
         for tensor in inputs:
             if id(tensor) not in shaped:
-                shaped[id(tensor)] = Shaped.of(tensor)
+                shaped[id(tensor)] = TensorShape.of(tensor)
                 reads.update((held.number, shaped[id(tensor)]) for held in self.see(tensor))
-        forward = self._node()
+        # Autograd works above this dispatch: the node of this operation exists already.
+        forward = self._forward_operation()
         try:
-            result = corrected(func, args, kwargs, func(*args, **kwargs))
+            result = correct_result(func, args, kwargs, func(*args, **kwargs))
         except Exception as error:
-            result = NotImplemented if depends_on_values(error) else in_earnest(func, args, kwargs)
+            # Fake tensors may not know an operation that real ones do: run it once on the CPU.
+            result = NotImplemented if depends_on_values(error) else run_on_real_tensors(func, args, kwargs)
             if result is NotImplemented:
-                self.failure = _Failure(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
+                self.failure = _FailedOperation(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
                 raise
         outputs = tensors_in(result)
         made = [(held, tensor) for tensor in outputs for held in self.see(tensor)]
+        # Results in storages that were not read are new; others are views or changed in place.
         creates = tuple(dict.fromkeys(held.number for held, _ in made if held.number not in reads))
-        writes = _written(func, args, kwargs, self) if func._schema.is_mutable else ()  # noqa: SLF001  no public name
+        writes = _written_storages(func, args, kwargs, self) if func._schema.is_mutable else ()  # noqa: SLF001  no public name
         self._funcs.add(func)
         call = self._stack[-1]
         self.operations.append(
-            Operation(
+            TracedOperation(
                 func=func,
                 phase=self.phase,
                 call=call.number,
@@ -184,13 +187,14 @@ class Recorder(StorageTracker):
                 leaf=call.leaf,
                 arguments=tuple(_shapes_in(value, shaped) for value in args),
                 keywords={name: _shapes_in(value, shaped) for name, value in kwargs.items()},
-                results=tuple(Shaped.of(tensor) for tensor in outputs),
+                results=tuple(TensorShape.of(tensor) for tensor in outputs),
                 reads=reads,
                 writes=writes,
                 creates=creates,
                 forward=forward,
             )
         )
+        # Gradients flow from any input that carries them to every floating result.
         flows = any(self.storages[number].carries_gradient for number in reads)
         for held, tensor in made:
             stored = self.storages[held.number]
@@ -202,7 +206,7 @@ class Recorder(StorageTracker):
     @property
     def uncounted(self) -> list[str]:
         """Operations that ran and whose work is not known."""
-        return sorted(str(func) for func in self._funcs if not is_known(func))
+        return sorted(str(func) for func in self._funcs if not has_known_work(func))
 
     @contextlib.contextmanager
     def modules(self, model: nn.Module) -> Iterator[None]:
@@ -229,7 +233,7 @@ class Recorder(StorageTracker):
 
             handles += [module.register_forward_pre_hook(enter, prepend=True), module.register_forward_hook(leave)]
         try:
-            with attention_by(attend):
+            with replace_attention(attend):
                 yield
         finally:
             for handle in handles:
@@ -241,6 +245,7 @@ class Recorder(StorageTracker):
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             for held in self.see(tensor):
+                # What is saved while a fused attention runs belongs to its call, not to the operation before.
                 place = max(self._stack[-1].first, len(self.operations) - 1)
                 self.saved.setdefault(held.number, place)
                 self.saved_until[held.number] = place
@@ -271,20 +276,21 @@ class Recorder(StorageTracker):
         """Path of the module that runs now, or in which an error ended the run."""
         return self._stack[-1].path
 
-    def _one(self, tensor: torch.Tensor) -> Held | None:
+    def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
         held = super()._one(tensor)
         if held is not None and held.number not in self.storages:
-            self.storages[held.number] = Stored(held.bytes, len(self.operations))
+            self.storages[held.number] = StorageLife(held.bytes, len(self.operations))
         return held
 
-    def _freed(self, held: Held) -> None:
+    def _freed(self, held: LiveStorage) -> None:
         self.storages[held.number].last = len(self.operations) - 1
 
-    def _node(self) -> int:
+    def _forward_operation(self) -> int:
         """Return the forward operation that a backward operation belongs to, -1 in the forward pass."""
         nodes = self._nodes
         if self.phase == "forward":
             following = torch._C._autograd._get_sequence_nr()  # noqa: SLF001  no public way to number nodes
+            # Nodes made since the last operation belong to the one that is recorded next.
             for number in range(nodes.following, following):
                 nodes.operation[number] = len(self.operations)
             nodes.following = following
@@ -307,13 +313,15 @@ class Recorder(StorageTracker):
         self.phase = phase
 
 
-def _shapes_in(value: Any, known: Mapping[int, Shaped]) -> Any:
+def _shapes_in(value: Any, known: Mapping[int, TensorShape]) -> Any:
     if isinstance(value, torch.Tensor):
         return known[id(value)]
     return type(value)(_shapes_in(part, known) for part in value) if type(value) in {list, tuple} else value
 
 
-def _written(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracker: StorageTracker) -> tuple[int, ...]:
+def _written_storages(
+    func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], tracker: StorageTracker
+) -> tuple[int, ...]:
     found: dict[int, None] = {}
     for place, argument in enumerate(func._schema.arguments):  # noqa: SLF001  no public name
         if argument.alias_info is None or not argument.alias_info.is_write:

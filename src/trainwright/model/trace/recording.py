@@ -10,19 +10,19 @@ import torch
 from torch import nn
 from torch._subclasses import fake_tensor
 
-from trainwright.model.trace.failures import explained
-from trainwright.model.trace.recorder import Operation, Recorder, Stored
+from trainwright.model.trace.failures import explain_error
+from trainwright.model.trace.recorder import StepRecorder, StorageLife, TracedOperation
 from trainwright.model.trace.step import Step
 
-__all__ = ["Recording", "record"]
+__all__ = ["Recording", "record_step"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
     """What a step did. Storages are numbers; a part is (first place, place after the last) in `operations`."""
 
-    operations: list[Operation]
-    storages: dict[int, Stored]
+    operations: list[TracedOperation]
+    storages: dict[int, StorageLife]
     saved: dict[int, int]
     """Storages that autograd kept, and the place at which each was first kept."""
     saved_until: dict[int, int]
@@ -52,18 +52,19 @@ class Recording:
     uncounted: tuple[str, ...]
 
 
-def record(step: Step, *, granule_bytes: int) -> Recording:
+def record_step(step: Step, *, granule_bytes: int) -> Recording:
     """Run one steady step (the optimizer's state is there already) and a plain forward pass, and write them down.
 
     Raises ProfileError, of the kind Untraceable where fake tensors were not enough.
     """
-    recorder = Recorder(granule_bytes=granule_bytes)
+    recorder = StepRecorder(granule_bytes=granule_bytes)
     operations, parts = recorder.operations, {}
-    with step.tensors(), _no_collection(), _quiet():
+    with step.tensors(), _no_garbage_collection(), _quiet_logging():
         try:
+            # A steady step: the optimizer has its state before recording begins.
             step.fill_state()
             step.watched(recorder)
-            parameters = _elements(step.parameters, recorder)
+            parameters = _count_elements(step.parameters, recorder)
             buffers, state = recorder.marks(list(step.model.buffers())), recorder.marks(step.state)
             sample = recorder.marks(step.sample)
             with recorder, recorder.modules(step.model):
@@ -75,9 +76,11 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
                 recorder.start("backward")
                 with recorder.owner("backward"):
                     step.backward()
+                # Only now are gradients of parameters told from what backward made on the way.
                 recorder.watch(step.gradients, "gradients")
                 gradients = recorder.marks(step.gradients)
                 trained = step.trained
+                # State of parameters that got no gradient: a real optimizer would not have made it.
                 idle = recorder.marks([step.state_of(p) for p in set(step.parameters).difference(trained)])
                 parts["backward"] = (parts["forward"][1], len(operations))
                 recorder.start("update")
@@ -86,13 +89,14 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
                 parts["update"] = (parts["backward"][1], len(operations))
                 peak, by_owner = recorder.peak_bytes, recorder.peak_by_owner
                 step.finish()
+                # Once more without gradients, for the temporaries of a forward pass that saves nothing.
                 recorder.start("plain")
                 with torch.no_grad():
                     step.forward()
                 parts["plain"] = (parts["update"][1], len(operations))
                 step.finish()
         except Exception as error:
-            raise explained(error, recorder, fake=step.fake is not None) from error
+            raise explain_error(error, recorder, fake=step.fake is not None) from error
     # An optimizer makes no state for what never gets a gradient; it was made here, but nothing has touched it.
     idle_bytes = sum(recorder.storages[number].bytes for number in idle)
     by_owner["optimizer"] = by_owner.get("optimizer", 0) - idle_bytes
@@ -103,7 +107,7 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
         saved_until=recorder.saved_until,
         attentions=frozenset(recorder.attentions),
         parameters=parameters,
-        trained=_elements(trained, recorder),
+        trained=_count_elements(trained, recorder),
         trained_bytes=sum(each.numel() * each.dtype.itemsize for each in trained),
         fixed=frozenset({*parameters, *buffers, *state, *sample}),
         sample=frozenset(sample),
@@ -119,21 +123,21 @@ def record(step: Step, *, granule_bytes: int) -> Recording:
 
 
 @contextlib.contextmanager
-def _quiet() -> Iterator[None]:
+def _quiet_logging() -> Iterator[None]:
     """Keep torch from logging operations that fail on fake tensors: what becomes of them is said elsewhere."""
     logger = logging.getLogger(fake_tensor.__name__)
-    logger.addFilter(_nothing)
+    logger.addFilter(_drop_record)
     try:
         yield
     finally:
-        logger.removeFilter(_nothing)
+        logger.removeFilter(_drop_record)
 
 
-def _nothing(_: logging.LogRecord) -> bool:
+def _drop_record(_: logging.LogRecord) -> bool:
     return False
 
 
-def _elements(parameters: list[nn.Parameter], recorder: Recorder) -> dict[int, int]:
+def _count_elements(parameters: list[nn.Parameter], recorder: StepRecorder) -> dict[int, int]:
     found: dict[int, int] = {}
     for parameter in parameters:
         for number in recorder.marks(parameter):
@@ -142,7 +146,7 @@ def _elements(parameters: list[nn.Parameter], recorder: Recorder) -> dict[int, i
 
 
 @contextlib.contextmanager
-def _no_collection() -> Iterator[None]:
+def _no_garbage_collection() -> Iterator[None]:
     """Keep the collector of cycles from running: what it frees, and when, would depend on what ran before."""
     gc.collect()
     enabled = gc.isenabled()

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from trainwright.errors import ProfileError, closest
 from trainwright.model.trace.storages import StorageTracker
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call", "prepare"]
+__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call_model", "prepare_step"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -76,6 +76,7 @@ class Step:
 
         What a real step has left out, as it depends on values, another may reach.
         """
+        # A fake step takes every path that does not depend on values, so a missing gradient is a fact.
         known = self.fake is not None
         return [each for each in self.parameters if each.requires_grad and not (known and each.grad is None)]
 
@@ -100,7 +101,9 @@ class Step:
     def forward(self) -> None:
         """Run the model, and the loss if there is one."""
         with self._autocast():
-            self.result = call(self.model, self.sample) if self.loss is None else self.loss(self.model, self.sample)
+            self.result = (
+                call_model(self.model, self.sample) if self.loss is None else self.loss(self.model, self.sample)
+            )
 
     def backward(self) -> bool:
         """Run the backward pass; return whether anything wanted a gradient."""
@@ -110,6 +113,7 @@ class Step:
         if self.loss is not None and (len(outputs) != 1 or outputs[0].numel() != 1):
             shapes = [tuple(output.shape) for output in outputs]
             raise ProfileError(f"loss: returned tensors of shapes {shapes}; allowed: one scalar tensor, the mean loss")
+        # Without a loss every output gets a gradient of ones, made inside backward and not before.
         if self.loss is not None:
             outputs[0].backward()
         else:
@@ -142,7 +146,7 @@ class Step:
         return torch.autocast(self.device.type, dtype=PRECISIONS[self.precision])
 
 
-def call(model: nn.Module, sample: Any) -> Any:
+def call_model(model: nn.Module, sample: Any) -> Any:
     """Call a model with a sample: a mapping is keywords, a tuple or list positional arguments, else one argument."""
     if isinstance(sample, Mapping):
         return model(**sample)
@@ -151,7 +155,7 @@ def call(model: nn.Module, sample: Any) -> Any:
     return model(sample)
 
 
-def prepare(
+def prepare_step(
     model: nn.Module,
     sample: Any,
     *,
@@ -179,6 +183,7 @@ def prepare(
     device = device or torch.device("cpu")
     whole = None if precision.startswith("amp-") else PRECISIONS[precision]
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
+    # Copied inside the mode, so that fake tensors never hold data.
     with mode if mode is not None else contextlib.nullcontext():
         copier = _Copier(device, whole, fake=fake)
         try:
@@ -189,12 +194,13 @@ def prepare(
             ) from error
         moved = tree_map(lambda leaf: copier.of(leaf) if isinstance(leaf, torch.Tensor) else leaf, sample)
         trainable = [parameter for parameter in copied.parameters() if parameter.requires_grad]
+        # An update that goes parameter by parameter repeats itself: equal neighbours are left out of a lean step.
         runs: list[list[nn.Parameter]] = [trainable] if trainable else []
         state: dict[int, list[torch.Tensor]] = {}
         if lean and isinstance(optimizer, str) and device.type == "cpu":
-            runs = _runs(trainable)
+            runs = _distinct_runs(trainable)
             updated = {id(parameter) for run in runs for parameter in run}
-            state = {id(p): _state_of(optimizer, p) for p in trainable if id(p) not in updated}
+            state = {id(p): _make_state(optimizer, p) for p in trainable if id(p) not in updated}
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
         made = [make(run) for run in runs] if make is not None else []
     return Step(
@@ -209,7 +215,7 @@ def prepare(
     )
 
 
-def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
+def _distinct_runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     """Return the stretches of parameters that hold every pair of neighbouring shapes.
 
     What an update of a parameter leaves behind is there until the next one's takes its place: pairs decide the peak.
@@ -217,6 +223,7 @@ def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     shapes = [None, *((p.shape, p.stride(), p.dtype) for p in parameters)]
     seen: set[Any] = set()
     kept = [False] * len(parameters)
+    # The first parameter, and both of each new pair of neighbouring shapes, stay.
     for i, pair in enumerate(pairwise(shapes)):
         if pair not in seen:
             seen.add(pair)
@@ -228,7 +235,7 @@ def _runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
     ]
 
 
-def _state_of(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
+def _make_state(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
     """Return tensors like those that a named optimizer holds for a parameter."""
     moments = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}[optimizer]
     count = [torch.tensor(0.0)] if moments == 2 else []
@@ -269,26 +276,27 @@ class _Copier:
     def of(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy of a tensor."""
         with torch.no_grad():
-            copied = self._strided(tensor) if tensor.layout == torch.strided else tensor.detach().clone()
+            copied = self._copy_strided(tensor) if tensor.layout == torch.strided else tensor.detach().clone()
         if isinstance(tensor, nn.Parameter):
             return nn.Parameter(copied, requires_grad=tensor.requires_grad)
         return copied.requires_grad_(tensor.requires_grad)
 
-    def _strided(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _copy_strided(self, tensor: torch.Tensor) -> torch.Tensor:
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         storage = tensor.untyped_storage()
+        # Keyed by storage, so that views and tied weights share one copy too.
         key = (storage._cdata, dtype)  # noqa: SLF001  the only identity of a storage
         if key not in self.storages:
             self.kept.append(storage)
             length = storage.nbytes() // tensor.dtype.itemsize
             flat = torch.empty(length, dtype=dtype, device=self.device)
             if not self.fake:
-                _fill(flat, tensor, length)
+                _fill_values(flat, tensor, length)
             self.storages[key] = flat
         return self.storages[key].as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-def _fill(flat: torch.Tensor, tensor: torch.Tensor, length: int) -> None:
+def _fill_values(flat: torch.Tensor, tensor: torch.Tensor, length: int) -> None:
     if not tensor.is_meta:
         flat.copy_(tensor.as_strided((length,), (1,), 0))
     elif flat.is_floating_point():

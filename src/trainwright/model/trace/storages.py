@@ -15,10 +15,10 @@ from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import InputError
 
-__all__ = ["Held", "StorageTracker", "tensors_in"]
+__all__ = ["LiveStorage", "StorageTracker", "tensors_in"]
 
 
-class Held:
+class LiveStorage:
     """A live storage: its `number` in order of appearance, its bytes as the allocator rounds them, and its owner."""
 
     __slots__ = ("bytes", "number", "owner", "reference")
@@ -55,7 +55,7 @@ class StorageTracker(TorchDispatchMode):
         self.live_bytes = 0
         self.peak_bytes = 0
         self._owner = "other"
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, LiveStorage] = {}
         self._by_owner: dict[str, int] = {}
         self._at_peak: dict[str, int] = {}
         self._numbers = 0
@@ -77,7 +77,7 @@ class StorageTracker(TorchDispatchMode):
         """Bytes that were held at the moment of the peak, by owner."""
         return {owner: size for owner, size in self._at_peak.items() if size}
 
-    def see(self, tree: Any) -> list[Held]:
+    def see(self, tree: Any) -> list[LiveStorage]:
         """Count the storages of all tensors in a tree that are not yet counted; return the entries of all of them."""
         found = []
         for leaf in _with_storage(tensors_in(tree)):
@@ -88,6 +88,7 @@ class StorageTracker(TorchDispatchMode):
 
     def watch(self, tree: Any, owner: str) -> None:
         """Count the storages of tensors that are already there, and say whose they are."""
+        # Bytes move from the owner that they were first counted for.
         for held in self.see(list(tree) if isinstance(tree, Iterator) else tree):
             self._by_owner[held.owner] -= held.bytes
             held.owner = owner
@@ -107,7 +108,7 @@ class StorageTracker(TorchDispatchMode):
         self.peak_bytes = self.live_bytes
         self._at_peak = dict(self._by_owner)
 
-    def _one(self, tensor: torch.Tensor) -> Held | None:
+    def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
         if self.device is not None and tensor.device.type != self.device:
             return None
         storage = tensor.untyped_storage()
@@ -115,27 +116,29 @@ class StorageTracker(TorchDispatchMode):
         size = -(-storage.nbytes() // self.granule_bytes) * self.granule_bytes
         held = self._held.get(key)
         if held is None:
-            held = Held(self._numbers, size, self._owner)
+            held = LiveStorage(self._numbers, size, self._owner)
             self._numbers += 1
-            held.reference = weakref.ref(storage, lambda _: self._gone(key))
+            # Python tells when the last reference goes: that is when an allocator gets the bytes back.
+            held.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
             self._held[key] = held
-            self._change(held.owner, size)
+            self._change_bytes(held.owner, size)
         elif held.bytes != size:  # a storage may be resized in place
-            self._change(held.owner, size - held.bytes)
+            self._change_bytes(held.owner, size - held.bytes)
             held.bytes = size
         return held
 
-    def _gone(self, key: int) -> None:
+    def _remove_storage(self, key: int) -> None:
         held = self._held.pop(key)
-        self._change(held.owner, -held.bytes)
+        self._change_bytes(held.owner, -held.bytes)
         self._freed(held)
 
-    def _freed(self, held: Held) -> None:
+    def _freed(self, held: LiveStorage) -> None:
         """Do nothing; for who must know when a storage goes."""
 
-    def _change(self, owner: str, size: int) -> None:
+    def _change_bytes(self, owner: str, size: int) -> None:
         self.live_bytes += size
         self._by_owner[owner] = self._by_owner.get(owner, 0) + size
+        # Copied at each new peak only; between peaks a change is two additions.
         if self.live_bytes > self.peak_bytes:
             self.peak_bytes = self.live_bytes
             self._at_peak = dict(self._by_owner)
@@ -144,20 +147,20 @@ class StorageTracker(TorchDispatchMode):
 def tensors_in(tree: Any) -> list[torch.Tensor]:
     """Return the tensors in a tensor, a list, tuple or mapping of such, or any other tree that torch knows."""
     found: list[torch.Tensor] = []
-    _gather(tree, found)
+    _gather_tensors(tree, found)
     return found
 
 
-def _gather(tree: Any, found: list[torch.Tensor]) -> None:
+def _gather_tensors(tree: Any, found: list[torch.Tensor]) -> None:
     # written out for the arguments of operations, which come by the thousand: torch's own walk is ten times slower
     if isinstance(tree, torch.Tensor):
         found.append(tree)
     elif type(tree) in {list, tuple}:
         for part in tree:
-            _gather(part, found)
+            _gather_tensors(part, found)
     elif type(tree) is dict:
         for part in tree.values():
-            _gather(part, found)
+            _gather_tensors(part, found)
     elif tree is not None and type(tree) not in {int, float, bool, str}:
         found.extend(leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor))
 

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainwright.cluster import OPERATIONS, Cluster, collective_times, contention
+from trainwright.cluster import Cluster, contention
+from trainwright.cluster.costs.collectives import collective_times
+from trainwright.cluster.network import OPERATIONS
 from trainwright.plan.parallel.mesh import Floats, numbered
 from trainwright.plan.parallel.strategies.strategy import Exchange
 
@@ -36,13 +38,13 @@ def all_seconds(cluster: Cluster, exchanges: Sequence[Exchange]) -> list[Floats]
     for places in np.split(active[order], starts):
         if not len(places):
             continue
-        operation, among, stride = (int(column[places[0]]) for column in (operations, ranks, stride))
+        operation, among, distance = (int(column[places[0]]) for column in (operations, ranks, stride))
         seconds[places] = collective_times(
             cluster,
             OPERATIONS[operation],
             size[places],
             ranks=among,
-            stride=stride,
-            flows=contention(cluster, ranks=among, stride=stride),
+            stride=distance,
+            flows=contention(cluster, ranks=among, stride=distance),
         )
     return np.split(seconds, np.cumsum(rows)[:-1])

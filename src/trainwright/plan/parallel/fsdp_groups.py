@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainwright.cluster import Cluster, ExchangeTimes
-from trainwright.cluster.operation import FSDP_UNIT
+from trainwright.cluster.network import FSDP_UNIT
 from trainwright.plan.parallel.mesh import Floats
 from trainwright.plan.parallel.model_arrays import ModelArrays
 

@@ -130,7 +130,7 @@ def _kept(block: Block, *, known: bool) -> Floats:
     if known:
         return np.array([layer.saved_bytes - layer.copied_bytes for layer in block.layers], dtype=np.float64)
     spread = np.array([layer.output_elements for layer in block.layers], dtype=np.float64)
-    found: Floats = spread * (block.kept_bytes / (spread.sum() or 1.0) if block.kept_bytes else 1.0)
+    found: Floats = spread * (block.saved_bytes / (spread.sum() or 1.0) if block.saved_bytes else 1.0)
     return found
 
 

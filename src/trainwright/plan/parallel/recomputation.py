@@ -44,8 +44,8 @@ def saved_bytes(arrays: ModelArrays, mesh: Mesh, saved: Floats, recompute: str, 
     outputs = mesh.micro[:, None] * np.array([arrays.scaled(block.output_bytes) for block in arrays.blocks])
     ends = outputs / parts[:, None]
     if recompute == "operators":
-        outputs = np.where(_kept_products(arrays), arrays.outputs * arrays.precision.element_bytes, 0.0)
-        ends = ends + arrays.per_block(mesh.micro[:, None] * share * outputs)
+        products = np.where(_kept_products(arrays), arrays.outputs * arrays.precision.element_bytes, 0.0)
+        ends = ends + arrays.per_block(mesh.micro[:, None] * share * products)
     return np.where(arrays.again, np.minimum(whole, ends), whole)
 
 

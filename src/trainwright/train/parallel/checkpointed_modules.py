@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.model.trace.attention import attention_by
+from trainwright.model.trace.attention import replace_attention
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.pipeline.cuts import cuts_of, uncut_of
@@ -96,7 +96,7 @@ class _Attention:
         self._calls = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        with attention_by(self._run):
+        with replace_attention(self._run):
             found = self._forward(*args, **kwargs)
         if self._plan is not None and not self._calls:
             raise UnsupportedPlan.of(

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.model.trace.attention import attention_by
+from trainwright.model.trace.attention import replace_attention
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.collectives import gather
 
@@ -83,7 +83,7 @@ class _Block:
         if self._check:
             self._check = False
             self._compare(x, *args, **kwargs)
-        with attention_by(self._attend):
+        with replace_attention(self._attend):
             return self._forward(x, *args, **kwargs)
 
     def _compare(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
@@ -95,7 +95,7 @@ class _Block:
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False), _evaluating(self._block):
             whole = gather(part, self._group, dim=1, sizes=(part.shape[1],) * world, scatter=False)
             expected = self._forward(whole, *args, **kwargs)
-            with attention_by(self._attend):
+            with replace_attention(self._attend):
                 found = self._forward(part, *args, **kwargs)
         apart = ((found - expected.chunk(world, 1)[rank]).abs().max() / expected.abs().max()).nan_to_num(torch.inf)
         dist.all_reduce(apart, dist.ReduceOp.MAX, group=self._group)  # the first rank's positions are right anyway

@@ -1,0 +1,190 @@
+"""A whole calibration: one process, or every rank that a launcher started, measures; rank 0 has the cluster."""
+
+import os
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+
+from trainwright.cluster.calibration import compute
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
+from trainwright.cluster.calibration.links import measure_links
+from trainwright.cluster.calibration.ranks import RankPlace, joined
+from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime, measure_units
+from trainwright.cluster.calibration.storage import measure_storage
+from trainwright.cluster.cgroup_limits import host_memory_bytes
+from trainwright.cluster.cluster import Cluster
+from trainwright.cluster.device import Storage
+from trainwright.errors import InputError
+
+__all__ = ["calibrate"]
+
+Row = tuple[float, float]
+Say = Callable[[str], None]
+
+_LARGEST = 64 * 2**20
+_FILE_BYTES = 256 * 2**20
+
+
+def calibrate(
+    here: RankPlace,
+    *,
+    devices: str = "cpu",
+    name: str = "calibrated",
+    folder: Path | None = None,
+    repeats: int = 25,
+    largest: int = _LARGEST,
+    file_bytes: int = _FILE_BYTES,
+    say: Say = lambda _: None,
+) -> Cluster | None:
+    """Measure this machine and return it as a cluster, on rank 0; None on the others. Every rank must call it.
+
+    Compute and memory are measured on all ranks at once, as in a training that uses them all, and the slowest counts.
+    Links need two ranks at least, as does what computation and exchanges do to each other; storage is measured in
+    `folder`, if one is given. Processors that several ranks share (`devices` "cpu") give times for the sizes of groups
+    that were measured and no others; of them what torch's own code takes is measured too. Rank 0 calls `say` with what
+    comes next.
+    """
+    if devices not in {"cpu", "cuda"}:
+        raise InputError(f"devices: got {devices!r}; allowed: cpu, cuda")
+    if devices == "cuda" and torch.cuda.device_count() < here.on_node:
+        raise InputError(
+            f"devices: got cuda with {here.on_node} ranks a node; allowed: cpu, or as many ranks as the node has GPUs: "
+            f"{torch.cuda.device_count()}"
+        )
+    if repeats < 2:
+        raise InputError(
+            f"repeats: got {repeats}; allowed: a whole number >= 2, for errors come from their differences"
+        )
+    device = torch.device("cpu") if devices == "cpu" else torch.device("cuda", here.local_rank)
+    if devices == "cuda":
+        torch.cuda.set_device(device)
+    if here.world == 1:
+        return Cluster(
+            **fit_fields(
+                _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+            )
+        )
+    with joined(here, "gloo" if devices == "cpu" else "nccl"):
+        found = _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+        return Cluster(**fit_fields(found)) if here.rank == 0 else None
+
+
+def _measure_all(
+    here: RankPlace,
+    device: torch.device,
+    name: str,
+    folder: Path | None,
+    say: Say,
+    *,
+    repeats: int,
+    largest: int,
+    file_bytes: int,
+) -> Measurements:
+    def report_phase(text: str) -> None:
+        if here.rank == 0:
+            say(text)
+
+    timer = compute.Timer(device, repeats=repeats)
+    load = _load_average()
+    report_phase("compute and memory")
+    # A training step ends when its slowest rank is done: of each time the slowest rank's counts.
+    products = {each: _take_slowest(here, compute.products(timer, each)) for each in compute.precisions(device)}
+    convolutions = _take_slowest(here, compute.convolutions(timer))
+    copies = _take_slowest(here, compute.copies(timer))
+    host_copies = _take_slowest(here, compute.host_copies(timer))
+    launch = _take_slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
+    if here.world > 1:
+        report_phase(f"exchanges between {here.world} ranks")
+    # Links need at least two ranks, as does everything below.
+    levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
+    overlap, overlap_spread = measure_overlap(device, repeats=repeats) if levels else (1.0, 0.0)
+    passes: tuple[float, ...] = ()
+    runtimes: dict[str, tuple[float, ...]] = {}
+    runtime_spread = 0.0
+    if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
+        report_phase("steps and pipelines of torch beside their exchanges, for a minute or two")
+        # Only the outermost level: it joins all ranks, as a training does.
+        widest = levels[-1]
+        passes, runtimes, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
+        units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
+        levels = (*levels[:-1], replace(widest, exchanges=(*widest.exchanges, units)))
+        runtime_spread = max(runtime_spread, units_spread)
+    storage, spread = Storage(), 0.0
+    # One writer: several on one machine would share its disk.
+    if folder is not None and here.rank == 0:
+        report_phase("storage")
+        storage, spread = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))
+    if here.world > 1:
+        torch.distributed.barrier()
+    return Measurements(
+        name=name,
+        source="trainwright plan calibrate",
+        kind=_device_kind(device),
+        nodes=here.nodes,
+        devices_per_node=here.on_node,
+        memory_bytes=_memory_bytes(device, here.on_node),
+        products=products,
+        convolutions=convolutions,
+        copies=copies,
+        host_copies=host_copies,
+        launch_seconds=launch,
+        levels=levels,
+        overlap=overlap,
+        overlap_spread=overlap_spread,
+        pass_seconds=passes,
+        runtime_seconds=runtimes,
+        runtime_spread=runtime_spread,
+        storage=storage,
+        storage_spread=spread,
+        conditions=_describe_conditions(device, load, repeats, levels),
+    )
+
+
+def _take_slowest(here: RankPlace, rows: list[Row]) -> list[Row]:
+    """Return each time as the rank had it that took longest."""
+    if here.world == 1:
+        return rows
+    everyone: list[list[Row]] = [[] for _ in range(here.world)]
+    torch.distributed.all_gather_object(everyone, rows)
+    return [(ranks[0][0], max(seconds for _, seconds in ranks)) for ranks in zip(*everyone, strict=True)]
+
+
+def _device_kind(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    threads = torch.get_num_threads()
+    return f"{platform.processor() or platform.machine()}, {threads} thread{'s' * (threads > 1)}"
+
+
+def _memory_bytes(device: torch.device, on_node: int) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return host_memory_bytes() // on_node
+
+
+def _load_average() -> float | None:
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
+
+
+def _describe_conditions(
+    device: torch.device, load: float | None, repeats: int, levels: Iterable[MeasuredLevel]
+) -> Mapping[str, str]:
+    found = {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "repeats": str(repeats),
+    }
+    if load is not None:
+        found["load_before"] = f"{load:.2f}"
+        found["load_after"] = f"{_load_average():.2f}"
+    if device.type == "cuda":
+        found["cuda"] = str(torch.version.cuda)
+    if levels:
+        found["backend"] = "gloo" if device.type == "cpu" else "nccl"
+    return found

@@ -1,0 +1,193 @@
+"""From measured times to a cluster: rates, latencies and links as fits that leave the least relative error."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from trainwright.cluster.calibration.least_squares import RelativeFit, fit_least_relative
+from trainwright.cluster.device import Device, Storage
+from trainwright.cluster.network import ExchangeTimes, NetworkLevel
+from trainwright.errors import InputError
+
+__all__ = ["MeasuredLevel", "Measurements", "fit_fields"]
+
+Row = tuple[float, float]
+"""Work (operations or bytes) and the seconds that it took."""
+
+_RINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MeasuredLevel:
+    """The exchanges measured on one level of the network, and how far two halves of the repeats lay apart."""
+
+    name: str
+    devices: int
+    exchanges: tuple[ExchangeTimes, ...]
+    spreads: tuple[float, ...] = ()
+    flows: float = 1.0
+    """How much longer an exchange between nodes takes when every rank of a node is in one of its own."""
+    only_these_sizes: bool = False
+    """Whether the ranks share processors, so that nothing follows for groups of other sizes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """What was measured on a machine."""
+
+    name: str
+    source: str
+    kind: str
+    nodes: int = 1
+    devices_per_node: int = 1
+    memory_bytes: int = 0
+    products: Mapping[str, Sequence[Row]]
+    """Matrix products by precision: operations, seconds."""
+    convolutions: Sequence[Row] = ()
+    """In single precision."""
+    copies: Sequence[Row]
+    """Within a device's memory: bytes read and written, seconds."""
+    host_copies: Sequence[Row] = ()
+    launch_seconds: float
+    levels: tuple[MeasuredLevel, ...] = ()
+    overlap: float = 1.0
+    overlap_spread: float = 0.0
+    pass_seconds: tuple[float, ...] = ()
+    runtime_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    runtime_spread: float = 0.0
+    storage: Storage = field(default_factory=Storage)
+    storage_spread: float = 0.0
+    conditions: Mapping[str, str] = field(default_factory=dict)
+
+
+def fit_fields(figures: Measurements) -> dict[str, Any]:
+    """Return the fields of the `Cluster` with these measurements.
+
+    A device's peak is the best rate seen; what a kind of layer reaches of it comes from a fit of its whole sweep,
+    seconds = latency + work / rate; copies are large, and fitted by their rate alone. Latency and bandwidth of a link
+    come from all rings and messages on it together: `ranks` enters as in `hockney`. Raises `InputError` for times that
+    are none or do not grow with the work.
+    """
+    residuals: dict[str, tuple[float, ...]] = {}
+    # Single precision sets the peak; the efficiency of each kind of layer is its fitted rate relative to it.
+    single = [_fit_rate("matrix products", figures.products["fp32"])]
+    single += [_fit_rate("convolutions", figures.convolutions)] if figures.convolutions else []
+    # The best rate seen, not the fitted one: a peak is an upper bound.
+    peak = max(work / seconds for work, seconds in (*figures.products["fp32"], *figures.convolutions))
+    copies = _fit_large(figures.copies)
+    residuals["compute"] = tuple(value for fit in single for value in fit.residuals)
+    residuals["copies"] = copies.residuals
+    device = Device(
+        kind=figures.kind,
+        memory_bytes=figures.memory_bytes,
+        flops={
+            **{
+                precision: max(work / seconds for work, seconds in rows) for precision, rows in figures.products.items()
+            },
+            "fp32": peak,
+        },
+        memory_bandwidth=_rate_of(copies),
+        launch_seconds=figures.launch_seconds,
+        host_bandwidth=_rate_of(_fit_large(figures.host_copies)) if figures.host_copies else 0.0,
+        efficiency={
+            kind: min(1.0, _rate_of(fit) / peak) for kind, fit in zip(("linear", "conv"), single, strict=False)
+        },
+    )
+    errors = {name: _root_mean_square(values) for name, values in residuals.items()}
+    tiers = []
+    for level in figures.levels:
+        # One alpha and one bandwidth a level, from all rings and messages on it together.
+        link = _fit_link(level)
+        tiers.append(
+            NetworkLevel(
+                name=level.name,
+                devices=level.devices,
+                alpha=link.values[0],
+                bandwidth=_rate_of(link),
+                links_per_node=_links_per_node(figures, level),
+                worlds=tuple(sorted({each.ranks for each in level.exchanges})) if level.only_these_sizes else (),
+            )
+        )
+        residuals[level.name] = link.residuals
+        # Where only measured exchanges will be asked for, their times count and not the fit: how well they repeat.
+        errors[level.name] = (
+            _root_mean_square(level.spreads) if level.only_these_sizes and level.spreads else link.error
+        )
+    if figures.levels and figures.overlap_spread:
+        errors["overlap"] = figures.overlap_spread
+    if figures.pass_seconds:
+        errors["framework"] = figures.runtime_spread
+    if figures.storage != Storage():
+        errors["storage"] = figures.storage_spread
+    return {
+        "nodes": figures.nodes,
+        "devices_per_node": figures.devices_per_node,
+        "name": figures.name,
+        "source": figures.source,
+        "verified": True,
+        "device": device,
+        "tiers": tuple(tiers),
+        "measured": tuple(each for level in figures.levels for each in level.exchanges),
+        "overlap": figures.overlap,
+        "pass_seconds": figures.pass_seconds,
+        "runtime_seconds": figures.runtime_seconds,
+        "storage": figures.storage,
+        "errors": errors,
+        "residuals": residuals,
+        "conditions": figures.conditions,
+    }
+
+
+def _fit_rate(what: str, rows: Sequence[Row]) -> RelativeFit:
+    """Fit seconds = latency + work / rate; the values are latency and 1 / rate."""
+    fit = fit_least_relative([[1.0, work] for work, _ in rows], [seconds for _, seconds in rows])
+    if fit.values[1] <= 0:
+        raise InputError(f"{what}: got times that do not grow with the work; measure again, on a quiet machine")
+    return fit
+
+
+def _fit_link(level: MeasuredLevel) -> RelativeFit:
+    """Fit alpha and beta to the rings and messages of a level, of groups that it alone joins.
+
+    Groups that have several ranks on each of several nodes are left out: a library may send over all links of a node
+    at once for them, which a ring does not tell.
+    """
+    # Each row is (messages, bytes per link) of one exchange: seconds = alpha * messages + bytes / bandwidth.
+    columns, seconds = [], []
+    for each in level.exchanges:
+        if 1 < each.on_node < each.ranks:
+            continue
+        for size, time in zip(each.bytes, each.seconds, strict=True):
+            if each.operation == "send":
+                columns.append((1.0, float(size)))
+            elif each.operation in _RINGS:
+                # A ring passes size / ranks bytes in each of its ranks - 1 steps.
+                steps = _RINGS[each.operation] * (each.ranks - 1)
+                columns.append((float(steps), steps * size / each.ranks))
+            else:
+                continue
+            seconds.append(time)
+    fit = fit_least_relative(columns, seconds)
+    if fit.values[1] <= 0:
+        raise InputError(f"tier {level.name}: got times that do not grow with the bytes; measure again")
+    return fit
+
+
+def _fit_large(rows: Sequence[Row]) -> RelativeFit:
+    """Fit seconds = work / rate, of work so much that no latency shows."""
+    return fit_least_relative([[work] for work, _ in rows], [seconds for _, seconds in rows])
+
+
+def _links_per_node(figures: Measurements, level: MeasuredLevel) -> int:
+    """Return the links of a node that carry as many flows at once as it has devices in that many times the time."""
+    return max(1, round(figures.devices_per_node / level.flows)) if level.devices > figures.devices_per_node else 1
+
+
+def _rate_of(fit: RelativeFit) -> float:
+    return 1.0 / fit.values[-1]
+
+
+def _root_mean_square(values: Iterable[float]) -> float:
+    return float(np.sqrt(np.mean(np.square(list(values)))))

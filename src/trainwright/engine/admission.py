@@ -1,0 +1,63 @@
+"""An engine that asks a verdict before it starts a trial, such as whether its training fits into memory."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+from trainwright.engine.protocol import Block, Died, Engine, Handler, Outcome, Raised
+from trainwright.engine.wrapper import EngineWrapper
+from trainwright.train import Assignment
+
+__all__ = ["REJECTED", "Admission", "AdmissionControl"]
+
+REJECTED = "rejected"
+"""The failure of a trial that was never started."""
+
+
+class Admission(Protocol):
+    """What a verdict comes to; `trainwright.plan.judge` gives such."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether the trial may start."""
+
+    @property
+    def sentence(self) -> str:
+        """Why, with the numbers."""
+
+
+class AdmissionControl(EngineWrapper):
+    """Any engine, but that a trial starts only if `verdict(configuration, devices)` says that it runs.
+
+    One that does not ends at once as failed, with the verdict's sentence and without having had its devices, and the
+    searcher is told so. A trial that has run before and may not go on with other devices goes back to those it had.
+    """
+
+    def __init__(self, engine: Engine, verdict: Callable[[Mapping[str, Any], int], Admission]) -> None:
+        super().__init__(engine)
+        self._verdict = verdict
+        self._refused: list[tuple[int, Outcome]] = []  # for the next poll
+        self._admitted: set[int] = set()
+
+    def launch(self, assignment: Assignment, block: Block) -> None:
+        """Start an assignment, or keep its refusal for the next `poll`."""
+        admission = self._verdict(assignment.params, len(block))
+        if admission.runs:
+            self._admitted.add(assignment.trial)
+            super().launch(assignment, block)
+        elif assignment.trial in self._admitted:
+            # It ran on other devices: no failure of the trial, which can go back to those.
+            self._refused.append((assignment.trial, Died(why=admission.sentence)))
+        else:
+            self._refused.append((assignment.trial, Raised(failure=REJECTED, message=admission.sentence)))
+
+    def poll(self, handler: Handler, timeout_seconds: float) -> None:
+        """Hand refusals to `handler`, and whatever else has happened."""
+        refused, self._refused = self._refused, []
+        for trial, outcome in refused:
+            handler.exited(trial, outcome)
+        super().poll(handler, 0.0 if refused else timeout_seconds)
+
+    def close(self) -> None:
+        """End whatever still runs."""
+        self._refused.clear()
+        super().close()

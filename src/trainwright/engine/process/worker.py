@@ -1,0 +1,123 @@
+"""The worker process of the Local engine: `python -m trainwright.engine.process.worker FD CONDEMNED PARENT`.
+
+It takes assignments from a socket, runs each with its output in the trial's log, and dies with its driver. Signals of
+a launcher mean nothing to it: the driver tells it at a report when to end. A SIGTERM is the driver's own only when
+there is a byte in the pipe CONDEMNED.
+"""
+
+import ctypes
+import faulthandler
+import gc
+import os
+import signal
+import sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainwright.engine.function_reference import IN_WORKER, LOADING, FunctionReference
+from trainwright.engine.process.run_assignment import run_assignment
+from trainwright.ledger import Record
+from trainwright.signals import ignore_launcher
+
+__all__ = ["main"]
+
+_PR_SET_PDEATHSIG = 1
+
+
+class _Remote:
+    """The channel of a trial whose ledger is kept by the driver."""
+
+    def __init__(self, connection: "Connection[Any, Any]") -> None:
+        self._connection = connection
+
+    def exchange(self, records: list[Record]) -> bool:
+        self._connection.send(("facts", records))
+        return bool(self._connection.recv())
+
+
+def main(descriptor: int, terminating: int, parent: int) -> None:
+    """Serve assignments until the driver closes the connection or dies."""
+    _die_with(parent)
+    faulthandler.enable()  # a crash leaves the lines of Python that led to it in the trial's log
+    os.set_blocking(terminating, False)
+    ignore_launcher(ends=lambda: _has_byte(terminating))
+    connection: Connection[Any, Any] = Connection(descriptor)
+    functions: dict[FunctionReference, Any] = {}
+    home = Path.cwd()
+    frozen = False
+    while True:
+        try:
+            path, arguments, reference, assignment, log, gpu = connection.recv()
+        except (EOFError, OSError):
+            return
+        sys.path[:], sys.argv[:] = path, arguments
+        os.chdir(home)  # the trial before may have gone elsewhere
+        if log is not None:
+            _redirect(Path(log))
+        try:
+            if reference not in functions:
+                os.environ[IN_WORKER] = LOADING
+                functions[reference] = reference.load()
+            train = functions[reference]
+        except BaseException as error:  # noqa: BLE001 -- a module that does not import fails the trial, with its reason
+            train = _raiser(error)
+        os.environ[IN_WORKER] = str(os.getpid())  # a study inside a trial is no business of ours; its children load
+        outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)
+        _free()
+        if not frozen:
+            gc.freeze()  # what the imports made stays for good: no need to look through it after every trial
+            frozen = True
+        sys.stdout.flush()
+        sys.stderr.flush()
+        try:
+            connection.send(("exited", outcome))
+        except (BrokenPipeError, ConnectionResetError):
+            return
+
+
+def _free() -> None:
+    """Let go of models and batches before the next trial."""
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        gc.collect()
+        if torch.cuda.is_initialized():
+            torch.cuda.empty_cache()
+
+
+def _raiser(error: BaseException) -> Any:
+    def train(_: object) -> None:
+        raise error
+
+    return train
+
+
+def _die_with(parent: int) -> None:
+    """Ask the kernel to kill this process when its driver is gone, and look whether it is gone already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def _has_byte(pipe: int) -> bool:
+    try:
+        return bool(os.read(pipe, 1))
+    except BlockingIOError:
+        return False
+
+
+def _redirect(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(handle, 1)
+    os.dup2(handle, 2)
+    os.close(handle)
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # text files on descriptors 1 and 2
+
+
+if __name__ == "__main__":
+    main(*map(int, sys.argv[1:]))

@@ -1,0 +1,165 @@
+"""One worker process as its driver sees it: started, told what to run, watched, killed if need be."""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainwright.engine.function_reference import IN_WORKER, LOADING
+from trainwright.engine.protocol import Died, Outcome, Raised
+from trainwright.signals import LAUNCHER_SIGNALS, signals_held
+
+__all__ = ["ChildProcess", "WorkerProcess"]
+
+_CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
+"""Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
+
+_FAREWELL_SECONDS = 2.0
+"""How long a process may take to end by itself."""
+
+
+class ChildProcess:
+    """A worker in a session of its own, so that it can be killed with all its children.
+
+    It takes its assignments from `line`, a connected socket that becomes its own, and dies with the calling thread.
+    Launcher signals are blocked from its start until it ignores them.
+    """
+
+    def __init__(self, environment: Mapping[str, str], line: socket.socket) -> None:
+        terminating, self._terminating = os.pipe()
+        weakref.finalize(self, os.close, self._terminating)
+        descriptors = [line.fileno(), terminating]
+        try:
+            with line, signals_held():
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "trainwright.engine.process.worker", *map(str, (*descriptors, os.getpid()))],
+                    env={**os.environ, **environment, IN_WORKER: LOADING, "PYTHONPATH": _path()},
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=descriptors,
+                    start_new_session=True,
+                )
+        finally:
+            os.close(terminating)
+        self.started = time.monotonic()
+        self._verdict: tuple[str, str] | None = None  # failure and message of a kill that we decided
+        self._kill_at: float | None = None
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the assignment was sent."""
+        return time.monotonic() - self.started
+
+    def terminate(self, failure: str, message: str, grace_seconds: float) -> None:
+        """Ask the process to end, and kill its group after `grace_seconds`; `outcome` will tell this reason."""
+        if self._verdict is None:
+            self._verdict = failure, message
+            self._kill_at = time.monotonic() + grace_seconds
+            os.write(self._terminating, b"!")  # by which it knows that the signal is ours
+            self._signal(signal.SIGTERM)
+
+    def enforce(self) -> None:
+        """Kill the group if it was told to terminate and its grace is over."""
+        if self._kill_at is not None and time.monotonic() >= self._kill_at:
+            self._signal(signal.SIGKILL)
+
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone. A child that it forked may hold its line open all the same."""
+        return self._process.poll() is not None
+
+    @property
+    def terminating(self) -> bool:
+        """Whether an end was decided for it."""
+        return self._verdict is not None
+
+    def outcome(self) -> Outcome:
+        """Return what the end of a process that has let go of its line means for its trial. Waits for the process."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_FAREWELL_SECONDS)  # it is on its way out: a signal now would hide its exit status
+        self._signal(signal.SIGKILL)  # children that outlived it
+        code = self._process.wait()
+        if self._verdict is not None:
+            failure, message = self._verdict
+            return Raised(failure=failure, message=message, seconds=self.seconds)
+        if code < 0 and signal.Signals(-code) in _CRASHES:
+            message = f"the worker process crashed with {signal.Signals(-code).name}"
+            return Raised(failure="killed", message=message, seconds=self.seconds)
+        if code < 0:
+            why = f"the worker process was killed by {signal.Signals(-code).name}"
+            return Died(why=why, blame=-code not in LAUNCHER_SIGNALS, seconds=self.seconds)
+        message = f"the worker process ended by itself with exit status {code}"
+        return Raised(failure="killed", message=message, seconds=self.seconds)
+
+    def resident_bytes(self) -> int:
+        """Return the resident memory of the process and all its descendants; 0 where /proc does not tell."""
+        return sum(_resident(pid) for pid in _family(self._process.pid))
+
+    def close(self, *, kill: bool) -> None:
+        """End the process: at once, or after waiting a little for one whose line is closed."""
+        if not kill:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_FAREWELL_SECONDS)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
+
+
+class WorkerProcess(ChildProcess):
+    """A worker with the other end of its line."""
+
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(environment, theirs)
+        self.connection: Connection[Any, Any] = Connection(ours.detach())
+
+    def run(self, message: tuple[Any, ...]) -> None:
+        """Send an assignment."""
+        self.started = time.monotonic()
+        self._verdict = self._kill_at = None
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: its silence will say so
+            self.connection.send(message)
+
+    def close(self, *, kill: bool) -> None:
+        """End the process: at once, or by closing its connection and waiting a little."""
+        self.connection.close()
+        super().close(kill=kill)
+
+
+def _path() -> str:
+    """Return a PYTHONPATH with which a child finds this very package."""
+    home = str(Path(__file__).parents[3])
+    given = os.environ.get("PYTHONPATH", "")
+    return home if not given else f"{home}{os.pathsep}{given}"
+
+
+def _family(pid: int) -> list[int]:
+    pids, front = [pid], [pid]
+    while front:
+        parent = front.pop()
+        try:
+            text = Path(f"/proc/{parent}/task/{parent}/children").read_text(encoding="ascii")
+        except OSError:
+            continue
+        children = [int(child) for child in text.split()]
+        pids.extend(children)
+        front.extend(children)
+    return pids
+
+
+def _resident(pid: int) -> int:
+    try:
+        pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
+    except (OSError, IndexError, ValueError):
+        return 0
+    return pages * os.sysconf("SC_PAGESIZE")

@@ -1,0 +1,115 @@
+"""What an engine is: it runs assignments on blocks of its slots, and chooses neither trials nor sizes."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from trainwright.ledger import RaisedAt, Record
+from trainwright.train import Assignment, Trial
+
+__all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Raised", "Returned", "StoppedEarly", "TrainFunction"]
+
+TrainFunction = Callable[[Trial], Any]
+Block = tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ended:
+    """What every end carries: the last metrics reported, their epoch, the seconds that the run took."""
+
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    epoch: int = 0
+    seconds: float = 0.0
+    records: tuple[Record, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Returned(_Ended):
+    """The training function came to its end and returned `value`: the objective, metrics by name, or nothing."""
+
+    value: float | Mapping[str, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StoppedEarly(_Ended):
+    """The trial was told not to go on and ended quietly."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Raised(_Ended):
+    """The trial failed: exception, out_of_memory, timeout, killed, misuse or rejected; `message` is one sentence.
+
+    no_room is no failure of its own: its checkpoint found none on the disk, and it may run again. `raised` is the line
+    of the user's code, if it is known.
+    """
+
+    failure: str
+    message: str
+    traceback: str = ""
+    raised: RaisedAt | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Died(_Ended):
+    """The process went away through no fault of the trial's own: it may run again.
+
+    `blame` says whether this may have been the trial's doing all the same: one that dies again and again is given up.
+    """
+
+    why: str
+    blame: bool = True
+
+
+Outcome = Returned | StoppedEarly | Raised | Died
+
+
+class Handler(Protocol):
+    """Whoever keeps the ledger, called back by an engine's `poll`."""
+
+    def facts(self, trial: int, records: list[Record]) -> bool | None:
+        """Take a trial's records; return whether it goes on, or None: it waits there until the engine's `answer`.
+
+        None only for an engine that `holds`.
+        """
+
+    def exited(self, trial: int, outcome: Outcome) -> None:
+        """Take a trial's end; exactly one comes for each launch, after its facts."""
+
+
+class Engine(Protocol):
+    """Where trials run. `open`, then `launch` and `poll` in turn, then `close`, which leaves no process behind."""
+
+    @property
+    def slots(self) -> int:
+        """How many blocks of one slot it has."""
+
+    @property
+    def slots_per_node(self) -> int:
+        """How many of them are in one node; slots are numbered node by node."""
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """The slots of nodes that it has lost since `open`. What ran there has died, and nothing can be launched."""
+
+    def open(self, train: TrainFunction, directory: Path | None) -> None:
+        """Make ready to run `train`; logs go below `directory`. Raises `EngineError` if it cannot be shipped."""
+
+    def devices(self, block: Block) -> tuple[str, ...]:
+        """Return the names of a block's devices, such as ("cuda:0",)."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether a trial can be kept waiting at a report, with its devices."""
+
+    def launch(self, assignment: Assignment, block: Block) -> None:
+        """Start an assignment on free slots."""
+
+    def answer(self, trial: int, goes_on: bool) -> None:
+        """Tell a trial that was kept waiting whether it goes on. One that has died since is told nothing."""
+
+    def poll(self, handler: Handler, timeout_seconds: float) -> None:
+        """Hand what has happened to `handler`, waiting for at most `timeout_seconds` if nothing has."""
+
+    def close(self) -> None:
+        """End whatever still runs, without an outcome, and every process."""

@@ -1,0 +1,74 @@
+"""What is to happen in a simulation: a total order of events, their digest, and a guard against time standing still."""
+
+import hashlib
+import heapq
+from enum import IntEnum
+
+from trainwright.errors import SchedulerStalled
+
+__all__ = ["NANO", "EventKind", "EventQueue"]
+
+NANO = 1_000_000_000
+"""Nanoseconds a second: virtual times are whole ones, so that sums do not depend on the machine."""
+
+
+class EventKind(IntEnum):
+    """What happens at one time happens in this order; starts follow from each."""
+
+    NODE_LOST = 0
+    FAILED = 1
+    REPORTED = 2
+    CHECKPOINT = 3
+    NODE_BACK = 4
+    TIMER = 5
+
+
+Event = tuple[int, EventKind, int, int, int]
+"""Nanoseconds, kind, sequence, number of the trial or node, and a version, by which others can be void."""
+
+
+class EventQueue:
+    """A heap of events. Two events are never equal: ties of time and kind go by the order in which they were made."""
+
+    def __init__(self, most: int) -> None:
+        self._heap: list[Event] = []
+        self._sequence = 0
+        self._hash = hashlib.sha256()
+        self._most = most  # events while time stands still, or while nothing but timers comes
+        self._still = 0
+        self.now = 0  # the time of the latest event noted
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    def push(self, at: float, kind: EventKind, number: int, version: int) -> int:
+        """Enter an event at so many seconds, or now if that is past, and return its nanoseconds."""
+        nanoseconds = max(self.now, round(at * NANO))
+        self._sequence += 1
+        heapq.heappush(self._heap, (nanoseconds, kind, self._sequence, number, version))
+        return nanoseconds
+
+    def pop(self) -> Event:
+        """Return the next event."""
+        return heapq.heappop(self._heap)
+
+    def note(self, event: Event) -> None:
+        """Enter an event that happens into the digest; raise `SchedulerStalled` if time goes on no more."""
+        nanoseconds, kind, _, number, _ = event
+        self._still = self._still + 1 if nanoseconds == self.now or kind is EventKind.TIMER else 0
+        if self._still > self._most:
+            raise SchedulerStalled(
+                f"simulate: {self._still} events in a row at {nanoseconds / NANO:g} s changed nothing, the last "
+                f"{kind.name.lower()} of {number}; the policy asks again and again for what it does not use"
+            )
+        self.now = nanoseconds
+        self._hash.update(b"%d %d %d\n" % (nanoseconds, kind, number))
+
+    def note_start(self, trial: int, first: int, size: int) -> None:
+        """Enter into the digest on which devices a trial starts."""
+        self._hash.update(b"start %d %d %d\n" % (trial, first, size))
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 over all that was noted, in its order."""
+        return self._hash.hexdigest()

@@ -1,0 +1,114 @@
+"""The settings of simulations: how trials scale, when a study ends, and the cluster that exists only in time."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+from trainwright.cluster import Cluster
+from trainwright.engine.simulated.task import Parametric, Task
+from trainwright.errors import EngineError
+from trainwright.schedule.estimates import interpolated
+from trainwright.settings import Settings
+from trainwright.validators import Validator, flag, integer, number, optional
+
+__all__ = ["Scaling", "Simulated", "SimulationLimits"]
+
+
+def _is_speedup_curve(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        number(above=0).accepts(factor) and number(above=0).accepts(speedup) for factor, speedup in value.items()
+    )
+
+
+def _is_cost(value: Any) -> bool:
+    costs = value.values() if isinstance(value, Mapping) else [value]
+    return bool(costs) and all(map(_NOT_NEGATIVE.accepts, costs))
+
+
+_NOT_NEGATIVE = number(minimum=0)
+_CURVE = Validator(_is_speedup_curve, "factors and speed-ups > 0, such as {1: 1.0, 2: 1.8, 4: 3.1}")
+_COST = Validator(_is_cost, "a number >= 0, or such numbers by count")
+_TIME = optional(number(above=0), words="None for no limit")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scaling(Settings, error=EngineError):
+    """`m` times the devices are `m**alpha` times as fast, or as `curve` says (factor of devices -> speed-up).
+
+    Between the points of a curve it is interpolated on logarithms; outside it goes on with its last slope.
+    """
+
+    alpha: Annotated[float, number(above=0, maximum=1.2), "exponent of the number of devices"] = 0.9
+    curve: Annotated[Mapping[float, float], _CURVE, "measured speed-ups"] = field(default_factory=dict)
+
+    def speedup(self, factor: float) -> float:
+        """Return how many times as fast a trial is on `factor` times its devices."""
+        return interpolated(self.curve, factor, self.alpha)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SimulationLimits(Settings, error=EngineError, label="simulate"):
+    """A budget of trials, of seconds of the clock, of seconds of all devices together; None is no limit."""
+
+    trials: Annotated[int | None, optional(integer(minimum=1)), "trials that are started"] = None
+    wall_seconds: Annotated[float | None, _TIME, "seconds of the clock"] = None
+    device_seconds: Annotated[float | None, _TIME, "seconds of all devices together"] = None
+
+    def check_together(self) -> None:
+        """Refuse a study that nothing ends."""
+        if self.trials is None and self.timeless:
+            raise EngineError("simulate: nothing ends the study; give trials, wall_seconds or device_seconds")
+
+    @property
+    def timeless(self) -> bool:
+        """Whether there is no budget of time."""
+        return self.wall_seconds is None and self.device_seconds is None
+
+    def remaining(self, started: int) -> int:
+        """Return how many trials more may be started."""
+        return 2**62 if self.trials is None else self.trials - started
+
+
+@dataclass(frozen=True, kw_only=True)
+class Simulated(Settings, error=EngineError):
+    """What `study.simulate` simulates: trials of `task` on `cluster`.
+
+    The seconds of the task are those on `task_devices` devices (None: on those of a new trial, the fewest of all
+    schedulers that are compared); on others `scaling` says how fast a trial is.
+    A new trial trains after `start_seconds`; `restart_seconds` is the cost of going on elsewhere (one number, or by the
+    number of devices). `stragglers` s makes each run of a trial 1 + |z| times as long, z normal with spread s;
+    `drops_per_second` is the rate at which it fails. Nodes fail after `node_mtbf_seconds` on average (None: never) and
+    are back `repair_seconds` later; what ran there goes on from its last epoch, with the devices of a new trial. Unless
+    trials `resume`, whoever goes on trains again from the first epoch. One decision takes `decision_seconds` of the one
+    driver (one number, or by the number of results known: the next smaller entry counts). Every draw is a function of
+    the seed, the trial and its run.
+    """
+
+    cluster: Cluster
+    task: Task = field(default_factory=Parametric)
+    task_devices: Annotated[int | None, optional(integer(minimum=1)), "devices of the task's seconds"] = None
+    scaling: Scaling = field(default_factory=Scaling)
+    start_seconds: Annotated[float, _NOT_NEGATIVE, "until a new trial trains"] = 0.0
+    restart_seconds: Annotated[float | Mapping[int, float], _COST, "to continue elsewhere"] = 30.0
+    resume: Annotated[bool, flag(), "continue from the last epoch"] = True
+    stragglers: Annotated[float, _NOT_NEGATIVE, "spread of how much longer a run takes"] = 0.0
+    drops_per_second: Annotated[float, _NOT_NEGATIVE, "rate at which a run fails"] = 0.0
+    node_mtbf_seconds: Annotated[
+        float | None, optional(number(above=0), words="None for never"), "mean time between failures of a node"
+    ] = None
+    repair_seconds: Annotated[float, _NOT_NEGATIVE, "until a failed node is back"] = 3600.0
+    decision_seconds: Annotated[float | Mapping[int, float], _COST, "time of one decision"] = 0.0
+
+    def restart(self, devices: int) -> float:
+        """Return the seconds until a trial trains again, on so many devices."""
+        return _of(self.restart_seconds, devices)
+
+    def decision(self, results: int) -> float:
+        """Return the seconds of a decision when so many results are known."""
+        return _of(self.decision_seconds, results)
+
+
+def _of(cost: float | Mapping[int, float], at: int) -> float:
+    if not isinstance(cost, Mapping):
+        return cost
+    return next((cost[key] for key in sorted(cost, reverse=True) if key <= at), cost[min(cost)])

@@ -1,0 +1,235 @@
+"""A space as a `ConfigSpace.ConfigurationSpace` (github.com/automl/ConfigSpace, version 1): the way out.
+
+ConfigSpace knows no expressions and no steps. A stepped number leaves as an ordinal; a requirement is turned round into
+what it forbids, as comparisons, or as a list of value combinations where all its parameters have few values. What
+neither can say is refused. Nothing is written that ConfigSpace reads differently when a parameter is inactive.
+"""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from trainwright.errors import MissingExtra, SpaceError
+from trainwright.integrations.configspace.forbidden_clauses import Forbidden, values_of
+from trainwright.randomness import rng
+from trainwright.space.canonical import canonical_json
+from trainwright.space.choice import Choice
+from trainwright.space.conditions import Comparison, Condition
+from trainwright.space.fixed import Constant
+from trainwright.space.numeric import Float, Int
+from trainwright.space.parameters import Varying
+from trainwright.space.priors import Beta, Normal
+from trainwright.space.requirements import TextRequirement
+from trainwright.space.space import Space
+
+__all__ = ["MOST_LISTED", "to_configspace"]
+
+MOST_LISTED = 1000
+"""Values of a stepped number, and combinations of values that a requirement forbids, that are listed one by one."""
+
+_CHECKED = 32  # legal draws that ConfigSpace must take
+_DECIMALS = 13  # to which ConfigSpace rounds bounds, defaults and values
+
+
+def to_configspace(space: Space) -> Any:
+    """Return a `ConfigSpace.ConfigurationSpace` of the same configurations, or raise `SpaceError` naming what it lacks.
+
+    A parameter without default gets ConfigSpace's own; where these together are forbidden, those of a legal draw.
+    """
+    try:
+        import ConfigSpace
+    except ImportError:
+        raise MissingExtra.of("space.to_configspace()", "ConfigSpace", "configspace") from None
+    # Legal draws, to test the result with, and to take defaults from where ConfigSpace's own are forbidden.
+    rows = space.sample(rng(0, "configspace", 0), _CHECKED)
+    draws = space.decode(rows)
+    try:
+        try:
+            found = _build_space(ConfigSpace, space, {})
+        except ConfigSpace.exceptions.ForbiddenValueError:
+            found = _build_space(ConfigSpace, space, draws[0])
+        # It takes some conditions for equal that are not, such as "a and b" of one parameter and "a or b" of another.
+        for params in draws:
+            ConfigSpace.Configuration(found, values=params)
+    except ValueError as error:
+        why = str(error).splitlines()[0]
+        raise _make_refusal(
+            f"a condition is misread ({why})", "simplify the conditions (when=) of the space"
+        ) from error
+    return found
+
+
+def _build_space(cs: Any, space: Space, defaults: Mapping[str, Any]) -> Any:
+    found = cs.ConfigurationSpace()
+    for name, parameter in space.parameters.items():
+        if isinstance(parameter, Constant):
+            found.add(cs.Constant(name, parameter.value))
+        elif isinstance(parameter, Varying):
+            found.add(_make_hyperparameter(cs, name, parameter, defaults.get(name)))
+        else:
+            raise _make_refusal(f"{name} is derived", "leave it out, and compute it where it is used")
+    conditions = _Conditions(cs, space, found)
+    found.add(*conditions.all())
+    for requirement in space.requirements:
+        if not isinstance(requirement, TextRequirement):
+            raise _make_refusal(f"requirement {str(requirement)!r} is a function", "write it as a text")
+        found.add(*Forbidden(cs, space.parameters, found, requirement.expression, MOST_LISTED).clauses())
+    return found
+
+
+def _make_hyperparameter(cs: Any, name: str, parameter: Varying, default: Any) -> Any:
+    if parameter.has_default:
+        default = parameter.default
+    if isinstance(parameter, Choice):
+        return _make_choice(cs, name, parameter, default)
+    assert isinstance(parameter, Float | Int)  # noqa: S101 -- there are no other kinds
+    if parameter.step is not None:
+        return _make_stepped(cs, name, parameter, default)
+    low, high, log, prior = parameter.low, parameter.high, parameter.log, parameter.prior
+    # ConfigSpace rounds; a bound that changes would change the space.
+    for number in (low, high, parameter.default):
+        if number is not None and round(number, _DECIMALS) != number:
+            rounded = round(number, _DECIMALS)
+            raise _make_refusal(
+                f"{name}: {number!r} has more than {_DECIMALS} decimals", f"give {rounded!r} if that will do"
+            )
+    kind = "Float" if isinstance(parameter, Float) else "Integer"
+    common = {"lower": low, "upper": high, "log": log, "default_value": default}
+    if isinstance(prior, Normal):
+        mean, sd = _scale_normal(name, parameter, prior)
+        return getattr(cs, f"Normal{kind}Hyperparameter")(name, mu=mean, sigma=sd, **common)
+    if isinstance(prior, Beta):
+        if min(prior.a, prior.b) < 1:
+            raise _make_refusal(f"{name}: Beta({prior.a!r}, {prior.b!r}) has a shape below 1", "give shapes >= 1")
+        return getattr(cs, f"Beta{kind}Hyperparameter")(name, alpha=prior.a, beta=prior.b, **common)
+    return getattr(cs, f"Uniform{kind}Hyperparameter")(name, **common)
+
+
+def _make_choice(cs: Any, name: str, parameter: Choice, default: Any) -> Any:
+    values = parameter.values
+    table = np.array(values) if {type(value) for value in values} <= {int, float, bool} else None
+    for index, value in enumerate(values):
+        equal = [other for other in values[:index] if other == value]
+        if equal:
+            raise _make_refusal(
+                f"{name}: its values {equal[0]!r} and {value!r} are equal in Python", "give one of them"
+            )
+        # ConfigSpace holds values in a numpy array, which gives all of them one type.
+        if table is not None and type(table[index].item()) is not type(value):
+            made = table[index].item()
+            raise _make_refusal(f"{name}: it would make {made!r} of {value!r}", "give all values one type")
+    given = {} if default is None and None not in values else {"default_value": default}
+    if default is None and not parameter.has_default:
+        given = {}
+    if not parameter.ordered:
+        return cs.CategoricalHyperparameter(name, values, weights=parameter.weights, **given)
+    if parameter.weights is not None:
+        raise _make_refusal(f"{name}: an ordered choice has weights", "leave the weights or the order out")
+    return cs.OrdinalHyperparameter(name, values, **given)
+
+
+def _make_stepped(cs: Any, name: str, parameter: Float | Int, default: Any) -> Any:
+    count = parameter.axis.count or 0
+    if count > MOST_LISTED:
+        raise _make_refusal(f"{name}: step={parameter.step!r} makes {count} values", f"allow at most {MOST_LISTED}")
+    if parameter.prior is not None:
+        raise _make_refusal(f"{name}: a stepped number has a prior", "leave the prior or the step out")
+    given = {} if default is None else {"default_value": default}
+    return cs.OrdinalHyperparameter(name, values_of(parameter), **given)
+
+
+def _scale_normal(name: str, parameter: Float | Int, prior: Normal) -> tuple[float, float]:
+    """Return a normal prior's mean and deviation as ConfigSpace writes them: in the parameter's own units."""
+    low, high = float(parameter.low), float(parameter.high)
+    if not parameter.log:
+        return low + prior.mean * (high - low), prior.sd * (high - low)
+    width = math.log(high) - math.log(low)
+    # ConfigSpace takes |ln(low + sigma)| / width for the deviation on the unit column.
+    sigma = math.exp(min(prior.sd * width, 700.0)) - low
+    if sigma <= 0 or prior.sd * width > 700.0:
+        raise _make_refusal(f"{name}: it has no sigma for {prior!r} on a log scale", "give a smaller sd, or log=False")
+    return low * math.exp(prior.mean * width), sigma
+
+
+class _Conditions:
+    """The conditions of a space, comparison by comparison.
+
+    Every comparison becomes one that is false for an inactive parent, negated or not: ConfigSpace's own "not equal" is
+    true for it in some places and false in others.
+    """
+
+    def __init__(self, cs: Any, space: Space, found: Any) -> None:
+        self.cs, self.space, self.found = cs, space, found
+
+    def all(self) -> list[Any]:
+        conditions = []
+        for name, parameter in self.space.parameters.items():
+            if parameter.when is not None:
+                condition = self._convert_tree(name, parameter.when, negated=False)
+                if condition is False:
+                    raise _make_refusal(f"{name}: is never active, as {parameter.when} cannot be", "leave it out")
+                conditions += [] if condition is True else [condition]
+        return conditions
+
+    def _convert_tree(self, child: str, tree: Condition, *, negated: bool) -> Any:
+        if isinstance(tree, Comparison):
+            return self._convert_comparison(child, tree, negated=negated)
+        if tree.operation == "not_":
+            return self._convert_tree(child, tree.parts[0], negated=not negated)
+        every = (tree.operation == "all_of") is not negated
+        return self._join_parts([self._convert_tree(child, part, negated=negated) for part in tree.parts], every=every)
+
+    def _join_parts(self, parts: list[Any], *, every: bool) -> Any:
+        if any(part is (not every) for part in parts):
+            return not every
+        rest = [part for part in parts if part is not every]
+        if len(rest) > 1:
+            return (self.cs.AndConjunction if every else self.cs.OrConjunction)(*rest)
+        return rest[0] if rest else every
+
+    def _convert_comparison(self, child: str, comparison: Comparison, *, negated: bool) -> Any:
+        parent = self.space.parameters[comparison.name]
+        values = values_of(parent)
+        if values is not None:
+            # Listed parents: the values for which the comparison is true.
+            kept = [value for value in values if _comparison_holds(parent, comparison, value) is not negated]
+            if not kept or isinstance(parent, Constant):
+                return bool(kept)
+            return self.cs.InCondition(self.found[child], self.found[comparison.name], kept)
+        assert isinstance(parent, Float | Int)  # noqa: S101 -- the others are listed
+        return self._compare_number(child, comparison, parent, negated=negated)
+
+    def _compare_number(self, child: str, comparison: Comparison, parent: Float | Int, *, negated: bool) -> Any:
+        ends = (self.found[child], self.found[comparison.name])
+        less, equal, more = (
+            lambda v, kind=kind: getattr(self.cs, f"{kind}Condition")(*ends, v)
+            for kind in ("LessThan", "Equals", "GreaterThan")
+        )
+        operation, numbers = comparison.operation, comparison.values
+        if operation in ("equals", "one_of") and not negated:
+            return self._join_parts([equal(v) for v in dict.fromkeys(numbers)], every=False)
+        if operation in ("equals", "one_of"):
+            return self._join_parts([self._join_parts([less(v), more(v)], every=False) for v in numbers], every=True)
+        [v] = numbers
+        if isinstance(parent, Int):  # whole numbers on either side of any number
+            v = math.ceil(v) if operation == "less" else math.floor(v)
+        strict = less if (operation == "less") is not negated else more
+        return self._join_parts([strict(v), equal(v)], every=False) if negated else strict(v)
+
+
+def _comparison_holds(parent: Any, comparison: Comparison, value: Any) -> bool:
+    """Whether a comparison is true of one value of a listed parent."""
+    if comparison.operation in ("equals", "one_of"):
+        named = [parent.clean("", v) if isinstance(parent, Varying) else v for v in comparison.values]
+        return canonical_json(value) in map(canonical_json, named)
+    [bound] = comparison.values
+    if isinstance(parent, Choice):
+        rank = parent.rank(comparison.name, bound)
+        return parent.number(value) < rank if comparison.operation == "less" else parent.number(value) > rank
+    return bool(value < bound if comparison.operation == "less" else value > bound)
+
+
+def _make_refusal(what: str, mend: str) -> SpaceError:
+    return SpaceError(f"to_configspace: {what}, which ConfigSpace cannot express; {mend}")

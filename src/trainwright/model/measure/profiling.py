@@ -1,0 +1,199 @@
+"""Profiles of models: traced without running them, or recorded and timed while they run."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_map
+
+from trainwright.cluster.calibration.timing import Clock, cuda_clock, fastest, wall_clock
+from trainwright.errors import ProfileError
+from trainwright.model.cut.stages import batch_size, make_profile
+from trainwright.model.measure.operation_times import time_operations
+from trainwright.model.profile_fields import ProfileFields
+from trainwright.model.trace.failures import Untraceable
+from trainwright.model.trace.recording import Recording, record_step
+from trainwright.model.trace.step import Loss, MakeOptimizer, Step, prepare_step
+
+__all__ = ["TraceOptions", "measure_model", "trace_model"]
+
+_HALVINGS = 6  # of the batch, each of which is measured too
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceOptions:
+    """What to profile: a model, a sample, and how it is trained."""
+
+    model: nn.Module
+    sample: Any
+    loss: Loss | None = None
+    optimizer: str | MakeOptimizer | None = "adamw"
+    precision: str = "fp32"
+    device: str | None = None
+    name: str = ""
+    fold: bool = True
+    fuse: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.model, nn.Module):
+            raise ProfileError(f"model: got {type(self.model).__name__}; allowed: a torch.nn.Module")
+        batch_size(self.sample)
+
+    @property
+    def place(self) -> torch.device:
+        """The device asked for, else the model's where it is there, else the CPU."""
+        if self.device is not None:
+            return torch.device(self.device)
+        first = next(self.model.parameters(), None)
+        there = first is not None and first.is_cuda and torch.cuda.is_available()
+        return torch.device("cuda" if there else "cpu")
+
+    @property
+    def granule_bytes(self) -> int:
+        """What the device's allocator rounds storages up to."""
+        return 512 if self.place.type == "cuda" else 64
+
+    def step(self, *, fake: bool, lean: bool = False) -> Step:
+        """Return the step made ready."""
+        return prepare_step(
+            self.model,
+            self.sample,
+            loss=self.loss,
+            optimizer=self.optimizer,
+            precision=self.precision,
+            device=self.place,
+            fake=fake,
+            lean=lean,
+        )
+
+    def profile(self, step: Step, recording: Recording, seconds: dict[int, float] | None = None) -> ProfileFields:
+        """Return the profile that a recording gives."""
+        profile = make_profile(
+            step,
+            recording,
+            name=self.name or type(self.model).__name__,
+            granule_bytes=self.granule_bytes,
+            fold=self.fold,
+            fuse=self.fuse,
+            seconds=seconds,
+        )
+        return replace(profile, optimizer=_optimizer_name(self.optimizer))
+
+
+def trace_model(request: TraceOptions) -> ProfileFields:
+    """Return the profile of a step on fake tensors, or of one that is run and timed if that cannot be."""
+    try:
+        step = request.step(fake=True, lean=True)
+        return request.profile(step, record_step(step, granule_bytes=request.granule_bytes))
+    except Untraceable as why:
+        try:
+            return measure_model(request)
+        except ProfileError as error:
+            raise ProfileError(f"{why}; running it fails too: {error}") from error
+
+
+def measure_model(request: TraceOptions, *, warmup: int = 3, repeats: int = 10) -> ProfileFields:
+    """Return the profile of a step whose operations are timed one by one, and the whole step beside them."""
+    for name, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise ProfileError(f"{name}: got {value!r}; allowed: a whole number >= {least}")
+    profile = _measure_once(request, warmup, repeats)
+    batch = profile.batch
+    smaller = []
+    # Halves of the batch, from the smallest up.
+    for size in sorted({batch >> halvings for halvings in range(1, _HALVINGS + 1)} - {0}):
+        try:
+            found = _measure_once(replace(request, sample=_first_samples(request.sample, batch, size)), warmup, repeats)
+        except ProfileError:  # a batch norm of one sample, a shape that is written into the model
+            continue
+        # Seconds can be compared layer by layer only if the chain is the same.
+        if found.batch == size and _chain_signature(found) == _chain_signature(profile):
+            smaller.append(found)
+    return _with_smaller(profile, smaller)
+
+
+def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFields:
+    try:
+        step = request.step(fake=True)
+        recording = record_step(step, granule_bytes=request.granule_bytes)
+    except Untraceable:
+        step = request.step(fake=False)
+        recording = record_step(step, granule_bytes=request.granule_bytes)
+    clock: Clock = cuda_clock if request.place.type == "cuda" else wall_clock
+    end, past = recording.parts["update"]
+    # Dropout and random inputs must not change the caller's generator.
+    with torch.random.fork_rng(devices=_cuda_devices(request.place)):
+        seconds, failed = time_operations(
+            recording.operations, range(past), device=request.place, warmup=warmup, repeats=repeats, clock=clock
+        )
+        whole = _time_whole_step(request, warmup, repeats, clock)
+    profile = request.profile(step, recording, seconds)
+    return replace(
+        profile,
+        origin="measured",
+        # The pass as a whole, less its operations one by one: launch gaps, cold caches, autograd.
+        framework_seconds=whole - sum(taken for place, taken in seconds.items() if place < end),
+        uncounted=tuple(sorted({*profile.uncounted, *failed})),
+    )
+
+
+def _first_samples(sample: Any, batch: int, size: int) -> Any:
+    """Return the first `size` samples: of every tensor whose first dimension is the batch."""
+
+    def first(leaf: Any) -> Any:
+        batched = isinstance(leaf, torch.Tensor) and leaf.dim() and leaf.shape[0] == batch
+        return leaf[:size].clone() if batched else leaf
+
+    return tree_map(first, sample)
+
+
+def _chain_signature(profile: ProfileFields) -> list[tuple[int, list[tuple[str, str]]]]:
+    return [(block.count, [(layer.name, layer.kind) for layer in block.layers]) for block in profile.blocks]
+
+
+def _with_smaller(profile: ProfileFields, smaller: Sequence[ProfileFields]) -> ProfileFields:
+    """Return a profile with the seconds of those of smaller batches, whose chains are equal."""
+    blocks = []
+    for place, block in enumerate(profile.blocks):
+        others = [other.blocks[place].layers for other in smaller]
+        layers = tuple(
+            replace(
+                layer,
+                smaller_forward_seconds=tuple(other[i].forward_seconds or 0.0 for other in others),
+                smaller_backward_seconds=tuple(other[i].backward_seconds or 0.0 for other in others),
+            )
+            for i, layer in enumerate(block.layers)
+        )
+        blocks.append(replace(block, layers=layers))
+    return replace(
+        profile,
+        blocks=tuple(blocks),
+        smaller_batches=tuple(other.batch for other in smaller),
+        smaller_framework_seconds=tuple(other.framework_seconds for other in smaller),
+    )
+
+
+def _time_whole_step(
+    request: TraceOptions, warmup: int, repeats: int, clock: Callable[[Callable[[], Any]], float]
+) -> float:
+    """Return the seconds of a forward and backward pass of the whole model, which adds to the gradients there are."""
+    step = request.step(fake=False)
+
+    def once() -> None:
+        step.forward()
+        step.backward()
+        step.result = None
+
+    return fastest(once, warmup=warmup, repeats=repeats, clock=clock)
+
+
+def _cuda_devices(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+def _optimizer_name(optimizer: str | MakeOptimizer | None) -> str:
+    if optimizer is None or isinstance(optimizer, str):
+        return optimizer or ""
+    return getattr(optimizer, "__name__", type(optimizer).__name__)

@@ -1,0 +1,381 @@
+"""Computes requests in this process: for small batches, which take less time than handing them to a worker process.
+
+The thread that submits a request computes it while no other thread computes. Requests that arrive meanwhile wait, and
+a thread of the runtime then computes them together in one batch. So one client pays for no other thread, and many
+clients get batches. A thread that runs an event loop never computes, because other connections wait for it.
+"""
+
+import asyncio
+import math
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from trainwright.ensemble import Ensemble, Member
+from trainwright.ensemble.combine.rule import Rule, combine
+from trainwright.ensemble.library.networks import checked, linked, shaped
+from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError
+from trainwright.serve.answers import make_answer
+from trainwright.serve.batching import Request
+from trainwright.serve.matrix import Plan
+from trainwright.serve.repeated import timed
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["InProcess"]
+
+_START_SECONDS = 0.2  # for which a batch is timed at the start
+_ENDED = "service: has ended; nothing is answered any more"
+
+
+class InProcess:
+    """The runtime of a plan with `in_process`: the members' networks, a queue, and a thread for what waits in it."""
+
+    def __init__(self, ensemble: Ensemble, plan: Plan, *, input_shape: tuple[int, ...], input_dtype: str) -> None:
+        self.plan = plan
+        self._ensemble = ensemble
+        self._batch = plan.instances[0].batch
+        self._input_shape, self._dtype = input_shape, np.dtype(input_dtype)
+        self._queue: deque[Request] = deque()
+        self._gate = threading.Lock()  # of the queue and the counts
+        self._computing = threading.Lock()  # held by the thread that computes
+        self._wake = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trainwright-in-process", daemon=True)
+        self._counts: Counter[str] = Counter()
+        self._networks: list[tuple[Sequence[Callable[[torch.Tensor], torch.Tensor]], torch.dtype | None]] = []
+        self._everyone = frozenset(range(len(ensemble.members)))
+        self._subsets: dict[tuple[int, ...], _Subset] = {}
+        self._seconds: dict[int, float] = {}  # of a member's last batch
+        self._batch_seconds = 0.0
+        self.rows = 0  # that wait
+        self.open = 0  # requests that were admitted and not answered
+        self.shed = 0  # requests that were refused because too many rows waited
+        self.over = False
+        self.rate = 1.0  # rows a second, by a batch that was timed at the start
+
+    def start(self) -> None:
+        """Load the members and compute a batch of zeros with each, which raises what a member raises."""
+        for member in self._ensemble.members:
+            network = built(member)
+            first = next(network.parameters(), None)
+            self._networks.append((_flatten_layers(network), None if first is None else first.dtype))
+        x = np.zeros((self._batch, *self._input_shape), self._dtype)
+        members = range(len(self._networks))
+        [(self._batch_seconds, _)] = timed([lambda: self._outputs(x, members)], least=3, seconds=_START_SECONDS)
+        self.rate = self._batch / max(self._batch_seconds, 1e-9)
+        self._thread.start()
+
+    @property
+    def answering(self) -> frozenset[int]:
+        """Positions of the members that can be computed now: all, until the end."""
+        return frozenset() if self.over else self._everyone
+
+    def lost(self) -> Mapping[int, str]:
+        """Return the members that are computed no more: none, for they fail only together with this process."""
+        return {}
+
+    def admit(self, request: Request, limit: int) -> None:
+        """Compute a request, or queue it behind what is computed; Overloaded if more than `limit` rows would wait."""
+        with self._gate:
+            if self.over:
+                raise NotReady(_ENDED, 1.0)
+            if self.rows and self.rows + request.rows > limit:
+                self.shed += 1
+                raise Overloaded(
+                    f"service: {self.rows} rows wait and {request.rows} more were given; allowed: {limit}; try again",
+                    min(30.0, max(0.1, self.rows / self.rate)),
+                )
+            self.open += 1
+            # A thread that runs an event loop never computes. Others compute at once what nobody else waits before.
+            mine = not self._queue and not _runs_event_loop() and self._computing.acquire(blocking=False)
+            if not mine:
+                self._queue.append(request)
+                self.rows += request.rows
+                idle = not self._computing.locked()
+        if mine:
+            try:
+                if self._starts(request):
+                    self._answer_all([request])
+            finally:
+                self._computing.release()
+            if self._queue:
+                self._wake.set()
+        elif idle:  # else the thread that computes looks at the queue once it has released the lock
+            self._wake.set()
+
+    def stop(self) -> None:
+        """End the thread; requests that wait are refused."""
+        with self._gate:
+            self.over = True
+            left = list(self._queue)
+            self._queue.clear()
+            self.rows = 0
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+        for request in left:
+            self._refuse(request, NotReady(_ENDED, 1.0))
+
+    def state(self) -> dict[str, Any]:
+        """Return counts and what is in use, under the names of the runtime with workers."""
+        names = ("requests", "rows", "segments", "degraded", "late", "restarts", "moved")
+        return {**{name: self._counts[name] for name in names}, "shed": self.shed, "open": self.open, "moves": []}
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Return the one instance: this process."""
+        [instance] = self.plan.instances
+        return [
+            {
+                "unit": instance.unit.name,
+                "device": instance.device.name,
+                "state": "lost" if self.over else "ready",
+                "pid": os.getpid(),
+                "batch": self._batch,
+                "batches": self._counts["segments"],
+                "batch_ms": 1e3 * self._batch_seconds,
+                "restarts": 0,
+                "why": "",
+            }
+        ]
+
+    def _run(self) -> None:
+        while not self.over:
+            self._wake.wait()
+            self._wake.clear()
+            while self._queue:
+                with self._computing:
+                    if requests := self._take():
+                        self._answer_all(requests)
+
+    def _answer_all(self, requests: Sequence[Request]) -> None:
+        """Answer these requests, or refuse them if the thread is interrupted: other threads wait for them."""
+        try:
+            self._answer(requests)
+        except BaseException:
+            for request in requests:
+                self._refuse(request, NotReady("service: was interrupted while it computed; try again", 1.0))
+            raise
+
+    def _take(self) -> list[Request]:
+        """Return the first request and those behind it for the same members, up to the rows of a batch."""
+        taken: list[Request] = []
+        rows = 0
+        with self._gate:
+            while self._queue:
+                head = self._queue[0]
+                if taken and (head.members != taken[0].members or rows + head.rows > self._batch):
+                    break
+                self._queue.popleft()
+                self.rows -= head.rows
+                rows += head.rows
+                taken.append(head)
+        return [request for request in taken if self._starts(request)]
+
+    def _starts(self, request: Request) -> bool:
+        """Say whether a request is still wanted; one whose deadline has passed is refused here."""
+        request.begun = time.monotonic()
+        if request.begun > request.deadline:
+            self._refuse(request, _late(request))
+            return False
+        if request.future.set_running_or_notify_cancel():
+            return True
+        with self._gate:
+            self.open -= 1
+        return False
+
+    def _answer(self, requests: Sequence[Request]) -> None:
+        """Compute requests for the same members together; if that is refused, each alone, to find the one."""
+        first = requests[0]
+        try:
+            outputs = self._outputs(self._joined(requests), first.members)
+            prediction, predictions = self._combined(first, outputs, requests)
+        except TrainwrightError as error:
+            if len(requests) == 1:
+                self._refuse(first, error)
+            else:
+                for request in requests:
+                    self._answer([request])
+            return
+        self._counts["segments"] += 1
+        start = 0
+        for request in requests:
+            rows = slice(start, start + request.rows)
+            start += request.rows
+            # Copies, or the answer to one row would keep the whole batch in memory.
+            found = prediction if len(requests) == 1 else prediction[rows].copy()
+            self._finish(request, found, {member: one[rows] for member, one in predictions.items()})
+
+    def _joined(self, requests: Sequence[Request]) -> Array:
+        x = requests[0].x
+        # torch warns of arrays that it may not write to, such as those of an HTTP body.
+        if len(requests) == 1 and x.dtype == self._dtype and x.flags.writeable and x.flags.c_contiguous:
+            return x
+        with np.errstate(over="ignore"):  # infinite rows are refused by `checked`, which names the row
+            return np.concatenate([one.x for one in requests], dtype=self._dtype, casting="same_kind")
+
+    def _combined(
+        self, first: Request, outputs: "Sequence[torch.Tensor]", requests: Sequence[Request]
+    ) -> tuple[Array, dict[int, Array]]:
+        """Return the combination [N, ...] of the networks' outputs and, where a request needs them, its members.
+
+        Raises RequestError for rows to which a member has no valid answer.
+        """
+        subset = self._subsets.get(first.members)
+        if subset is None:
+            subset = self._subsets[first.members] = _Subset.of(self._ensemble, first)
+        calibration = self._ensemble.calibration
+        if subset.shares is not None and not any(one.options.members or one.options.uncertainty for one in requests):
+            prediction = _weighted_probabilities(outputs, subset.shares)
+            if math.isfinite(prediction.sum()):
+                return prediction if calibration is None else calibration.apply(prediction), {}
+        try:
+            predictions = {
+                member: checked(shaped(linked(output, one.link).double().numpy(), one.output), one)
+                for member, output, one in zip(first.members, outputs, subset.members, strict=True)
+            }
+        except EnsembleError as error:
+            raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
+        combined = combine(subset.rule, predictions.values(), subset.weights)
+        return combined if calibration is None else calibration.apply(combined), predictions
+
+    def _outputs(self, x: Array, members: Sequence[int]) -> "list[torch.Tensor]":
+        """Return what the networks answer to rows x, computed in parts of a batch at most."""
+        import torch
+
+        found = []
+        with torch.inference_mode():
+            given = torch.from_numpy(x)
+            floating = given.is_floating_point()
+            for member in members:
+                layers, dtype = self._networks[member]
+                begun = time.perf_counter()
+                rows = given if dtype is None or not floating or given.dtype == dtype else given.to(dtype)
+                try:
+                    if len(x) > self._batch:
+                        found.append(torch.cat([_call(layers, part) for part in rows.split(self._batch)]))
+                    else:
+                        found.append(_call(layers, rows))
+                except Exception as error:
+                    trial = self._ensemble.members[member].trial
+                    why = f"{type(error).__name__}: {error}"[:500]
+                    raise RequestError(f"request: trial {trial} refused the rows ({why})") from error
+                self._seconds[member] = time.perf_counter() - begun
+        return found
+
+    def _finish(self, request: Request, prediction: Array, predictions: Mapping[int, Array]) -> None:
+        now = time.monotonic()
+        if now > request.deadline:
+            self._refuse(request, _late(request))
+            return
+        trace: dict[str, Any] = {}
+        if request.options.trace:
+            seconds = {"queue_ms": request.begun - request.admitted, "total_ms": now - request.admitted}
+            trial = [member.trial for member in self._ensemble.members]
+            predict = {trial[member]: 1e3 * self._seconds[member] for member in request.members}
+            trace = {**{name: 1e3 * one for name, one in seconds.items()}, "predict_ms": predict}
+        answer = make_answer(self._ensemble, request, prediction, members=predictions, missing={}, trace=trace)
+        self._count(request)
+        request.future.set_result(answer)
+
+    def _refuse(self, request: Request, error: TrainwrightError) -> None:
+        if request.future.done():
+            return
+        self._counts["late"] += isinstance(error, DeadlinePassed)
+        self._count(request)
+        request.future.set_exception(error)
+
+    def _count(self, request: Request) -> None:
+        with self._gate:
+            self.open -= 1
+            self._counts["requests"] += 1
+            self._counts["rows"] += request.rows
+
+
+def _weighted_probabilities(outputs: "Sequence[torch.Tensor]", shares: "torch.Tensor") -> Array:
+    """Return the weighted mean [N, C] of the softmax of logits [N, C], in one pass over all members.
+
+    It is what the rule "weighted" computes, in a tenth of the time for a few rows. A row of logits that are not finite
+    gives NaN, so one sum over the result checks all members.
+    """
+    import torch
+
+    probabilities = torch.stack(outputs).softmax(2, dtype=torch.float64)  # type: ignore[arg-type]  # a list
+    return (shares @ probabilities.flatten(1)).reshape(probabilities.shape[1:]).numpy()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Subset:
+    """The members that some requests ask for, and what combines them."""
+
+    members: tuple[Member, ...]
+    weights: tuple[float, ...]
+    rule: Rule
+    shares: "torch.Tensor | None"  # weights that sum to 1, where the outputs are logits of a weighted mean
+
+    @classmethod
+    def of(cls, ensemble: Ensemble, request: Request) -> "_Subset":
+        import torch
+
+        members = tuple(ensemble.members[member] for member in request.members)
+        weights = tuple(request.weights[member] for member in request.members)
+        missing = frozenset(range(len(ensemble.members))) - frozenset(request.members)
+        logits = ensemble.rule.name == "weighted" and all(one.link == "softmax" for one in members)
+        return cls(
+            members=members,
+            weights=weights,
+            rule=ensemble.rule.without(missing) if missing else ensemble.rule,
+            shares=torch.tensor(weights, dtype=torch.float64) / sum(weights) if logits else None,
+        )
+
+
+def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor], torch.Tensor]]":
+    """Return the calls that compute a network: of a plain `Sequential` those of its layers, else the network itself.
+
+    Calling modules within modules takes as long as the arithmetic of a few rows through small layers.
+    """
+    import torch
+    from torch import nn
+
+    def is_plain(module: nn.Module, kind: type[nn.Module]) -> bool:
+        hooks = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
+        return type(module) is kind and not hooks
+
+    if is_plain(network, nn.Linear):
+        return [partial(nn.functional.linear, weight=network.weight, bias=network.bias)]
+    if not is_plain(network, nn.Sequential):
+        return [network]
+    calls: list[Callable[[torch.Tensor], torch.Tensor]] = []
+    for layer in cast("nn.Sequential", network):
+        # What a linear layer returns belongs to nobody else, so the ReLU behind it needs no memory of its own.
+        after_linear = bool(calls) and isinstance(calls[-1], partial)
+        calls += [torch.relu_] if after_linear and is_plain(layer, nn.ReLU) else _flatten_layers(layer)
+    return calls
+
+
+def _call(layers: "Sequence[Callable[[torch.Tensor], torch.Tensor]]", x: "torch.Tensor") -> "torch.Tensor":
+    for layer in layers:
+        x = layer(x)
+    return x
+
+
+def _late(request: Request) -> DeadlinePassed:
+    waited = (request.deadline - request.admitted) * 1e3
+    return DeadlinePassed(f"deadline_ms: {waited:.3g} passed before the answer; allow more, or ask again")
+
+
+def _runs_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -1,0 +1,209 @@
+"""Where a driver's trials run: which are on the engine, which change their devices, and what is to be started next."""
+
+import time
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from trainwright.schedule import Action, Block, Desk, Go, Move, Rest, Start
+from trainwright.study.driver.trial_run import TrialRun
+
+__all__ = ["Allocator", "Launch"]
+
+
+class Launch(NamedTuple):
+    """A trial that is to start on a block; `before` is how many devices it had until now, if it comes from others."""
+
+    trial: int
+    block: Block
+    before: int | None = None
+
+
+_HOLD_SECONDS = 900.0
+"""For which a trial is held at most: its other ranks wait too, and would give up after twice as long."""
+
+
+class Allocator:
+    """Owns the runs on the engine and the trials in transit; reports to the desk, and carries out what it plans.
+
+    A trial changes its devices in two steps, each a record: its run ends at a report, after its checkpoint; it starts
+    on the block that was held for it. In between it is in transit: nobody is to continue it elsewhere. Launches and
+    answers are only collected here, until the engine is not busy with reports.
+    """
+
+    desk: Desk
+
+    def __init__(self) -> None:
+        self._runs: dict[int, TrialRun] = {}
+        self.runs: Mapping[int, TrialRun] = MappingProxyType(self._runs)
+        """The runs on the engine by trial number, for others to read."""
+        self._in_transit: set[int] = set()
+        self._launches: list[Launch] = []
+        self._waiting_since: dict[int, float] = {}  # trials that are held at a report
+        self._answers: list[tuple[int, bool]] = []  # those that were: whether they continue where they are
+        self._left_at: dict[int, float] = {}  # trials on their way to their devices
+        self._arrived: dict[int, tuple[float, float]] = {}  # those that reported there: start, and an epoch's seconds
+        self._lost_nodes: set[int] = set()  # their first slots
+        self._holds = False
+
+    def open(self, desk: Desk, *, holds: bool) -> None:
+        """Work for a desk; `holds` says whether the engine can keep a trial waiting at a report."""
+        self.desk, self._holds = desk, holds
+
+    # Runs.
+
+    def begin(self, trial: int, run: TrialRun) -> None:
+        """Note that a run is about to be launched."""
+        self._runs[trial] = run
+
+    def arrive(self, trial: int) -> None:
+        """Note that a trial is in transit no more, whether its start was written or is another's."""
+        self._in_transit.discard(trial)
+
+    def end(self, trial: int) -> TrialRun:
+        """Return the run that has ended, and forget it."""
+        return self._runs.pop(trial)
+
+    def end_all(self) -> list[tuple[int, TrialRun]]:
+        """Return all runs with their trials, and forget them: the engine is closed."""
+        runs = list(self._runs.items())
+        self._runs.clear()
+        return runs
+
+    def has(self, trial: int) -> bool:
+        """Whether a trial runs, or is in transit."""
+        return trial in self._runs or trial in self._in_transit
+
+    # What the policy decides.
+
+    @property
+    def moving(self) -> bool:
+        """Whether a trial is to start on other devices at once."""
+        return bool(self._launches)
+
+    @property
+    def held(self) -> list[int]:
+        """The trials that wait at a report."""
+        return list(self._waiting_since)
+
+    def plan(self) -> None:
+        """Ask the policy what to do; let trials train on that were held for too long."""
+        for action in self.desk.plan(time.monotonic()):
+            self._carry_out(action)
+        late = time.monotonic() - _HOLD_SECONDS
+        for trial in [trial for trial, since in self._waiting_since.items() if since < late]:
+            self.desk.go(self.desk.seats[trial])
+            self._answer(trial, goes_on=True)
+
+    def _carry_out(self, action: Action) -> None:
+        if isinstance(action, Start):
+            self._launches.append(Launch(action.work.trial, action.block))
+            self._left_at[action.work.trial] = time.monotonic()
+        elif isinstance(action, Go | Move | Rest):
+            self._answer(action.trial, goes_on=isinstance(action, Go))
+
+    def _answer(self, trial: int, *, goes_on: bool) -> None:
+        if self._waiting_since.pop(trial, None) is not None:
+            self._answers.append((trial, goes_on))
+
+    def take_answers(self) -> list[tuple[int, bool]]:
+        """Return which trials that were held continue where they are, and which do so on other devices."""
+        answers, self._answers = self._answers, []
+        return answers
+
+    def take_launches(self) -> list[Launch]:
+        """Return what is to be started now."""
+        launches, self._launches = self._launches, []
+        return launches
+
+    def withdraw(self, gone: Iterable[int], per_node: int) -> bool:
+        """Use the nodes of slots that the engine has lost no more; return whether any node is lost.
+
+        A node is withdrawn once no trial holds slots on it.
+        """
+        for first in {slot // per_node * per_node for slot in gone} - self._lost_nodes:
+            node = range(first, first + per_node)
+            held = (slot for seat in self.desk.seats.values() for slot in (*seat.block, *(seat.target or ())))
+            if not any(slot in node for slot in held):
+                self.desk.room.withdraw(node)
+                self._lost_nodes.add(first)
+        return bool(self._lost_nodes)
+
+    # What happens to trials.
+
+    def note_report(self, trial: int, epoch: int, loss: float, ran: float) -> None:
+        """Note a report, `ran` seconds after the training function was entered."""
+        if not self.desk.policy.resizes:
+            return
+        seat, estimates, now = self.desk.seats[trial], self.desk.estimates, time.monotonic()
+        start = None
+        if (since := self._left_at.pop(trial, None)) is not None:
+            # The first report after a start: what passed before the function was entered is the cost of a start.
+            entered = max(since, now - ran)
+            start = entered - since
+            seat.began = min(seat.epoch, epoch - 1), entered
+            estimates.saw_restart(len(seat.block), start)
+        if epoch <= seat.epoch:
+            # Trained before, for want of a checkpoint: this report tells of time only.
+            seat.began = epoch, now
+            return
+        self.desk.reported(trial, epoch, loss, now)
+        seconds = seat.epoch_seconds or 0.0
+        if start is not None:
+            self._arrived[trial] = start, seconds
+        elif trial in self._arrived:
+            # Models and data are made ready in the first epoch: what it took longer than the second belongs to the
+            # start as well.
+            start, first = self._arrived.pop(trial)
+            estimates.saw_restart(len(seat.block), start + max(0.0, first - seconds))
+
+    def note_last_report(self) -> None:
+        """Note that the trial that has just reported will not train on."""
+        self.desk.changed = None
+
+    def decide(self, trial: int) -> bool | None:
+        """Return whether a trial that has just reported, and continues, does so where it is; None: it waits there."""
+        if not self.desk.policy.resizes:
+            return True
+        seat = self.desk.seats[trial]
+        if seat.settled:
+            self.plan()
+        if seat.held and self._holds:
+            self._waiting_since[trial] = time.monotonic()
+            return None
+        if seat.held:
+            # This engine cannot keep it waiting: it trains until it has more devices, and moves at a later report.
+            self.desk.go(seat)
+        return seat.settled
+
+    def depart(self, trial: int) -> None:
+        """Note that a trial has ended its run to continue elsewhere: at once, or when devices are free."""
+        seat = self.desk.seats[trial]
+        self._in_transit.add(trial)
+        self._arrived.pop(trial, None)
+        if seat.target is None:
+            self.desk.rested(trial)
+            return
+        before, now = len(seat.block), time.monotonic()
+        self._left_at[trial] = now
+        self.desk.moved(trial, now)
+        self._launches.append(Launch(trial, seat.block, before))
+
+    def fall_back(self, trial: int, before: int) -> bool:
+        """Let a trial that did not begin on more devices start on as many as `before`; False if it had no fewer."""
+        seat = self.desk.seats[trial]
+        if before >= len(seat.block) or seat.target is not None or not self.desk.move(seat, before):
+            return False
+        self._in_transit.add(trial)
+        self._left_at.pop(trial, None)
+        self.desk.moved(trial, time.monotonic())
+        self._launches.append(Launch(trial, seat.block))
+        return True
+
+    def release(self, trial: int) -> None:
+        """Note that a trial has given its devices back."""
+        self._left_at.pop(trial, None)
+        self._arrived.pop(trial, None)
+        self._waiting_since.pop(trial, None)
+        self._answers = [answer for answer in self._answers if answer[0] != trial]
+        self.desk.gone(trial)

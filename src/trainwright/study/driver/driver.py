@@ -1,0 +1,432 @@
+"""The loop that joins searcher, scheduler and engine over the log: of one `study.run`, or of one worker of a team."""
+
+import math
+import time
+from collections.abc import Mapping
+from functools import partial
+
+from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
+from trainwright.engine.admission import REJECTED
+from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
+from trainwright.ledger import Record, Status, TrialState, facts, refusal
+from trainwright.randomness import rng
+from trainwright.schedule import Block, Continue, Desk, Pause, Scheduler, Stop
+from trainwright.search import Searcher
+from trainwright.search import View as SearchView
+from trainwright.study.driver.allocator import Allocator
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
+from trainwright.study.driver.gc_freeze import gc_frozen
+from trainwright.study.driver.heartbeat import Heartbeat
+from trainwright.study.driver.leaving import Leaving
+from trainwright.study.driver.progress import Progress
+from trainwright.study.driver.repeats import Repeats
+from trainwright.study.driver.team import TeamSettings
+from trainwright.study.driver.trial_outcomes import NO_ROOM, end_record, preemption_record
+from trainwright.study.driver.trial_queue import TrialQueue
+from trainwright.study.driver.trial_run import TrialRun
+from trainwright.study.projections import RuleProjection
+from trainwright.study.retry import RetryOnFullDisk
+from trainwright.study.study_log import StudyLog
+from trainwright.train import Assignment
+
+__all__ = ["Driver"]
+
+_POLL_SECONDS = 0.5
+_WATCH_SECONDS = 1.0
+_HOPELESS, _ALIKE = 10, 2
+"""So many failures without one success end a run, or as many as trials run if that is more; or so many alike."""
+_MOST_FAILURES = 100
+"""So many failures end a run that was told no other limit, or as many as trials run if that is more."""
+
+
+class Driver:
+    """Runs a study on an engine until its budget is used. Also the engine's handler.
+
+    The log knows what has happened, the queue which trials wait, the allocator which run and on what.
+    """
+
+    def __init__(
+        self,
+        log: StudyLog,
+        rule: RuleProjection,
+        view: SearchView,
+        searcher: Searcher,
+        heartbeat: Heartbeat,
+        *,
+        scheduler: Scheduler,
+        engine: Engine,
+        budget: Budget,
+        progress: Progress,
+        team: TeamSettings | None = None,
+    ) -> None:
+        self.log = log
+        self.rule = rule
+        self.heartbeat = heartbeat
+        self.scheduler = scheduler
+        self.engine = engine
+        self.budget = budget
+        self.progress = progress
+        self.team = team
+        self.allocator = Allocator()
+        self.leaving = Leaving(log, budget, self.allocator.runs, progress.say)
+        self.queue = TrialQueue(
+            log,
+            rule,
+            view,
+            searcher,
+            allocator=self.allocator,
+            budget=budget,
+            progress=progress,
+            fits=self.leaving.time.fits,
+            team=team is not None,
+        )
+        self._watched_at = time.monotonic()
+        self._directory = None if log.directory is None else str(log.directory.resolve())
+        self._failed_before = failed_numbers(log.state)  # in earlier runs: they say nothing of this one
+        self._rejected = 0  # trials that a verdict never let start
+        self._repeats = Repeats(log.directory, progress.say)
+        self._checkpoint_retry = RetryOnFullDisk(0.0 if team is None else team.give_up_seconds, progress.say)
+        self._checkpoint_retry.told = log.retry.told = lambda: self.leaving.told
+
+    def run(self, train: TrainFunction) -> None:
+        """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens.
+
+        A launcher's signal, or the end of the wall time, pauses what runs after its epoch; a second signal at once.
+        After a signal it raises KeyboardInterrupt when all is written.
+        """
+        rule = self.scheduler.rule
+        rule.check(len(self.log.objectives), self.budget.trials)
+        policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
+        if notice := policy.check(slots, per_node, rule):
+            self.progress.say(notice)
+        if getattr(rule, "rungs", None) == ():
+            name, length = type(rule).__name__, rule.max_epochs
+            self.progress.say(f"{name}: there are no rungs below max_epochs={length}: every trial trains to its end")
+        self.engine.open(train, self.log.directory)
+        room = policy.room(slots, per_node)
+        last = () if rule.max_epochs is None else (rule.max_epochs,)
+        rungs = (*getattr(rule, "rungs", ()), *last)
+        survival, left = self.queue.survival, partial(self.leaving.time_left, slots)
+        desk = Desk(policy, self.queue, room, slots=slots, rungs=rungs, survival=survival, left=left)
+        self.allocator.open(desk, holds=self.engine.holds)
+        self.log.add_projection(self.queue)
+        with gc_frozen(), self.leaving.signals:
+            try:
+                self._work()
+            except KeyboardInterrupt:
+                if not self.leaving.cut_short():
+                    raise
+            except EngineError:
+                if not self.leaving.told:  # else its cluster was sent the signal, too
+                    raise
+            finally:
+                try:
+                    self.engine.close()
+                finally:
+                    self._preempt_all(self.queue.release())
+        if self.leaving.told:
+            raise KeyboardInterrupt
+
+    def _work(self) -> None:
+        """Work until the budget is used, nothing is left to do, or it is time to leave."""
+        self.leaving.limit()
+        try:
+            self.queue.take_over(self.log.state.open)
+            while not (why := self.leaving.due()):
+                if self._step():
+                    self.progress.say_if(self.queue.shortfall())
+                    return
+                self.heartbeat.check()
+        except KeyboardInterrupt:  # a further signal, or a handler of the program's own
+            if not self.leaving.cut_short():
+                self._leave("interrupted")
+            raise
+        self._leave(why)
+
+    def _step(self) -> bool:
+        """Start what can be started, wait for news, and deal with them; return whether all is done."""
+        self._launch()  # what was planned while trials reported
+        self.queue.granted, self.queue.was_asked = 0, False
+        self.log.keep_up()
+        self._withdraw_lost_nodes()
+        allowed = self.queue.allowed()
+        self.allocator.plan()
+        self._launch()
+        self.queue.write_fresh()
+        if self.allocator.runs:
+            self.queue.learn()
+            self.engine.poll(self, _POLL_SECONDS)
+        elif not self.queue.granted:  # else another driver was faster: look again
+            if self._done(allowed):
+                return True
+            self._await_news()
+        self._watch()
+        self.progress.tick(self.log.state, len(self.allocator.runs))
+        return False
+
+    def _done(self, allowed: int | None) -> bool:
+        """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
+        queue, desk = self.queue, self.allocator.desk
+        if queue.ask_at is not None or self.allocator.moving or desk.wake_at is not None:
+            return False
+        if desk.resting:  # with all devices free
+            trial, seat = min(desk.resting.items())
+            raise SchedulerStalled.of(trial, wanted=seat.wanted, devices=self.engine.slots)
+        if not queue.was_asked:  # with all devices free
+            policy = type(self.scheduler.policy).__name__
+            self.progress.say(f"{policy} starts no more trials: what its settings allow is used")
+            return True
+        if queue.outdated:
+            return False
+        if queue.enough() and not queue.contested:
+            return True
+        return not (queue.news or queue.allowed() != allowed or self._expects_news())
+
+    def _withdraw_lost_nodes(self) -> None:
+        """Use lost nodes no more; raise `EngineError` when too few slots are left for any trial."""
+        lost = self.allocator.withdraw(self.engine.gone, self.engine.slots_per_node)
+        if lost and not self.allocator.runs and self.allocator.desk.free < self.scheduler.policy.start:
+            raise EngineError(
+                f"engine: {len(self.engine.gone)} of its {self.engine.slots} slots are gone, too few are left for a "
+                f"trial of {self.scheduler.policy.start}; run the study again when nodes are back: it goes on"
+            )
+
+    def _leave(self, why: str) -> None:
+        """Give running trials time to end their epoch, after which others go on with them."""
+        self.leaving.begin(why)
+        if not self.allocator.runs:
+            return
+        for number in self.allocator.held:
+            self.allocator.runs[number].preempted = True
+            self.engine.answer(number, False)
+        trials = "1 trial has" if len(self.allocator.runs) == 1 else f"{len(self.allocator.runs)} trials have"
+        self.progress.say(f"leaving ({why}): {trials} {self.leaving.seconds:.3g} s for the epoch in work")
+        while self.allocator.runs and (left := self.leaving.seconds) > 0:
+            self.engine.poll(self, min(_POLL_SECONDS, left))
+
+    # Starting and ending.
+
+    def _launch(self) -> None:
+        for number, block, before in self.allocator.take_launches():
+            self._start(number, block, before)
+        for number, goes_on in self.allocator.take_answers():
+            run = self.allocator.runs[number]
+            run.leaves = not goes_on
+            self.engine.answer(number, goes_on and not run.superseded)
+
+    def _start(self, number: int, block: Block, before: int | None) -> None:
+        lease = self._write_start(number, block)
+        self.allocator.arrive(number)
+        if lease is None:
+            self.queue.contest(number)
+            self.allocator.release(number)
+            return
+        trial = self.log.state.trials[number]
+        self._repeats.starts(trial)
+        self.allocator.begin(number, TrialRun(lease=lease, block=block, since=time.monotonic(), before=before))
+        assignment = Assignment(
+            trial=number,
+            lease=lease,
+            params=trial.params,
+            seed=int(rng(self.log.state.seed, "trial", number).integers(2**63)),
+            max_epochs=self.scheduler.rule.max_epochs,
+            metrics=tuple(objective.metric for objective in self.log.objectives),
+            directory=self._directory,
+            reported_epoch=trial.epoch,
+            saved_step=max((lease.step for lease in trial.leases.values()), default=0),
+            start_devices=self.scheduler.policy.start,
+        )
+        try:
+            self.engine.launch(assignment, block)
+        except EngineError as error:
+            if before is None:
+                raise
+            self.exited(number, Died(why=str(error), blame=False))
+
+    def _write_start(self, number: int, block: Block) -> int | None:
+        """Write that a trial starts and return its lease, None if that is another's.
+
+        What was proposed just now is written in one record with its start: others read half as many.
+        """
+        proposal, lease = self.queue.claimed(number)
+        if lease is None:
+            return None
+        trial = self.log.state.trials.get(number)
+        known = max(trial.checkpoints, default=0) if trial is not None else 0
+        devices = self.engine.devices(block)
+        start = facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known)
+        self.log.append(start if proposal is None else facts.begun(proposal, start))
+        self.queue.started(number)
+        return lease
+
+    def _slot(self, block: Block) -> str:
+        slots = "+".join(map(str, block))
+        return slots if self.team is None else f"{self.team.slot}:{slots}"
+
+    def _preempt_all(self, unstarted: list[tuple[int, int]]) -> None:
+        """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
+        now = time.monotonic()
+        held = [(number, run.lease, now - run.since) for number, run in self.allocator.end_all()]
+        trouble: LedgerError | None = None
+        for number, lease, seconds in [*held, *((number, lease, 0.0) for number, lease in unstarted)]:
+            try:
+                self.log.append(preemption_record(self.log.state.trials[number], lease, seconds, why=self.leaving.why))
+            except LedgerError as error:  # the next may be written all the same
+                trouble = error
+        if trouble is not None:
+            raise trouble
+
+    # The engine's handler.
+
+    def facts(self, trial: int, records: list[Record]) -> bool | None:
+        """Write a trial's records and let the rule judge its report; None: the policy holds it there."""
+        run = self.allocator.runs[trial]
+        ends = isinstance(run.verdict, Stop | Pause) or run.refusal is not None
+        if ends or run.leaves or run.preempted:
+            return False  # it was told to end already
+        self.log.append(*records)
+        self.log.keep_up()  # the rule compares with what others have reported
+        self._notice(trial, run)
+        if run.superseded:
+            return False
+        if self.leaving.why:  # whoever goes on with it judges it
+            run.preempted = not self._is_last(self.log.state.trials[trial].epoch)
+            return not run.preempted
+        stays: bool | None = True
+        for record in records:
+            if record.kind == "checkpointed":
+                self._checkpoint_retry.found_room()
+            if record.kind == "reported":
+                self._judge(trial, run, record.body["epoch"], record.body["metrics"])
+                stays = self._seat(trial, run, record)
+        return stays
+
+    def _seat(self, number: int, run: TrialRun, report: Record) -> bool | None:
+        """Let the policy know of a report; return whether the trial trains on where it is, None if it waits there."""
+        run.before = None
+        if run.refusal is not None:
+            return False
+        epoch, first = report.body["epoch"], self.log.objectives[0]
+        loss = first.loss(float(report.body["metrics"][first.metric]))
+        self.allocator.note_report(number, epoch, loss, report.body["wall_seconds"])
+        if not isinstance(run.verdict, Continue):
+            self.allocator.note_last_report()
+            return False
+        if self._is_last(epoch):
+            self.allocator.note_last_report()
+            return True
+        if not self.leaving.time.fits(number):  # the next epoch
+            run.preempted = True
+            self.allocator.note_last_report()
+            return False
+        stays = self.allocator.decide(number)
+        run.leaves = stays is False
+        return stays
+
+    def _is_last(self, epoch: int) -> bool:
+        return epoch >= (self.scheduler.rule.max_epochs or math.inf)
+
+    def _notice(self, number: int, run: TrialRun) -> None:
+        trial = self.log.state.trials[number]
+        run.superseded = trial.lease > run.lease or trial.status.ended
+
+    def _judge(self, number: int, run: TrialRun, epoch: int, metrics: Mapping[str, float]) -> None:
+        run.refusal = refusal(self.log.state.outcomes, metrics, f"at epoch {epoch}")
+        if run.refusal is not None:
+            return
+        run.verdict = self.rule.verdict(self.log.state.trials[number], self.queue.view(), epoch)
+        reason = run.verdict.reason
+        if reason is not None:
+            self.log.append(
+                facts.decided(
+                    number,
+                    epoch=reason.epoch,
+                    rule=reason.rule,
+                    verdict=type(run.verdict).__name__.lower(),
+                    value=reason.value,
+                    threshold=reason.threshold,
+                )
+            )
+
+    def exited(self, trial: int, outcome: Outcome) -> None:
+        """Write how a trial ended."""
+        run = self.allocator.end(trial)
+        self.rule.forget(trial)
+        self._notice(trial, run)
+        state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
+        leaving = self.leaving.why or ("too little time for an epoch" if run.preempted else "")
+        self.log.append(*outcome.records, end_record(state, run, outcome, outcomes, leaving=leaving))
+        before = run.before if isinstance(outcome, Died) else None
+        if state.resizing:
+            self.allocator.depart(trial)
+        elif before is not None and not leaving and self.allocator.fall_back(trial, before):
+            self.log.append(facts.note("rolled back", {"from": len(run.block), "to": before}, trial))
+            self.progress.say(f"trial {trial} did not start on {len(run.block)} devices: back to {before}")
+        else:
+            self.allocator.release(trial)
+        if not leaving:
+            self.queue.add(trial)
+        self.progress.ended(self.log.state, state)
+        self._repeats.paused(state)
+        if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
+            self._checkpoint_retry.wait(TrainwrightError(outcome.message))
+        self._give_up_if_hopeless(state)
+
+    def _give_up_if_hopeless(self, trial: TrialState) -> None:
+        if not gave_up(trial):
+            return
+        state, counts = self.log.state, self.log.state.counts
+        self._rejected += trial.failure is not None and trial.failure.kind == REJECTED
+        failed = counts[Status.FAILED] + counts[Status.ABANDONED]
+        broken = failed - len(self._failed_before) - self._rejected  # that a trial does not fit says nothing of others
+        same: list[int] = []
+        if not state.results:
+            same = alike(state, trial, self._failed_before)
+            if broken >= _HOPELESS or len(same) >= _ALIKE:
+                self.log.refresh()  # others may have had success since we read
+        most = self.budget.max_failures
+        why = sentence_of(trial, self.log.directory)
+        if trial.failure is not None and trial.failure.kind == MISUSE:
+            raise StudyFailed(why)
+        if len(same) >= _ALIKE and most is None and not state.results:
+            raise StudyFailed(f"{len(same)} trials have failed alike, none has a result: {why}")
+        hopeless = max(_HOPELESS, counts[Status.RUNNING])  # in a team as many as that fail before any can succeed
+        if most is None:
+            most = max(_MOST_FAILURES, counts[Status.RUNNING])
+        if failed >= most or (broken >= hopeless and not state.results):
+            raise StudyFailed(f"{failed} trials have failed, {state.results} have a result; the last: {why}")
+
+    # Upkeep.
+
+    def _watch(self) -> None:
+        """Take over from writers that have died since the last look."""
+        if (now := time.monotonic()) - self._watched_at < _WATCH_SECONDS:
+            return
+        self._watched_at = now
+        if dead := self.log.claims.newly_dead():
+            trials = self.log.state.trials
+            self.queue.take_over([number for number in self.log.state.open if trials[number].holder in dead])
+        self.queue.retry()
+        for number, run in self.allocator.runs.items():
+            self._notice(number, run)
+
+    def _expects_news(self) -> bool:
+        """Whether to stay though there is nothing to do: others may die, or are not known to live."""
+        limit = self.queue.allowed()
+        if self.team is not None and self.team.wait:
+            counts = self.log.state.counts
+            if counts[Status.PROPOSED] + counts[Status.RUNNING] + counts[Status.LOST]:
+                return True
+            if any(self.log.state.trials[number].resizing for number in self.log.state.open):
+                return True
+            if self.queue.contested or (not self.queue.exhausted and self.log.claims.waited_for(limit)):
+                return True
+        return self.log.claims.undecided(limit)
+
+    def _await_news(self) -> None:
+        """Wait for what others do, and take over what they left if they are gone."""
+        at = self.queue.ask_at
+        time.sleep(_POLL_SECONDS if at is None else min(_POLL_SECONDS, max(0.0, at - self.rule.seconds)))
+        self.log.refresh()
+        self.queue.take_over(self.log.state.open)

@@ -1,0 +1,112 @@
+"""When failures end a run: many without one result, two that are alike, or one that no other trial can escape."""
+
+import shlex
+import sys
+import traceback
+from collections.abc import Collection
+from pathlib import Path
+from types import TracebackType
+
+from trainwright.engine.admission import REJECTED
+from trainwright.errors import TrainwrightError
+from trainwright.ledger import Failure, State, Status, TrialState
+
+__all__ = ["StudyFailed", "alike", "failed_numbers", "gave_up", "hide_our_frames", "sentence_of"]
+
+MISUSE = "misuse"
+"""The failure of a function that asks of its trial what no trial has."""
+
+_BY_CONFIGURATION = frozenset({"out_of_memory", "timeout", REJECTED})
+_NOT_FINITE = (" is nan ", " is inf ", " is -inf ")
+_OURS = str(Path(__file__).parents[2])
+
+
+class StudyFailed(TrainwrightError):
+    """Trials fail again and again, so that going on makes no sense; what was done is kept."""
+
+
+def gave_up(trial: TrialState) -> bool:
+    """Whether a trial failed, or was lost so often that it is given up."""
+    return trial.status is Status.FAILED or (trial.status is Status.ABANDONED and trial.end is None)
+
+
+def failed_numbers(state: State) -> frozenset[int]:
+    """Return the numbers of the trials that have failed by now."""
+    return frozenset(number for number, trial in state.trials.items() if gave_up(trial))
+
+
+def alike(state: State, trial: TrialState, before: Collection[int]) -> list[int]:
+    """Return the trials that failed as `trial` did, it among them; those of `before` do not count.
+
+    Alike are errors of one type, file and line; without a line, of one sentence. None are alike where the cause may be
+    the configuration (too little memory, too little time, a loss that is not finite), or where another trial has come
+    further than all of them.
+    """
+    known = _key(trial)
+    if known is None:
+        return []
+    same, others = [], 0
+    for number, other in state.trials.items():
+        if number not in before and gave_up(other) and _key(other) == known:
+            same.append(number)
+        else:
+            others = max(others, other.epoch)
+    return same if others <= max((state.trials[number].epoch for number in same), default=0) else []
+
+
+def sentence_of(trial: TrialState, directory: Path | None) -> str:
+    """Return why a trial failed, where in the user's code, and how to see more."""
+    failure = trial.failure
+    if failure is None:
+        lost = f"trial {trial.number} was lost {len(trial.leases)} times: its process was killed"
+        return f"{lost}{_log(trial, directory)}"
+    at = ""
+    if failure.raised is not None:
+        source = f", in `{failure.raised.source}`" if failure.raised.source else ""
+        at = f" at {failure.raised.place}{source}"
+    return f"{failure.message}{at}{_look(failure, trial.number, directory)}{_log(trial, directory)}"
+
+
+def _key(trial: TrialState) -> tuple[object, ...] | None:
+    failure = trial.failure
+    if failure is None:
+        return ("lost",)
+    if failure.kind in _BY_CONFIGURATION or any(each in failure.message for each in _NOT_FINITE):
+        return None
+    if failure.raised is None:
+        return failure.kind, failure.message
+    return failure.raised.error, failure.raised.file, failure.raised.line
+
+
+def _look(failure: Failure, number: int, directory: Path | None) -> str:
+    if not failure.traceback or directory is None:
+        return ""
+    return f"; its traceback: trainwright status {shlex.quote(str(directory))} --trial {number}"
+
+
+def _log(trial: TrialState, directory: Path | None) -> str:
+    if directory is None:
+        return ""
+    log = directory / "logs" / f"trial-{trial.number:06d}" / f"lease-{trial.lease}.log"
+    return f"; its output: {log}" if log.exists() else ""
+
+
+def hide_our_frames() -> None:
+    """Have Python print a `StudyFailed` that nobody catches without the frames of ours, which tell its reader nothing.
+
+    Only the last hook before the interpreter ends can leave them out: frames join a traceback after they are left.
+    """
+    before = sys.excepthook
+    if getattr(before, "hides_our_frames", False):
+        return
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, StudyFailed):
+            frames = [each for each in traceback.extract_tb(trace) if not each.filename.startswith(_OURS)]
+            text = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
+            sys.stderr.write(f"{text}{kind.__name__}: {error}\n")
+        else:
+            before(kind, error, trace)
+
+    hook.hides_our_frames = True  # type: ignore[attr-defined]  # so that it is put there once
+    sys.excepthook = hook

@@ -1,0 +1,49 @@
+"""The heartbeat of a driver: it beats in a thread of its own, since trials may run in this process and take long."""
+
+import threading
+from contextlib import suppress
+from typing import Self
+
+from trainwright.errors import LedgerFull
+from trainwright.ledger import Ledger
+
+__all__ = ["Heartbeat"]
+
+_BEATS = 12  # in the time after which a silent writer is held dead
+
+
+class Heartbeat:
+    """Beats in a ledger while it is entered; `check` raises what a beat could not do."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._beat, name="trainwright-beat", daemon=True)
+        self._trouble: Exception | None = None
+
+    def __enter__(self) -> Self:
+        self._ledger.beat()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _beat(self) -> None:
+        while not self._stop.wait(self._ledger.lease_seconds / _BEATS):
+            try:
+                self._ledger.beat()
+            except LedgerFull:
+                continue  # what is written next tells it to whoever retries
+            except Exception as error:  # noqa: BLE001 -- whatever it is: without beats others hold us dead
+                self._trouble = error  # told by the driver, that knows what to do with it; the next beat may succeed
+
+    def check(self) -> None:
+        """Raise the error of the last beat, if it failed."""
+        if self._trouble is not None:
+            trouble, self._trouble = self._trouble, None
+            with suppress(Exception):
+                self._ledger.beat()
+                return  # it was a passing trouble
+            raise trouble

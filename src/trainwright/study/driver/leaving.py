@@ -1,0 +1,115 @@
+"""When a driver leaves, why, and how long its trials may go on with the epoch in work.
+
+A launcher's signal gives them the grace; the end of the wall time is known before, so they have the grace until then.
+A further signal ends the driver at once.
+"""
+
+import time
+from collections.abc import Callable, Mapping
+
+from trainwright.schedule.time_left import seconds_left
+from trainwright.signals import StopSignals
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.time_left import TimeLeft
+from trainwright.study.driver.trial_run import TrialRun
+from trainwright.study.projections import DeviceSecondsProjection
+from trainwright.study.study_log import StudyLog
+
+__all__ = ["Leaving"]
+
+_OUT_OF_TIME = "wall seconds"
+"""Why a driver leaves whose time is over."""
+_LATE_SECONDS = 1.0
+"""For which a driver may look late at its clock before it is interrupted."""
+
+
+class Leaving:
+    """Watches signals and budgets of time for a driver whose trials are `running`; entered while it works."""
+
+    def __init__(
+        self,
+        log: StudyLog,
+        budget: Budget,
+        running: Mapping[int, TrialRun],
+        say: Callable[[str], None],
+    ) -> None:
+        self.signals = StopSignals(budget.grace_seconds)
+        self.time = TimeLeft(budget.wall_seconds, budget.grace_seconds, log.state.trials)
+        self.begun = ""
+        """Why the driver leaves, once it does."""
+        self._log = log
+        self._budget = budget
+        self._running = running
+        self._say = say
+        self._until = float("inf")
+        self._spent = None if budget.device_seconds is None else DeviceSecondsProjection(log.state)
+        if self._spent is not None:
+            log.add_projection(self._spent)
+        if budget.wall_seconds is not None:
+            log.add_projection(self.time)
+
+    @property
+    def why(self) -> str:
+        """Why the driver leaves, or is about to; "" if it works."""
+        return self.begun or self.signals.received or (_OUT_OF_TIME if self.time.over else "")
+
+    @property
+    def told(self) -> bool:
+        """Whether a signal came."""
+        return self.signals.received is not None
+
+    @property
+    def out_of_time(self) -> bool:
+        """Whether the driver left because its wall time was over."""
+        return self.begun == _OUT_OF_TIME
+
+    @property
+    def seconds(self) -> float:
+        """For how long running trials may go on, once the driver leaves."""
+        return max(0.0, min(self._until, self.signals.until) - time.monotonic())
+
+    def limit(self) -> None:
+        """See to it that the driver is interrupted at the end: an engine may run a trial in its very thread."""
+        if self._budget.wall_seconds is not None:
+            self.signals.limit(self.time.end - time.monotonic() + _LATE_SECONDS)
+
+    def begin(self, why: str) -> None:
+        """Leave from now on."""
+        self.signals.lift()
+        self.begun = why
+        self._until = self.time.end if self.out_of_time else time.monotonic() + self._budget.grace_seconds
+
+    def cut_short(self) -> bool:
+        """Whether a KeyboardInterrupt was the end of the time, a further signal or the end of the grace."""
+        if self.signals.urgent and not self.told:
+            self.begun = _OUT_OF_TIME
+        return self.signals.urgent
+
+    def due(self) -> str:
+        """Return why to leave now; "" while there is time for work."""
+        if self.told:
+            return self.why
+        if self.time.over or not (self._running or self.time.fits()):
+            self._say(f"the budget of {self._budget.wall_seconds:g} wall seconds is used")
+            return _OUT_OF_TIME
+        if self._budget.device_seconds is not None and self._device_seconds() >= self._budget.device_seconds:
+            self._say(f"the budget of {self._budget.device_seconds:g} device seconds is used")
+            return "device seconds"
+        return ""
+
+    def time_left(self, devices: int) -> float:
+        """Return the seconds until the budget of time is used, if `devices` are busy from now on; inf without one."""
+        wall = None if self._budget.wall_seconds is None else self.time.end - time.monotonic()
+        return seconds_left(wall, self._budget.device_seconds, at=0.0, spent=self._device_seconds(), devices=devices)
+
+    def _device_seconds(self) -> float:
+        """Return what the study has used of its budget of device seconds."""
+        if self._spent is None:
+            return 0.0
+        now = time.monotonic()
+        return self._spent.device_seconds + sum(self._unrecorded(number, now) for number in self._running)
+
+    def _unrecorded(self, number: int, now: float) -> float:
+        """Return the device seconds of a running trial beyond those that its reports have recorded."""
+        lease = self._log.state.trials[number].leases[self._running[number].lease]
+        return max(0.0, now - self._running[number].since - lease.seconds) * max(1, len(lease.devices))

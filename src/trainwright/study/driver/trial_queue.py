@@ -1,0 +1,332 @@
+"""What waits for devices: interrupted trials before promoted ones before new ones, which the searcher proposes."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from trainwright.errors import SpaceExhausted
+from trainwright.ledger import Record, Status, TrialState, facts
+from trainwright.schedule import New, Pause, Promote, Seat, Stop, Wait, Work
+from trainwright.schedule import View as RuleView
+from trainwright.search import Learner, Searcher
+from trainwright.search import View as SearchView
+from trainwright.space import Configuration
+from trainwright.study.driver.allocator import Allocator
+from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.progress import Progress
+from trainwright.study.projections import RuleProjection
+from trainwright.study.study_log import StudyLog
+
+__all__ = ["TrialQueue"]
+
+
+class TrialQueue:
+    """Owns the trials that wait: those to resume, those that this process has promoted, and new ones not yet written.
+
+    A promotion is a lease: whoever claims a paused trial's next one records that it is promoted, and starts it. What
+    dies in between leaves a claim, or a lease, that is taken over as those of running trials are. A proposal is made
+    when it is needed and not while another trial runs: by then about as many results as there are workers would have
+    come, and it would be made again. `team` says whether this process is one of several workers.
+    """
+
+    def __init__(
+        self,
+        log: StudyLog,
+        rule: RuleProjection,
+        view: SearchView,
+        searcher: Searcher,
+        *,
+        allocator: Allocator,
+        budget: Budget,
+        progress: Progress,
+        fits: Callable[[int | None], bool],
+        team: bool,
+    ) -> None:
+        self.granted = 0  # trials handed out in the present plan
+        self.was_asked = False  # whether the policy wanted any in it
+        self.ask_at: float | None = None  # when the rule wants to be asked again, if nothing happens before
+        self.exhausted = False  # nothing new will be proposed any more
+        self._events_at_ask = 0  # how many events the rule had folded when it was asked last
+        self._step_at_stop = 0  # the searcher's step at which the rule to stop was asked last
+        self._log = log
+        self._rule = rule
+        self._view = view
+        self._searcher = searcher
+        self._allocator = allocator
+        self._budget = budget
+        self._progress = progress
+        self._fits = fits  # whether there is time for an epoch of a trial, or of a new one
+        self._team = team
+        self._waiting: deque[int] = deque()  # to resume: interrupted, lost, proposed by a dead writer
+        self._contested: set[int] = set()  # that another was quicker to claim, but has not started yet
+        self._promoted: dict[int, int] = {}  # that we promoted and did not start yet, and under which lease
+        self._fresh: dict[int, Configuration] = {}  # numbers that are ours, with what to propose: not yet written
+
+    # The desk's source.
+
+    def waits(self) -> bool:
+        """Whether there would be a new trial to start."""
+        return not (self.enough() or self.exhausted) and isinstance(self._rule.on_free(self.view()), New)
+
+    def next_work(self, *, new: bool = True) -> Work | None:
+        """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
+        self.ask_at, self.was_asked = None, True
+        number = self._interrupted()
+        if number is None:
+            self.write_fresh()  # the searcher is to know of them
+            number = self._promoted_or_new(new=new)
+        if number is None:
+            return None
+        self.granted += 1
+        trial = self._log.state.trials.get(number)
+        return Work(number, trial.epoch if trial is not None else 0)
+
+    def _interrupted(self) -> int | None:
+        trials = self._log.state.trials
+        while self._waiting:
+            number = self._waiting[0]
+            done = not self._open(number) or self._settled(trials[number])
+            if not done and self.enough():
+                return None
+            self._waiting.popleft()
+            if not done and self._fits(number):  # else it is left to others, or to the next run
+                return number
+        return None
+
+    def _promoted_or_new(self, *, new: bool) -> int | None:
+        refused: Promote | New | None = None
+        while True:
+            self._events_at_ask = self._rule.events
+            answer = self._rule.on_free(self.view())
+            if isinstance(answer, Wait):
+                self.ask_at = answer.until_seconds
+                return None
+            if not self._fits(answer.trial if isinstance(answer, Promote) else None):
+                return None
+            if answer == refused:
+                return None  # whoever was quicker, or runs it still, has not told more yet
+            if isinstance(answer, Promote):
+                if self._promote(answer):
+                    return answer.trial
+            elif not new or self.enough() or self.exhausted:
+                return None
+            elif (proposal := self._propose(self.allowed())) is not None:
+                self._fresh[proposal[0]] = proposal[1]
+                return proposal[0]
+            refused = answer
+
+    def _promote(self, answer: Promote) -> bool:
+        """Make a promotion ours and record it; False if it is another's, or if the trial does not wait any more."""
+        number, trial = answer.trial, self._log.state.trials[answer.trial]
+        if not trial.at_rung:
+            return False  # it was judged, and its run is about to end
+        paused = trial.lease
+        lease = self._log.claims.lease(number)
+        if lease is None:
+            self._contested.add(number)
+            self._log.refresh()
+            return False
+        if trial.lease == paused and trial.at_rung:
+            self._log.append(facts.promoted(number, lease, until_epoch=answer.until_epoch))
+            self._promoted[number] = lease
+            return True
+        if trial.at_rung:  # somebody who has died since had run it on to the next rung: the lease is given back
+            pause = facts.paused(number, lease, reason="rung", epoch=trial.epoch, values=trial.values, wall_seconds=0.0)
+            self._log.append(pause)
+        return False
+
+    def write_fresh(self) -> None:
+        """Write proposals that were not started at once."""
+        for number, configuration in list(self._fresh.items()):
+            self._log.append(self._log.proposal(number, configuration))
+            del self._fresh[number]
+
+    # New trials.
+
+    def learn(self) -> None:
+        """Let the searcher learn what has come, as long as there is time for it."""
+        if isinstance(self._searcher, Learner):
+            self._searcher.learn(self._view)
+
+    def _propose(self, limit: int | None) -> tuple[int, Configuration] | None:
+        """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
+        if self._is_search_over():
+            return None
+        claims = self._log.claims
+        number = claims.number(limit, team=self._team)
+        if number is None:
+            return None
+        try:
+            (configuration,) = self._searcher.ask(self._view, [number])
+        except SpaceExhausted as end:
+            claims.release([number])
+            self.exhausted = True
+            self._progress.say(f"every configuration of the space has been tried: {end}")
+            return None
+        except BaseException:  # Ctrl-C, too: a number that nobody proposes is missing in the end
+            claims.release([number])
+            raise
+        return number, configuration
+
+    def _is_search_over(self) -> bool:
+        stop = self._budget.stop_when
+        if stop is None or (step := stop.step(self._view)) == self._step_at_stop:
+            return self.exhausted
+        self._step_at_stop = step
+        gain = stop.gain(self._view)
+        if gain < stop.least:
+            self.exhausted = True
+            text = f"another trial would gain about {gain:.2g}, less than {stop.least:g}: the search ends"
+            self._progress.say(text)
+        return self.exhausted
+
+    # The budget.
+
+    def enough(self) -> bool:
+        """Whether all results that the budget allows are there, or would be if every running trial gives one."""
+        expected = self._log.state.results + len(self._allocator.runs) + self.granted
+        return self._budget.trials is not None and expected >= self._budget.trials
+
+    def shortfall(self) -> str | None:
+        """Return why a run that is done ends with fewer results than its budget, or None if it has them."""
+        trials, state = self._budget.trials, self._log.state
+        if trials is None or state.results >= trials:
+            return None
+        reasons = []
+        if self.exhausted:
+            reasons.append("nothing new is proposed any more")
+        if held := [number for number in state.open if not state.trials[number].at_rung]:
+            reasons.append(f"{len(held)} trials wait, or are held by others")
+        missing = sum(number not in state.trials for number in range(self.allowed() or 0))
+        if missing and not self.exhausted:
+            reasons.append(f"{missing} numbers of trials are claimed of which nothing was read")
+        if damaged := sum(not each.torn for each in self._log.ledger.dropped()):
+            reasons.append(f"{damaged} places of the ledger are damaged")
+        why = "; ".join(reasons) or "the rule starts no more"
+        return f"the run ends with {state.results} of {trials} results: {why}"
+
+    def allowed(self) -> int | None:
+        """Return how many numbers the budget allows, None if any."""
+        trials = self._budget.trials
+        return None if trials is None else self._log.state.allowed(trials)
+
+    def view(self) -> RuleView:
+        """Return the study as its rule sees it."""
+        allowed = self.allowed()
+        remaining = 2**62 if allowed is None else max(0, allowed - len(self._log.state.trials))
+        if self.exhausted:
+            remaining = 0
+        return RuleView(remaining=remaining, seed=self._log.state.seed, at_seconds=self._rule.seconds)
+
+    def survival(self, seat: Seat) -> tuple[float, ...]:
+        """Return the chances of the trial of a seat to reach the later rungs."""
+        return self._rule.survival(seat, self.view())
+
+    # What comes to wait.
+
+    kinds = frozenset({"lost", "paused", "proposed"})
+    """The records that it is told of."""
+
+    def fold(self, record: Record, trial: TrialState | None) -> None:
+        """Take note of trials that other writers lost, let go of or enqueued."""
+        if trial is None or self._log.ours(record.writer):
+            return
+        if not trial.resizing and (record.kind != "proposed" or self._log.offered(trial)):
+            self.add(trial.number)
+
+    def add(self, number: int) -> None:
+        """Let a trial wait if it is to be gone on with."""
+        if self._open(number) and not self._busy(number):
+            self._waiting.append(number)
+
+    def take_over(self, numbers: Iterable[int]) -> None:
+        """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
+        for number in sorted(numbers):
+            trial = self._log.state.trials[number]
+            if trial.status.ended or self._busy(number):
+                continue
+            held = trial.status in {Status.RUNNING, Status.PROPOSED} or trial.resizing
+            if held and not self._log.orphaned(trial):
+                continue
+            if not trial.key:  # its proposal is damaged: nobody knows what to run
+                self._log.append(
+                    facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
+                )
+                continue
+            if trial.status is Status.RUNNING:
+                self._log.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
+            self.add(number)
+
+    def contest(self, number: int) -> None:
+        """Note that another was quicker to claim a trial."""
+        self._contested.add(number)
+
+    def retry(self) -> None:
+        """Let those wait again that others have claimed and not started."""
+        contested, self._contested = sorted(self._contested), set()
+        for number in contested:
+            self.add(number)
+
+    @property
+    def news(self) -> bool:
+        """Whether there came trials to go on with since work was looked for."""
+        return bool(self._waiting)
+
+    @property
+    def outdated(self) -> bool:
+        """Whether the rule has heard of more since it was asked, so that it might answer otherwise."""
+        return self._rule.events != self._events_at_ask
+
+    @property
+    def contested(self) -> bool:
+        """Whether another is about to start a trial that we would have started."""
+        return bool(self._contested)
+
+    def _open(self, number: int) -> bool:
+        """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
+        trial = self._log.state.trials[number]
+        return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
+
+    def _busy(self, number: int) -> bool:
+        """Whether we are at it already."""
+        return self._allocator.has(number) or number in self._waiting or number in self._promoted
+
+    def _settled(self, trial: TrialState) -> bool:
+        """End or pause a trial that was judged before its driver died, but of which that was not written."""
+        verdict = self._rule.verdict(trial, self.view(), trial.epoch) if trial.reports else None
+        self._rule.forget(trial.number)
+        if not isinstance(verdict, Stop | Pause):
+            return False
+        number, lease, epoch = trial.number, trial.lease, trial.epoch
+        values = trial.reports[epoch].metrics
+        if isinstance(verdict, Stop):
+            end = facts.finished(number, lease, reason="stopped", values=values, wall_seconds=0.0)
+        else:
+            end = facts.paused(number, lease, reason="rung", epoch=epoch, values=values, wall_seconds=0.0)
+        self._log.append(end)
+        self._progress.ended(self._log.state, trial)
+        return True
+
+    # What is started.
+
+    def claimed(self, number: int) -> tuple[Record | None, int | None]:
+        """Return the proposal of a trial if it is to be written with its start, and its lease: None if another's."""
+        fresh, promised = self._fresh.get(number), self._promoted.get(number)
+        proposal = None if fresh is None else self._log.proposal(number, fresh)
+        lease = self._log.claims.lease(number) if promised is None else promised
+        if proposal is None and lease is not None:
+            trial = self._log.state.trials[number]
+            still = self._open(number) if promised is None else (trial.lease == promised and not trial.status.ended)
+            lease = lease if still else None  # on the way we may have read its end
+        if lease is None:
+            self._promoted.pop(number, None)
+        return proposal, lease
+
+    def started(self, number: int) -> None:
+        """Note that the start of a trial has been written."""
+        self._fresh.pop(number, None)
+        self._promoted.pop(number, None)
+
+    def release(self) -> list[tuple[int, int]]:
+        """Release numbers that were not proposed; return promoted trials that were not started, and their leases."""
+        self._log.claims.release(list(self._fresh))
+        return list(self._promoted.items())

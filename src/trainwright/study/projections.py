@@ -1,0 +1,246 @@
+"""Projections of the study log: the searcher's view, the promotion rule's index and the device seconds used."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from trainwright.ledger import Objective, Outcome, Record, Report, State, Status, TrialState, losses_of, violation_of
+from trainwright.schedule import (
+    AnyOf,
+    Continue,
+    Ended,
+    Event,
+    Judged,
+    New,
+    Opened,
+    Promote,
+    Promoted,
+    PromotionRule,
+    Reported,
+    Seat,
+    Started,
+    TrialView,
+    Verdict,
+    Wait,
+)
+from trainwright.schedule import View as RuleView
+from trainwright.search import View as SearchView
+from trainwright.space import Configuration
+
+__all__ = ["DeviceSecondsProjection", "RuleProjection", "SearchProjection", "rungs_of"]
+
+_RULE_KINDS = frozenset(
+    {"proposed", "started", "reported", "decided", "promoted", "finished", "failed", "lost"},
+)
+
+
+def rungs_of(rule: PromotionRule) -> tuple[int, ...]:
+    """Return the epochs at which a rule compares trials; none if it has no fixed ones."""
+    if isinstance(rule, AnyOf):
+        return tuple(sorted({*rungs_of(rule.first), *rungs_of(rule.second)}))
+    return tuple(getattr(rule, "rungs", ()))
+
+
+class SearchProjection:
+    """Feeds a searcher's view: live in order of arrival, at opening in order of trial numbers."""
+
+    kinds = frozenset({"proposed", "reported", "paused", "promoted", "finished", "failed", "lost"})
+    """What can change what a searcher sees."""
+
+    def __init__(self, view: SearchView, outcomes: Sequence[Outcome]) -> None:
+        self.view = view
+        self._outcomes = outcomes
+        self._told: dict[int, Status] = {}
+        self._epoch: dict[int, int] = {}
+
+    def catch_up(self, trials: dict[int, TrialState]) -> None:
+        """Tell everything about trials that the state already holds."""
+        for number in sorted(trials):
+            trial = trials[number]
+            if not trial.key:
+                continue  # its proposal is damaged
+            for epoch in sorted(trial.reports):
+                self._report(trial, epoch)
+            self._status(trial)
+
+    def fold(self, record: Record, trial: TrialState | None) -> None:
+        """Pass on a report or a change of status."""
+        if trial is None or not trial.key:
+            return
+        if record.kind == "reported":
+            self._report(trial, record.body["epoch"])
+        self._status(trial)
+
+    def _propose(self, trial: TrialState) -> None:
+        if trial.number not in self._told:
+            self._pend(trial)
+
+    def _pend(self, trial: TrialState) -> None:
+        self._told[trial.number] = Status.PROPOSED
+        self.view.propose(trial.number, Configuration(params=trial.params, key=trial.key, number=trial.number))
+
+    def _report(self, trial: TrialState, epoch: int) -> None:
+        if epoch <= self._epoch.get(trial.number, 0):
+            return  # a repetition after a restart: the searcher knows this epoch
+        self._propose(trial)
+        self._epoch[trial.number] = epoch
+        losses = losses_of(self._outcomes, trial.reports[epoch].metrics)
+        if losses is not None:
+            self.view.report(trial.number, epoch, losses)
+
+    def _status(self, trial: TrialState) -> None:
+        """Tell whether a trial is under way, or what it came to; one that is paused at a rung may go on."""
+        if not trial.key:
+            return
+        number, rests = trial.number, trial.status.ended or trial.at_rung
+        status = trial.status if rests else Status.PROPOSED
+        self._propose(trial)
+        if self._told[number] is status:
+            return
+        self._told[number] = status
+        if not rests:
+            self._pend(trial)
+        elif status is Status.FAILED:
+            self.view.result(number, None, epoch=trial.epoch or None, complete=False)
+        elif status is Status.ABANDONED:
+            self.view.withdraw(number)  # lost is not bad: nothing was learnt about the configuration
+        else:
+            losses = losses_of(self._outcomes, trial.values)
+            self.view.result(number, losses, epoch=trial.epoch or None, complete=status is Status.COMPLETE)
+
+
+@dataclass(slots=True)
+class _Course:
+    """How a trial has done up to now, as the holder of one of its leases sees it."""
+
+    lease: int
+    epoch: int = 0  # the highest reported
+    best: float = math.inf
+    losses: dict[int, float] = field(default_factory=dict)
+
+    def add(self, epoch: int, loss: float) -> None:
+        """Take in a report; one of an epoch that an earlier run had reported takes its place."""
+        before = self.losses.get(epoch)
+        self.losses[epoch] = loss
+        self.epoch = max(self.epoch, epoch)
+        if before is not None and before <= self.best < loss:
+            self.best = min(self.losses.values())
+        else:
+            self.best = min(self.best, loss)
+
+
+class RuleProjection:
+    """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from.
+
+    Events are timed by this process's own clock from `open` on, those of before are at 0: hosts' clocks may differ, and
+    while nobody ran the study nobody was late.
+    """
+
+    def __init__(self, rule: PromotionRule, outcomes: Sequence[Outcome], seed: int) -> None:
+        self.rule = rule
+        self._outcomes = outcomes
+        self._objectives = tuple(outcome for outcome in outcomes if isinstance(outcome, Objective))
+        self.events = 0  # folded so far
+        self._opened: float | None = None
+        self._courses: dict[int, _Course] = {}
+        self._index = rule.fold(rule.empty(), Opened(seed=seed))
+        self.kinds = frozenset() if self._index is None else _RULE_KINDS
+
+    def open(self) -> None:
+        """Let time begin: what is told from now on happens now."""
+        self._opened = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since `open`."""
+        return 0.0 if self._opened is None else time.monotonic() - self._opened
+
+    def fold(self, record: Record, trial: TrialState | None) -> None:
+        """Fold what a record tells into the rule's index."""
+        event = self._event(record, trial) if trial is not None else None
+        if event is not None:
+            self._index = self.rule.fold(self._index, event)
+            self.events += 1
+
+    def _event(self, record: Record, trial: TrialState) -> Event | None:
+        number, kind, body, at = trial.number, record.kind, record.body, self.seconds
+        if kind == "reported":
+            losses = losses_of(self._outcomes, body["metrics"])
+            if losses is None:
+                return None
+            violation = violation_of(self._outcomes, losses)
+            losses = losses[: len(self._objectives)]
+            return Reported(trial=number, epoch=body["epoch"], losses=losses, violation=violation, at_seconds=at)
+        if kind in {"proposed", "started"}:
+            return Started(trial=number, at_seconds=at) if record.lease is not None else None
+        if kind == "decided":
+            pauses, goes_on = (body["verdict"] == verdict for verdict in ("pause", "continue"))
+            judged = Judged(trial=number, epoch=body["epoch"], pauses=pauses, at_seconds=at)
+            return judged if pauses or goes_on else None
+        if kind == "promoted":
+            return Promoted(trial=number, until_epoch=body["until_epoch"], at_seconds=at)
+        result = kind == "finished" and body["reason"] != "cancelled"
+        if result or (trial.status.ended and record.lease == trial.lease):
+            return Ended(trial=number, failed=not trial.has_result, at_seconds=at)
+        return None  # another run of it goes on
+
+    def verdict(self, trial: TrialState, view: RuleView, epoch: int) -> Verdict:
+        """Return the rule's verdict on a trial that has reported `epoch`; it is judged by its highest one.
+
+        Amortised O(1): all its reports are looked at once for each run of it, afterwards the new one only. `forget`
+        it when the run is over.
+        """
+        course = self._course(trial, epoch)
+        losses = losses_of(self._objectives, trial.reports[course.epoch].metrics)
+        if losses is None or course.epoch >= (self.rule.max_epochs or math.inf):
+            return Continue()  # the full length ends a trial by itself: it is complete, not stopped
+        seen = TrialView(number=trial.number, epoch=course.epoch, losses=losses, best_loss=course.best)
+        return self.rule.on_report(self._index, view, seen)
+
+    def forget(self, trial: int) -> None:
+        """Drop the losses of a trial that has ended or rests: if it comes back its reports are looked at again."""
+        self._courses.pop(trial, None)
+
+    def _course(self, trial: TrialState, epoch: int) -> "_Course":
+        """Return the trial's course with its report of `epoch` in it."""
+        course = self._courses.get(trial.number)
+        if course is None or course.lease != trial.lease:  # others may have run it meanwhile
+            course = self._courses[trial.number] = _Course(lease=trial.lease)
+            for other, report in trial.reports.items():
+                course.add(other, self._first_loss(report))
+        else:
+            course.add(epoch, self._first_loss(trial.reports[epoch]))
+        return course
+
+    def _first_loss(self, report: Report) -> float:
+        first = self._objectives[0]
+        return first.loss(report.metrics.get(first.metric, math.nan))
+
+    def survival(self, seat: Seat, view: RuleView) -> tuple[float, ...]:
+        """Return the chances of the trial of a seat to reach the later rungs."""
+        losses = (seat.loss,) * len(self._objectives)
+        seen = TrialView(number=seat.trial, epoch=seat.epoch, losses=losses, best_loss=seat.loss)
+        return self.rule.survival(self._index, view, seen)
+
+    def on_free(self, view: RuleView) -> Promote | New | Wait:
+        """Return what the rule would do with free devices."""
+        return self.rule.on_free(self._index, view)
+
+
+class DeviceSecondsProjection:
+    """Keeps the device seconds of all trials together: a sum over all of them at each look would take too long."""
+
+    kinds = frozenset({"proposed", "started", "reported", "paused", "finished", "failed"})
+    """The kinds of records by which time passes, or from which its devices are known."""
+
+    def __init__(self, state: State) -> None:
+        self._spent = {number: trial.device_seconds for number, trial in state.trials.items()}
+        self.device_seconds = math.fsum(self._spent.values())
+
+    def fold(self, record: Record, trial: TrialState | None) -> None:  # noqa: ARG002 -- a projection's arguments
+        """Take one trial's time anew."""
+        if trial is not None:
+            now = trial.device_seconds
+            self.device_seconds += now - self._spent.get(trial.number, 0.0)
+            self._spent[trial.number] = now

@@ -1,0 +1,241 @@
+"""The log of one study: its ledger, the state folded from it, and the projections that every record passes by."""
+
+import time
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Protocol
+
+from trainwright.errors import LedgerError, StudyError
+from trainwright.ledger import Constraint, Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
+from trainwright.space import Configuration, Space
+from trainwright.study.claims import Claims
+from trainwright.study.results import first_reference
+from trainwright.study.retry import RetryOnFullDisk
+
+__all__ = ["ENQUEUED", "Projection", "StudyLog"]
+
+ENQUEUED = "enqueued"
+"""The origin of a trial that a person has put in front of all others, and that anybody may take."""
+
+_SELDOM_SECONDS = 30.0
+_REFEREE_SECONDS = 5.0  # between looks whether whoever fixes the reference point has died over it
+_ENDED = tuple(status for status in Status if status.ended)
+
+
+class Projection(Protocol):
+    """Whoever keeps something beside the state, and is told of each record after it was folded."""
+
+    def fold(self, record: Record, trial: TrialState | None) -> None:
+        """Take one record."""
+
+    @property
+    def kinds(self) -> Collection[str]:
+        """The kinds of records that it is told of."""
+
+
+class StudyLog:
+    """Appends records, folds them and what others appended, and hands each to the projections."""
+
+    def __init__(self, ledger: Ledger, directory: Path | None) -> None:
+        self.ledger = ledger
+        self.directory = directory
+        self.state = State()
+        self._projections: list[Projection] = []
+        self._cursor: object = None
+        self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
+        self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
+        self.retry = RetryOnFullDisk()
+        self.claims = Claims(
+            ledger,
+            self.state,
+            join=self.join,
+            claim=self.claim,
+            refresh=partial(self.refresh, thorough=True),
+            mine=self._mine,
+        )
+        self._next_read = 0.0
+        self._refereed = False  # whether the reference point is fixed
+        self._next_referee = 0.0
+        self.refresh()
+
+    def add_projection(self, projection: Projection) -> None:
+        """Have a projection see each record of its kinds from now on."""
+        self._projections.append(projection)
+
+    @contextmanager
+    def running(self, *projections: Projection, retry: RetryOnFullDisk | None = None) -> Iterator[None]:
+        """Have projections see the records of one run, with its way to retry; those added meanwhile end with it."""
+        before = list(self._projections)
+        self._projections += projections
+        if retry is not None:
+            self.retry = retry
+        try:
+            yield
+        finally:
+            self._projections, self.retry = before, RetryOnFullDisk()
+
+    def replay(self, kinds: Collection[str]) -> list[Record]:
+        """Return the records of some kinds that are in the state, as they came: by time, each writer's in order.
+
+        Clocks that differ put what several wrote at once into another order, no more. What came since the state was
+        brought up to date will pass by the projections.
+        """
+        if not kinds:
+            return []
+        latest: dict[str, float] = {}  # of each writer: its clock may have been set back
+        found: list[tuple[float, int, Record]] = []
+        for records, _ in blocks(self.ledger):
+            for record in records:
+                writer = record.writer
+                if record.kind in kinds and self.state.knows(record):
+                    latest[writer] = max(record.at, latest.get(writer, 0.0))
+                    found.append((latest[writer], record.seq, record))
+        return [record for _, _, record in sorted(found, key=lambda entry: (entry[0], entry[2].writer, entry[1]))]
+
+    def append(self, *records: Record) -> None:
+        """Make the records durable and fold them."""
+        self._fold(self.retry(lambda: self._written(records)))
+        if not self._refereed and self.state.results:
+            self._referee()
+
+    def _referee(self) -> None:
+        """Fix the reference point of the hypervolume once its results are there; of many writers one does."""
+        self._refereed = len(self.objectives) == 1 or self.state.reference is not None
+        now = time.monotonic()
+        if self._refereed or now < self._next_referee or (values := first_reference(self.state)) is None:
+            return
+        self._next_referee = now + _REFEREE_SECONDS
+        if self.claims.take("reference"):
+            self._refereed = True
+            self.append(facts.note("reference", values))
+
+    def claim(self, key: str) -> str:
+        """Return the writer that owns `key`: we, unless it was claimed before."""
+        return self.retry(lambda: self.ledger.claim(key, self.ledger.writer))
+
+    def join(self) -> None:
+        """Say who writes, once for each writer that the ledger makes of us, before its first record or claim."""
+        self.retry(self._join)
+
+    def _join(self) -> None:
+        if self.ledger.writer not in self._mine:
+            (record,) = self.ledger.append([facts.joined(Writer.here(), session=self.state.sessions + 1)])
+            self._mine.add(record.writer)
+            self._fold([record])
+
+    def _written(self, records: Sequence[Record]) -> list[Record]:
+        self._join()  # a failed write makes another writer of us
+        return self.ledger.append(records)
+
+    def refresh(self, *, thorough: bool = False) -> None:
+        """Read and fold what other writers appended; if `thorough`, also of those that were silent for long."""
+        for records, cursor in blocks(self.ledger, self._cursor, thorough=thorough):
+            self._cursor = cursor
+            self._fold(records)
+
+    def keep_up(self) -> None:
+        """Read what other writers appended, but spend no more than one part in fifty of the time on it."""
+        began = time.monotonic()
+        if began >= self._next_read:
+            self.refresh()
+            self._next_read = (now := time.monotonic()) + min(_SELDOM_SECONDS, 49.0 * (now - began))
+
+    def ours(self, writer: str) -> bool:
+        """Whether a writer is or was this object."""
+        return writer in self._mine
+
+    def _fold(self, records: Sequence[Record]) -> None:
+        told: dict[str, list[Callable[[Record, TrialState | None], None]]] = {}  # who is told of a kind
+        for projection in self._projections:
+            for kind in projection.kinds:
+                told.setdefault(kind, []).append(projection.fold)
+        apply, trials = self.state.apply, self.state.trials
+        for record in records:
+            if apply(record) and record.kind in told:
+                trial = trials.get(record.trial) if record.trial is not None else None
+                for fold in told[record.kind]:
+                    fold(record, trial)
+
+    def close(self) -> None:
+        """Say goodbye and let go of the ledger's files."""
+        former = sorted(self._mine - {self.ledger.writer})
+        if self.ledger.writer in self._mine:
+            self._fold(self.retry(lambda: self.ledger.append([facts.left(former)])))
+        elif former:  # what failed may work again; if not, our process tells it by its end
+            with suppress(LedgerError):
+                self._fold(self._written([facts.left(former)]))
+        self._mine.clear()
+        self.ledger.close()
+
+    @property
+    def objectives(self) -> tuple[Objective, ...]:
+        """The study's objectives."""
+        return self.state.objectives
+
+    def space(self) -> Space:
+        """Return the space that the study was created with."""
+        if self.state.space is None:
+            raise StudyError(
+                f"no study in {self.directory}: its ledger holds no `created` record, its creation was cut short; make "
+                "it again with tw.Study(space, objectives, directory=...)"
+            )
+        return Space.from_json(self.state.space)
+
+    def create(
+        self,
+        space: Space,
+        objectives: Sequence[Objective],
+        constraints: Sequence[Constraint],
+        seed: int,
+        versions: dict[str, str],
+    ) -> None:
+        """Write the record that makes this a study."""
+        goals, limits = ([str(outcome) for outcome in outcomes] for outcomes in (objectives, constraints))
+        self.append(
+            facts.created(space=space.to_json(), objectives=goals, constraints=limits, seed=seed, versions=versions)
+        )
+
+    def proposal(self, number: int, configuration: Configuration) -> Record:
+        """Return the record of a proposal that the caller will append: with how much its searcher has seen."""
+        self.claims.proposed(number)
+        return facts.proposed(
+            number,
+            params=configuration.params,
+            key=configuration.key,
+            origin=configuration.origin,
+            seen=sum(map(self.state.counts.__getitem__, _ENDED)),
+            seen_hash=f"{self.state.ended_hash:016x}",
+        )
+
+    def offered(self, trial: TrialState) -> bool:
+        """Whether a trial was enqueued and nobody has started it."""
+        return trial.status is Status.PROPOSED and trial.origin.get("searcher") == ENQUEUED
+
+    def take_orphans(self) -> Iterator[Configuration]:
+        """Yield the proposals of dead writers that wait for a result, each now ours and yielded once."""
+        waiting = (self.state.trials.get(number) for number in self.asked)
+        ours = sum(trial is not None and trial.status is Status.PROPOSED for trial in waiting)
+        if self.state.counts[Status.PROPOSED] == ours:
+            return
+        for number in sorted(self.state.open):
+            trial = self.state.trials[number]
+            abandoned = trial.status is Status.PROPOSED and trial.key and self.orphaned(trial)
+            if abandoned and self.claims.lease(number) and trial.status is Status.PROPOSED:  # still
+                self.asked.add(number)
+                yield Configuration(params=trial.params, key=trial.key, number=number, origin=trial.origin)
+
+    def orphaned(self, trial: TrialState) -> bool:
+        """Whether nobody is left who would go on with a trial that nothing in this process works on.
+
+        When its holder is found dead all is read that was written by then, and that may tell otherwise.
+        """
+        if trial.status is Status.PROPOSED and trial.number in self.asked:
+            return False
+        if self.offered(trial):
+            return True
+        holder, status = trial.holder, trial.status
+        dead = holder in self._mine or self.claims.dead(holder) is True
+        dead = dead or (status is Status.RUNNING and self.claims.stands_still(holder))
+        return dead and (trial.holder, trial.status) == (holder, status)
