@@ -154,7 +154,7 @@ class _Search:
             own = times.index(min(times))
             _, count = list_phase(self.sizes, self.room, (d, own), pair, scratch)
             for kind, stage, option in done[:count].tolist():
-                _append(listed, kind, stage, option)
+                _append_operation(listed, kind, stage, option)
         return tuple(listed)
 
 

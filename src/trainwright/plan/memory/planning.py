@@ -161,7 +161,8 @@ def _infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False)
         mend = f"raise the budget, shrink the batch, or allow offload ({enough})"
     return InfeasibleBudget(
         f"budget: got {format_bytes(budget_bytes)} ({budget_bytes} bytes); allowed: at least {format_bytes(needed)} "
-        f"({needed} bytes), the least possible for this chain{' with copies to the host' if copies else ''} ({parts}); {mend}",
+        f"({needed} bytes), the least possible for this chain{' with copies to the host' if copies else ''} ({parts}); "
+        f"{mend}",
         minimal_bytes=needed,
         owners=owners,
     )

@@ -246,7 +246,7 @@ class _Machine:
             return "what it makes is there already", ""
         for key in needs:
             if key is not None and not self._is_ready(key):
-                name = _named(key)
+                name = _name_of(key)
                 return f"{name} is not there", "input" if any(copy.key == key for copy in self.incoming) else ""
         made, temporary, _ = self._find_result(operation)
         wanted = sum(self.sums) + made + temporary
@@ -384,7 +384,7 @@ class _Machine:
         owners = [(name, size) for name, size in self.chain.fixed.items() if size]
         if self.chain.input_bytes:
             owners.append(("input", self.chain.input_bytes))
-        owners += [(_named(key), size) for key, (size, _) in self.alive.items() if size]
+        owners += [(_name_of(key), size) for key, (size, _) in self.alive.items() if size]
         if self.sums[6]:
             owners.append(("values that skip stages", self.sums[6]))
         if extra and extra[2]:
