@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "examples"))
 
 from models import resnet
 from trainwright import memory
