@@ -12,20 +12,31 @@ FORWARD_ALL, FORWARD_KEEP, BACKWARD, DELETE = 0, 1, 3, 4
 
 
 @compiled
+def _read_state(z: Sizes, code: int, gradient: int, powers: Ints, digit: Ints) -> tuple[int, float]:
+    """Write the digits of a state, and return the bytes that are alive and the least seconds that remain."""
+    used, rest, base = z.delta[gradient] + z.grown[gradient], 0.0, powers[1]
+    for i in range(1, z.plain.size + 1):
+        digit[i] = (code // powers[i - 1]) % base
+        o = z.first[i - 1] + digit[i] - 2
+        if digit[i] == 1:
+            used += z.out[i]
+        elif digit[i] > 1:
+            used += z.saved[o]
+        # A stage that is saved needs its backward alone; another at least its cheapest forward and backward.
+        if i <= gradient:
+            rest += min(z.back[o], z.cheapest[i - 1]) if digit[i] > 1 else z.cheapest[i - 1]
+    return used, rest
+
+
+@compiled
 def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[Ints, float, float]:
     """Return the operations (kind, stage from 1, option), their seconds (inf: none below `bound`), a lower bound.
 
     A state holds a digit for each stage (0 nothing, 1 the bare output, 2 + o saved by option o) and the gradient's
     stage. `limit` is the number of states, beyond which the search ends with the lower bound that it has reached.
     """
-    out, delta, plain_temporary, plain, cheapest, first = (
-        z.out,
-        z.delta,
-        z.plain_temporary,
-        z.plain,
-        z.cheapest,
-        z.first,
-    )
+    out, delta, plain_temporary, plain = z.out, z.delta, z.plain_temporary, z.plain
+    cheapest, first = z.cheapest, z.first
     forward, back, saved, temporary, back_temporary = z.forward, z.back, z.saved, z.temporary, z.back_temporary
     grown = z.grown
     n = plain.size
@@ -43,9 +54,11 @@ def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tu
     size = push_heap(heap, nodes, size, cheapest.sum(), 0)
     digit = np.zeros(n + 1, np.int64)
     proven = 0.0
+    # The least estimate in the heap is a lower bound of every plan, for the estimate is admissible.
     while size:
         proven, node = heap[0], nodes[0]
         size = pop_heap(heap, nodes, size)
+        # A state may stand in the heap several times; it is closed at its least cost, as the estimate is consistent.
         if closed[node]:
             continue
         closed[node] = True
@@ -54,23 +67,15 @@ def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tu
             return path_to(came, node), cost[node], cost[node]
         if proven >= bound or count > limit:
             break
-        code, used, rest = states[node] - top * gradient, delta[gradient] + grown[gradient], 0.0
-        for i in range(1, n + 1):
-            digit[i] = (code // powers[i - 1]) % base
-            if digit[i] == 1:
-                used += out[i]
-            elif digit[i] > 1:
-                used += saved[first[i - 1] + digit[i] - 2]
-            if i <= gradient:
-                rest += min(back[first[i - 1] + digit[i] - 2], cheapest[i - 1]) if digit[i] > 1 else cheapest[i - 1]
+        used, rest = _read_state(z, states[node] - top * gradient, gradient, powers, digit)
+        # Room for every neighbour of this state in the heap, the list of states and the hash table.
         if size + 4 * n * base + 8 > heap.size:
             heap = np.concatenate((heap, np.zeros(heap.size + 4 * n * base)))
             nodes = np.concatenate((nodes, np.zeros(nodes.size + 4 * n * base, np.int64)))
         if count + 4 * n * base + 8 > states.size:
             more = states.size + 4 * n * base
             states = np.concatenate((states, np.zeros(more, np.int64)))
-            cost = np.concatenate((cost, np.zeros(more)))
-            closed = np.concatenate((closed, np.zeros(more, np.bool_)))
+            cost, closed = np.concatenate((cost, np.zeros(more))), np.concatenate((closed, np.zeros(more, np.bool_)))
             came = np.concatenate((came, np.zeros((more, 4), np.int64)))
         if 2 * (count + 4 * n * base) > table.size:
             table, holder = build_table(states, count, 4 * table.size)
@@ -90,6 +95,8 @@ def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tu
                 for option in range(options):
                     state, spent, left = states[node], 0.0, rest
                     o = first[i - 1] + option
+                    # `left` estimates what remains after the step: the backward and, where not saved, the forward of
+                    # each stage.
                     if kind == BACKWARD:
                         o = first[i - 1] + digit[i] - 2
                         made = delta[i - 1] + grown[i - 1] - grown[i]
@@ -100,6 +107,7 @@ def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tu
                             state -= powers[i - 2]
                         spent, left = back[o], rest - min(back[o], cheapest[i - 1])
                     elif kind == FORWARD_ALL:
+                        # Saved values include the output, so that a bare output is dropped first.
                         bare = out[i] if digit[i] == 1 else 0  # dropped first
                         if digit[i] > 1 or not ready or used - bare + saved[o] + temporary[o] > room:
                             continue
@@ -120,6 +128,7 @@ def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tu
                     reached = cost[node] + spent
                     if reached + left >= bound:
                         continue
+                    # Keep the state if it is new, or reached at a lower cost than before.
                     place = find_slot(table, state)
                     known = table[place] != EMPTY
                     other = holder[place] if known else count

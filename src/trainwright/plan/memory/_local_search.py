@@ -1,4 +1,4 @@
-"""Kernels of local search: what it takes to go from one set of kept values to the next; see `improve`.
+"""Kernels of local search: what it takes to go from one set of kept values to the next; see `local_search`.
 
 A row says what is alive when the gradient of stage d has arrived: for each stage i <= d a digit, 0 nothing, 1 its bare
 output, 2 + o what option o saves. From row to row the operations are determined: drop what is no longer wanted, run
@@ -35,6 +35,7 @@ def list_phase(
     back, saved, temporary, back_temporary = z.back, z.saved, z.temporary, z.back_temporary
     (d, own), (now, then), (runs, done) = turn, rows, scratch
     grown = z.grown
+    # What is alive when the gradient of stage d arrives: that gradient, those of parameters, and the values of the row.
     used = delta[d] + grown[d]
     for i in range(1, d + 1):
         if now[i] == 1:
@@ -43,6 +44,8 @@ def list_phase(
             used += saved[first[i - 1] + now[i] - 2]
     if used > room:
         return np.inf, 0
+    # Which stages run forward: d itself unless it is saved, what the next row wants and this one has not, and, from
+    # right to left, what such a run needs as its input.
     runs[d + 1] = 0
     for i in range(d, 0, -1):
         if i == d:
@@ -54,6 +57,7 @@ def list_phase(
         else:
             runs[i] = now[i] == 0 and (runs[i + 1] == 1 or i == d - 1)
     count, seconds = 0, 0.0
+    # First drop what nobody reads any more in this phase.
     for i in range(1, d):
         if now[i] and not then[i] and not runs[i + 1] and i < d - 1:
             if now[i] == 1:
@@ -62,6 +66,7 @@ def list_phase(
             else:
                 used -= saved[first[i - 1] + now[i] - 2]
                 count = _emit_row(done, count, DELETE_SAVED, i, 0)
+    # Then run forward in order; a value that is made anew replaces the one that was there.
     for i in range(1, d + 1):
         if runs[i]:
             if now[i] == 1:
@@ -92,6 +97,7 @@ def list_phase(
                 else:
                     used -= out[before]
                     count = _emit_row(done, count, DELETE_OUTPUT, before, 0)
+    # Last the backward of d, with the gradient of its input and those of its parameters beside all that is alive.
     o = first[d - 1] + (now[d] - 2 if now[d] > 1 else own)
     if used + delta[d - 1] + grown[d - 1] - grown[d] + back_temporary[o] > room:
         return np.inf, 0
@@ -112,6 +118,7 @@ def shortest_path(z: Sizes, room: int, bound: float, rows: Ints, begins: Ints) -
     cheapest, first, back, n = z.cheapest, z.first, z.back, z.plain.size
     best, came = np.full(len(rows), np.inf), np.full(len(rows), -1)
     runs, none = np.zeros(n + 2, np.int64), np.empty((0, 3), np.int64)
+    # Dijkstra over layers: rows of stage d lead to rows of stage d - 1, at the seconds of the phase between them.
     best[begins[n]] = 0.0
     for d in range(n, 0, -1):
         for place in range(begins[d], begins[d + 1]):
@@ -126,6 +133,7 @@ def shortest_path(z: Sizes, room: int, bound: float, rows: Ints, begins: Ints) -
                     seconds, _ = list_phase(z, room, (d, own), (now, rows[target]), (runs, none))
                     if best[place] + seconds < best[target]:
                         best[target], came[target] = best[place] + seconds, place
+    # Follow the predecessors from the empty row of stage 0 back to the start.
     path = np.empty(n + 1, np.int64)
     path[0] = 0
     if best[0] == np.inf:

@@ -1,7 +1,7 @@
-"""Kernels of the persistent dynamic programme: the table, and the plan that it means; see `persistent` for the problem.
+"""Kernels of the persistent dynamic program: the table, and the plan that it means; see `persistent` for the problem.
 
-C(s,t,m) stands in row `_row(s, t)` of a packed triangle, m last. Every row is non-increasing in m, infinite below the
-least feasible m and constant where nothing is recomputed any more. What keeps the cubic loop short: a split at s' costs
+C(s,t,m) stands in row `_row_index(s, t)` of a packed triangle, m last. Every row is non-increasing in m, infinite below
+the least feasible m and constant where nothing is recomputed any more. What keeps the cubic loop short: a split at s' costs
 at least `fw(s..s'-1)` more than running s..t without recomputation, so only those m are tried at which the best so far
 is dearer than that, and no further s' once there are none.
 """
@@ -70,14 +70,8 @@ def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple
 
     `grid` is the bytes of a slot, what `_to_slots` adds, and the number of slots.
     """
-    out, delta, plain_temporary, plain, cheapest, first = (
-        z.out,
-        z.delta,
-        z.plain_temporary,
-        z.plain,
-        z.cheapest,
-        z.first,
-    )
+    out, delta, plain_temporary, plain = z.out, z.delta, z.plain_temporary, z.plain
+    cheapest, first = z.cheapest, z.first
     forward, back, saved, temporary, back_temporary = z.forward, z.back, z.saved, z.temporary, z.back_temporary
     arrived = delta + z.grown  # alive beside a stage's own when the gradient of its output is there
     unit, up, slots = grid
@@ -92,11 +86,15 @@ def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple
             t, s = max(0, top - _BLOCK + 1) + place // _BLOCK, top - place % _BLOCK
             if s < 0 or s > t:
                 continue
+            # Seconds of s..t with nothing run again: no entry of this row is less.
             free = total[t + 1] - total[s]
             row = _row_index(s, t, n)
             target = table[row]
             target[:] = _INF
             if s == t or not leaves_only:
+                # Save stage s with option o. In its forward the gradient of s..t already waits; in its backward the
+                # gradients of
+                # its output and of its input are alive together.
                 for o in range(first[s], first[s + 1]):
                     need = max(
                         arrived[t + 1] + saved[o] + temporary[o],
@@ -117,6 +115,10 @@ def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple
                         start[row] = min(start[row], low)
             if s == t:
                 continue
+            # Or run s..split-1 without gradients, then split..t beside the output of split-1, then s..split-1 again.
+            # `need` is
+            # the largest peak of these forwards, `low0` its slots; slots from `high` on are as fast as without
+            # recomputation.
             need, ran, low0 = np.int64(-1), 0.0, 0
             high = slots + 1
             for split in range(s + 1, t + 1):  # the right part begins at `split`
@@ -126,6 +128,7 @@ def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple
                 if more > need:
                     need = more
                     low0 = _to_slots(need, unit, up)
+                # The right part has the memory without the output that it begins with, the left part all of it.
                 right, left = _row_index(split, t, n), _row_index(s, j, n)
                 width = _to_slots(out[split], unit, up)
                 low = max(low0, start[right] + width, start[left])
@@ -140,6 +143,7 @@ def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple
                         table[left, low:high],
                         np.float32(ran),
                     )
+                # No memory is left that further splits could improve, for their forwards take longer still.
                 elif high <= low0:
                     break
     return table, start
@@ -170,12 +174,14 @@ def walk_table(
             longer = np.empty((2 * len(done) + n + 2, 3), np.int64)
             longer[:count] = done[:count]
             done = longer
+        # A task that is a row: it has waited below the nodes that come before it.
         if kind >= 0:
             done[count] = (kind, s, t)
             count += 1
             if kind == BACKWARD:
                 seconds += back[t]
             continue
+        # A node (s, t) with m slots: the options of stage s, then the splits, as in `fill_table`.
         best, option, split_at = np.float32(np.inf), -1, -1
         if s == t or not leaves_only:
             for o in range(first[s], first[s + 1]):
@@ -207,6 +213,7 @@ def walk_table(
                 best, option, split_at = value, -1, split
         if option < 0 and split_at < 0:
             return np.empty((0, 3), np.int64), np.inf
+        # Stage s is saved: its forward, the plan of s+1..t, its backward.
         if option >= 0:
             done[count] = (FORWARD_ALL, s + 1, option - first[s])
             count += 1
@@ -217,6 +224,7 @@ def walk_table(
                 tasks[waiting] = (-1, s + 1, t, m - _to_slots(saved[option], unit, up))
                 waiting += 1
             continue
+        # Forwards up to the split, the plan of split..t, the output that it began with goes, then s..split-1 once more.
         for j in range(s, split_at):
             done[count] = (FORWARD_KEEP if j == s else FORWARD_DROP, j + 1, 0)
             count += 1
@@ -242,6 +250,7 @@ def least_bytes(z: Sizes) -> tuple[Ints, Ints]:
     choice = np.empty(n * (n + 1) // 2, np.int64)
     for s in range(n - 1, -1, -1):
         for t in range(s, n):
+            # The same recurrence in bytes: the least over the choices of the largest peak of each.
             best, which = np.iinfo(np.int64).max, 0
             for o in range(first[s], first[s + 1]):
                 least = max(

@@ -23,7 +23,7 @@ __all__ = ["anneal_phases", "list_rows"]
 
 @compiled
 def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
-    """Return the rows that phases stand for, as `_placed.place` reads them, and the seconds of their operations.
+    """Return the rows that phases stand for, as `copy_schedule.place_copies` reads them, and the seconds of their operations.
 
     Each forward and backward reads what was made last; a value lives from where it is made to its last reader, and
     what nobody reads is not made.
@@ -34,17 +34,19 @@ def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
         for i in range(1, d + 1):
             most += made[d, i] > 0
         most += 1
-    ops = np.empty(
-        (most, 6), np.int64
-    )  # digit (0 a backward), stage, phase, source, source of saved values, last reader
+    # An operation: digit (0 a backward), stage, phase, the operation that made what it reads, the one that saved what a
+    # backward needs, and the last operation that reads what it makes.
+    ops = np.empty((most, 6), np.int64)
     ops[:, 3:] = -1
     count = 0
     o = z.first[:-1]  # what saves no more than the output is as good as it, and better
     same = (z.saved[o] <= z.out[1:]) & (z.forward[o] <= z.plain) & (z.temporary[o] <= z.plain_temporary)
+    # Forwards of each phase in order, then its backward; `last` made the value of a stage, `saved` its saved values.
     last, saved = np.full(n + 1, -1), np.full(n + 1, -1)
     for d in range(n, 0, -1):
         for i in range(1, d + 1):
             digit = made[d, i]
+            # The stage whose backward comes must be saved by then.
             if (i == d and (digit == 1 or (digit == 0 and saved[d] < 0))) or (digit == 1 and same[i - 1]):
                 digit = 2
             if digit:
@@ -55,6 +57,7 @@ def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
                 count += 1
         ops[count, 0], ops[count, 1], ops[count, 2], ops[count, 3], ops[count, 4] = 0, d, d, last[d - 1], saved[d]
         count += 1
+    # Backwards are needed, and whatever a needed operation reads; from the end, the first reader found is the last one.
     needed = np.zeros(count, np.bool_)
     kept = np.zeros(count, np.bool_)
     after = np.full((count, 2), -1)  # next reader of the source, of the saved values
@@ -72,6 +75,7 @@ def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
             after[source, 1] = at
             if ops[source, 5] < 0:
                 ops[source, 5] = at
+    # Write the needed operations, each with the deletion or the departure of what it was the last to read.
     rows = np.empty((3 * count, 3), np.int64)
     filled, spent = 0, 0.0
     bare = np.zeros(count, np.bool_)
@@ -84,6 +88,7 @@ def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
             spent += z.back[z.first[i - 1] + ops[ops[at, 4], 0] - 2]
         else:
             each = z.first[i - 1] + digit - 2
+            # Saved values that no backward needs are made as a bare output, where that is no slower.
             bare[at] = digit == 1 or (not kept[at] and z.plain[i - 1] <= z.forward[each])
             if bare[at]:
                 rows[filled, 0], rows[filled, 1], rows[filled, 2] = FORWARD_KEEP, i, 0
@@ -110,13 +115,14 @@ def anneal_phases(
 ) -> tuple[Ints, float]:
     """Return the fastest list found, and its seconds, by changing digits; `phases` end as those of it.
 
-    One try for each row of `draws`, 20 numbers in [0, 1); `heat` falls to zero, as in `_placed.climb`.
+    One try for each row of `draws`, 20 numbers in [0, 1); `heat` falls to zero, as in `_joint.anneal_choices`.
     """
     (limits, hurries), (made, away) = within, phases
     n, tries = z.plain.size, len(draws)
     rows, _ = list_rows(z, made, away)
     best, least = fastest_schedule(z, limits, hurries, rows)
     spent, kept_made, kept_away = least, made.copy(), away.copy()
+    # Large values are changed more often: stages are drawn in proportion to the root of their bytes.
     weights = np.sqrt(z.saved[z.first[:-1]].astype(np.float64)) + 1.0
     weights = np.cumsum(weights) / weights.sum()
     undo = np.empty((6 * n + 6, 4), np.int64)
@@ -126,10 +132,12 @@ def anneal_phases(
         many = 0
         for each in range(changes):
             what, where, near, value, more, span = draw[2 + 6 * each : 8 + 6 * each]
+            # A stage i, and a phase d: the whole forward, any phase, or one shortly before the backward of i.
             i = min(n, 1 + np.searchsorted(weights, more))
             d = n if near < 0.3 else i + int(where * (n - i + 1))
             if near > 0.45:
                 d = min(n, i + int(-1.5 * np.log(1 - where)))
+            # Either toggle whether the value leaves ..
             if what < 0.3:
                 undo[many, 0], undo[many, 1], undo[many, 2], undo[many, 3] = 1, d, i, away[d, i]
                 many += 1
@@ -142,6 +150,7 @@ def anneal_phases(
                         many += 1
                         made[at, j] = new
                 continue
+            # .. or draw new digits for one stage, or for a run of stages, in that phase.
             length = 1 if what < 0.7 else min(i, 1 + int(-2.0 * np.log(1 - span)))
             fill = value < 0.5
             for j in range(i - length + 1, i + 1):
@@ -158,6 +167,7 @@ def anneal_phases(
                 undo[many, 0], undo[many, 1], undo[many, 2], undo[many, 3] = 0, d, j, old
                 many += 1
                 made[d, j] = new
+        # The seconds of the operations alone are a lower bound, so that many tries are refused without placing copies.
         rows, sums = list_rows(z, made, away)
         limit = spent * (1 - heat * (1 - turn / tries) * np.log(1 - draw[1])) if spent < np.inf else np.inf
         found, time = rows[:0], np.inf
@@ -170,6 +180,7 @@ def anneal_phases(
                 kept_made[:] = made
                 kept_away[:] = away
         else:
+            # In reverse order: two changes may have hit the same digit.
             for each in range(many - 1, -1, -1):
                 of, d, i, old = undo[each]
                 if of == 1:

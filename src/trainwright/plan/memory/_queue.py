@@ -13,8 +13,10 @@ EMPTY = np.int64(-1)
 def find_slot(keys: Ints, key: int) -> np.int64:
     """Return where a key stands, or would stand, in an open table whose size is a power of two."""
     mask = keys.size - 1
+    # Fibonacci hashing: the golden ratio spreads neighbouring keys over the table.
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     place = np.int64(mixed >> np.uint64(20)) & mask
+    # Linear probing.
     while keys[place] not in (EMPTY, key):
         place = (place + 1) & mask
     return place
@@ -22,6 +24,7 @@ def find_slot(keys: Ints, key: int) -> np.int64:
 
 @compiled
 def push_heap(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
+    # Sift up: parents that are larger move down.
     child = size
     while child:
         parent = (child - 1) >> 1
@@ -38,6 +41,7 @@ def pop_heap(heap: Floats, nodes: Ints, size: int) -> int:
     """Remove the least entry, which the caller has read."""
     size -= 1
     value, node = heap[size], nodes[size]
+    # Sift the last entry down from the root: the smaller child moves up.
     parent = 0
     while True:
         child = 2 * parent + 1
