@@ -1,9 +1,9 @@
 """Kernels of the persistent dynamic program: the table, and the plan that it means; see `persistent` for the problem.
 
 C(s,t,m) stands in row `_row_index(s, t)` of a packed triangle, m last. Every row is non-increasing in m, infinite below
-the least feasible m and constant where nothing is recomputed any more. What keeps the cubic loop short: a split at s' costs
-at least `fw(s..s'-1)` more than running s..t without recomputation, so only those m are tried at which the best so far
-is dearer than that, and no further s' once there are none.
+the least feasible m and constant where nothing is recomputed any more. What keeps the cubic loop short: a split at s'
+costs at least `fw(s..s'-1)` more than running s..t without recomputation, so only those m are tried at which the best
+so far is dearer than that, and no further s' once there are none.
 """
 
 from typing import Any

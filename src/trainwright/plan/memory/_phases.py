@@ -23,7 +23,7 @@ __all__ = ["anneal_phases", "list_rows"]
 
 @compiled
 def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
-    """Return the rows that phases stand for, as `copy_schedule.place_copies` reads them, and the seconds of their operations.
+    """Return the rows of phases, as `copy_schedule.place_copies` reads them, and the seconds of their operations.
 
     Each forward and backward reads what was made last; a value lives from where it is made to its last reader, and
     what nobody reads is not made.

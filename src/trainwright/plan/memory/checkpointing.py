@@ -28,9 +28,11 @@ def segments(chain: Chain, begins: Sequence[int]) -> Operations:
     """Keep only the inputs of segments, which begin at `begins` (1 first); the last, with the loss, is run plainly."""
     ends = [*(begin - 1 for begin in begins[1:]), len(chain.steps)]
     listed: list[Operation] = []
+    # Forward through all segments but the last, keeping their inputs alone.
     for begin, end in list(zip(begins, ends, strict=True))[:-1]:
         listed.append(Operation(OperationKind.FORWARD_KEEP, begin))
         listed += [Operation(OperationKind.FORWARD_DROP, stage) for stage in range(begin + 1, end + 1)]
+    # Each segment runs again right before its backward.
     for begin, end in reversed(list(zip(begins, ends, strict=True))):
         listed += [Operation(OperationKind.FORWARD_ALL, stage) for stage in range(begin, end + 1)]
         listed += [Operation(OperationKind.BACKWARD, stage) for stage in range(end, begin - 1, -1)]

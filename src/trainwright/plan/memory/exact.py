@@ -38,6 +38,7 @@ def solve_exact(
     """
     from trainwright.plan.memory._exact import search_plans
 
+    # A state is packed into 62 bits: a digit of this base for each stage, and the gradient's stage.
     base = 2 + max(len(stage.options) + 1 for stage in chain.steps)
     room = budget_bytes - chain.fixed_bytes
     if (len(chain.steps) + 1) * math.log2(base) > 61 or room < 0:
@@ -82,6 +83,7 @@ def list_operations(rows: list[list[int]]) -> tuple[Operation, ...]:
                 del alive[stage - 1]
         else:
             value = alive.pop(stage)
+            # A bare output that goes right after its reader is dropped by that forward.
             if value is Value.OUTPUT and operations[-1] == Operation(OperationKind.FORWARD_KEEP, stage + 1):
                 operations[-1] = Operation(OperationKind.FORWARD_DROP, stage + 1)
             else:

@@ -59,6 +59,8 @@ class PricedProgram:
         self.sizes, self.room = sizes_of(chain), room
         unit = max(1, room // slots)
         self.grid = (unit, 0 if down else unit - 1, -(-room // unit) if down else room // unit)
+        # A kind for the bare output of each stage, and one for each of its options; the chain's input takes no bytes
+        # here.
         counts = [1, *(1 + len(step.choices) for step in chain.steps)]
         each = [
             0,

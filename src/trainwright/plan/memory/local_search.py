@@ -36,6 +36,7 @@ def improve_plan(
     `work` bounds the steps of a round, and so how many rows are tried for each stage; the result depends on the
     arguments alone, not on the machine.
     """
+    # Rounds of moves around the best plan known; it ends where several rounds in a row find nothing.
     best, before = operations, simulate(chain, operations, budget_bytes=budget_bytes)
     seconds, alive = before.seconds, before.skip_bytes_by_stage
     search = _Search(count_skips(chain, alive), budget_bytes - chain.fixed_bytes, work)
@@ -102,6 +103,7 @@ class _Search:
         """Return the best plan through the rows that moves lead to, and its rows; None if none is below the bound."""
         from trainwright.plan.memory._local_search import shortest_path
 
+        # A layer of candidate rows for each stage, all joined by one shortest path.
         empty = np.zeros((1, self.n + 1), np.int64)
         layers = [empty, *(self._candidate_rows(rows, stage, random) for stage in range(1, self.n)), empty]
         begins = np.cumsum([0, *map(len, layers)])

@@ -61,6 +61,7 @@ def _render_svg(plan: Plan) -> str:
     ]
     points = simulation.points
     ends = [*(point.seconds for point in points[1:]), seconds]
+    # Bands stand on one another: each begins where the one before it ends.
     below = [0.0] * len(points)
     heights = [_band_heights(point) for point in points]
     for place, (attribute, name, colour) in enumerate(_OWNERS):
@@ -98,6 +99,7 @@ def _render_svg(plan: Plan) -> str:
 def _band_heights(point: MemoryPoint) -> dict[str, int]:
     """Return what is drawn of each owner, never below 0."""
     found = {attribute: getattr(point, attribute) for attribute, _, _ in _OWNERS}
+    # Negative temporaries are values that a backward frees while it runs.
     gone = max(0, -point.temporary_bytes)
     found["temporary_bytes"] += gone
     for attribute in ("gradient_bytes", "saved_bytes"):

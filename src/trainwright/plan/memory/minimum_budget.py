@@ -24,7 +24,9 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     needs, options, forward_needs = _stage_needs(chain)
     least = max(needs)
     listed: list[Operation] = []
+    # Stages whose forward does not fit beside the gradient that has arrived are saved in the first sweep.
     early = {stage for stage in range(1, last + 1) if forward_needs[stage] > least}
+    # The sweep: every output leaves for the host.
     for stage in range(1, last + 1):
         if stage in early:
             listed += [Operation(OperationKind.FORWARD_ALL, stage, None, options[stage]), offload(Value.SAVED, stage)]
@@ -32,6 +34,7 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
             listed.append(Operation(OperationKind.FORWARD_KEEP, stage))
         if stage > 1:
             listed.append(offload(Value.OUTPUT, stage - 1))
+    # Backwards: fetch the input, then fetch the saved values or run the stage again.
     for stage in range(last, 0, -1):
         if stage > 1:
             listed.append(prefetch(Value.OUTPUT, stage - 1))
@@ -65,6 +68,7 @@ def _stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
             forward = before + each.saved_bytes + each.forward_temporary_bytes
             arrived = gradient + grown
             more = made + step.parameter_gradient_bytes + each.backward_temporary_bytes
+            # In the sweep only the loss's gradient is alive; in the backward the gradients that arrive and are made.
             sweep = forward + chain.loss.delta_bytes
             needs.append((max(sweep, before + each.saved_bytes + arrived + more), forward + arrived))
         least[stage], forward_needs[stage] = min(needs)

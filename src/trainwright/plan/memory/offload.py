@@ -75,6 +75,7 @@ def plan_offload(
         if simulation.fits and simulation.seconds < least:
             best, least = operations, simulation.seconds
 
+    # A plan of the least budget may be all there is.
     if lowest is not None:
         accept(lowest)
     room, sizes = budget_bytes - chain.fixed_bytes, sizes_of(chain)
@@ -82,6 +83,7 @@ def plan_offload(
     whole = simulate(chain, keep_all(chain)).peak_bytes - chain.fixed_bytes
     short = len(chain.steps) <= _LONG
     seeds: list[tuple[float, int, PricedProgram, float, Ints]] = []
+    # The corners of the hull in several rooms, each carried out with its copies in the fastest way.
     for share in _ROOMS if short else _ROOMS_LONG:
         if share > 1 and share * room > whole:
             continue
@@ -91,9 +93,11 @@ def plan_offload(
             if math.isfinite(seconds):
                 accept(operations_of(rows))
                 seeds.append((seconds, len(seeds), programme, priced.price, no_forced_choices(sizes.plain.size)))
+    # Annealing costs more on long chains, and short ones have fewer decisions.
     fewer = min(1.0, (_LONG / len(chain.steps)) ** 2)
     scale = min(fewer, len(chain.steps) / _WHOLE)
     quickest = float(np.minimum.reduceat(sizes.forward + sizes.back, sizes.first[:-1]).sum())
+    # Change the decisions of the fastest few; stop where nothing can be faster.
     for count, tries in _CLIMBS:
         if least <= quickest * (1 + _NOTHING):
             break
@@ -106,6 +110,7 @@ def plan_offload(
         seeds = changed
     if least <= quickest * (1 + _NOTHING):
         return best
+    # Go on from these trees without persistence.
     starts = [
         walk_priced_table(sizes, programme.table(price), forced)[0]
         for _, _, programme, price, forced in sorted(seeds, key=lambda each: each[:2])
@@ -135,6 +140,7 @@ def lower_bound(chain: Chain, budget_bytes: int, link: Link) -> float:
         found = programme.solve(price)
         return 0.0 if found is None else found.value / (1 + price * rate)
 
+    # Golden sections over the logarithm of the price, in units of what the link takes for a byte.
     low, high = math.log(1e-3), math.log(10.0)
     best = 0.0
     for _ in range(14):
@@ -158,6 +164,7 @@ def price_hull(programme: PricedProgram, *, prices: int = _PRICES) -> Iterator[P
         _, _, more, less = heapq.heappop(pairs)
         if more.bytes <= less.bytes or less.seconds - more.seconds <= _SAME * less.seconds:
             continue
+        # At this price both plans cost the same; a plan that costs less lies between them on the hull.
         price = (less.seconds - more.seconds) / (more.bytes - less.bytes)
         found = programme.solve(price)
         if found is None or found.value >= (more.seconds + price * more.bytes) * (1 - 1e-6):

@@ -57,10 +57,12 @@ def plan_chain(
     least = sum(min(each.forward_seconds + each.backward_seconds for each in step.choices) for step in chain.steps)
     if full_bytes(chain) <= budget_bytes:
         return Plan.of(chain, everything, budget_bytes=budget_bytes, solver="none", lower_seconds=least)
+    # The best persistent plan, then plans that drop values before their backward.
     operations = _persistent_plan(chain, budget_bytes, slots)
     if operations is not None:
         operations = improve_plan(chain, budget_bytes, operations)
     found, lower = "dp", least
+    # Short chains: search for anything faster, which also proves how fast a plan can be.
     if solver in {"auto", "exact"}:
         known = _seconds_of(chain, budget_bytes, operations)
         states = _STATES if solver == "auto" else 20_000_000
@@ -72,6 +74,7 @@ def plan_chain(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
                 "about 14 stages, and where values skip some, plans that need no bytes for these; take 'auto'"
             )
+    # With copies: start from the plan without them, and from the one of the least budget.
     if offload and bandwidth is not None:
         link = Link.of(bandwidth)
         copied, needed = lowest_with_copies(chain)
@@ -117,12 +120,14 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
             found.append((simulation.seconds, operations))
 
     counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
+    # What skips stages is guessed, sizes are rounded: the simulator decides on each plan that comes out.
     for guess in guesses:
         for count in counts:
             for rounding in ("up", "nearest"):
                 solved = solve_persistent(guess, budget_bytes, slots=count, rounding=rounding)
                 if solved is not None:
                     offer(solved.operations)
+            # More slots are of no use where a slot is a byte, or the bound of sizes rounded down is nearly reached.
             if budget_bytes - chain.fixed_bytes <= count:
                 break  # one byte a slot
             bound = solve_persistent(guess, budget_bytes, slots=count, rounding="down")
@@ -148,6 +153,7 @@ def _infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False)
     """Say what the least budget is, without copies to the host or with them, and who needs it."""
     operations, needed = lowest_with_copies(chain) if copies else lowest_plan(chain)
     link = Link(to_host=math.inf, to_device=math.inf) if copies else None
+    # The plan of the least budget says who holds the bytes at its peak.
     owners = dict(simulate(chain, operations, budget_bytes=needed, link=link).peak_owners)
     largest = sorted(owners.items(), key=lambda each: -each[1])[:4]
     parts = ", ".join(f"{owner} {format_bytes(size)}" for owner, size in largest)

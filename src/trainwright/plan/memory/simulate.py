@@ -118,6 +118,7 @@ class _Machine:
         self.link = link or Link(to_host=math.inf, to_device=math.inf)
         self.now = 0.0
         self.place, self.done = 0, -1
+        # Values by key: where they are, and for those that are leaving the last operation that reads the device's copy.
         self.alive: dict[_Key, tuple[int, int]] = {}  # on the device: bytes, option
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
@@ -189,6 +190,7 @@ class _Machine:
         return None
 
     def _run_stage(self, operation: Operation) -> PlanViolation | None:
+        # Wait until what it reads is there and its bytes are free, from one end of a copy to the next.
         while True:
             reason, cause = self._find_obstacle(operation)
             if not reason:
@@ -199,6 +201,7 @@ class _Machine:
             self._advance_copies(math.inf)
             self.waits[cause] += self.now - before
         stage, number = self.steps[operation.stage - 1], operation.stage
+        # Charge what it makes from its start on, and its temporaries for as long as it runs.
         made, temporary, seconds = self._find_result(operation)
         if operation.kind is OperationKind.BACKWARD:
             self.sums[3] += made
@@ -215,6 +218,7 @@ class _Machine:
         self.spans.append(LaneSpan("compute", self.place, start, self.now))
         self.sums[4] -= temporary
         if operation.kind is OperationKind.BACKWARD:
+            # The gradient that it has read goes, and what the stage has saved.
             self.sums[3] -= stage.delta_bytes
             self.readers.pop((Value.SAVED, number), None)
             self._free_value((Value.SAVED, number))
@@ -289,6 +293,7 @@ class _Machine:
     def _last_reader(self, key: _Key) -> int:
         """Return the place of the last operation that may read a leaving value before it comes back."""
         last, (value, stage) = self.place, key
+        # `bare`: the stage's bare output is on the device, and the next stage reads that instead of the saved value.
         bare = (
             value is Value.SAVED and (Value.OUTPUT, stage) in self.alive and (Value.OUTPUT, stage) not in self.readers
         )
@@ -316,6 +321,7 @@ class _Machine:
         if self.copying_in or not self.incoming:
             return
         head = self.incoming[0]
+        # A copy back starts when its value has left, and its bytes are free.
         arrived = not any(copy.key == head.key for copy in self.outgoing) and head.key not in self.readers
         size = self.host[head.key][0]
         if arrived and sum(self.sums) + size <= self.room:
@@ -328,6 +334,7 @@ class _Machine:
     def _advance_copies(self, until: float) -> None:
         """Let copies go on until a time, or, for ever given, until the next one ends."""
         while self._copies_pending():
+            # Both directions share the link: rates change with every copy that starts or ends.
             out, into = bool(self.outgoing), self.copying_in
             rate_out, rate_in = self.link.rates(outgoing=out, incoming=into)
             end_out = self.now + self.outgoing[0].left / rate_out if out else math.inf
@@ -341,6 +348,7 @@ class _Machine:
             if end > until:
                 break
             self.now = end
+            # Both may end at once, within rounding.
             if out and end_out <= end + _GONE * end:
                 copy = self.outgoing.popleft()
                 self.spans.append(LaneSpan("to host", copy.operation, copy.start, end))

@@ -58,6 +58,7 @@ class _Alive:
         self._outputs: dict[_Key, int] = {}  # the copy that is a part of the maker's output
         self._first_reads = dict.fromkeys(skip.readers, len(operations))  # places
         self._again_until: dict[int, int] = {}  # of each copy, the place of the last that is run again and reads it
+        # Number the runs of the maker, and note the last rerun of a reader that reads each copy.
         copy = -1
         for place, operation in enumerate(operations):
             if operation.kind not in _FORWARDS:
@@ -94,6 +95,7 @@ class _Alive:
         if key[0] is Value.SAVED and key[1] in self.skip.holders:
             first = not makes and place == self._first_reads[key[1]]
             self._holders[key] = 0 if first else latest
+        # The first copy is free after the last first read, a later one after the last rerun that reads it.
         if place >= max(self._first_reads.values()):
             self._holders.pop("first", None)
         if place >= self._again_until.get(latest, 0):

@@ -43,6 +43,7 @@ def trade_off_curve(chain: Chain, *, points: int = 16, slots: int = 500) -> Curv
     room = full - chain.fixed_bytes
     unit = max(1, -(-room // slots))
     values = PersistentTable(chain, unit=unit, slots=-(-room // unit)).values
+    # Budgets at which the table says that a step gets faster; of too many an even choice.
     steps = np.flatnonzero(np.isfinite(values[1:]) & (values[1:] < values[:-1])) + 1
     if len(steps) > points - 2:
         steps = steps[np.unique(np.linspace(0, len(steps) - 1, points - 2).round().astype(int))]

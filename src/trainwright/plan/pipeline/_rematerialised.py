@@ -23,10 +23,12 @@ def fill_across(z: Sizes, table: Singles, t: int, grid: tuple[int, int, int]) ->
             sweep = max(sweep, step)
         own = s * n - (s * (s - 1)) // 2
         low = (sweep + up) // unit
+        # Drop everything between forward and backward, and run s..t again by the table C.
         for m in range(low, slots + 1):
             value = np.float32(total) + table[own + t - s, m]
             for k in range(slots + 1):
                 found[s, m, k] = min(found[s, m, k], value)
+        # Or save stage s with option o, which takes slots both of the peak (m) and of what is held (k).
         for o in range(z.first[s], z.first[s + 1]):
             least = max(
                 z.delta[t + 1] + z.saved[o] + z.temporary[o],
@@ -38,6 +40,7 @@ def fill_across(z: Sizes, table: Singles, t: int, grid: tuple[int, int, int]) ->
                 for k in range(width, slots + 1):
                     rest = np.float32(0.0) if s == t else found[s + 1, m - width, k - width]
                     found[s, m, k] = min(found[s, m, k], cost + rest)
+        # Or keep the output of split-1 alone of s..split-1, which runs again by the table C.
         ran = 0.0
         for split in range(s + 1, t + 1):
             j = split - 1

@@ -80,6 +80,7 @@ def place_madpipe(
     high = search.alone * (1 + _CLOSE) if known is None else known.pattern.period_seconds
     if not search.placements(high, 1):
         return known if known is None else replace(known, lower_seconds=high)
+    # Targets from the bound up to the best period known; each placement gets its least valid period.
     low = search.least_target(1, high)
     tried = set()
     for step in range(_TARGETS):
@@ -87,6 +88,7 @@ def place_madpipe(
         if high <= low * (1 + 3 * _CLOSE):
             break
         target = low * (1 + 2 * _CLOSE) + (high - low) * (step / _TARGETS) ** 2
+        # First count g - 1 micro-batches on the special device, the least that is valid, then g.
         for spare in (1, 0):
             for stages in search.placements(target, spare, _BEATEN):
                 if stages not in tried:
@@ -120,6 +122,7 @@ class PlacementSearch:
             for last in range(first, n):
                 held = stage_holding(chain, first + 1, last + 1 + (last == n - 1), weights=weights)
                 sizes[:, first, last] = held.fixed, held.each, held.temporary
+                # A stage on a device of its own may recompute; its cost grows with the micro-batches in flight.
                 for flying in range(1, most + 1):
                     seconds = cost(first + 1, last + 1, flying)
                     if math.isinf(seconds):
@@ -144,6 +147,7 @@ class PlacementSearch:
         from trainwright.plan.pipeline._non_contiguous import search_placements
 
         normals = self.devices - (spare >= 0)
+        # Exact labels first; where there are too many, loads and bytes are rounded down to cells.
         for cells, capacity in _LABELS:
             limits = (normals, spare, self.microbatches, beaten)
             rows, ends = search_placements(self.tables, period, limits, cells, capacity)
@@ -173,6 +177,7 @@ class PlacementSearch:
         for each in stages:
             at = each.first - 1, each.last - 1
             forward = float(self.forward[at[0] : each.last].sum())
+            # The special device holds bytes of several stages; a normal one is bounded by its number of micro-batches.
             if each.device in shared:
                 rooms[each.device] -= int(self.tables.fixed[at])
                 most[each.device].append(self.tables.temporary[at])
@@ -214,6 +219,7 @@ class PlacementSearch:
 
     def least_target(self, spare: int, high: float) -> float:
         """Return the least period for which the programme places all layers, from below, if it does for `high`."""
+        # No period is below the mean load of the devices, or the largest layer.
         low = max(self.tables.plain[-1] / self.devices, *np.diff(self.tables.plain)) * (1 - _CLOSE)
         while high > low * (1 + _CLOSE):
             middle = (low + high) / 2

@@ -63,12 +63,14 @@ def cut_chain(
         raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
     flying = {left: microbatches if every else min(left, microbatches) for left in range(1, stages + 1)}
     links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
+    # best[first, left]: the least load of layers first.. on `left` stages, and where the first of these ends.
     best = {(layers + 1, 0): (0.0, 0)}
     for left in range(1, stages + 1):
         for first in range(1, layers + 1):
             choice = (math.inf, 0)
             for last in range(first, layers - left + 2):
                 rest = best.get((last + 1, left - 1))
+                # Neither the rest nor the link can get better by another cost of this stage.
                 if rest is None or max(rest[0], links[last - 1]) >= choice[0]:
                     continue
                 load = max(cost(first, last, flying[left]), links[last - 1], rest[0])
@@ -78,6 +80,7 @@ def cut_chain(
                 best[first, left] = choice
     if (1, stages) not in best:
         return None
+    # Follow the choices from the first layer.
     ends, first = [], 1
     for left in range(stages, 0, -1):
         ends.append(best[first, left][1])
@@ -152,6 +155,7 @@ def training_ways(
         held = flying * received(chain, first) + weight_bytes(chain, first, end_of(last), weights)
         return memory_bytes - borders - held
 
+    # What recomputes just enough comes from one table over the whole chain.
     known = tables or RematerialisationTables(chain)
 
     def planned(first: int, last: int, flying: int) -> float:

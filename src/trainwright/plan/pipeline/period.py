@@ -61,6 +61,7 @@ def valid_period(
     """
     load = busiest_seconds(works, links)
     # One at a time is possible, or nothing is.
+    # An upper bound: a micro-batch at a time.
     alone = sum(work.forward_seconds + work.backward_seconds for work in works) + 2 * sum(links)
     held = [sum(work.each for work in works if work.device == device) for device in range(len(rooms))]
     if load >= better_than or any(need > room for need, room in zip(held, rooms, strict=True)):
@@ -79,6 +80,7 @@ class _PeriodProgram:
         row: list[tuple[str, int]] = []
         for stage in stages:
             row += [("F", stage), ("send", stage)]
+        # The way back mirrors the way there; the last stage sends nothing.
         row = [*row[:-1], *(("B" if kind == "F" else "return", stage) for kind, stage in reversed(row[:-1]))]
         self.column = {piece: 1 + place for place, piece in enumerate(row)}
         self.row = row
@@ -87,8 +89,10 @@ class _PeriodProgram:
         self.entries: list[tuple[int, int, float]] = []
         self.low: list[float] = []
         self.high: list[float] = []
+        # Each piece of the row begins after the one before it has ended.
         for one, other in pairwise(row):
             self._limit([(self.column[other], 1), (self.column[one], -1), (0, -self.seconds[one])], 0, math.inf)
+        # Pieces of one device, or of one link, must not overlap in any period.
         lanes: dict[tuple[str, int], list[tuple[str, int]]] = {}
         for kind, stage in row:
             lane = ("device", works[stage].device) if kind in {"F", "B"} else ("link", stage)
@@ -134,6 +138,7 @@ class _PeriodProgram:
 
     def solve(self, better_than: float, limit_seconds: float) -> ValidPeriod:
         """Run HiGHS, then once more with the whole numbers that it found, for exact starts."""
+        # The objective is -r, so that its bound is one on the period.
         first = self._run(self.unit / better_than, None, limit_seconds)
         bound = getattr(first, "mip_dual_bound", None)
         lower = self.unit if bound is None or bound >= 0 else max(self.unit, self.unit / -bound)
@@ -142,6 +147,7 @@ class _PeriodProgram:
         if first.x is None:
             return ValidPeriod(pattern=None, lower_seconds=lower, finished=False)
         whole = np.asarray(first.x[1 + len(self.row) :], np.float64).round()
+        # With the whole numbers fixed it is a linear program, solved without a gap.
         last = self._run(0.0, whole, limit_seconds)
         period = self.unit / float(last.x[0])
         starts = {piece: float(last.x[column]) * period for piece, column in self.column.items()}
@@ -170,6 +176,7 @@ class _PeriodProgram:
         rows, columns, values = zip(*self.entries, strict=True)
         matrix = csr_array((values, (rows, columns)), shape=(len(self.low), len(cost)))
         low, high = np.zeros(len(cost)), np.full(len(cost), float(starts))
+        # r is at most 1, as time is counted in loads; the row begins at 0.
         low[0], high[0] = least, 1.0
         high[1] = 0.0
         if whole is not None:

@@ -105,6 +105,7 @@ class PipelineProblem:
     @cached_property
     def least_bytes(self) -> int:
         """The least memory with a partition, to a percent."""
+        # Bisection over a geometric scale of memories.
         low, high = 0, math.ceil(_FINE * math.log2(self._top)) + 1  # feasible, and not
         while high - low > 1:
             middle = (low + high) // 2
@@ -137,6 +138,8 @@ class PipelineProblem:
         if self.few:
             yield from ((*inner, layers) for inner in combinations(range(1, layers), self.stages - 1))
             return
+        # Long chains: the partitions of least load, with memory counted for 1F1B and for all micro-batches, by each
+        # way.
         for level in self._halves(memory_bytes):
             for every in (False, True):
                 for way in kinds:
@@ -152,6 +155,7 @@ class PipelineProblem:
         for flying in self._flying(schedule, ends):
             parts = parts_of(self.chain, ends, costs["planned"], flying, self.bandwidth)
             known = found.get(schedule)
+            # A lower bound of the step saves placing most partitions in time.
             if parts is None or (known is not None and self._least(parts, schedule) >= known.timeline.seconds):
                 continue
             back = [self._backward(part) for part in parts]
@@ -172,6 +176,7 @@ class PipelineProblem:
                 [in_flight(schedule, stage=each, stages=self.stages, microbatches=self.microbatches)
                  for each in range(self.stages)]
             ]  # fmt: skip
+        # Groups follow from the loads of stages that recompute nothing.
         free = parts_of(
             self.chain, ends, lambda first, last, _: self._plain(first, last), [1] * len(ends), self.bandwidth
         )
@@ -263,6 +268,7 @@ class PipelineProblem:
             )
             for part in parts
         ]
+        # What each device holds follows from the order in time: chunks of a device share its memory.
         flying = [0] * count
         for device, lane in enumerate(timeline.runs):
             own = [held[chunk] for chunk in range(device, count, self.stages)]

@@ -111,6 +111,7 @@ def orders_of(
     orders = [_order(schedule, device, devices, chunks // devices, microbatches) for device in range(devices)]
     if schedule != "zero-bubble":
         return [orders]
+    # Zero-bubble: place 1F1B in time once, to see where devices are idle.
     durations = _durations(forward_seconds, backward_seconds, weight_seconds)
     most = [in_flight("1f1b", stage=device, stages=devices, microbatches=microbatches) for device in range(devices)]
     deferred = _place_run(orders, durations, [*link_seconds, 0.0], most=most)
@@ -161,6 +162,7 @@ def _order(schedule: str, device: int, devices: int, chunks: int, microbatches: 
         group, place = divmod(number, devices * chunks)
         return "B", device + devices * (chunks - 1 - place // devices), group * devices + place % devices
 
+    # Megatron-LM's order of interleaved chunks: groups of as many micro-batches as devices.
     if chunks == 1:
         forwards: list[_Work] = [("F", device, each) for each in range(microbatches)]
         backwards: list[_Work] = [("B", device, each) for each in range(microbatches)]
@@ -201,6 +203,7 @@ def _place_run(
     waiting: list[list[_Work]] = [[] for _ in orders]  # weights' parts
     lanes: list[list[PipelineTrace]] = [[] for _ in orders]
 
+    # When what a piece of work reads has arrived; None if that is not placed yet.
     def ready(work: _Work) -> float | None:
         kind, chunk, batch = work
         if kind == "F":
@@ -221,11 +224,13 @@ def _place_run(
         flying[device] += (work[0] == "F") - (work[0] == "W")
         lanes[device].append(PipelineTrace(*work, start, end))
 
+    # Always place work of the device that is free first, so that no later choice could have come earlier.
     while any(place[device] < len(orders[device]) or waiting[device] for device in range(devices)):
         moved = False
         for device in sorted(range(devices), key=lambda each: free[each]):
             head = orders[device][place[device]] if place[device] < len(orders[device]) else None
             at = ready(head) if head is not None else None
+            # The weights' part of a backward fills idle time, or makes room where too many are in flight.
             full = most is not None and head is not None and head[0] == "F" and flying[device] >= most[device]
             if waiting[device] and (full or at is None or at > free[device]):
                 run(device, waiting[device].pop(0), free[device])
@@ -240,6 +245,7 @@ def _place_run(
             break
         if not moved:
             raise PipelineError("schedule: got orders in which every device waits for another")
+    # Saved values are held from the forward to the last part of the backward.
     last = "W" if any(run.kind == "W" for lane in lanes for run in lane) else "B"
     held = []
     for lane in lanes:

@@ -113,6 +113,7 @@ class PlanInterpreter:
     def run(self, held: list[Any]) -> Any:
         """Run all units on the arguments, which are the list's only element: it is emptied."""
         self.row.refresh()
+        # Boundaries hold values out of autograd's graph, for reruns; the graph itself goes through `held`.
         boundary = Boundary.of(held[0])
         tensors = boundary.tensors()
         step = _Step(
@@ -128,6 +129,7 @@ class PlanInterpreter:
         skips: dict[str, Any] = {}
         first = 1
         with step.autocast.entered():
+            # The forward pass: first forwards build autograd's graph, everything else happens beside it.
             for place, act in enumerate(self.script.acts[: self.script.turn]):
                 step.done = place + 1
                 if act.kind in FORWARDS and act.stage == first:
@@ -145,6 +147,7 @@ class PlanInterpreter:
             step.bare.pop(number - 1, None)
         blocks = OffloadableStorages()
         with contextlib.ExitStack() as stack:
+            # What runs again saves empty slots; autograd then holds no tensor of this unit.
             if number not in self.script.kept:
                 slots = step.slots[number] = []
                 given = [held[0], *(skips[name] for name in self.reads[number - 1])]
@@ -152,6 +155,7 @@ class PlanInterpreter:
                 del given
                 fill = partial(self._filled, step, number)
                 stack.enter_context(saved_tensors_hooks(_emptying(slots, pack), fill))
+            # A rerun must see the same weights, random numbers and buffers.
             if number in self.reruns:
                 seen = step.seen[number] = RunContext()
                 seen.keep_weights(self.weights[number - 1])
@@ -164,6 +168,7 @@ class PlanInterpreter:
             step.saved[number] = SavedRun(output, blocks, _staying(blocks, made))
         elif output is not None:
             step.bare[number] = output
+        # Before the walk enters this unit's last node, the plan's acts up to its backward are done.
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
                 tensor.grad_fn.register_prehook(lambda _: self._reached(step, number))
@@ -245,6 +250,7 @@ class PlanInterpreter:
         blocks, slots, seen = OffloadableStorages(), step.slots[number], step.seen[number]
         if filling and graph_only and not slots:
             return
+        # Slots are filled in the order in which the first run made them.
         left = slots[::-1] if filling else []
         hooks = saving_nothing()
         if filling:
@@ -272,6 +278,7 @@ class PlanInterpreter:
             saved = step.saved[number] if value is Value.SAVED else None
             boundary = step.bare[number] if saved is None else saved.output
             blocks = list(saved.blocks.values()) if saved is not None else []
+            # Inputs of the model and values that skip stages stay on the device; others read them there.
             here = step.inputs | {storage_key(t) for skip in step.skips.values() for t in skip.tensors()}
             here |= saved.staying if saved is not None else set()
             assert self.copies is not None  # noqa: S101  a value that is sent leaves
@@ -330,6 +337,7 @@ class PlanInterpreter:
         borrows, moves = number in self.lent, number in self.moved
         if not borrows and not moves:
             return torch.Tensor.detach  # with its graph, an output that its own node holds would never go
+        # A saved tensor that is the unit's input is held by its place, as that input may go and be made again.
         places = {storage_key(tensor): place for place, tensor in enumerate(tensors_of(given[0]))} if borrows else {}
         own = [each for stage in self.stages[number - 1] for each in (*stage.parameters(), *stage.buffers())]
         constant = {storage_key(t) for t in (*tensors_of(given), *own)} if moves else set()

@@ -92,6 +92,7 @@ def place_acts(plan: Plan) -> tuple[Act, ...]:
                 return place
         return len(operations)
 
+    # Acts to be inserted before each place: releases where the simulated copy ends, fetches where it begins.
     before: dict[int, list[Act]] = {}
     for place, operation in enumerate(operations):
         value = operation.value
@@ -158,6 +159,7 @@ def arrange_script(acts: Sequence[Act], count: int) -> Script:
     units = _units(acts, count)
     ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}  # where a forward begins
     ends |= {(unit[-1], False): number for number, unit in enumerate(units, 1)}
+    # Keep one act for a whole unit: the forward of its first stage, the backward of its last.
     ours: list[Act] = []
     turn: int | None = None
     first, below = 1, len(units)  # whose first forward and whose backward come next
