@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from trainwright.memory import Chain, Option, Stage
+from trainwright.memory import Chain, Stage
+from trainwright.plan.memory.chain import Option
 
 __all__ = ["budgets", "random_chain"]
 

@@ -28,6 +28,7 @@ from models import densenet, gpt, inception, resnet, unet, vit
 from trainwright import memory
 from trainwright.plan.memory.checkpointing import segments, sequential_begins
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.fitting import chain_of
 from trainwright.train.parallel.recompute.measure import tracked_peak
 from trainwright.train.parallel.recompute.stages import StageRow, split_model
@@ -126,7 +127,7 @@ class _Subject:
                 continue
             seen.add(tuple(begins))
             module = self.model if name == "plain" else _Checkpointed(self.model, self.row, begins)
-            simulated = memory.simulate(self.chain, segments(self.chain, begins)).seconds
+            simulated = simulate(self.chain, segments(self.chain, begins)).seconds
             yield name, module, tracked_peak(module, self.batch), simulated
 
     def _mismatches(self, planned: nn.Module) -> int:

@@ -5,31 +5,20 @@ from typing import Any, Literal
 from trainwright.errors import BudgetError
 from trainwright.memory.chain_files import load_chain
 from trainwright.plan.memory.budget import read_size
-from trainwright.plan.memory.chain import Chain, Option, Skip, Stage
+from trainwright.plan.memory.chain import Chain, Stage
 from trainwright.plan.memory.compiled_plan import CompiledPlan
 from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import plan_chain
-from trainwright.plan.memory.simulate import Simulation, simulate
-from trainwright.plan.memory.tradeoff_curve import Curve, CurvePoint, trade_off_curve
+from trainwright.plan.memory.tradeoff_curve import Curve, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
 
 __all__ = [
     "Chain",
     "CompiledPlan",
-    "Curve",
-    "CurvePoint",
     "Link",
-    "Operation",
-    "OperationKind",
-    "Option",
-    "PipelinePlan",
     "Plan",
-    "Simulation",
-    "Skip",
     "Stage",
-    "Value",
     "apply",
     "curve",
     "fit",
@@ -37,7 +26,6 @@ __all__ = [
     "pipeline",
     "plan",
     "scheduled",
-    "simulate",
     "staged",
 ]
 

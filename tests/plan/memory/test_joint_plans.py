@@ -12,6 +12,7 @@ from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.offload import lower_bound, price_hull
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.planning import minimal_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 
 
@@ -26,7 +27,7 @@ def test_a_high_price_is_rematerialisation_alone(seed):
     alone = solve_persistent(chain, budget, slots=room)
     assert dear.bytes == 0
     assert dear.seconds == pytest.approx(alone.seconds)
-    assert tm.simulate(chain, operations_of(dear.rows), budget_bytes=budget).fits
+    assert simulate(chain, operations_of(dear.rows), budget_bytes=budget).fits
     assert free.seconds <= dear.seconds
 
 
@@ -71,7 +72,7 @@ def test_the_compiled_simulator(seed):
                     if shuffled and len(copied):
                         one, other = random.integers(len(copied), size=2)
                         copied[[one, other]] = copied[[other, one]]
-                    found = tm.simulate(chain, operations_of(copied), budget_bytes=budget, link=link)
+                    found = simulate(chain, operations_of(copied), budget_bytes=budget, link=link)
                     expected = found.seconds if found.fits else np.inf
                     assert simulate_seconds(sizes_of(chain), (room, rates), copied) == pytest.approx(expected)
                     assert np.array_equal(rows_of(operations_of(copied)), copied)
@@ -84,10 +85,10 @@ def test_the_least_budget_with_copies(seed):
     """The plan needs just that, one byte less does not do, and no plan without copies needs less."""
     chain = random_chain(seed, least=1, most=9, options=seed % 2, split=seed % 3 == 0)
     operations, least = lowest_with_copies(chain)
-    found = tm.simulate(chain, operations, budget_bytes=least, link=tm.Link.of(2.0))
+    found = simulate(chain, operations, budget_bytes=least, link=tm.Link.of(2.0))
     assert found.fits
     assert found.peak_bytes == least <= minimal_bytes(chain)
-    assert not tm.simulate(chain, operations, budget_bytes=least - 1, link=tm.Link.of(2.0)).fits
+    assert not simulate(chain, operations, budget_bytes=least - 1, link=tm.Link.of(2.0)).fits
 
 
 def test_infeasible_budgets_name_what_offloading_allows():

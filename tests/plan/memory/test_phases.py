@@ -14,6 +14,7 @@ from trainwright.plan.memory.operations import OperationKind
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.phases import phases_of, save_everything
 from trainwright.plan.memory.planning import full_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 
 
@@ -30,7 +31,7 @@ def test_any_digits_make_a_valid_list(seed):
                 if d == n or random.random() < 0.2:
                     made[d, i] = random.integers(1, 3 + (seed % 2) * (i < n))
         rows, spent = list_rows(sizes, made, away)
-        found = tm.simulate(chain, operations_of(rows))
+        found = simulate(chain, operations_of(rows))
         assert found.fits
         assert found.seconds == pytest.approx(spent)
         again, _ = list_rows(sizes, *phases_of(n, rows))
@@ -61,7 +62,7 @@ def test_saved_without_its_input():
     chain = tm.Chain(stages=tuple(stages), input_bytes=1)
     budget = lowest_with_copies(chain)[1]
     link = tm.Link.of(0.05)
-    joint = tm.simulate(chain, plan_offload(chain, budget, link), budget_bytes=budget, link=link)
+    joint = simulate(chain, plan_offload(chain, budget, link), budget_bytes=budget, link=link)
     assert joint.seconds == chain.plain_seconds + 1 < solve_persistent(chain, budget).seconds
 
 
@@ -77,6 +78,6 @@ def test_changes_gain(seed):
     rows, seconds = anneal_phases(sizes, within, phases, np.random.default_rng(seed).random((500, 20)), 1e-3)
     assert seconds < before
     assert np.array_equal(fastest_schedule(sizes, *within, list_rows(sizes, *phases)[0])[0], rows)
-    found = tm.simulate(chain, operations_of(rows), budget_bytes=budget, link=tm.Link.of(0.5))
+    found = simulate(chain, operations_of(rows), budget_bytes=budget, link=tm.Link.of(0.5))
     assert found.fits
     assert found.seconds == pytest.approx(seconds)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from trainwright.memory import Chain, Stage, simulate
+from trainwright.memory import Chain, Stage
 from trainwright.plan.memory.operations import format_operations, parse_operations
 from trainwright.plan.memory.persistent import lowest_plan
 from trainwright.plan.memory.simplify import simplify_plan
+from trainwright.plan.memory.simulate import simulate
 
 
 def chain(length, seed=0):

@@ -3,8 +3,9 @@
 import pytest
 
 from trainwright.errors import ChainError
-from trainwright.memory import Chain, Link, Stage, simulate
+from trainwright.memory import Chain, Link, Stage
 from trainwright.plan.memory.operations import parse_operations
+from trainwright.plan.memory.simulate import simulate
 
 
 def stage(forward, backward, out, saved, **more):

@@ -7,11 +7,13 @@ import pytest
 
 from memory_chains import random_chain
 from trainwright.errors import ChainError, PipelineError
-from trainwright.memory import Chain, Link, Plan, Skip, Stage, plan, simulate
+from trainwright.memory import Chain, Link, Plan, Stage, plan
+from trainwright.plan.memory.chain import Skip
 from trainwright.plan.memory.exact import solve_exact
 from trainwright.plan.memory.operations import OperationKind, Value, parse_operations
 from trainwright.plan.memory.persistent import lowest_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.pipeline.planning import plan_pipeline
 
 FORWARDS = {OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP}
