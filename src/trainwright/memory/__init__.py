@@ -12,6 +12,7 @@ from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import plan_chain
 from trainwright.plan.memory.tradeoff_curve import Curve, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
+from trainwright.validators import check, one_of
 
 __all__ = [
     "Chain",
@@ -77,13 +78,11 @@ def fit(
     `activation_memory_budget` whose measured peak keeps the budget; `plan` is a `CompiledPlan`, and the only setting is
     `compiler` ("inductor", "aot_eager").
     """
+    check(backend, one_of("eager", "compile"), "backend", BudgetError)
     if backend == "compile":
         from trainwright.train.parallel.recompute.compiled import fit_compiled as fitted
-    elif backend == "eager":
-        from trainwright.train.parallel.recompute.fitting import fit as fitted
     else:
-        raise BudgetError(f"backend: got {backend!r}; allowed: eager, compile")
-
+        from trainwright.train.parallel.recompute.fitting import fit as fitted
     return fitted(
         model, sample, budget=budget, loss=loss, optimizer=optimizer, accumulate=accumulate,
         reserve_bytes=reserve_bytes, **settings,

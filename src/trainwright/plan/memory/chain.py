@@ -30,10 +30,12 @@ from typing import Any
 
 from trainwright.errors import ChainError, closest
 from trainwright.files import read_json, write_text
+from trainwright.validators import check, integer, number
 
 __all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Skip", "Stage", "with_least_peaks"]
 
 SCHEMA = 1
+_BYTE_COUNT = integer(minimum=0, of="bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,11 +164,11 @@ class Chain:
         for place, skip in enumerate(self.skips, start=1):
             _check_skip(f"chain, skip {place}" + (f" ({skip.name})" if skip.name else ""), skip, self.steps)
         if self.plain_peak_bytes is not None:
-            _check_bytes("chain, plain_peak_bytes", self.plain_peak_bytes)
-        _check_bytes("chain, input_bytes", self.input_bytes)
-        _check_bytes("chain, input_gradient_bytes", self.input_gradient_bytes)
+            check(self.plain_peak_bytes, _BYTE_COUNT, "chain, plain_peak_bytes", ChainError)
+        check(self.input_bytes, _BYTE_COUNT, "chain, input_bytes", ChainError)
+        check(self.input_gradient_bytes, _BYTE_COUNT, "chain, input_gradient_bytes", ChainError)
         for owner, count in self.fixed.items():
-            _check_bytes(f"chain, fixed, {owner}", count)
+            check(count, _BYTE_COUNT, f"chain, fixed, {owner}", ChainError)
 
     @property
     def steps(self) -> tuple[Stage, ...]:
@@ -266,29 +268,29 @@ def _check_stage(place: int, stage: Stage, below: int) -> None:
             f"{where}, saved_bytes: got {stage.saved_bytes}; allowed: at least its output_bytes, {stage.output_bytes}, "
             "for what autograd saves of a stage counts its output"
         )
-    for number, option in enumerate(stage.options, start=1):
-        _check_fields(f"{where}, option {number}", option, least)
+    for position, option in enumerate(stage.options, start=1):
+        _check_fields(f"{where}, option {position}", option, least)
         if option.saved_bytes < stage.output_bytes:
             raise ChainError(
-                f"{where}, option {number}, saved_bytes: got {option.saved_bytes}; allowed: at least the stage's "
+                f"{where}, option {position}, saved_bytes: got {option.saved_bytes}; allowed: at least the stage's "
                 f"output_bytes, {stage.output_bytes}"
             )
 
 
 def _check_skip(where: str, skip: Skip, steps: Sequence[Stage]) -> None:
-    def check(name: str, numbers: Sequence[int], allowed: Sequence[int]) -> None:
+    def check_stages(name: str, numbers: Sequence[int], allowed: Sequence[int]) -> None:
         odd = next((each for each in numbers if type(each) is not int or each not in allowed), None)
         if odd is not None:
             some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
             raise ChainError(f"{where}, {name}: got {odd!r}; allowed: a stage of {some}")
 
-    check("maker", (skip.maker,), range(1, len(steps)))
-    check("readers", skip.readers, range(skip.maker + 1, len(steps) + 1))
-    check("holders", skip.holders, (skip.maker, *skip.readers))
+    check_stages("maker", (skip.maker,), range(1, len(steps)))
+    check_stages("readers", skip.readers, range(skip.maker + 1, len(steps) + 1))
+    check_stages("holders", skip.holders, (skip.maker, *skip.readers))
     if not skip.readers or list(skip.readers) != sorted({*skip.readers}):
         raise ChainError(f"{where}, readers: got {list(skip.readers)}; allowed: at least one stage, in order")
-    _check_bytes(f"{where}, value_bytes", skip.value_bytes)
-    _check_bytes(f"{where}, shared_bytes", skip.shared_bytes)
+    check(skip.value_bytes, _BYTE_COUNT, f"{where}, value_bytes", ChainError)
+    check(skip.shared_bytes, _BYTE_COUNT, f"{where}, shared_bytes", ChainError)
     most = min(skip.value_bytes, steps[skip.maker - 1].output_bytes)
     if skip.shared_bytes > most:
         raise ChainError(
@@ -302,17 +304,12 @@ def _check_fields(where: str, record: Stage | Option, least: int) -> None:
         value = getattr(record, name, None)
         if value is None and name not in {"forward_seconds", "backward_seconds"}:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise ChainError(f"{where}, {name}: got {value!r}; allowed: a finite number of seconds >= 0")
+        check(value, number(minimum=0, of="seconds"), f"{where}, {name}", ChainError)
     for name in _BYTES:
         value = getattr(record, name, None)
         if value is not None or name == "saved_bytes":
-            _check_bytes(f"{where}, {name}", value, least if name == "backward_temporary_bytes" else 0)
-
-
-def _check_bytes(where: str, value: object, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ChainError(f"{where}: got {value!r}; allowed: a whole number of bytes >= {least}")
+            smallest = least if name == "backward_temporary_bytes" else 0
+            check(value, integer(minimum=smallest, of="bytes"), f"{where}, {name}", ChainError)
 
 
 def _record_to_json(record: Stage | Option | Skip) -> dict[str, Any]:

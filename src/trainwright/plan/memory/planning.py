@@ -3,7 +3,7 @@
 import math
 from typing import Literal, get_args
 
-from trainwright.errors import BudgetError, ChainError, InfeasibleBudget, closest
+from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
 from trainwright.plan.memory.budget import format_bytes, read_budget
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.checkpointing import keep_all
@@ -18,6 +18,7 @@ from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.simplify import simplify_plan
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.skip_connections import SkipGuesses, without_skips
+from trainwright.validators import check, one_of
 
 __all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
 
@@ -44,9 +45,7 @@ def plan_chain(
     `dp` and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
     `bandwidth` bytes per second each way. Raises InfeasibleBudget.
     """
-    if solver not in get_args(Solver):
-        allowed = get_args(Solver)
-        raise ChainError(f"solver: got {solver!r}; allowed: {', '.join(allowed)}{closest(str(solver), allowed)}")
+    check(solver, one_of(*get_args(Solver)), "solver", ChainError)
     if offload and bandwidth is None:
         raise BudgetError(
             "offload: got no bandwidth; allowed: bandwidth= in bytes per second, or a Link, such as "

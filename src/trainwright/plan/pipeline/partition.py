@@ -21,6 +21,7 @@ from trainwright.plan.memory.chain import Chain
 from trainwright.plan.pipeline.rematerialised import RematerialisationTables
 from trainwright.plan.pipeline.stage_memory import StageHolding, WeightBytes, stage_holding, weight_bytes
 from trainwright.plan.pipeline.stage_memory import input_bytes as received
+from trainwright.validators import check, integer
 
 __all__ = ["ChainPartition", "Cost", "StagePart", "Way", "cut_chain", "parts_of", "training_ways"]
 
@@ -57,10 +58,8 @@ def cut_chain(
 ) -> ChainPartition | None:
     """Return the partition of least load, or None if none fits; with `every` micro-batch in flight, as under GPipe."""
     layers = len(chain.stages)
-    if not 1 <= stages <= layers:
-        raise PipelineError(f"stages: got {stages}; allowed: 1 to {layers}, the layers of the chain")
-    if microbatches < 1:
-        raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
+    check(stages, integer(minimum=1, maximum=layers), "stages", PipelineError)
+    check(microbatches, integer(minimum=1), "microbatches", PipelineError)
     flying = {left: microbatches if every else min(left, microbatches) for left in range(1, stages + 1)}
     links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
     # best[first, left]: the least load of layers first.. on `left` stages, and where the first of these ends.

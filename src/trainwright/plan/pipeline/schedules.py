@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from trainwright.errors import PipelineError
 from trainwright.plan.pipeline.stage_memory import check_schedule, in_flight
+from trainwright.validators import check, integer
 
 __all__ = [
     "Orders",
@@ -98,8 +99,7 @@ def orders_of(
     """
     check_schedule(schedule)
     chunks = len(forward_seconds)
-    if microbatches < 1:
-        raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
+    check(microbatches, integer(minimum=1), "microbatches", PipelineError)
     if chunks % devices or (schedule != "interleaved" and chunks != devices):
         raise PipelineError(
             f"devices: got {devices} for {chunks} chunks; allowed: {chunks}, or a divisor if interleaved"

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from trainwright.errors import PipelineError, closest
+from trainwright.errors import PipelineError
 from trainwright.plan.memory.chain import Chain
+from trainwright.validators import check, one_of
 
 __all__ = [
     "PATTERNS",
@@ -39,8 +40,7 @@ class WeightBytes:
 
 def check_schedule(name: str, known: tuple[str, ...] = SCHEDULES) -> None:
     """Raise PipelineError for an unknown schedule."""
-    if name not in known:
-        raise PipelineError(f"schedule: got {name!r}; allowed: {', '.join(known)}{closest(name, known)}")
+    check(name, one_of(*known), "schedule", PipelineError)
 
 
 def in_flight(schedule: str, *, stage: int, stages: int, microbatches: int) -> int:

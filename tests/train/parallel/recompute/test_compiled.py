@@ -115,7 +115,7 @@ class Breaks(nn.Module):
 @pytest.mark.parametrize(
     ("model", "batch", "settings", "error", "says"),
     [
-        (net, BATCH, {"backend": "jit"}, BudgetError, "eager, compile"),
+        (net, BATCH, {"backend": "jit"}, BudgetError, "'eager', 'compile'"),
         (net, BATCH, {"compiler": "gcc"}, BudgetError, "aot_eager"),
         (lambda: net().eval(), BATCH, {}, UnsupportedModel, "evaluation"),
         (net, BATCH[:, :3], {}, UnsupportedModel, "refuses it"),

@@ -17,7 +17,7 @@ from torch import autograd, nn
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch.optim import Optimizer
 
-from trainwright.errors import BudgetError, InfeasibleBudget, UnsupportedModel, closest
+from trainwright.errors import BudgetError, InfeasibleBudget, UnsupportedModel
 from trainwright.plan.memory.budget import format_bytes, read_budget
 from trainwright.plan.memory.compiled_plan import CompiledPlan, Compiler
 from trainwright.train.parallel.recompute.entry import PlannedForward
@@ -32,6 +32,7 @@ from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.stages import check_trains
 from trainwright.train.parallel.recompute.storage_bytes import granule_of, total_bytes
 from trainwright.train.parallel.recompute.trees import tensors_of
+from trainwright.validators import check, one_of
 
 __all__ = ["allocated_bytes", "apply_compiled", "fit_compiled"]
 
@@ -55,9 +56,7 @@ def fit_compiled(
     Compiles up to six times. Raises `InfeasibleBudget` with the least peak measured where no share keeps the budget,
     and `UnsupportedModel` for a model that is not one graph.
     """
-    if compiler not in get_args(Compiler):
-        allowed = get_args(Compiler)
-        raise BudgetError(f"compiler: got {compiler!r}; allowed: {', '.join(allowed)}{closest(str(compiler), allowed)}")
+    check(compiler, one_of(*get_args(Compiler)), "compiler", BudgetError)
     check_trains(model)
     granule, passes = granule_of(model), 2 if accumulate else 1
     gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)
