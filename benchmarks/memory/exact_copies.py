@@ -29,7 +29,7 @@ def solve_exact_with_copies(
     seconds, at most 63, every value at most 31 bytes; raises ChainError.
     """
     steps, sizes = chain.steps, sizes_of(chain)
-    seconds = np.array([(step.plain_seconds, step.forward_seconds, step.backward_seconds) for step in steps])
+    seconds = np.array([(step.no_grad_seconds, step.forward_seconds, step.backward_seconds) for step in steps])
     ticks = np.rint(seconds * bandwidth).astype(np.int64)
     largest = max(step.saved_bytes for step in steps)
     if (

@@ -88,7 +88,7 @@ class _Programme:
                 if i < d:
                     if d < self.n:
                         self.bare[d, i] = self._variable()
-                    self.plain[d, i] = self._variable(step.plain_seconds)
+                    self.plain[d, i] = self._variable(step.no_grad_seconds)
                     self.read[d, i, -1] = self._variable(whole=False)
                 for o, option in enumerate(step.choices):
                     ends = option.backward_seconds if i == d else 0.0
@@ -105,7 +105,8 @@ class _Programme:
         """Whether saving a stage only to run another is never better than running it plainly."""
         step = self.chain.steps[i - 1]
         return all(
-            step.plain_seconds <= each.forward_seconds and step.plain_temporary_bytes <= each.forward_temporary_bytes
+            step.no_grad_seconds <= each.forward_seconds
+            and step.no_grad_temporary_bytes <= each.forward_temporary_bytes
             for each in step.choices
         )
 
@@ -153,7 +154,7 @@ class _Programme:
     def _bytes(self, d: int) -> None:
         steps = self.chain.steps
         grown = sum(step.parameter_gradient_bytes for step in steps[d:])
-        arrived = steps[d - 1].delta_bytes + grown
+        arrived = steps[d - 1].output_gradient_bytes + grown
         left: Terms = []
         for i in range(1, d + 1):
             step = steps[i - 1]
@@ -162,14 +163,14 @@ class _Programme:
             held = self._held(d, i - 1) if i > 1 else []
             right = [term for j in range(i, d + 1) for term in self._start(d, j)]
             runs: list[tuple[int | None, float]] = [
-                (self.plain.get((d, i)), step.output_bytes + step.plain_temporary_bytes),
+                (self.plain.get((d, i)), step.output_bytes + step.no_grad_temporary_bytes),
                 *((self.made[d, i, o], each.saved_bytes + each.forward_temporary_bytes)
                   for o, each in enumerate(step.choices)),
             ]  # fmt: skip
             self._limit([*left, *held, *right, *runs], self.room - arrived)
             if i == d:
                 more = step.parameter_gradient_bytes
-                more += steps[d - 2].delta_bytes if d > 1 else self.chain.input_gradient_bytes
+                more += steps[d - 2].output_gradient_bytes if d > 1 else self.chain.input_gradient_bytes
                 back = [
                     (column, each.saved_bytes + each.backward_temporary_bytes)
                     for o, each in enumerate(step.choices)

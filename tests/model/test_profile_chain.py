@@ -89,7 +89,7 @@ stages = st.builds(
     output_bytes=sizes,
     saved_bytes=st.integers(50, 99),
     forward_temporary_bytes=sizes,
-    plain_temporary_bytes=sizes,
+    no_grad_temporary_bytes=sizes,
     backward_temporary_bytes=sizes,
     gradient_bytes=sizes,
 )
@@ -107,9 +107,9 @@ def test_joined_bytes_are_those_of_the_stages_run_one_after_another(found, arriv
     assert block.saved_bytes + block.forward_temporary_bytes == max(peak, live)
     held, plain = 0, 0
     for stage in found:
-        plain = max(plain, held + stage.output_bytes + stage.plain_temporary_bytes)
+        plain = max(plain, held + stage.output_bytes + stage.no_grad_temporary_bytes)
         held = stage.output_bytes
-    assert block.output_bytes + block.plain_temporary_bytes == max(plain, held)
+    assert block.output_bytes + block.no_grad_temporary_bytes == max(plain, held)
     before = [arriving, *(stage.gradient_bytes for stage in found)]
     backward = 0
     for i in reversed(range(len(found))):

@@ -99,7 +99,7 @@ class Stage:
     saved_bytes: int = 0
     forward_temporary_bytes: int = 0
     """Peak during forward beyond input, parameters and what is kept."""
-    plain_temporary_bytes: int = 0
+    no_grad_temporary_bytes: int = 0
     """The same without gradients (a forward that keeps nothing): peak beyond input, parameters and output."""
     backward_temporary_bytes: int = 0
     """Peak during backward beyond what is kept, both gradients, the input, and gradients of parameters."""
@@ -120,7 +120,7 @@ class Block:
     output_bytes: int = 0
     saved_bytes: int = 0
     forward_temporary_bytes: int = 0
-    plain_temporary_bytes: int = 0
+    no_grad_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
     gradient_bytes: int = 0
     transformer: Transformer | None = None

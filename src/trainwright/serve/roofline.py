@@ -79,7 +79,9 @@ def _dense(member: Member, rows: int) -> Profile:
         forward_flops=2.0 * count * rows,
         forward_bytes=4 * (count + 2 * width * rows),
     )
-    block = Block(name="dense", layers=(layer,), output_bytes=4 * width * rows, plain_temporary_bytes=4 * width * rows)
+    block = Block(
+        name="dense", layers=(layer,), output_bytes=4 * width * rows, no_grad_temporary_bytes=4 * width * rows
+    )
     return Profile(name=f"trial {member.trial}", batch=rows, blocks=(block,), input_bytes=4 * width * rows)
 
 
@@ -127,5 +129,5 @@ def _footprint(member: Member, traces: tuple[Profile, Profile]) -> Footprint:
 def _held(profile: Profile) -> Iterator[int]:
     handed = 0
     for block in profile.blocks:
-        yield handed + block.plain_temporary_bytes + block.output_bytes
+        yield handed + block.no_grad_temporary_bytes + block.output_bytes
         handed = block.output_bytes

@@ -86,7 +86,7 @@ def join_stages(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
     forward = max(kept[i + 1] + stage.forward_temporary_bytes for i, stage in enumerate(stages))
     # Without gradients nothing is saved: only a stage's input and output are held.
     inputs = [0, *(stage.output_bytes for stage in stages[:-1])]
-    plain = max(inputs[i] + stage.output_bytes + stage.plain_temporary_bytes for i, stage in enumerate(stages))
+    plain = max(inputs[i] + stage.output_bytes + stage.no_grad_temporary_bytes for i, stage in enumerate(stages))
     # Backward of stage i holds what stages up to i saved, its output's gradient and its input's.
     gradients = [arriving_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
     backward = max(
@@ -98,7 +98,7 @@ def join_stages(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
         output_bytes=end.output_bytes,
         saved_bytes=kept[-1],
         forward_temporary_bytes=max(0, forward - kept[-1]),
-        plain_temporary_bytes=max(0, plain - end.output_bytes),
+        no_grad_temporary_bytes=max(0, plain - end.output_bytes),
         backward_temporary_bytes=max(0, backward - kept[-1] - end.gradient_bytes - arriving_gradient_bytes),
         gradient_bytes=end.gradient_bytes,
         stages=tuple(stages),

@@ -159,7 +159,7 @@ class CutRecording:
                 output_bytes=output,
                 saved_bytes=saved_bytes,
                 forward_temporary_bytes=forward,
-                plain_temporary_bytes=plain,
+                no_grad_temporary_bytes=plain,
                 backward_temporary_bytes=self._backward_temporary(lives, k, kept, saved_bytes + gradient + before),
                 gradient_bytes=gradient,
             )

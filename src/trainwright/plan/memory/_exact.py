@@ -12,34 +12,45 @@ FORWARD_ALL, FORWARD_KEEP, BACKWARD, DELETE = 0, 1, 3, 4
 
 
 @compiled
-def _read_state(z: Sizes, code: int, gradient: int, powers: Ints, digit: Ints) -> tuple[int, float]:
+def _read_state(sizes: Sizes, code: int, gradient: int, powers: Ints, digit: Ints) -> tuple[int, float]:
     """Write the digits of a state, and return the bytes that are alive and the least seconds that remain."""
-    used, rest, base = z.delta[gradient] + z.grown[gradient], 0.0, powers[1]
-    for i in range(1, z.plain.size + 1):
+    used, rest, base = sizes.output_gradient[gradient] + sizes.later_gradients[gradient], 0.0, powers[1]
+    for i in range(1, sizes.no_grad_forward.size + 1):
         digit[i] = (code // powers[i - 1]) % base
-        o = z.first[i - 1] + digit[i] - 2
+        o = sizes.first[i - 1] + digit[i] - 2
         if digit[i] == 1:
-            used += z.out[i]
+            used += sizes.output[i]
         elif digit[i] > 1:
-            used += z.saved[o]
+            used += sizes.saved[o]
         # A stage that is saved needs its backward alone; another at least its cheapest forward and backward.
         if i <= gradient:
-            rest += min(z.back[o], z.cheapest[i - 1]) if digit[i] > 1 else z.cheapest[i - 1]
+            rest += min(sizes.backward[o], sizes.cheapest[i - 1]) if digit[i] > 1 else sizes.cheapest[i - 1]
     return used, rest
 
 
 @compiled
-def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[Ints, float, float]:
+def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[Ints, float, float]:
     """Return the operations (kind, stage from 1, option), their seconds (inf: none below `bound`), a lower bound.
 
     A state holds a digit for each stage (0 nothing, 1 the bare output, 2 + o saved by option o) and the gradient's
     stage. `limit` is the number of states, beyond which the search ends with the lower bound that it has reached.
     """
-    out, delta, plain_temporary, plain = z.out, z.delta, z.plain_temporary, z.plain
-    cheapest, first = z.cheapest, z.first
-    forward, back, saved, temporary, back_temporary = z.forward, z.back, z.saved, z.temporary, z.back_temporary
-    grown = z.grown
-    n = plain.size
+    output, output_gradient, no_grad_temporary, no_grad_forward = (
+        sizes.output,
+        sizes.output_gradient,
+        sizes.no_grad_temporary,
+        sizes.no_grad_forward,
+    )
+    cheapest, first = sizes.cheapest, sizes.first
+    forward, backward, saved, temporary, backward_temporary = (
+        sizes.forward,
+        sizes.backward,
+        sizes.saved,
+        sizes.temporary,
+        sizes.backward_temporary,
+    )
+    later_gradients = sizes.later_gradients
+    n = no_grad_forward.size
     powers = np.ones(n + 2, np.int64)
     for i in range(1, n + 2):
         powers[i] = powers[i - 1] * base
@@ -67,7 +78,7 @@ def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tu
             return path_to(came, node), cost[node], cost[node]
         if proven >= bound or count > limit:
             break
-        used, rest = _read_state(z, states[node] - top * gradient, gradient, powers, digit)
+        used, rest = _read_state(sizes, states[node] - top * gradient, gradient, powers, digit)
         # Room for every neighbour of this state in the heap, the list of states and the hash table.
         if size + 4 * n * base + 8 > heap.size:
             heap = np.concatenate((heap, np.zeros(heap.size + 4 * n * base)))
@@ -83,9 +94,9 @@ def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tu
         alone = False
         if digit[gradient] > 1 and (gradient == 1 or digit[gradient - 1]):
             o = first[gradient - 1] + digit[gradient] - 2
-            made = delta[gradient - 1] + grown[gradient - 1] - grown[gradient]
-            if used + made + back_temporary[o] <= room:
-                alone = made <= saved[o] + delta[gradient] and back[o] <= cheapest[gradient - 1]
+            made = output_gradient[gradient - 1] + later_gradients[gradient - 1] - later_gradients[gradient]
+            if used + made + backward_temporary[o] <= room:
+                alone = made <= saved[o] + output_gradient[gradient] and backward[o] <= cheapest[gradient - 1]
         for kind in (BACKWARD, FORWARD_ALL, FORWARD_KEEP, DELETE):
             if alone and kind != BACKWARD:
                 break
@@ -99,32 +110,32 @@ def search_plans(z: Sizes, room: int, bound: float, base: int, limit: int) -> tu
                     # each stage.
                     if kind == BACKWARD:
                         o = first[i - 1] + digit[i] - 2
-                        made = delta[i - 1] + grown[i - 1] - grown[i]
-                        if digit[i] < 2 or not ready or used + made + back_temporary[o] > room:
+                        made = output_gradient[i - 1] + later_gradients[i - 1] - later_gradients[i]
+                        if digit[i] < 2 or not ready or used + made + backward_temporary[o] > room:
                             continue
                         state -= digit[i] * powers[i - 1] + top
                         if i > 1 and digit[i - 1] == 1:  # nobody reads it any more
                             state -= powers[i - 2]
-                        spent, left = back[o], rest - min(back[o], cheapest[i - 1])
+                        spent, left = backward[o], rest - min(backward[o], cheapest[i - 1])
                     elif kind == FORWARD_ALL:
                         # Saved values include the output, so that a bare output is dropped first.
-                        bare = out[i] if digit[i] == 1 else 0  # dropped first
+                        bare = output[i] if digit[i] == 1 else 0  # dropped first
                         if digit[i] > 1 or not ready or used - bare + saved[o] + temporary[o] > room:
                             continue
                         state += (2 + option - digit[i]) * powers[i - 1]
-                        spent, left = forward[o], rest - cheapest[i - 1] + min(back[o], cheapest[i - 1])
+                        spent, left = forward[o], rest - cheapest[i - 1] + min(backward[o], cheapest[i - 1])
                     elif kind == FORWARD_KEEP:
-                        if i == gradient or digit[i] or not ready or used + out[i] + plain_temporary[i - 1] > room:
+                        if i == gradient or digit[i] or not ready or used + output[i] + no_grad_temporary[i - 1] > room:
                             continue
                         state += powers[i - 1]
-                        spent = plain[i - 1]
+                        spent = no_grad_forward[i - 1]
                     else:
                         if not digit[i]:
                             continue
                         state -= digit[i] * powers[i - 1]
                         if digit[i] > 1:
                             o = first[i - 1] + digit[i] - 2
-                            left = rest + cheapest[i - 1] - min(back[o], cheapest[i - 1])
+                            left = rest + cheapest[i - 1] - min(backward[o], cheapest[i - 1])
                     reached = cost[node] + spent
                     if reached + left >= bound:
                         continue

@@ -39,12 +39,12 @@ def _to_slots(count: int, unit: int, up: int) -> int:
 
 
 @compiled
-def fill_priced_table(z: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, int], price: float) -> Singles:
+def fill_priced_table(sizes: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, int], price: float) -> Singles:
     """Return the table; `kinds` are `first_kind` [n + 1] and the bytes of each kind, `grid` as in `_persistent`."""
     first_kind, weight = kinds
     unit, up, slots = grid
-    n = z.plain.size
-    arrived = z.delta + z.grown
+    n = sizes.no_grad_forward.size
+    gradient_bytes = sizes.output_gradient + sizes.later_gradients
     table = np.full((weight.size, n, slots + 1), _INF, np.float32)
     for s in range(n - 1, -1, -1):
         for t in range(s, n):
@@ -54,18 +54,18 @@ def fill_priced_table(z: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, 
                 wide, fare = _to_slots(w, unit, up), np.float32(price * w)
                 # Save stage s with option o. In its forward the gradient of s..t already waits; in its backward the
                 # gradients of its output and of its input are alive together.
-                for o in range(z.first[s], z.first[s + 1]):
+                for o in range(sizes.first[s], sizes.first[s + 1]):
                     need = w + max(
-                        arrived[t + 1] + z.saved[o] + z.temporary[o],
-                        z.delta[s + 1] + z.saved[o] + arrived[s] + z.back_temporary[o],
+                        gradient_bytes[t + 1] + sizes.saved[o] + sizes.temporary[o],
+                        sizes.output_gradient[s + 1] + sizes.saved[o] + gradient_bytes[s] + sizes.backward_temporary[o],
                     )
-                    low, cost = _to_slots(need, unit, up), np.float32(z.forward[o] + z.back[o])
+                    low, cost = _to_slots(need, unit, up), np.float32(sizes.forward[o] + sizes.backward[o])
                     if s == t:
                         for m in range(low, slots + 1):
                             target[m] = min(target[m], cost)
                         continue
                     # Meanwhile w leaves for its price, or stays and takes its slots.
-                    inner = table[first_kind[s + 1] + 1 + o - z.first[s], t]
+                    inner = table[first_kind[s + 1] + 1 + o - sizes.first[s], t]
                     for m in range(low, slots + 1):
                         value = inner[m] + fare
                         if m >= wide:
@@ -73,13 +73,16 @@ def fill_priced_table(z: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, int, 
                         target[m] = min(target[m], cost + value)
                 # Or run s..split-1 without gradients, then split..t, then s..split-1 again. The first of these forwards
                 # reads w; while the others run (`rest`), w may have left.
-                need, ran = w + arrived[t + 1] + z.out[s + 1] + z.plain_temporary[s], 0.0
+                need, ran = w + gradient_bytes[t + 1] + sizes.output[s + 1] + sizes.no_grad_temporary[s], 0.0
                 rest = np.int64(0)
                 for split in range(s + 1, t + 1):
                     j = split - 1
-                    ran += z.plain[j]
+                    ran += sizes.no_grad_forward[j]
                     if j > s:
-                        rest = max(rest, arrived[t + 1] + z.out[j + 1] + z.plain_temporary[j] + z.out[j])
+                        rest = max(
+                            rest,
+                            gradient_bytes[t + 1] + sizes.output[j + 1] + sizes.no_grad_temporary[j] + sizes.output[j],
+                        )
                     right, left, cost = table[first_kind[split], t], table[x, j], np.float32(ran)
                     for m in range(_to_slots(max(need, rest), unit, up), slots + 1):
                         value = right[m] + fare
@@ -106,15 +109,15 @@ def _grow_rows(rows: Ints, count: int, more: int) -> Ints:
 
 
 @compiled
-def walk_priced_table(z: Sizes, priced: PricedTable, forced: Ints) -> tuple[Ints, Floats, Ints]:
+def walk_priced_table(sizes: Sizes, priced: PricedTable, forced: Ints) -> tuple[Ints, Floats, Ints]:
     """Return the plan in all slots as rows, its seconds and the bytes that leave, and the nodes (s, t) it has.
 
     A row OFFLOAD says that a value waits on the host from here to its next reader. `forced` [n, n, 3] has of node
     (s, t) its choice, whether what is held leaves (1) or stays (0), each _FREE or forced, and slots given to it.
     """
     (first_kind, weight), table, (unit, up, slots), price = priced
-    n = z.plain.size
-    arrived = z.delta + z.grown
+    n = sizes.no_grad_forward.size
+    gradient_bytes = sizes.output_gradient + sizes.later_gradients
     done: Ints = np.empty((256, 3), np.int64)
     nodes: Ints = np.empty((4 * n + 4, 2), np.int64)
     count = seen = 0
@@ -145,30 +148,32 @@ def walk_priced_table(z: Sizes, priced: PricedTable, forced: Ints) -> tuple[Ints
         # First the options of stage s, as in `fill_priced_table`; a forced choice need not fit the table's rounding.
         best, option, split_at, leaves = _INF, -1, -1, False
         choice, must = forced[s, t, 0], forced[s, t, 1]
-        for o in range(z.first[s], z.first[s + 1]):
-            if choice != _FREE and choice != o - z.first[s]:
+        for o in range(sizes.first[s], sizes.first[s + 1]):
+            if choice != _FREE and choice != o - sizes.first[s]:
                 continue
             need = w + max(
-                arrived[t + 1] + z.saved[o] + z.temporary[o],
-                z.delta[s + 1] + z.saved[o] + arrived[s] + z.back_temporary[o],
+                gradient_bytes[t + 1] + sizes.saved[o] + sizes.temporary[o],
+                sizes.output_gradient[s + 1] + sizes.saved[o] + gradient_bytes[s] + sizes.backward_temporary[o],
             )
             if m < _to_slots(need, unit, up) and choice == _FREE:
                 continue
-            value = np.float32(z.forward[o] + z.back[o])
+            value = np.float32(sizes.forward[o] + sizes.backward[o])
             away = False
             if s < t:
-                inner = table[first_kind[s + 1] + 1 + o - z.first[s], t]
+                inner = table[first_kind[s + 1] + 1 + o - sizes.first[s], t]
                 away = m < wide or inner[m] + fare < inner[m - wide]
                 value += inner[m] + fare if away else inner[m - wide]
             if value < best or option < 0:
                 best, option, leaves = value, o, away
         # Then the splits.
-        need, ran, rest = w + arrived[t + 1] + z.out[s + 1] + z.plain_temporary[s], 0.0, np.int64(0)
+        need, ran, rest = w + gradient_bytes[t + 1] + sizes.output[s + 1] + sizes.no_grad_temporary[s], 0.0, np.int64(0)
         for split in range(s + 1, t + 1):
             j = split - 1
-            ran += z.plain[j]
+            ran += sizes.no_grad_forward[j]
             if j > s:
-                rest = max(rest, arrived[t + 1] + z.out[j + 1] + z.plain_temporary[j] + z.out[j])
+                rest = max(
+                    rest, gradient_bytes[t + 1] + sizes.output[j + 1] + sizes.no_grad_temporary[j] + sizes.output[j]
+                )
             if choice != _FREE and choice != _SPLIT + split:
                 continue
             if m < _to_slots(max(need, rest), unit, up) and choice == _FREE:
@@ -186,8 +191,8 @@ def walk_priced_table(z: Sizes, priced: PricedTable, forced: Ints) -> tuple[Ints
         left_kind = x - first_kind[s] - 1
         if split_at < 0:
             # Stage s is saved: its forward, all behind it, its backward.
-            sums[0] += z.forward[option] + z.back[option]
-            done[count] = (FORWARD_ALL, s + 1, option - z.first[s])
+            sums[0] += sizes.forward[option] + sizes.backward[option]
+            done[count] = (FORWARD_ALL, s + 1, option - sizes.first[s])
             count += 1
             if leaves and s and s < t:
                 done[count] = (OFFLOAD, s, left_kind)
@@ -195,12 +200,12 @@ def walk_priced_table(z: Sizes, priced: PricedTable, forced: Ints) -> tuple[Ints
             tasks[waiting] = (BACKWARD, s + 1, 0, 0, 0)
             waiting += 1
             if s < t:
-                tasks[waiting] = (_EXPAND, s + 1, t, inner_m, first_kind[s + 1] + 1 + option - z.first[s])
+                tasks[waiting] = (_EXPAND, s + 1, t, inner_m, first_kind[s + 1] + 1 + option - sizes.first[s])
                 waiting += 1
             continue
         # Forwards up to the split, all behind it, the bare output that it began with goes, and s..split-1 once more.
         for j in range(s, split_at):
-            sums[0] += z.plain[j]
+            sums[0] += sizes.no_grad_forward[j]
             done[count] = (FORWARD_KEEP if j == s else FORWARD_DROP, j + 1, 0)
             count += 1
             if j == s and leaves and s:
@@ -215,7 +220,7 @@ def walk_priced_table(z: Sizes, priced: PricedTable, forced: Ints) -> tuple[Ints
 
 @compiled
 def anneal_choices(
-    z: Sizes, priced: PricedTable, within: tuple[Limits, Floats], forced: Ints, draws: Floats
+    sizes: Sizes, priced: PricedTable, within: tuple[Limits, Floats], forced: Ints, draws: Floats
 ) -> tuple[Ints, float]:
     """Return the fastest list found, and its seconds, by forcing more decisions of the plan that a table means.
 
@@ -223,8 +228,8 @@ def anneal_choices(
     with probability exp(-x / heat), heat falling to zero. In the end `forced` has the decisions of the fastest.
     """
     (limits, hurries), slots, tries = within, priced[2][2], len(draws)
-    rows, sums, nodes = walk_priced_table(z, priced, forced)
-    best, least = fastest_schedule(z, limits, hurries, rows)
+    rows, sums, nodes = walk_priced_table(sizes, priced, forced)
+    best, least = fastest_schedule(sizes, limits, hurries, rows)
     if not len(rows):
         return best, least
     spent, kept = least, forced.copy()
@@ -245,16 +250,16 @@ def anneal_choices(
             elif value < 0.2:
                 new = _FREE
             elif t == s or value < 0.6:
-                new = int(more * (z.first[s + 1] - z.first[s]))
+                new = int(more * (sizes.first[s + 1] - sizes.first[s]))
             else:
                 new = _SPLIT + s + 1 + int(more * (t - s))
             forced[s, t, what] = new
-        rows, sums, other = walk_priced_table(z, priced, forced)
+        rows, sums, other = walk_priced_table(sizes, priced, forced)
         # The plan's own seconds are a bound of its time with copies, so that many tries need no simulation.
         limit = spent * (1 - _HEAT * (1 - turn / tries) * np.log(1 - draw[1])) if spent < np.inf else np.inf
         found, time = rows[:0], np.inf
         if len(rows) and sums[0] <= limit:
-            found, time = fastest_schedule(z, limits, hurries, rows)
+            found, time = fastest_schedule(sizes, limits, hurries, rows)
         if len(found) and time <= limit:
             spent, nodes = time, other
             if time < least:

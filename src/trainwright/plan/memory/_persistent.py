@@ -65,17 +65,30 @@ def _to_slots(count: int, unit: int, up: int) -> int:
 
 
 @compiled
-def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singles, Ints]:
+def fill_table(sizes: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singles, Ints]:
     """Return the table and, for each row, the least feasible m (slots + 1 if none).
 
     `grid` is the bytes of a slot, what `_to_slots` adds, and the number of slots.
     """
-    out, delta, plain_temporary, plain = z.out, z.delta, z.plain_temporary, z.plain
-    cheapest, first = z.cheapest, z.first
-    forward, back, saved, temporary, back_temporary = z.forward, z.back, z.saved, z.temporary, z.back_temporary
-    arrived = delta + z.grown  # alive beside a stage's own when the gradient of its output is there
+    output, output_gradient, no_grad_temporary, no_grad_forward = (
+        sizes.output,
+        sizes.output_gradient,
+        sizes.no_grad_temporary,
+        sizes.no_grad_forward,
+    )
+    cheapest, first = sizes.cheapest, sizes.first
+    forward, backward, saved, temporary, backward_temporary = (
+        sizes.forward,
+        sizes.backward,
+        sizes.saved,
+        sizes.temporary,
+        sizes.backward_temporary,
+    )
+    gradient_bytes = (
+        output_gradient + sizes.later_gradients
+    )  # alive beside a stage's own when the gradient of its output is there
     unit, up, slots = grid
-    n = plain.size
+    n = no_grad_forward.size
     table = np.empty((n * (n + 1) // 2, slots + 1), np.float32)
     start = np.full(n * (n + 1) // 2, slots + 1, np.int64)
     total = np.zeros(n + 1)
@@ -97,11 +110,11 @@ def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple
                 # its output and of its input are alive together.
                 for o in range(first[s], first[s + 1]):
                     need = max(
-                        arrived[t + 1] + saved[o] + temporary[o],
-                        delta[s + 1] + saved[o] + arrived[s] + back_temporary[o],
+                        gradient_bytes[t + 1] + saved[o] + temporary[o],
+                        output_gradient[s + 1] + saved[o] + gradient_bytes[s] + backward_temporary[o],
                     )
                     low = _to_slots(need, unit, up)
-                    cost = np.float32(forward[o] + back[o])
+                    cost = np.float32(forward[o] + backward[o])
                     if s == t:
                         for m in range(low, slots + 1):
                             target[m] = min(target[m], cost)
@@ -123,14 +136,14 @@ def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple
             high = slots + 1
             for split in range(s + 1, t + 1):  # the right part begins at `split`
                 j = split - 1
-                ran += plain[j]
-                more = arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0)
+                ran += no_grad_forward[j]
+                more = gradient_bytes[t + 1] + output[j + 1] + no_grad_temporary[j] + (output[j] if j > s else 0)
                 if more > need:
                     need = more
                     low0 = _to_slots(need, unit, up)
                 # The right part has the memory without the output that it begins with, the left part all of it.
                 right, left = _row_index(split, t, n), _row_index(s, j, n)
-                width = _to_slots(out[split], unit, up)
+                width = _to_slots(output[split], unit, up)
                 low = max(low0, start[right] + width, start[left])
                 limit = np.float32(free + ran)
                 while high > low and target[high - 1] <= limit:
@@ -151,17 +164,31 @@ def fill_table(z: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple
 
 @compiled
 def walk_table(
-    z: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leaves_only: bool
+    sizes: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leaves_only: bool
 ) -> tuple[Ints, float]:
     """Return the plan of C(1, n, slots) as rows (kind, stage from 1, option), and the seconds of its operations.
 
     Nothing was stored on the way up: at each node of the plan the choices are compared again, O(n) each.
     """
-    out, delta, plain_temporary, plain, first, forward = z.out, z.delta, z.plain_temporary, z.plain, z.first, z.forward
-    back, saved, temporary, back_temporary = z.back, z.saved, z.temporary, z.back_temporary
-    arrived = delta + z.grown  # alive beside a stage's own when the gradient of its output is there
+    output, output_gradient, no_grad_temporary, no_grad_forward, first, forward = (
+        sizes.output,
+        sizes.output_gradient,
+        sizes.no_grad_temporary,
+        sizes.no_grad_forward,
+        sizes.first,
+        sizes.forward,
+    )
+    backward, saved, temporary, backward_temporary = (
+        sizes.backward,
+        sizes.saved,
+        sizes.temporary,
+        sizes.backward_temporary,
+    )
+    gradient_bytes = (
+        output_gradient + sizes.later_gradients
+    )  # alive beside a stage's own when the gradient of its output is there
     unit, up, slots = grid
-    n = plain.size
+    n = no_grad_forward.size
     done = np.empty((64, 3), np.int64)
     count, seconds = 0, 0.0
     tasks = np.empty((4 * n + 8, 4), np.int64)  # (kind, stage or s, option or t, m); kind -1: a node still to expand
@@ -179,16 +206,17 @@ def walk_table(
             done[count] = (kind, s, t)
             count += 1
             if kind == BACKWARD:
-                seconds += back[t]
+                seconds += backward[t]
             continue
         # A node (s, t) with m slots: the options of stage s, then the splits, as in `fill_table`.
         best, option, split_at = np.float32(np.inf), -1, -1
         if s == t or not leaves_only:
             for o in range(first[s], first[s + 1]):
                 need = max(
-                    arrived[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + arrived[s] + back_temporary[o]
+                    gradient_bytes[t + 1] + saved[o] + temporary[o],
+                    output_gradient[s + 1] + saved[o] + gradient_bytes[s] + backward_temporary[o],
                 )
-                value = np.float32(forward[o] + back[o])
+                value = np.float32(forward[o] + backward[o])
                 left = m
                 if s < t:
                     left = m - _to_slots(saved[o], unit, up)
@@ -200,9 +228,9 @@ def walk_table(
         need, ran = np.int64(-1), 0.0
         for split in range(s + 1, t + 1):
             j = split - 1
-            ran += plain[j]
-            need = max(need, arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
-            left = m - _to_slots(out[split], unit, up)
+            ran += no_grad_forward[j]
+            need = max(need, gradient_bytes[t + 1] + output[j + 1] + no_grad_temporary[j] + (output[j] if j > s else 0))
+            left = m - _to_slots(output[split], unit, up)
             right = _row_index(split, t, n)
             if m < _to_slots(need, unit, up):
                 break
@@ -228,24 +256,31 @@ def walk_table(
         for j in range(s, split_at):
             done[count] = (FORWARD_KEEP if j == s else FORWARD_DROP, j + 1, 0)
             count += 1
-            seconds += plain[j]
+            seconds += no_grad_forward[j]
         tasks[waiting] = (-1, s, split_at - 1, m)
         tasks[waiting + 1] = (DELETE, split_at, 0, 0)
-        tasks[waiting + 2] = (-1, split_at, t, m - _to_slots(out[split_at], unit, up))
+        tasks[waiting + 2] = (-1, split_at, t, m - _to_slots(output[split_at], unit, up))
         waiting += 3
     return done[:count], seconds
 
 
 @compiled
-def least_bytes(z: Sizes) -> tuple[Ints, Ints]:
+def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
     """Return the least bytes of any persistent plan of s..t, packed as the table, and the choice that needs them.
 
     A choice is -1 - option for a forward with gradients, or the s' of a split; no slots, so exact to the byte.
     """
-    out, delta, plain_temporary, plain, first, saved = z.out, z.delta, z.plain_temporary, z.plain, z.first, z.saved
-    temporary, back_temporary = z.temporary, z.back_temporary
-    arrived = delta + z.grown
-    n = plain.size
+    output, output_gradient, no_grad_temporary, no_grad_forward, first, saved = (
+        sizes.output,
+        sizes.output_gradient,
+        sizes.no_grad_temporary,
+        sizes.no_grad_forward,
+        sizes.first,
+        sizes.saved,
+    )
+    temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
+    gradient_bytes = output_gradient + sizes.later_gradients
+    n = no_grad_forward.size
     need = np.empty(n * (n + 1) // 2, np.int64)
     choice = np.empty(n * (n + 1) // 2, np.int64)
     for s in range(n - 1, -1, -1):
@@ -254,7 +289,8 @@ def least_bytes(z: Sizes) -> tuple[Ints, Ints]:
             best, which = np.iinfo(np.int64).max, 0
             for o in range(first[s], first[s + 1]):
                 least = max(
-                    arrived[t + 1] + saved[o] + temporary[o], delta[s + 1] + saved[o] + arrived[s] + back_temporary[o]
+                    gradient_bytes[t + 1] + saved[o] + temporary[o],
+                    output_gradient[s + 1] + saved[o] + gradient_bytes[s] + backward_temporary[o],
                 )
                 if s < t:
                     least = max(least, saved[o] + need[_row_index(s + 1, t, n)])
@@ -263,8 +299,10 @@ def least_bytes(z: Sizes) -> tuple[Ints, Ints]:
             ran = np.int64(0)
             for split in range(s + 1, t + 1):
                 j = split - 1
-                ran = max(ran, arrived[t + 1] + out[j + 1] + plain_temporary[j] + (out[j] if j > s else 0))
-                least = max(ran, out[split] + need[_row_index(split, t, n)], need[_row_index(s, j, n)])
+                ran = max(
+                    ran, gradient_bytes[t + 1] + output[j + 1] + no_grad_temporary[j] + (output[j] if j > s else 0)
+                )
+                least = max(ran, output[split] + need[_row_index(split, t, n)], need[_row_index(s, j, n)])
                 if least < best:
                     best, which = least, split
             need[_row_index(s, t, n)], choice[_row_index(s, t, n)] = best, which

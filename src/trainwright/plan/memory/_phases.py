@@ -22,13 +22,13 @@ __all__ = ["anneal_phases", "list_rows"]
 
 
 @compiled
-def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
+def list_rows(sizes: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
     """Return the rows of phases, as `copy_schedule.place_copies` reads them, and the seconds of their operations.
 
     Each forward and backward reads what was made last; a value lives from where it is made to its last reader, and
     what nobody reads is not made.
     """
-    n = z.plain.size
+    n = sizes.no_grad_forward.size
     most = n
     for d in range(1, n + 1):
         for i in range(1, d + 1):
@@ -39,8 +39,12 @@ def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
     ops = np.empty((most, 6), np.int64)
     ops[:, 3:] = -1
     count = 0
-    o = z.first[:-1]  # what saves no more than the output is as good as it, and better
-    same = (z.saved[o] <= z.out[1:]) & (z.forward[o] <= z.plain) & (z.temporary[o] <= z.plain_temporary)
+    o = sizes.first[:-1]  # what saves no more than the output is as good as it, and better
+    same = (
+        (sizes.saved[o] <= sizes.output[1:])
+        & (sizes.forward[o] <= sizes.no_grad_forward)
+        & (sizes.temporary[o] <= sizes.no_grad_temporary)
+    )
     # Forwards of each phase in order, then its backward; `last` made the value of a stage, `saved` its saved values.
     last, saved = np.full(n + 1, -1), np.full(n + 1, -1)
     for d in range(n, 0, -1):
@@ -85,17 +89,17 @@ def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
         digit, i, d, source = ops[at, 0], ops[at, 1], ops[at, 2], ops[at, 3]
         if digit == 0:
             rows[filled, 0], rows[filled, 1], rows[filled, 2] = BACKWARD, i, 0
-            spent += z.back[z.first[i - 1] + ops[ops[at, 4], 0] - 2]
+            spent += sizes.backward[sizes.first[i - 1] + ops[ops[at, 4], 0] - 2]
         else:
-            each = z.first[i - 1] + digit - 2
+            each = sizes.first[i - 1] + digit - 2
             # Saved values that no backward needs are made as a bare output, where that is no slower.
-            bare[at] = digit == 1 or (not kept[at] and z.plain[i - 1] <= z.forward[each])
+            bare[at] = digit == 1 or (not kept[at] and sizes.no_grad_forward[i - 1] <= sizes.forward[each])
             if bare[at]:
                 rows[filled, 0], rows[filled, 1], rows[filled, 2] = FORWARD_KEEP, i, 0
-                spent += z.plain[i - 1]
+                spent += sizes.no_grad_forward[i - 1]
             else:
                 rows[filled, 0], rows[filled, 1], rows[filled, 2] = FORWARD_ALL, i, digit - 2
-                spent += z.forward[each]
+                spent += sizes.forward[each]
         filled += 1
         if source >= 0:
             if ops[source, 5] == at:
@@ -111,19 +115,19 @@ def list_rows(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
 
 @compiled
 def anneal_phases(
-    z: Sizes, within: tuple[Limits, Floats], phases: tuple[Ints, Ints], draws: Floats, heat: float
+    sizes: Sizes, within: tuple[Limits, Floats], phases: tuple[Ints, Ints], draws: Floats, heat: float
 ) -> tuple[Ints, float]:
     """Return the fastest list found, and its seconds, by changing digits; `phases` end as those of it.
 
     One try for each row of `draws`, 20 numbers in [0, 1); `heat` falls to zero, as in `_joint.anneal_choices`.
     """
     (limits, hurries), (made, away) = within, phases
-    n, tries = z.plain.size, len(draws)
-    rows, _ = list_rows(z, made, away)
-    best, least = fastest_schedule(z, limits, hurries, rows)
+    n, tries = sizes.no_grad_forward.size, len(draws)
+    rows, _ = list_rows(sizes, made, away)
+    best, least = fastest_schedule(sizes, limits, hurries, rows)
     spent, kept_made, kept_away = least, made.copy(), away.copy()
     # Large values are changed more often: stages are drawn in proportion to the root of their bytes.
-    weights = np.sqrt(z.saved[z.first[:-1]].astype(np.float64)) + 1.0
+    weights = np.sqrt(sizes.saved[sizes.first[:-1]].astype(np.float64)) + 1.0
     weights = np.cumsum(weights) / weights.sum()
     undo = np.empty((6 * n + 6, 4), np.int64)
     for turn in range(tries):
@@ -154,7 +158,7 @@ def anneal_phases(
             length = 1 if what < 0.7 else min(i, 1 + int(-2.0 * np.log(1 - span)))
             fill = value < 0.5
             for j in range(i - length + 1, i + 1):
-                options = z.first[j] - z.first[j - 1]
+                options = sizes.first[j] - sizes.first[j - 1]
                 old = made[d, j]
                 if d == n or (what < 0.7 and fill):
                     new = 1 + int(span * (1 + options)) if what < 0.7 else (1 if fill else 2)
@@ -168,11 +172,11 @@ def anneal_phases(
                 many += 1
                 made[d, j] = new
         # The seconds of the operations alone are a lower bound, so that many tries are refused without placing copies.
-        rows, sums = list_rows(z, made, away)
+        rows, sums = list_rows(sizes, made, away)
         limit = spent * (1 - heat * (1 - turn / tries) * np.log(1 - draw[1])) if spent < np.inf else np.inf
         found, time = rows[:0], np.inf
         if sums <= limit:
-            found, time = fastest_schedule(z, limits, hurries, rows)
+            found, time = fastest_schedule(sizes, limits, hurries, rows)
         if len(found) and time <= limit:
             spent = time
             if time < least:

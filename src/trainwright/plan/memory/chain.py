@@ -66,9 +66,9 @@ class Stage:
     """None: as many as the output has."""
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
-    plain_forward_seconds: float | None = None
+    no_grad_forward_seconds: float | None = None
     """Forward without gradients, which keeps only the output; None: the same time."""
-    plain_forward_temporary_bytes: int | None = None
+    no_grad_forward_temporary_bytes: int | None = None
     """None: the same bytes."""
     parameter_gradient_bytes: int = 0
     """What its backward leaves until the end of the step; 0 where `fixed` has it."""
@@ -78,19 +78,19 @@ class Stage:
     """Further ways to run it."""
 
     @property
-    def delta_bytes(self) -> int:
+    def output_gradient_bytes(self) -> int:
         """Bytes of the gradient of the output."""
         return self.output_bytes if self.gradient_bytes is None else self.gradient_bytes
 
     @property
-    def plain_seconds(self) -> float:
+    def no_grad_seconds(self) -> float:
         """Seconds of a forward without gradients."""
-        return self.forward_seconds if self.plain_forward_seconds is None else self.plain_forward_seconds
+        return self.forward_seconds if self.no_grad_forward_seconds is None else self.no_grad_forward_seconds
 
     @property
-    def plain_temporary_bytes(self) -> int:
+    def no_grad_temporary_bytes(self) -> int:
         """Temporaries of a forward without gradients."""
-        plain = self.plain_forward_temporary_bytes
+        plain = self.no_grad_forward_temporary_bytes
         return self.forward_temporary_bytes if plain is None else plain
 
     @property
@@ -155,7 +155,7 @@ class Chain:
         below = self.input_gradient_bytes
         for place, stage in enumerate(self.steps, start=1):
             _check_stage(place, stage, below)
-            below = stage.delta_bytes
+            below = stage.output_gradient_bytes
         if self.loss.gradient_bytes is None and self.loss.output_bytes:
             raise ChainError(
                 f"chain, loss, gradient_bytes: got none, with output_bytes={self.loss.output_bytes}; allowed: "
@@ -239,9 +239,9 @@ class Chain:
         return cls.from_json(read_json(path, "chain file", allowed=allowed, error=ChainError))
 
 
-_SECONDS = ("forward_seconds", "backward_seconds", "plain_forward_seconds")
+_SECONDS = ("forward_seconds", "backward_seconds", "no_grad_forward_seconds")
 _BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_bytes", "backward_temporary_bytes",
-          "plain_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
+          "no_grad_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
 
 
 def with_least_peaks(stages: Sequence[Stage]) -> list[Stage]:
@@ -252,7 +252,7 @@ def with_least_peaks(stages: Sequence[Stage]) -> list[Stage]:
     """
     found: list[Stage] = []
     for stage in stages:
-        below = found[-1].delta_bytes if found else 0
+        below = found[-1].output_gradient_bytes if found else 0
         least = -(below + stage.parameter_gradient_bytes + stage.output_bytes)
         found.append(replace(stage, backward_temporary_bytes=max(stage.backward_temporary_bytes, least)))
     return found

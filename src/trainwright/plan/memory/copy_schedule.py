@@ -36,7 +36,7 @@ read and read next, and whether it leaves."""
 
 
 @compiled
-def place_copies(z: Sizes, room: int, rows: Ints, to_device: float, hurry: float) -> Ints:
+def place_copies(sizes: Sizes, room: int, rows: Ints, to_device: float, hurry: float) -> Ints:
     """Return the rows with the copies that let them run in `room` bytes, or none if none can.
 
     A row OFFLOAD of `rows` says that a value leaves until its next reader; where that is not enough, values whose next
@@ -55,7 +55,7 @@ def place_copies(z: Sizes, room: int, rows: Ints, to_device: float, hurry: float
         else:
             listed[at] = rows[row]
             at += 1
-    needs, ends, gaps = _find_gaps(z, listed)
+    needs, ends, gaps = _find_gaps(sizes, listed)
     if not _choose_gaps(room, needs, gaps, marked):
         return np.empty((0, 3), np.int64)
     # The time before which a copy back should not begin, from the last gap on: copies that come later wait for it.
@@ -70,15 +70,15 @@ def place_copies(z: Sizes, room: int, rows: Ints, to_device: float, hurry: float
 
 
 @compiled
-def _find_gaps(z: Sizes, listed: Ints) -> tuple[Ints, Floats, Ints]:
+def _find_gaps(sizes: Sizes, listed: Ints) -> tuple[Ints, Floats, Ints]:
     """Return the bytes that each row needs, the seconds from its start to the end of the step, and all gaps."""
-    n, total = z.plain.size, len(listed)
+    n, total = sizes.no_grad_forward.size, len(listed)
     needs, ends = np.zeros(total, np.int64), np.zeros(total + 1)
     gaps, many = np.empty((2 * total, 6), np.int64), 0
     # By key: bytes on the device (-1: not there), the row that read it last, the row that made it, its option.
     size, read, made = np.full(2 * n + 2, -1), np.zeros(2 * n + 2, np.int64), np.zeros(2 * n + 2, np.int64)
     option = np.zeros(2 * n + 2, np.int64)
-    held = z.delta[n] + z.grown[n]
+    held = sizes.output_gradient[n] + sizes.later_gradients[n]
     for at in range(total):
         kind, stage, o = listed[at]
         if kind == DELETE:
@@ -98,24 +98,24 @@ def _find_gaps(z: Sizes, listed: Ints) -> tuple[Ints, Floats, Ints]:
             read[key] = at
         if kind == BACKWARD:
             key = 2 * stage + 1
-            o = z.first[stage - 1] + option[key]
+            o = sizes.first[stage - 1] + option[key]
             # It makes the gradient of its input and of its parameters beside the gradient that it reads.
-            new = z.delta[stage - 1] + z.grown[stage - 1] - z.grown[stage]
-            needs[at] = held + new + z.back_temporary[o]
-            held += new - z.delta[stage] - size[key]
+            new = sizes.output_gradient[stage - 1] + sizes.later_gradients[stage - 1] - sizes.later_gradients[stage]
+            needs[at] = held + new + sizes.backward_temporary[o]
+            held += new - sizes.output_gradient[stage] - size[key]
             size[key] = -1
-            ends[at] = z.back[o]
+            ends[at] = sizes.backward[o]
             continue
         key = 2 * stage + (kind == FORWARD_ALL)
         if kind == FORWARD_ALL:
-            option[key], o = o, z.first[stage - 1] + o
-            size[key] = z.saved[o]
-            needs[at] = held + size[key] + z.temporary[o]
-            ends[at] = z.forward[o]
+            option[key], o = o, sizes.first[stage - 1] + o
+            size[key] = sizes.saved[o]
+            needs[at] = held + size[key] + sizes.temporary[o]
+            ends[at] = sizes.forward[o]
         else:
-            size[key] = z.out[stage]
-            needs[at] = held + size[key] + z.plain_temporary[stage - 1]
-            ends[at] = z.plain[stage - 1]
+            size[key] = sizes.output[stage]
+            needs[at] = held + size[key] + sizes.no_grad_temporary[stage - 1]
+            ends[at] = sizes.no_grad_forward[stage - 1]
         made[key] = read[key] = at
         held += size[key]
         if kind == FORWARD_DROP and size[key - 2] >= 0:
@@ -298,16 +298,16 @@ def _advance_copies(limits: Limits, machine: _Machine, until: float, done: int) 
 
 
 @compiled
-def simulate_seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
+def simulate_seconds(sizes: Sizes, limits: Limits, rows: Ints) -> float:
     """Return the seconds of a list, infinite where it fails: what `simulate` says, without records."""
-    n, total = z.plain.size, len(rows)
+    n, total = sizes.no_grad_forward.size, len(rows)
     v = np.zeros((2 * n + 2, 7), np.int64)  # by key
     v[:, _ALIVE] = v[:, _HOST] = v[:, _READER] = -1
     outgoing, incoming = np.empty(total + 1, np.int64), np.empty(total + 1, np.int64)
     f, c, gradient = np.zeros(3), np.zeros(6, np.int64), n
     machine = (f, c, v, outgoing, incoming)
     room = limits[0]
-    c[_USED] = z.delta[n] + z.grown[n]
+    c[_USED] = sizes.output_gradient[n] + sizes.later_gradients[n]
     for at in range(total):
         kind, stage, o = rows[at]
         # Rows that take no time: deletions, and copies that join their queue.
@@ -358,14 +358,22 @@ def simulate_seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
             if there:
                 # What it makes, what it needs beside that, and its seconds; it starts where both fit.
                 if kind == BACKWARD:
-                    each = z.first[stage - 1] + v[own, _OPTION]
-                    made = z.delta[stage - 1] + z.grown[stage - 1] - z.grown[stage]
-                    temporary, spent = z.back_temporary[each], z.back[each]
+                    each = sizes.first[stage - 1] + v[own, _OPTION]
+                    made = (
+                        sizes.output_gradient[stage - 1]
+                        + sizes.later_gradients[stage - 1]
+                        - sizes.later_gradients[stage]
+                    )
+                    temporary, spent = sizes.backward_temporary[each], sizes.backward[each]
                 elif kind == FORWARD_ALL:
-                    each = z.first[stage - 1] + o
-                    made, temporary, spent = z.saved[each], z.temporary[each], z.forward[each]
+                    each = sizes.first[stage - 1] + o
+                    made, temporary, spent = sizes.saved[each], sizes.temporary[each], sizes.forward[each]
                 else:
-                    made, temporary, spent = z.out[stage], z.plain_temporary[stage - 1], z.plain[stage - 1]
+                    made, temporary, spent = (
+                        sizes.output[stage],
+                        sizes.no_grad_temporary[stage - 1],
+                        sizes.no_grad_forward[stage - 1],
+                    )
                 if c[_USED] + made + temporary <= room:
                     break
             elif not coming:
@@ -379,7 +387,7 @@ def simulate_seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
         _advance_copies(limits, machine, f[_NOW] + spent, at - 1)
         c[_USED] -= temporary
         if kind == BACKWARD:
-            c[_USED] -= z.delta[stage]
+            c[_USED] -= sizes.output_gradient[stage]
             _free_value(machine, own)
             gradient -= 1
         elif kind == FORWARD_DROP and v[bare_key, _ALIVE] >= 0 and v[bare_key, _READER] < 0:
@@ -393,14 +401,14 @@ def simulate_seconds(z: Sizes, limits: Limits, rows: Ints) -> float:
 
 
 @compiled
-def fastest_schedule(z: Sizes, limits: Limits, hurries: Floats, rows: Ints) -> tuple[Ints, float]:
+def fastest_schedule(sizes: Sizes, limits: Limits, hurries: Floats, rows: Ints) -> tuple[Ints, float]:
     """Return the fastest of the lists that several hurries make of a plan, and its seconds."""
     best, least = rows[:0], np.inf
     for hurry in hurries:
-        copied = place_copies(z, limits[0], rows, limits[1][1], hurry)
+        copied = place_copies(sizes, limits[0], rows, limits[1][1], hurry)
         if not len(copied):
             break
-        spent = simulate_seconds(z, limits, copied)
+        spent = simulate_seconds(sizes, limits, copied)
         if spent < least:
             best, least = copied, spent
     return best, least

@@ -43,7 +43,7 @@ def explain_plan(plan: Plan) -> tuple[StageReport, ...]:
             runs[stage] += 1
             saves = operation.kind is OperationKind.FORWARD_ALL
             times[stage] = times.get(stage, 0.0) + (
-                step.choices[operation.option].forward_seconds if saves else step.plain_seconds
+                step.choices[operation.option].forward_seconds if saves else step.no_grad_seconds
             )
             if saves:
                 options[stage] = operation.option

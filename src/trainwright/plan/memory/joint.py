@@ -80,7 +80,9 @@ class PricedProgram:
 
         if self.room < 0:
             return None
-        rows, sums, _ = walk_priced_table(self.sizes, self.table(price), no_forced_choices(self.sizes.plain.size))
+        rows, sums, _ = walk_priced_table(
+            self.sizes, self.table(price), no_forced_choices(self.sizes.no_grad_forward.size)
+        )
         if not len(rows):
             return None
         return PricedPlan(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))

@@ -57,24 +57,24 @@ def _stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
     """Return, by stage from 1, the bytes that it needs alone, the option that needs them, and those of its forward."""
     chain = fold_skips(chain)
     steps, last = chain.steps, len(chain.steps)
-    grown, gradient = 0, chain.loss.delta_bytes
+    grown, gradient = 0, chain.loss.output_gradient_bytes
     least, options, forward_needs = [0] * (last + 1), [0] * (last + 1), [0] * (last + 1)
     for stage in range(last, 0, -1):
         step = steps[stage - 1]
         before = steps[stage - 2].output_bytes if stage > 1 else 0
-        made = steps[stage - 2].delta_bytes if stage > 1 else chain.input_gradient_bytes
+        made = steps[stage - 2].output_gradient_bytes if stage > 1 else chain.input_gradient_bytes
         needs = []
         for each in step.choices:
             forward = before + each.saved_bytes + each.forward_temporary_bytes
             arrived = gradient + grown
             more = made + step.parameter_gradient_bytes + each.backward_temporary_bytes
             # In the sweep only the loss's gradient is alive; in the backward the gradients that arrive and are made.
-            sweep = forward + chain.loss.delta_bytes
+            sweep = forward + chain.loss.output_gradient_bytes
             needs.append((max(sweep, before + each.saved_bytes + arrived + more), forward + arrived))
         least[stage], forward_needs[stage] = min(needs)
         options[stage] = needs.index((least[stage], forward_needs[stage]))
         if stage < last:
-            plain = before + step.output_bytes + step.plain_temporary_bytes + chain.loss.delta_bytes
+            plain = before + step.output_bytes + step.no_grad_temporary_bytes + chain.loss.output_gradient_bytes
             least[stage] = max(least[stage], plain)
         grown, gradient = grown + step.parameter_gradient_bytes, made
     return least, options, forward_needs

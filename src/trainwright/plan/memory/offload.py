@@ -92,11 +92,13 @@ def plan_offload(
             rows, seconds = fastest_schedule(sizes, limits, _HURRIES, priced.rows)
             if math.isfinite(seconds):
                 accept(operations_of(rows))
-                seeds.append((seconds, len(seeds), programme, priced.price, no_forced_choices(sizes.plain.size)))
+                seeds.append(
+                    (seconds, len(seeds), programme, priced.price, no_forced_choices(sizes.no_grad_forward.size))
+                )
     # Annealing costs more on long chains, and short ones have fewer decisions.
     fewer = min(1.0, (_LONG / len(chain.steps)) ** 2)
     scale = min(fewer, len(chain.steps) / _WHOLE)
-    quickest = float(np.minimum.reduceat(sizes.forward + sizes.back, sizes.first[:-1]).sum())
+    quickest = float(np.minimum.reduceat(sizes.forward + sizes.backward, sizes.first[:-1]).sum())
     # Change the decisions of the fastest few; stop where nothing can be faster.
     for count, tries in _CLIMBS:
         if least <= quickest * (1 + _NOTHING):
@@ -115,9 +117,11 @@ def plan_offload(
         walk_priced_table(sizes, programme.table(price), forced)[0]
         for _, _, programme, price, forced in sorted(seeds, key=lambda each: each[:2])
     ]
-    phases = [phases_of(sizes.plain.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))]
+    phases = [
+        phases_of(sizes.no_grad_forward.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))
+    ]
     for seconds, rows in anneal_all(
-        sizes, (limits, _HURRIES), [*phases, save_everything(sizes.plain.size)], scale=scale
+        sizes, (limits, _HURRIES), [*phases, save_everything(sizes.no_grad_forward.size)], scale=scale
     ):
         if seconds < least:
             accept(operations_of(rows))

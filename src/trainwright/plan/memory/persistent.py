@@ -116,7 +116,7 @@ class PersistentTable:
     @cached_property
     def values(self) -> NDArray[np.float32]:
         """Seconds of the whole chain for each number of slots, infinite below the least feasible."""
-        return self.table[len(self._sizes.plain) - 1]  # type: ignore[no-any-return]
+        return self.table[len(self._sizes.no_grad_forward) - 1]  # type: ignore[no-any-return]
 
     def plan(self, slots: int) -> PersistentPlan | None:
         """Return the best plan in so many slots, or None if there is none."""

@@ -122,7 +122,7 @@ class _Machine:
         self.alive: dict[_Key, tuple[int, int]] = {}  # on the device: bytes, option
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
-        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.delta_bytes, 0, 0, 0]  # as a Point has them
+        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.output_gradient_bytes, 0, 0, 0]  # as a Point has them
         self.skipped = SkipAccounting(chain, operations)
         self.skip_most = [0] * (len(self.steps) + 1)
         self.points: list[MemoryPoint] = []
@@ -219,7 +219,7 @@ class _Machine:
         self.sums[4] -= temporary
         if operation.kind is OperationKind.BACKWARD:
             # The gradient that it has read goes, and what the stage has saved.
-            self.sums[3] -= stage.delta_bytes
+            self.sums[3] -= stage.output_gradient_bytes
             self.readers.pop((Value.SAVED, number), None)
             self._free_value((Value.SAVED, number))
             self.gradient -= 1
@@ -277,13 +277,13 @@ class _Machine:
         stage, number = self.steps[operation.stage - 1], operation.stage
         if operation.kind is OperationKind.BACKWARD:
             option = stage.choices[self.alive[Value.SAVED, number][1]] if stage.options else stage
-            gradient = self.steps[number - 2].delta_bytes if number > 1 else self.chain.input_gradient_bytes
+            gradient = self.steps[number - 2].output_gradient_bytes if number > 1 else self.chain.input_gradient_bytes
             return gradient, option.backward_temporary_bytes, option.backward_seconds
         if operation.kind is OperationKind.FORWARD_ALL:
             option = stage.choices[operation.option] if operation.option else stage
             made, temporary, seconds = option.saved_bytes, option.forward_temporary_bytes, option.forward_seconds
         else:
-            made, temporary, seconds = stage.output_bytes, stage.plain_temporary_bytes, stage.plain_seconds
+            made, temporary, seconds = stage.output_bytes, stage.no_grad_temporary_bytes, stage.no_grad_seconds
         return made, max(temporary, self.skipped.made_bytes(number)), seconds
 
     def _free_value(self, key: _Key) -> None:

@@ -65,7 +65,7 @@ def count_skips(chain: Chain, alive: Sequence[int]) -> Chain:
         steps.append(
             replace(
                 step,
-                gradient_bytes=step.delta_bytes + alive[number],
+                gradient_bytes=step.output_gradient_bytes + alive[number],
                 backward_temporary_bytes=step.backward_temporary_bytes - twice,
                 options=options,
             )

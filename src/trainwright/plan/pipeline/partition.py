@@ -136,7 +136,7 @@ def training_ways(
         return (
             stage_holding(chain, first, end_of(last), weights=weights),
             sum(each.forward_seconds + each.backward_seconds for each in inside),
-            sum(each.plain_seconds for each in inside),
+            sum(each.no_grad_seconds for each in inside),
         )
 
     def none(first: int, last: int, flying: int) -> float:

@@ -65,7 +65,7 @@ def placed_plan(model):
     """Return a plan in which the first device has the ends of the model: the second layer takes half of all time."""
     chain = load_chain(model, data()[0][:SIZE], skips=False)
     stages = tuple(
-        replace(stage, forward_seconds=seconds / 3, backward_seconds=2 * seconds / 3, plain_forward_seconds=None)
+        replace(stage, forward_seconds=seconds / 3, backward_seconds=2 * seconds / 3, no_grad_forward_seconds=None)
         for stage, seconds in zip(chain.stages, (3, 8, 1, 1, 1, 1, 1, 0), strict=True)
     )
     plan = memory.pipeline(

@@ -287,7 +287,7 @@ def _measured_stage(
         out, skips = plain()
     beside = _new_bytes(skips, (value, out), granule)
     made = tracker.live_bytes - before - beside
-    told: dict[str, Any] = {"output_bytes": made, "plain_forward_temporary_bytes": tracker.peak_bytes - before - made}
+    told: dict[str, Any] = {"output_bytes": made, "no_grad_forward_temporary_bytes": tracker.peak_bytes - before - made}
 
     entered = opened()
     shared = [t for t in tensors_of(entered) if t.requires_grad and storage_key(t) in waiting]
@@ -304,7 +304,7 @@ def _measured_stage(
             "output_bytes": 0,
             "saved_bytes": _without_output(lambda given: call(given)[0], opened, tracker),
             "forward_temporary_bytes": told["forward_temporary_bytes"] + made,
-            "plain_forward_temporary_bytes": told["plain_forward_temporary_bytes"] + made,
+            "no_grad_forward_temporary_bytes": told["no_grad_forward_temporary_bytes"] + made,
         }
 
     ends = [t for t in tensors_of(result[0]) if t.requires_grad]
@@ -335,7 +335,7 @@ def _measured_stage(
     del result, entered, ends, edges
     _forget_gradients(stage)
 
-    told["plain_forward_seconds"] = _least_seconds(plain, repeats, value)
+    told["no_grad_forward_seconds"] = _least_seconds(plain, repeats, value)
     forwards, backwards = [], []
     for _ in range(repeats):
         entered = opened()
@@ -351,7 +351,7 @@ def _measured_stage(
         _forget_gradients(stage)
     told |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
     # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
-    told["plain_forward_seconds"] = min(told["plain_forward_seconds"], told["forward_seconds"])
+    told["no_grad_forward_seconds"] = min(told["no_grad_forward_seconds"], told["forward_seconds"])
     return told, out, skips
 
 

@@ -107,7 +107,7 @@ def part_operations(chain: Chain, plan: PipelinePlan, number: int) -> tuple[Oper
         stages=chain.stages[part.first - 1 : part.last],
         loss=chain.loss if final else NO_LOSS,
         input_bytes=0,
-        input_gradient_bytes=chain.stages[part.first - 2].delta_bytes if part.first > 1 else 0,
+        input_gradient_bytes=chain.stages[part.first - 2].output_gradient_bytes if part.first > 1 else 0,
         fixed={},
         plain_peak_bytes=None,
     )

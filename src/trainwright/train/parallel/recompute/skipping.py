@@ -84,7 +84,7 @@ class SkippedValues:
             found.append(
                 replace(
                     stage,
-                    gradient_bytes=stage.delta_bytes + sum(own.values()),
+                    gradient_bytes=stage.output_gradient_bytes + sum(own.values()),
                     backward_temporary_bytes=stage.backward_temporary_bytes - twice + added,
                 )
             )
