@@ -5,10 +5,10 @@ import heapq
 import pytest
 
 from memory_chains import budgets, random_chain
-from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.exact import solve_exact
 from trainwright.plan.memory.local_search import improve_plan
 from trainwright.plan.memory.persistent import lowest_plan, solve_persistent
+from trainwright.plan.memory.simulate import simulate
 
 
 def dijkstra(chain, budget):

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from memory_chains import budgets, random_chain
-from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.persistent import PersistentTable, lowest_plan, solve_persistent
+from trainwright.plan.memory.simulate import simulate
 
 
 def brute_force(chain, budget):

@@ -35,20 +35,11 @@ def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -
     A state holds a digit for each stage (0 nothing, 1 the bare output, 2 + o saved by option o) and the gradient's
     stage. `limit` is the number of states, beyond which the search ends with the lower bound that it has reached.
     """
-    output, output_gradient, no_grad_temporary, no_grad_forward = (
-        sizes.output,
-        sizes.output_gradient,
-        sizes.no_grad_temporary,
-        sizes.no_grad_forward,
-    )
+    output, output_gradient = sizes.output, sizes.output_gradient
+    no_grad_temporary, no_grad_forward = sizes.no_grad_temporary, sizes.no_grad_forward
     cheapest, first = sizes.cheapest, sizes.first
-    forward, backward, saved, temporary, backward_temporary = (
-        sizes.forward,
-        sizes.backward,
-        sizes.saved,
-        sizes.temporary,
-        sizes.backward_temporary,
-    )
+    forward, backward, saved = sizes.forward, sizes.backward, sizes.saved
+    temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
     later_gradients = sizes.later_gradients
     n = no_grad_forward.size
     powers = np.ones(n + 2, np.int64)

@@ -31,20 +31,10 @@ def list_phase(
     `turn` is its stage d, and the option by which d is saved if it is not yet; `scratch` an array [n + 2], and one for
     the operations, which are written as far as it has room.
     """
-    output, output_gradient, no_grad_temporary, no_grad_forward, first, forward = (
-        sizes.output,
-        sizes.output_gradient,
-        sizes.no_grad_temporary,
-        sizes.no_grad_forward,
-        sizes.first,
-        sizes.forward,
-    )
-    backward, saved, temporary, backward_temporary = (
-        sizes.backward,
-        sizes.saved,
-        sizes.temporary,
-        sizes.backward_temporary,
-    )
+    output, output_gradient, no_grad_temporary = sizes.output, sizes.output_gradient, sizes.no_grad_temporary
+    no_grad_forward, first, forward = sizes.no_grad_forward, sizes.first, sizes.forward
+    backward, saved = sizes.backward, sizes.saved
+    temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
     (d, own), (now, then), (runs, done) = turn, rows, scratch
     later_gradients = sizes.later_gradients
     # What is alive when the gradient of stage d arrives: that gradient, those of parameters, and the values of the row.

@@ -70,20 +70,11 @@ def fill_table(sizes: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> t
 
     `grid` is the bytes of a slot, what `_to_slots` adds, and the number of slots.
     """
-    output, output_gradient, no_grad_temporary, no_grad_forward = (
-        sizes.output,
-        sizes.output_gradient,
-        sizes.no_grad_temporary,
-        sizes.no_grad_forward,
-    )
+    output, output_gradient = sizes.output, sizes.output_gradient
+    no_grad_temporary, no_grad_forward = sizes.no_grad_temporary, sizes.no_grad_forward
     cheapest, first = sizes.cheapest, sizes.first
-    forward, backward, saved, temporary, backward_temporary = (
-        sizes.forward,
-        sizes.backward,
-        sizes.saved,
-        sizes.temporary,
-        sizes.backward_temporary,
-    )
+    forward, backward, saved = sizes.forward, sizes.backward, sizes.saved
+    temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
     gradient_bytes = (
         output_gradient + sizes.later_gradients
     )  # alive beside a stage's own when the gradient of its output is there
@@ -170,20 +161,10 @@ def walk_table(
 
     Nothing was stored on the way up: at each node of the plan the choices are compared again, O(n) each.
     """
-    output, output_gradient, no_grad_temporary, no_grad_forward, first, forward = (
-        sizes.output,
-        sizes.output_gradient,
-        sizes.no_grad_temporary,
-        sizes.no_grad_forward,
-        sizes.first,
-        sizes.forward,
-    )
-    backward, saved, temporary, backward_temporary = (
-        sizes.backward,
-        sizes.saved,
-        sizes.temporary,
-        sizes.backward_temporary,
-    )
+    output, output_gradient, no_grad_temporary = sizes.output, sizes.output_gradient, sizes.no_grad_temporary
+    no_grad_forward, first, forward = sizes.no_grad_forward, sizes.first, sizes.forward
+    backward, saved = sizes.backward, sizes.saved
+    temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
     gradient_bytes = (
         output_gradient + sizes.later_gradients
     )  # alive beside a stage's own when the gradient of its output is there
@@ -270,14 +251,8 @@ def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
 
     A choice is -1 - option for a forward with gradients, or the s' of a split; no slots, so exact to the byte.
     """
-    output, output_gradient, no_grad_temporary, no_grad_forward, first, saved = (
-        sizes.output,
-        sizes.output_gradient,
-        sizes.no_grad_temporary,
-        sizes.no_grad_forward,
-        sizes.first,
-        sizes.saved,
-    )
+    output, output_gradient, no_grad_temporary = sizes.output, sizes.output_gradient, sizes.no_grad_temporary
+    no_grad_forward, first, saved = sizes.no_grad_forward, sizes.first, sizes.saved
     temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
     gradient_bytes = output_gradient + sizes.later_gradients
     n = no_grad_forward.size

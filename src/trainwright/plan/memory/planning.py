@@ -112,7 +112,7 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
     found = [(simulate(chain, lowest).seconds, lowest)]
     guesses = SkipGuesses(chain)
 
-    def offer(operations: tuple[Operation, ...]) -> None:
+    def offer_plan(operations: tuple[Operation, ...]) -> None:
         simulation = simulate(chain, operations)
         guesses.learn(simulation)
         if simulation.peak_bytes <= budget_bytes:
@@ -125,7 +125,7 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
             for rounding in ("up", "nearest"):
                 solved = solve_persistent(guess, budget_bytes, slots=count, rounding=rounding)
                 if solved is not None:
-                    offer(solved.operations)
+                    offer_plan(solved.operations)
             # More slots are of no use where a slot is a byte, or the bound of sizes rounded down is nearly reached.
             if budget_bytes - chain.fixed_bytes <= count:
                 break  # one byte a slot

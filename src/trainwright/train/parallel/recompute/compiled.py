@@ -76,6 +76,7 @@ def fit_compiled(
     cuda = any(each.is_cuda for each in model.parameters())
     planned = copy.copy(model)  # the same parameters, buffers and children
     least = -1
+    # From the fastest to the smallest: the first share whose measured peak fits is taken.
     for share in _SHARES:
         run = _compile(planned, compiler, share)
         try:

@@ -97,6 +97,7 @@ class CopyStreams:
         work = torch.cuda.current_stream(self.device)
         free = self._free.setdefault(storage.nbytes(), [])
         buffer, read = free.pop() if free else (self._pinned(storage.nbytes()), None)
+        # The copy begins when the value has been made, and when the buffer has been read.
         self.out.wait_stream(work)
         if read is not None:
             self.out.wait_event(read)
@@ -111,6 +112,7 @@ class CopyStreams:
     def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
         """Begin a copy back, after what has been queued: that may still read the memory it takes."""
         made = torch.empty(packet.buffer.numel(), dtype=torch.uint8, device=self.device)
+        # The memory that it fills may still be read by work that is queued.
         self.into.wait_stream(torch.cuda.current_stream(self.device))
         self.into.wait_event(packet.done)
         with torch.cuda.stream(self.into):

@@ -146,6 +146,7 @@ class _Programs:
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[PlanInterpreter, tuple[Any, ...]]:
         """Return the program for a call, and the arguments of its first stage."""
+        # The form of the call and the attributes of the model decide which program serves it.
         for program in self._known:
             values = program.row.bind(*args, **kwargs) if program.row.watch.holds(model) else None
             if values is not None:

@@ -70,6 +70,7 @@ def _cut_model(
     """Return stages that do what the model does, and what it does, if it takes the sample at all."""
     given = as_call(sample)
     form = CallForm.of(model, given.args, given.kwargs)
+    # Stages must do what the model does; otherwise take modules as they are, and at last the model as one stage.
     row = split_model(model, form, skips=skips)
     try:
         own = StepResult.of(model, model, sample, loss)

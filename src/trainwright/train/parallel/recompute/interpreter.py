@@ -98,7 +98,7 @@ class PlanInterpreter:
         self.stages = [[row.stages[stage - 1] for stage in unit] for unit in units]
         self.buffers = [Buffers(stages) for stages in self.stages]
         self.weights = [
-            [(held, name) for stage in stages for held, name in _weights(stage)] if unit in self.reruns else []
+            [(held, name) for stage in stages for held, name in _weight_places(stage)] if unit in self.reruns else []
             for unit, stages in enumerate(self.stages, 1)
         ]
         self.python = [any(map(_is_users, stages)) for stages in self.stages]  # whose generators Python code may ask
@@ -133,13 +133,13 @@ class PlanInterpreter:
             for place, act in enumerate(self.script.acts[: self.script.turn]):
                 step.done = place + 1
                 if act.kind in FORWARDS and act.stage == first:
-                    self._first(step, place, held, skips)
+                    self._run_first(step, place, held, skips)
                     first += 1
                 else:
-                    self._do(step, place)
+                    self._do_act(step, place)
         return held.pop()
 
-    def _first(self, step: _Step, place: int, held: list[Any], skips: dict[str, Any]) -> None:
+    def _run_first(self, step: _Step, place: int, held: list[Any], skips: dict[str, Any]) -> None:
         """Run a unit in autograd's own graph, from the value that is held to the one that is held then."""
         act = self.script.acts[place]
         number = act.stage
@@ -151,10 +151,10 @@ class PlanInterpreter:
             if number not in self.script.kept:
                 slots = step.slots[number] = []
                 given = [held[0], *(skips[name] for name in self.reads[number - 1])]
-                pack = self._packer(number, given, blocks) if act.kind is OperationKind.FORWARD_ALL else None
+                pack = self._make_packer(number, given, blocks) if act.kind is OperationKind.FORWARD_ALL else None
                 del given
-                fill = partial(self._filled, step, number)
-                stack.enter_context(saved_tensors_hooks(_emptying(slots, pack), fill))
+                fill = partial(self._read_slot, step, number)
+                stack.enter_context(saved_tensors_hooks(_put_slots(slots, pack), fill))
             # A rerun must see the same weights, random numbers and buffers.
             if number in self.reruns:
                 seen = step.seen[number] = RunContext()
@@ -162,19 +162,19 @@ class PlanInterpreter:
                 seen.keep_random(step.devices, all_kinds=self.python[number - 1])
                 stack.enter_context(self.buffers[number - 1].watched(seen))
                 stack.callback(seen.forget_undrawn)
-            value, made = self._through(step, place, held, skips, self.read_later, read=apart_in_backward)
+            value, made = self._run_stages(step, place, held, skips, self.read_later, read=apart_in_backward)
         output = Boundary.of(value) if number in self.read_again else None
         if act.kind is OperationKind.FORWARD_ALL:
-            step.saved[number] = SavedRun(output, blocks, _staying(blocks, made))
+            step.saved[number] = SavedRun(output, blocks, _staying_storages(blocks, made))
         elif output is not None:
             step.bare[number] = output
         # Before the walk enters this unit's last node, the plan's acts up to its backward are done.
         for tensor in tensors_of(value):
             if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(lambda _: self._reached(step, number))
+                tensor.grad_fn.register_prehook(lambda _: self._reach_backward(step, number))
         held.append(value)
 
-    def _through(
+    def _run_stages(
         self,
         step: _Step,
         place: int,
@@ -202,7 +202,7 @@ class PlanInterpreter:
                 del skips[name]
         return value, storages
 
-    def _reached(self, step: _Step, number: int) -> None:
+    def _reach_backward(self, step: _Step, number: int) -> None:
         """Do what comes before a unit's backward: autograd's walk is there."""
         if torch.is_grad_enabled():
             raise UnsupportedModel(
@@ -215,12 +215,12 @@ class PlanInterpreter:
             with step.autocast.entered():
                 while step.done < until:
                     step.done += 1
-                    self._do(step, step.done - 1)
+                    self._do_act(step, step.done - 1)
         except BaseException:
             step.clear()
             raise
 
-    def _do(self, step: _Step, place: int) -> None:
+    def _do_act(self, step: _Step, place: int) -> None:
         """Do one act, but the first forward of a unit."""
         act = self.script.acts[place]
         number = act.stage
@@ -228,20 +228,20 @@ class PlanInterpreter:
             self._release_copy(step, act.value, number)
         elif act.kind in FORWARDS:
             self._wait_for_copy(step, number - 1)
-            self._again(step, place)
+            self._rerun_unit(step, place)
         elif act.kind is OperationKind.BACKWARD:
             self._wait_for_copy(step, number - 1)
             self._wait_for_copy(step, number)
             step.saved.pop(number, None)
         elif act.value is not None:
-            self._move(step, act.kind, act.value, number)
+            self._move_value(step, act.kind, act.value, number)
 
-    def _again(self, step: _Step, place: int) -> None:
+    def _rerun_unit(self, step: _Step, place: int) -> None:
         """Run a unit once more, out of autograd's graph; with gradients, fill its slots there."""
         act = self.script.acts[place]
         number, filling, graph_only = act.stage, act.kind is OperationKind.FORWARD_ALL, place in self.script.graphs_only
         where = f"stage {self.script.units[number - 1][0]}"
-        held = [self._value(step, number - 1).tree(where)]
+        held = [self._value_of(step, number - 1).tree(where)]
         skips = {name: step.skips[name].tree(where) for name in self.reads[number - 1]}
         for name in skips.keys() - self.wanted[place]:
             del step.skips[name]
@@ -254,23 +254,23 @@ class PlanInterpreter:
         left = slots[::-1] if filling else []
         hooks = saving_nothing()
         if filling:
-            pack = self._packer(number, [held[0], *skips.values()], blocks)
-            hooks = saving_nothing(_filling(left, pack, where=where, stop=graph_only))
+            pack = self._make_packer(number, [held[0], *skips.values()], blocks)
+            hooks = saving_nothing(_fill_slots(left, pack, where=where, stop=graph_only))
         try:
             with torch.enable_grad(), hooks, seen.again(), seen.same_weights(), Buffers.scratch(seen):
-                value, made = self._through(step, place, held, skips, self.read_inside, hand_on=without_graph)
+                value, made = self._run_stages(step, place, held, skips, self.read_inside, hand_on=without_graph)
         except _Full:
             step.saved[number] = SavedRun(None, blocks, set())
             return
         output = Boundary.of(value)
         if left:
-            raise _differs(where)
+            raise _differs_error(where)
         if filling:
-            step.saved[number] = SavedRun(output, blocks, _staying(blocks, made))
+            step.saved[number] = SavedRun(output, blocks, _staying_storages(blocks, made))
         else:
             step.bare[number] = output
 
-    def _move(self, step: _Step, kind: OperationKind, value: Value, number: int) -> None:
+    def _move_value(self, step: _Step, kind: OperationKind, value: Value, number: int) -> None:
         """Do what takes no time: begin a copy, or drop a value, wherever it is."""
         key = value, number
         self._wait_for_copy(step, number)
@@ -324,15 +324,15 @@ class PlanInterpreter:
             for block in away.blocks:
                 block.wait(self.copies)  # type: ignore[arg-type]  # it was sent
 
-    def _value(self, step: _Step, number: int) -> Boundary:
+    def _value_of(self, step: _Step, number: int) -> Boundary:
         """Return what a unit has handed on."""
         saved = step.saved.get(number)
         boundary = step.bare.get(number) or (saved.output if saved is not None else None)
         if boundary is None:
-            raise _passed()
+            raise _second_pass_error()
         return boundary
 
-    def _packer(self, number: int, given: list[Any], blocks: OffloadableStorages) -> _Pack:
+    def _make_packer(self, number: int, given: list[Any], blocks: OffloadableStorages) -> _Pack:
         """Return how a unit's saved tensors are held: views of blocks if they move, an input that goes by its place."""
         borrows, moves = number in self.lent, number in self.moved
         if not borrows and not moves:
@@ -356,23 +356,25 @@ class PlanInterpreter:
 
         return pack
 
-    def _filled(self, step: _Step, number: int, slot: SavedTensor) -> torch.Tensor:
+    def _read_slot(self, step: _Step, number: int, slot: SavedTensor) -> torch.Tensor:
         """Return what a node has saved, for its backward."""
         if slot.held is None:
-            self._reached(step, number)  # the walk came by what skips stages
+            self._reach_backward(step, number)  # the walk came by what skips stages
         held = slot.held
         if isinstance(held, torch.Tensor):
             if held._version != slot.version:  # noqa: SLF001  autograd's own check sees no packed tensors
                 raise written_error("backward", "a value that a stage needs for it")
             return held
         if held is None:
-            raise _passed()
+            raise _second_pass_error()
         return (
-            held.tensor() if isinstance(held, StorageView) else held.of_input(self._value(step, number - 1).tensors())
+            held.tensor()
+            if isinstance(held, StorageView)
+            else held.of_input(self._value_of(step, number - 1).tensors())
         )
 
 
-def _emptying(slots: list[weakref.ref[SavedTensor]], pack: _Pack | None) -> Callable[[torch.Tensor], SavedTensor]:
+def _put_slots(slots: list[weakref.ref[SavedTensor]], pack: _Pack | None) -> Callable[[torch.Tensor], SavedTensor]:
     """Return what puts slots in the place of tensors; they hold these only if there is a way to."""
 
     def empty(tensor: torch.Tensor) -> SavedTensor:
@@ -385,7 +387,7 @@ def _emptying(slots: list[weakref.ref[SavedTensor]], pack: _Pack | None) -> Call
     return empty
 
 
-def _filling(
+def _fill_slots(
     left: list[weakref.ref[SavedTensor]], pack: _Pack, *, where: str, stop: bool
 ) -> Callable[[torch.Tensor], None]:
     """Return what puts the tensors that a run saves into the slots that are left, the last one first.
@@ -395,7 +397,7 @@ def _filling(
 
     def fill(tensor: torch.Tensor) -> None:
         if not left:
-            raise _differs(where)
+            raise _differs_error(where)
         slot = left.pop()()
         if slot is not None:
             slot.held, slot.version = pack(tensor), tensor._version  # noqa: SLF001  as above
@@ -405,19 +407,19 @@ def _filling(
     return fill
 
 
-def _differs(where: str) -> UnsupportedModel:
+def _differs_error(where: str) -> UnsupportedModel:
     return UnsupportedModel(
         f"{where}: got another number of saved values from another run; allowed: stages that always do the same"
     )
 
 
-def _passed() -> UnsupportedModel:
+def _second_pass_error() -> UnsupportedModel:
     return UnsupportedModel(
         "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
     )
 
 
-def _weights(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+def _weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield where a stage's parameters are."""
     for module in stage.modules():
         held = module._parameters  # noqa: SLF001  where a call of torch.func puts its own
@@ -429,7 +431,7 @@ def _is_users(stage: nn.Module) -> bool:
     return any(has_hooks(each) or not type(each).__module__.startswith("torch.") for each in stage.modules())
 
 
-def _staying(blocks: OffloadableStorages, made: Iterable[int]) -> set[int]:
+def _staying_storages(blocks: OffloadableStorages, made: Iterable[int]) -> set[int]:
     """Take what skips stages, by its storages, out of what a graph sends to the host; return what it holds of that."""
     return {key for key in made if blocks.pop(key, None) is not None}
 

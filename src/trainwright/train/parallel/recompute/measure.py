@@ -83,6 +83,7 @@ def measure_chain(
     draws = 0
     skipping = SkippedValues(row, arguments, granule)
     waiting: set[int] = set()
+    # Run the stages one after the other; each is measured on what the one before has handed on.
     with restored_after(model):
         row.refresh()
         value: Any = tuple(arguments)
@@ -90,7 +91,7 @@ def measure_chain(
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
             state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
             caller, given = _stage_caller(row, number), (value, [skips[each] for each in row.reads[number - 1]])
-            told, value, made = _measure_or_refuse(
+            numbers, value, made = _measure_or_refuse(
                 number, name, stage, caller, given, granule=granule, repeats=repeats, last=number == len(row.stages),
                 waiting=waiting,
             )  # fmt: skip
@@ -98,12 +99,12 @@ def measure_chain(
             draws += not torch.equal(state, torch.get_rng_state())
             changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
             fixed["buffers"] += total_bytes(changed, granule)  # reruns write to copies
-            told |= _first_gradients(
-                row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
+            numbers |= _first_gradients(
+                row.stages[number - 1 :], numbers["backward_temporary_bytes"], granule, accumulate=accumulate
             )
             skips |= made
-            skipping.see(number, caller, given, value, made)
-            stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **told))
+            skipping.note_stage(number, caller, given, value, made)
+            stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **numbers))
         if not any(t.requires_grad for t in tensors_of(value)):
             raise UnsupportedModel(
                 f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
@@ -122,10 +123,10 @@ def measure_chain(
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
     counted = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
-    *told_stages, told_loss = with_least_peaks(counted)
+    *counted_stages, counted_loss = with_least_peaks(counted)
     return Chain(
-        stages=tuple(told_stages),
-        loss=told_loss,
+        stages=tuple(counted_stages),
+        loss=counted_loss,
         skips=skipping.records,
         input_bytes=total_bytes(tensors_of(arguments), granule),
         fixed=fixed,
@@ -278,6 +279,7 @@ def _measured_stage(
         with saving_nothing():
             return call(opened())
 
+    # A forward without gradients: its output, and its temporaries.
     tracker = StorageTracker(granule_bytes=granule)
     tracker.watch(stage.parameters(), "fixed")
     tracker.watch(stage.buffers(), "fixed")
@@ -287,8 +289,12 @@ def _measured_stage(
         out, skips = plain()
     beside = _new_bytes(skips, (value, out), granule)
     made = tracker.live_bytes - before - beside
-    told: dict[str, Any] = {"output_bytes": made, "no_grad_forward_temporary_bytes": tracker.peak_bytes - before - made}
+    numbers: dict[str, Any] = {
+        "output_bytes": made,
+        "no_grad_forward_temporary_bytes": tracker.peak_bytes - before - made,
+    }
 
+    # A forward with gradients: what the graph holds. Inputs that others read too are views, to tell gradients apart.
     entered = opened()
     shared = [t for t in tensors_of(entered) if t.requires_grad and storage_key(t) in waiting]
     views = {id(t): t.view_as(t) for t in shared}
@@ -298,13 +304,13 @@ def _measured_stage(
     with tracker:
         result = call(given)
     grown = tracker.live_bytes - before - beside
-    told |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
+    numbers |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
     if last:
-        told |= {
+        numbers |= {
             "output_bytes": 0,
             "saved_bytes": _without_output(lambda given: call(given)[0], opened, tracker),
-            "forward_temporary_bytes": told["forward_temporary_bytes"] + made,
-            "no_grad_forward_temporary_bytes": told["no_grad_forward_temporary_bytes"] + made,
+            "forward_temporary_bytes": numbers["forward_temporary_bytes"] + made,
+            "no_grad_forward_temporary_bytes": numbers["no_grad_forward_temporary_bytes"] + made,
         }
 
     ends = [t for t in tensors_of(result[0]) if t.requires_grad]
@@ -315,10 +321,12 @@ def _measured_stage(
         del there
     del given, views
     edges: list[Any] = []
-    told["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
+    numbers["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
         arriving = sum(-(-t.numel() * t.itemsize // granule) * granule for t in ends)
         edges, seeds = [get_gradient_edge(t) for t in ends], [_gradient_seed(t) for t in ends]
+        # The backward: its peak above what is alive at its start, without the gradients that the chain counts by
+        # itself.
         start = tracker.live_bytes + arriving
         if not last:  # by then the graph alone has the output, if it needs that at all
             result = (None, result[1])
@@ -329,13 +337,14 @@ def _measured_stage(
             torch.autograd.backward(edges, seeds)
         gradients = _gradient_bytes(stage, granule) - before_gradients
         below = total_bytes((t.grad for t in tensors_of(entered) if t.grad is not None), granule)
-        told["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
+        numbers["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
     else:
-        told["backward_temporary_bytes"] = 0
+        numbers["backward_temporary_bytes"] = 0
     del result, entered, ends, edges
     _forget_gradients(stage)
 
-    told["no_grad_forward_seconds"] = _least_seconds(plain, repeats, value)
+    numbers["no_grad_forward_seconds"] = _least_seconds(plain, repeats, value)
+    # Times come last, without the tracker, which makes every operation slower.
     forwards, backwards = [], []
     for _ in range(repeats):
         entered = opened()
@@ -349,10 +358,10 @@ def _measured_stage(
             torch.autograd.backward(ends, deltas)
             backwards.append(_synchronised_now(value) - started)
         _forget_gradients(stage)
-    told |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
+    numbers |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
     # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
-    told["no_grad_forward_seconds"] = min(told["no_grad_forward_seconds"], told["forward_seconds"])
-    return told, out, skips
+    numbers["no_grad_forward_seconds"] = min(numbers["no_grad_forward_seconds"], numbers["forward_seconds"])
+    return numbers, out, skips
 
 
 def _replace_view(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:

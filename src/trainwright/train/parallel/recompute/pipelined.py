@@ -112,6 +112,7 @@ def part_operations(chain: Chain, plan: PipelinePlan, number: int) -> tuple[Oper
         plain_peak_bytes=None,
     )
     end = len(chain.steps) if final else part.last
+    # Room for one micro-batch: without what is sent and received, and without the inputs of all in flight.
     borders = 2 * (input_bytes(chain, part.first) + (0 if final else own.stages[-1].output_bytes))
     weights = weight_bytes(chain, part.first, end, plan.weights)
     room = plan.memory_bytes - borders - part.flying * input_bytes(chain, part.first) - weights
@@ -183,6 +184,7 @@ def _candidate_operations(chain: Chain) -> Iterator[tuple[Operation, ...]]:
         for each in range(1, count + 1)
     ]
     loss = [Operation(OperationKind.FORWARD_ALL, count + 1), Operation(OperationKind.BACKWARD, count + 1)]
+    # Each of them once more with everything dropped between the forward and the backward.
     for operations in found:
         rest = [operation for operation in operations if operation.stage <= count]
         yield (*sweep, *loss, Operation(OperationKind.DELETE, count, Value.OUTPUT), *rest)

@@ -94,6 +94,7 @@ def place_acts(plan: Plan) -> tuple[Act, ...]:
 
     # Acts to be inserted before each place: releases where the simulated copy ends, fetches where it begins.
     before: dict[int, list[Act]] = {}
+    # A release stands before the computation during which the simulated copy ends, after its last reader.
     for place, operation in enumerate(operations):
         value = operation.value
         if value is None or operation.kind is OperationKind.DELETE:

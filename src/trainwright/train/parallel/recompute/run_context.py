@@ -83,6 +83,7 @@ class Buffers:
         places = self._all if self._written is None else self._written
         before = [(place, _get(place), _version(place), _get(place).clone()) for place in places]
         yield
+        # Which buffers are written is learned in the first step; later steps clone those alone.
         if self._written is None:
             before = [entry for entry in before if _changed(*entry)]
             self._written = [place for place, *_ in before]
@@ -176,6 +177,7 @@ class RunContext:
         if self.random is None and not self.device_random and self.draws is None:
             yield
             return
+        # Leave the generators where they are now: the rerun is no draw of its own.
         now = RunContext()
         now.keep_random(tuple(self.device_random), all_kinds=self.draws is not None)
         self._set()

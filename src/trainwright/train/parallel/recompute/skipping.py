@@ -41,7 +41,9 @@ class SkippedValues:
         self._holders: dict[str, list[int]] = {name: [] for name in self._makers}
         self._handed_on: set[str] = set()
 
-    def see(self, number: int, call: _Call, given: tuple[Any, list[Any]], out: Any, made: Mapping[str, Any]) -> None:
+    def note_stage(
+        self, number: int, call: _Call, given: tuple[Any, list[Any]], out: Any, made: Mapping[str, Any]
+    ) -> None:
         """Note what a stage has made beside its output, and what its graph holds of that and of what it has read."""
         shown = storage_keys(out)
         for name, value in made.items():
@@ -53,7 +55,7 @@ class SkippedValues:
                 self._handed_on.add(name)
         read = self._row.reads[number - 1]
         if made or read:
-            for name in _held(call, given, read):
+            for name in _held_by_graph(call, given, read):
                 self._holders[name].append(number)
 
     @property
@@ -77,7 +79,9 @@ class SkippedValues:
             return list(stages)
         found = []
         for number, stage in enumerate(stages, 1):
-            own, before = self._alive(number), self._alive(number - 1)
+            # While the stage runs backward, gradients that arrive and those that it makes are both counted: subtract
+            # one.
+            own, before = self._gradients_alive(number), self._gradients_alive(number - 1)
             twice = sum(size for what, size in own.items() if what in before)
             # A gradient that is there already is one of three while another's is added to it.
             added = sum(2 * self._bytes[name][2] for name, readers in self._readers.items() if number in readers[:-1])
@@ -90,7 +94,7 @@ class SkippedValues:
             )
         return found
 
-    def _alive(self, number: int) -> dict[str, int]:
+    def _gradients_alive(self, number: int) -> dict[str, int]:
         """Return the bytes of the gradients alive while a stage's backward is the next."""
         return {
             name: self._bytes[name][2]
@@ -105,7 +109,7 @@ def handed_on(out: Any, made: Mapping[str, Any]) -> set[int]:
     return {storage_key(each) for each in tensors_of(made) if id(each) in given}
 
 
-def _held(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> list[str]:
+def _held_by_graph(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> list[str]:
     """Return the names of what skips stages that a stage's graph holds, in whatever way."""
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,6 +120,7 @@ def _held(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> lis
     out, made = call((value, values))
     named = {**dict(zip(read, values, strict=True)), **made}
     kept = {name: [weakref.ref(t.untyped_storage()) for t in tensors_of(each)] for name, each in named.items()}
+    # Keep the graph alone: storages that outlive the tensors are those that it holds.
     edges = [get_gradient_edge(t) for t in tensors_of((out, made)) if t.requires_grad]
     shown = storage_keys(value)
     still = {name for name, each in made.items() if storage_keys(each) & shown}  # nobody could tell

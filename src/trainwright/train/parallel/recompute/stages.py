@@ -93,6 +93,7 @@ def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool =
     """
     check_trains(model)
     if _is_row(model):
+        # A sequence is a row already: a stage begins with each layer that has parameters.
         groups: list[list[tuple[str, nn.Module]]] = []
         for name, each in _flat(model, ""):
             if not groups or _has_parameters(each):
@@ -147,11 +148,13 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
     (output,) = (node for node in graph.nodes if node.op == "output")
     starts, carried = [0], [inputs]
     for path in paths:
+        # The part begins where the model first calls the module of that path ..
         place = next((at for at, node in enumerate(nodes) if at >= starts[-1] and _is_below(node, path)), -1)
         if place <= starts[-1]:
             raise UnsupportedModel(f"{type(model).__name__} does not call {path!r}, or not where a part could begin")
         found = _alive(nodes, inputs, place)
         at, alive = place, found
+        # .. or somewhat before, where a single value goes to the rest.
         while len(alive) != 1 and at > starts[-1] + 1 and not _begins(model, nodes[at - 1]):
             at -= 1  # what has no parameters may as well be on this side
             alive = _alive(nodes, inputs, at)
@@ -203,6 +206,7 @@ def check_trains(model: nn.Module) -> None:
             f"model, forward: got one that was set on the object; allowed: that of its class, {type(model).__name__}; "
             "make it a method of a subclass, or of a module around it"
         )
+    # A lazy parameter has no bytes to plan with.
     lazy = next(
         (name for name, each in model.named_parameters() if isinstance(each, nn.parameter.UninitializedParameter)), None
     )

@@ -39,8 +39,8 @@ class CallForm:
     def of(cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "CallForm":
         """Return the form of a call."""
         signature = inspect.signature(type(model).forward)
-        leaves, spec = _flat(signature, args, kwargs)
-        return cls(signature, spec, tuple(map(_told, leaves)))
+        leaves, spec = _flatten_call(signature, args, kwargs)
+        return cls(signature, spec, tuple(map(_constant_or_value, leaves)))
 
     @classmethod
     def default(cls, model: nn.Module) -> "CallForm":
@@ -62,8 +62,8 @@ class CallForm:
 
     def values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
         """Return what comes with a call, None for one of another form."""
-        leaves, spec = _flat(self.signature, args, kwargs)
-        if spec != self.spec or tuple(map(_told, leaves)) != self.leaves:
+        leaves, spec = _flatten_call(self.signature, args, kwargs)
+        if spec != self.spec or tuple(map(_constant_or_value, leaves)) != self.leaves:
             return None
         return tuple(leaf for leaf, own in zip(leaves, self.leaves, strict=True) if own is _VALUE)
 
@@ -80,13 +80,16 @@ class CallForm:
         return ", ".join(f"{name}={'...' if value is Ellipsis else repr(value)}" for name, value in named.items())
 
 
-def _flat(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], TreeSpec]:
+def _flatten_call(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], TreeSpec]:
+    # Defaults are filled in, so that calls which mean the same have one form.
     bound = signature.bind(None, *args, **kwargs)
     bound.apply_defaults()
     return flatten_tree((bound.args[1:], bound.kwargs))
 
 
-def _told(leaf: Any) -> Any:
+def _constant_or_value(leaf: Any) -> Any:
     fixed = leaf is None or isinstance(leaf, bool | str | Enum | torch.dtype | torch.device)
     return leaf if fixed else _VALUE
 
@@ -99,7 +102,7 @@ class Tracer(fx.Tracer):
     def __init__(self, form: CallForm | None = None, *, deep: bool = True) -> None:
         super().__init__()
         self._form, self._deep = form, deep
-        self._modes = _modes()
+        self._current_modes = _current_modes()
         self.looked_into: list[nn.Module] = []
 
     @property
@@ -110,8 +113,9 @@ class Tracer(fx.Tracer):
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         """Return the graph of a module's forward; raise if there is none."""
+        # torch.fx keeps tensors that a forward makes of nothing as attributes of the root.
         root = copy.copy(root)  # tensors made on the way are kept there, beside the model's own
-        with _unmarked(root):
+        with _refusing_traces(root):
             return super().trace(root, concrete_args)
 
     def create_args_for_root(
@@ -142,10 +146,11 @@ class Tracer(fx.Tracer):
         """Look into a module, or leave it one operation."""
         if self.is_leaf_module(m, self.path_of_module(m)):
             return super().call_module(m, forward, args, kwargs)
+        # Look into the module; if its forward does more than operations, take those back and leave it one operation.
         before, stack, known = set(self.graph.nodes), self.module_stack.copy(), len(self.looked_into)
         self.looked_into.append(m)
         try:
-            with _unmarked(m):
+            with _refusing_traces(m):
                 return super().call_module(m, forward, args, kwargs)
         except Exception:  # noqa: BLE001  tracing fails in as many ways as models are written
             self.module_stack = stack
@@ -160,7 +165,7 @@ class Tracer(fx.Tracer):
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Add an operation, which will run as gradients and autocast stand outside."""
-        if _modes() != self._modes:
+        if _current_modes() != self._current_modes:
             raise _NotInGraphError("it switches gradients or autocast for a part of itself")
         return super().create_node(*args, **kwargs)
 
@@ -193,8 +198,8 @@ class AttributeWatch:
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
         # The first is the model: its copies share its children, but not its attributes.
-        self._model = _plain(modules[0]) if modules else {}
-        self._below = [(each, _plain(each)) for each in dict.fromkeys(modules[1:])]
+        self._model = _plain_attributes(modules[0]) if modules else {}
+        self._below = [(each, _plain_attributes(each)) for each in dict.fromkeys(modules[1:])]
         self._children = [(each, list(each._modules.values())) for each in dict.fromkeys(modules)]  # noqa: SLF001
 
     def holds(self, model: nn.Module) -> bool:
@@ -206,7 +211,7 @@ class AttributeWatch:
         )
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     found = {}
     for name, value in vars(module).items():
         if type(value) in _SCALARS:
@@ -243,22 +248,23 @@ def has_hooks(module: nn.Module) -> bool:
     return any(getattr(module, kind) for kind in kinds)
 
 
-def _modes() -> tuple[bool, Autocast]:
+def _current_modes() -> tuple[bool, Autocast]:
     return torch.is_grad_enabled(), Autocast.now()
 
 
 @contextmanager
 def as_before(module: nn.Module) -> Iterator[Callable[[], bool]]:
     """Put attributes of modules and random generators back at the end; yield whether they are as they were, so far."""
-    held = [(vars(each), _held(vars(each))) for each in module.modules()]
+    # Attributes are compared by identity, and containers by their content too.
+    held = [(vars(each), _copy_attributes(vars(each))) for each in module.modules()]
     state, draws = torch.get_rng_state(), RngState.now()
 
-    def still() -> bool:
+    def is_unchanged() -> bool:
         drawn = not torch.equal(state, torch.get_rng_state()) or draws != RngState.now()
         return not drawn and not any(_differs(own, before) for own, before in held)
 
     try:
-        yield still
+        yield is_unchanged
     finally:
         for own, before in held:
             if _differs(own, before):
@@ -268,26 +274,26 @@ def as_before(module: nn.Module) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _unmarked(module: nn.Module) -> Iterator[None]:
+def _refusing_traces(module: nn.Module) -> Iterator[None]:
     """Raise if what happens inside has left traces in a module or in generators, and remove them."""
-    with as_before(module) as still:
+    with as_before(module) as is_unchanged:
         yield
-        if not still():
+        if not is_unchanged():
             raise _NotInGraphError("it sets attributes, or draws random numbers, that are no part of a graph")
 
 
-_Held = dict[str, tuple[Any, Any]]
+_Attributes = dict[str, tuple[Any, Any]]
 """By the name of an attribute, what it is, and a copy of what it contains."""
 
 
-def _held(attributes: Mapping[str, Any]) -> _Held:
+def _copy_attributes(attributes: Mapping[str, Any]) -> _Attributes:
     return {
         name: (value, value.copy() if isinstance(value, list | dict | set) else None)
         for name, value in attributes.items()
     }
 
 
-def _differs(attributes: Mapping[str, Any], before: _Held) -> bool:
+def _differs(attributes: Mapping[str, Any], before: _Attributes) -> bool:
     if any(name not in before for name in attributes if not name.startswith(_CONSTANT)):
         return True
     return any(
@@ -305,7 +311,7 @@ def _same_content(one: Any, other: Any) -> bool:
     return all(a is b or (isinstance(one, dict) and a[0] is b[0] and a[1] is b[1]) for a, b in pairs)
 
 
-def _restore(attributes: dict[str, Any], before: _Held) -> None:
+def _restore(attributes: dict[str, Any], before: _Attributes) -> None:
     for name in [*attributes]:
         if name not in before and not name.startswith(_CONSTANT):
             del attributes[name]

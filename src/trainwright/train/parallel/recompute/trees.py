@@ -39,6 +39,7 @@ def flatten_tree(tree: Any) -> tuple[list[Any], TreeSpec]:
     outer, spec = pytree.tree_flatten(tree)
     leaves: list[Any] = []
     inner: list[_Record | None] = []
+    # torch takes dataclasses and mappings of own classes for leaves: look into them.
     for leaf in outer:
         named = _named(leaf)
         if named is None:

@@ -258,9 +258,9 @@ def can_move(tensor: torch.Tensor) -> bool:
     )
 
 
-def saving_nothing(told: Callable[[torch.Tensor], None] = lambda _: None) -> saved_tensors_hooks:
+def saving_nothing(note: Callable[[torch.Tensor], None] = lambda _: None) -> saved_tensors_hooks:
     """Return a context in which autograd's nodes save no tensor, but tell of it: so do stages run that are not kept."""
-    return saved_tensors_hooks(told, _nothing)
+    return saved_tensors_hooks(note, _nothing)
 
 
 def _nothing(_: Any) -> torch.Tensor:
