@@ -1,4 +1,4 @@
-"""A training of one's own that is told to leave in the middle of an epoch: the same command goes on, bit for bit."""
+"""A training loop that is stopped in the middle of an epoch: the same command resumes it, bit for bit."""
 
 import signal
 import sys

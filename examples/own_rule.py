@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import trainwright as tw
 from trainwright.errors import ScheduleError
-from trainwright.schedule import CONTINUE, Continue, Event, Reason, Reported, Rule, Stop, TrialView, View
+from trainwright.schedule import CONTINUE, BaseRule, Continue, Event, Reason, Reported, RuleView, Stop, TrialView
 
 __all__ = ["Race"]
 
@@ -18,7 +18,7 @@ class Index:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Race(Rule):
+class Race(BaseRule):
     """Stop a trial whose loss is more than `margin` above the best at its epoch, from `min_epochs` on; O(1)."""
 
     margin: float
@@ -40,7 +40,7 @@ class Race(Rule):
             index.best[event.epoch] = min(event.losses[0], index.best.get(event.epoch, float("inf")))
         return index
 
-    def on_report(self, index: Index, view: View, trial: TrialView) -> Continue | Stop:  # noqa: ARG002
+    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Continue | Stop:  # noqa: ARG002
         """Judge a trial by the report that was just folded."""
         if trial.epoch < self.min_epochs:
             return CONTINUE

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 import trainwright as tw
 from trainwright.errors import SearchError, SpaceExhausted
 from trainwright.randomness import rng
-from trainwright.search import View
+from trainwright.search import SearchView
 
 __all__ = ["HillClimber"]
 
@@ -24,7 +24,7 @@ class HillClimber:
         if not 0.0 < self.step <= 1.0:
             raise SearchError(f"HillClimber.step: got {self.step!r}; allowed: a number above 0 and up to 1")
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[tw.Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[tw.Configuration]:
         """Return a new configuration for each number: a function of settings, view and number alone."""
         taken: set[bytes] = set()
         proposals = []
@@ -39,7 +39,7 @@ class HillClimber:
             proposals.append(replace(found, number=number, origin={"searcher": "hill"}))
         return proposals
 
-    def _candidates(self, view: View, number: int) -> NDArray[np.float64]:
+    def _candidates(self, view: SearchView, number: int) -> NDArray[np.float64]:
         """Return rows in the order in which they are wanted: steps, draws, and whatever a small space has left."""
         space, generator = view.space, rng(view.seed, "hill", number)
         wanted = [space.sample(generator, 100)]

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from trainwright.schedule import Desk, Seat
-from trainwright.schedule._resizing import Resizing
+from trainwright.schedule import DeviceAllocator, RunningTrial
+from trainwright.schedule.policies.resizing import Resizing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,17 +18,17 @@ class Eager(Resizing):
 
 @dataclass
 class EagerPlanner:
-    wishes: list[tuple[Seat, int]] = field(default_factory=list)
+    wishes: list[tuple[RunningTrial, int]] = field(default_factory=list)
 
-    def plan(self, desk: Desk) -> None:
-        while desk.free >= desk.policy.start and desk.begin():
+    def plan(self, allocator: DeviceAllocator) -> None:
+        while allocator.free >= allocator.policy.start and allocator.start_next():
             pass
-        seat = desk.changed
-        if seat is not None and seat.settled and seat.rungs and seat.epoch == seat.rung_epoch:
-            self.wishes = [wish for wish in self.wishes if wish[0] is not seat]
-            self.wishes.append((seat, 2 * len(seat.block)))
+        running = allocator.changed
+        if running is not None and running.is_settled and running.rungs and running.epoch == running.rung_epoch:
+            self.wishes = [wish for wish in self.wishes if wish[0] is not running]
+            self.wishes.append((running, 2 * len(running.block)))
         self.wishes = [
-            (seat, size)
-            for seat, size in self.wishes
-            if desk.seats.get(seat.trial) is seat and not desk.move(seat, size)
+            (running, size)
+            for running, size in self.wishes
+            if allocator.running.get(running.trial) is running and not allocator.resize(running, size)
         ]

@@ -224,7 +224,8 @@ WORDS = {  # the design's ideas, and where each has its class or function
     "study": "Study Worker",
     "ledger": "Ledger DirectoryLedger RedisLedger MemoryLedger",
     "search": "RandomSearcher QuasiRandomSearcher GridSearcher EvolutionSearcher ForestSearcher "
-    "GaussianProcessSearcher OptunaSearcher",
+    "GaussianProcessSearcher",
+    "integrations.optuna.searcher": "OptunaSearcher",
     "schedule": "Scheduler FixedEpochs IEpoch Median Patience SuccessiveHalving ASHA Hyperband PASHA "
     "MultiObjectiveASHA Extrapolate Plateau AnyOf Fixed Doubling DoublingAsPublished MarginalGain BestStatic RASDA",
     "engine": "Local",

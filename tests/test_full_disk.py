@@ -59,7 +59,7 @@ def csv(directory, folder):
 
 
 def optuna_journal(directory, folder):
-    from trainwright.report.optuna_journal import export_optuna_journal
+    from trainwright.integrations.optuna.journal import export_optuna_journal
 
     export_optuna_journal(directory, folder / "optuna.log")
 
@@ -77,7 +77,7 @@ def snapshot(folder, size):
 
 
 def converted(folder, size):
-    from trainwright.checkpoint.convert import convert
+    from trainwright.checkpoint.tools.convert import convert
 
     source = folder / "source.pt"
     torch.save({"x": torch.ones(size)}, source)
@@ -85,7 +85,7 @@ def converted(folder, size):
 
 
 def formats(folder, size):
-    from trainwright.checkpoint.formats import format_named
+    from trainwright.checkpoint.tools.formats.registry import format_named
 
     return lambda: format_named("torch").write(folder / f"format-{size}.pt", {"x": torch.ones(size)})
 

@@ -15,12 +15,12 @@ from trainwright.publishing import FileLayer, make_folder, publish, write_file
 
 OTHERWISE = {  # what is written in another way, and why
     "publishing.py": "it is the way",
-    "checkpoint/publish.py": "the names of a checkpoint's folder, by the operations of `publishing.FileLayer`",
-    "checkpoint/restoring.py": "likewise: where a run began",
-    "checkpoint/tiers.py": "likewise: the name of a folder of checkpoints in tiers",
-    "checkpoint/formats/*": "a format writes at the temporary path that `publish` gives",
-    "checkpoint/script.py": "what a proof's ranks say, in a folder of its own that is removed",
-    "checkpoint/witness.py": "a proof's journal grows, in a folder of its own that is removed",
+    "checkpoint/save/publish.py": "the names of a checkpoint's folder, by the operations of `publishing.FileLayer`",
+    "checkpoint/restore/restored.py": "likewise: where a run began",
+    "checkpoint/tools/tiers.py": "likewise: the name of a folder of checkpoints in tiers",
+    "checkpoint/tools/formats/*": "a format writes at the temporary path that `publish` gives",
+    "checkpoint/tools/proof_runs.py": "what a proof's ranks say, in a folder of its own that is removed",
+    "checkpoint/tools/step_digests.py": "a proof's journal grows, in a folder of its own that is removed",
     "engine/process/proof_worker.py": "a proof's notebook grows, in a folder of its own that is removed",
     "engine/doctor/folder.py": "it tries what a file system can do",
     "engine/process/worker.py": "a log grows",
@@ -28,7 +28,8 @@ OTHERWISE = {  # what is written in another way, and why
     "ledger/journal.py": "a journal only grows, and knows torn ends",
     "ledger/snapshots.py": "its claim decides whose it is; written, synced and renamed there",
     "cluster/calibration/storage.py": "it measures writing",
-    "report/optuna_journal.py": "a journal grows, as Optuna's own do",
+    "integrations/optuna/journal.py": "a journal grows, as Optuna's own do",
+    "testing/*": "a kit writes in temporary folders of its own",
     "report/tabular.py": "polars writes at the temporary path that `publish` gives",
 }
 METHODS = {"write_text", "write_bytes", "write_parquet", "savefig"}

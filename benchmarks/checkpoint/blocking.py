@@ -152,6 +152,6 @@ def _timed(act: Callable[[], object]) -> float:
 
 
 def _dropped(files: list[Path]) -> bool:
-    from trainwright.checkpoint.ways import drop_cache
+    from trainwright.checkpoint.tools.bench_targets import drop_cache
 
     return drop_cache(files)

@@ -8,9 +8,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from benchmarks.checkpoint.failure_times import LAWS, Failures, best_interval
 
-from trainwright.checkpoint.failures import LAWS, Losses, best_interval
-from trainwright.checkpoint.interval import ESTIMATORS, Costs, plan_saves
+from trainwright.checkpoint.policy.interval import Costs, plan_saves
+from trainwright.checkpoint.tools.estimators import ESTIMATORS
 
 __all__ = ["Intervals", "compare_intervals"]
 
@@ -45,7 +46,7 @@ def compare_intervals(failures: int = 4_000_000, ratios: int = 24, seed: int = 0
     gaps = dict.fromkeys(ESTIMATORS, 0.0)
     losses, young_leaves_at = {}, math.inf
     for law in LAWS:
-        drawn = Losses(law, number=failures, seed=seed)
+        drawn = Failures(law, number=failures, seed=seed)
         lost = 0.0
         for costs in grid:
             rule = ESTIMATORS["exact"](costs)

@@ -75,13 +75,13 @@ MODELS: dict[str, Callable[[], Any]] = {"CNN": cnn, "transformer": transformer, 
 
 def measure(repeats: int = 5, models: tuple[str, ...] = tuple(MODELS)) -> dict[str, Any]:
     """Bench the models; return a bench for each by name."""
-    from trainwright.checkpoint.bench import bench
-    from trainwright.checkpoint.ways import state_of
+    from trainwright.checkpoint.tools.bench import bench
+    from trainwright.checkpoint.tools.bench_targets import collect_state
 
     found = {}
     for name in models:
         progress(f"{name}: training")
-        state = state_of(MODELS[name]())
+        state = collect_state(MODELS[name]())
         progress(f"{name}: measuring")
         found[name] = bench(state, directory=ROOT / "benchmarks", repeats=repeats)
     return found

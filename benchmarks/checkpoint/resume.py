@@ -226,14 +226,14 @@ def launch(case: Case, plan: dict[str, Any], training: Any = train) -> None:
 def _member(rank: int, case: Case, plan: dict[str, Any], store: str, training: Any) -> None:
     import torch
 
-    from trainwright.checkpoint.witness import Plan, taking_part
+    from trainwright.checkpoint.tools.step_digests import ProofPlan, take_part
 
     torch.set_num_threads(1)
     if case.ranks > 1:
         torch.distributed.init_process_group("gloo", init_method=store, rank=rank, world_size=case.ranks)
     status = 0
     try:
-        with taking_part(Plan(**plan)) as manager_of:
+        with take_part(ProofPlan(**plan)) as manager_of:
             training(manager_of, case)
     except SystemExit as leaving:
         status = int(leaving.code or 0)

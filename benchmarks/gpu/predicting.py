@@ -10,7 +10,7 @@ from torch import nn
 
 from trainwright.cluster import Cluster
 from trainwright.cluster.calibration.calibrate import calibrate
-from trainwright.cluster.calibration.ranks import place
+from trainwright.cluster.calibration.ranks import find_rank_place
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
 
@@ -21,7 +21,7 @@ _PRECISIONS = ("fp32", "amp-bf16")
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Calibrate on one rank, predict, train."""
-    cluster = calibrate(place(None), devices=options.device, repeats=5 if options.quick else 25)
+    cluster = calibrate(find_rank_place(None), devices=options.device, repeats=5 if options.quick else 25)
     assert cluster is not None  # rank 0 is all there is
     rows: list[dict[str, Any]] = []
     for name, make in subjects(options.device, quick=options.quick).items():

@@ -24,7 +24,7 @@ from benchmarks._report import add_arguments, environment, finish, progress, tab
 from benchmarks.multiobjective.problems import FUNCTIONS, Function
 
 import trainwright as tw
-from trainwright.search import View
+from trainwright.search import SearchView
 
 __all__ = ["main"]
 
@@ -77,7 +77,7 @@ def _run(
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return when results were there, in seconds, and the share of the true hypervolume at these times."""
     space = tw.Space.of({column.name: tw.Float(column.low, column.high) for column in problem.columns})
-    view, searcher = View(space, seed, problem.objectives, trials=evaluations), tw.ForestSearcher()
+    view, searcher = SearchView(space, seed, problem.objectives, trials=evaluations), tw.ForestSearcher()
     durations = np.maximum(1.0, np.random.default_rng(seed).normal(60.0, 15.0, evaluations)).tolist()
     proposed: dict[int, list[float]] = {}
     points: list[list[float]] = []

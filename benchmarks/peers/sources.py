@@ -10,7 +10,7 @@ _PARTS = ("randomness", "search", "space")  # what is followed; how results are 
 
 
 def digest(package: Path, module: str) -> str:
-    """Hash the code of a searcher's module (such as `search.forest`) and of all that it imports, but for docstrings."""
+    """Hash the code of a module, such as `search.bayes.forest_searcher`, and of what it imports, without docstrings."""
     found: set[str] = set()
     waiting = [module, "randomness"]
     while waiting:

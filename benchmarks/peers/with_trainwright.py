@@ -9,7 +9,7 @@ from benchmarks.peers.columns import Column
 from benchmarks.peers.sources import digest
 
 import trainwright as tw
-from trainwright.search import View
+from trainwright.search import SearchView
 
 __all__ = ["METHODS", "Own", "Team"]
 
@@ -70,7 +70,7 @@ class Team(Own):
         super().__init__(columns, seed)
         self.version += "; a slot for each worker"
         self._searcher = tw.ForestSearcher()
-        self._view = View(self._space, seed)
+        self._view = SearchView(self._space, seed)
         self._free: list[int] = []  # slots whose trial has ended
         self._count = 0  # trials
 

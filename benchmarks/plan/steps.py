@@ -33,7 +33,7 @@ from torch import nn
 
 from trainwright.cluster import Cluster
 from trainwright.cluster.calibration.calibrate import calibrate
-from trainwright.cluster.calibration.ranks import RankPlace, joined
+from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Oracle
 from trainwright.train import parallelise
@@ -121,7 +121,7 @@ def _member(rank: int, models: Sequence[str], steps: int, repeats: int, links: t
     here = RankPlace(rank=rank, world=2, local_rank=rank, on_node=2, address="127.0.0.1")
     cluster = calibrate(here, repeats=repeats)
     os.environ["MASTER_PORT"] = ports[1]
-    with joined(here, "gloo"):
+    with join_process_group(here, "gloo"):
         told: list[Any] = [cluster]
         dist.broadcast_object_list(told, 0)
         visits = []

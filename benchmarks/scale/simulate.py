@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import trainwright as tw
-from trainwright.search import View
+from trainwright.search import SearchView
 
 __all__ = ["Costs", "measure", "utilisation"]
 
@@ -62,7 +62,7 @@ def measure(observations: Sequence[int], say: Callable[[str], None]) -> Costs:
     fresh = tuple(sorted({1, *(n for n in observations if n <= 10_000)}))  # 10,000 rows are all that a forest has
     found = []
     for count in observations:
-        view, searcher = View(space, 0, slot=3), tw.ForestSearcher()
+        view, searcher = SearchView(space, 0, slot=3), tw.ForestSearcher()
         drawn = count + sum(_asks(new) * new for new in fresh)
         rows = iter(space.configurations(space.sample(np.random.default_rng(count), drawn)))
         _tell(view, rows, count)
@@ -76,7 +76,7 @@ def measure(observations: Sequence[int], say: Callable[[str], None]) -> Costs:
     return Costs(fold=fold, hand_over=hand_over, observations=tuple(observations), fresh=fresh, ask=tuple(found))
 
 
-def _tell(view: View, rows: Any, count: int) -> None:
+def _tell(view: SearchView, rows: Any, count: int) -> None:
     start = view.count
     for number in range(start, start + count):
         row = next(rows)
@@ -89,7 +89,7 @@ def _asks(fresh: int) -> int:
     return _ASKS >> len(str(fresh)) - 1
 
 
-def _ask_seconds(view: View, searcher: Any, rows: Any, fresh: int) -> float:
+def _ask_seconds(view: SearchView, searcher: Any, rows: Any, fresh: int) -> float:
     times = []
     for repeat in range(_asks(fresh)):
         _tell(view, rows, fresh)

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks._report import add_arguments, environment, finish, progress, table
 
 from trainwright.randomness import rng
-from trainwright.schedule import CONTINUE, Extrapolate, Reason, Reported, Stop, TrialView, Verdict, View
+from trainwright.schedule import CONTINUE, Extrapolate, Reason, Reported, RuleView, Stop, TrialView, Verdict
 
 __all__ = ["main"]
 
@@ -51,7 +51,7 @@ class _BetterHalf:
             index[event.epoch].append(event.losses[0])
         return index
 
-    def on_report(self, index: dict[int, list[float]], view: View, trial: TrialView) -> Verdict:
+    def on_report(self, index: dict[int, list[float]], view: RuleView, trial: TrialView) -> Verdict:
         del view
         losses = index.get(trial.epoch, ())
         worse = bool(losses) and sum(loss < trial.loss for loss in losses) > len(losses) / 2
@@ -113,7 +113,7 @@ def _play(rule: Any, trials: list[Points], epochs: int) -> tuple[int, int, float
             began = time.perf_counter()
             index = rule.fold(index, Reported(trial=trial, epoch=epoch, losses=(loss,)))
             seen = TrialView(number=trial, epoch=epoch, losses=(loss,), best_loss=loss)
-            verdict = rule.on_report(index, View(remaining=0), seen)
+            verdict = rule.on_report(index, RuleView(remaining=0), seen)
             seconds.append(time.perf_counter() - began)
             if isinstance(verdict, Stop):
                 stopped = epoch

@@ -19,6 +19,7 @@ from trainwright.engine.simulated.task import Task
 from trainwright.randomness import rng
 from trainwright.schedule import (
     WAIT,
+    BaseRule,
     Continue,
     Ended,
     Event,
@@ -29,12 +30,11 @@ from trainwright.schedule import (
     PromotionRule,
     Reason,
     Reported,
-    Rule,
+    RuleView,
     Scheduler,
     Stop,
     TrialView,
     Verdict,
-    View,
     Wait,
 )
 
@@ -78,7 +78,7 @@ class Curves:
 
 
 @dataclass(eq=False)
-class Watched(Rule):
+class Watched(BaseRule):
     """A rule as it is, but for a study that ends at a time; notes who reported what, when.
 
     `each_epoch`: every epoch is reported, also where no verdict can change. `bracket`: a new trial is started only
@@ -129,7 +129,7 @@ class Watched(Rule):
             self._running.discard(event.trial)
         return self.rule.fold(index, event)
 
-    def on_report(self, index: Index, view: View, trial: TrialView) -> Verdict:
+    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:
         """Stop whoever trains when time is over."""
         if view.at_seconds >= self.until:
             return Stop(Reason(rule="time", epoch=trial.epoch))
@@ -138,7 +138,7 @@ class Watched(Rule):
             self._running.discard(trial.number)
         return verdict
 
-    def on_free(self, index: Index, view: View) -> Promote | New | Wait:
+    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:
         """Start nothing when time is over, nor a bracket before the one before it has come to rest."""
         if view.at_seconds >= self.until:
             return WAIT

@@ -11,13 +11,15 @@ if TYPE_CHECKING:
     from trainwright import checkpoint, ensemble, ledger, memory, report, serve, train
     from trainwright.cluster import Cluster
     from trainwright.engine import Local
-    from trainwright.engine.pycompss import PyCOMPSs
     from trainwright.engine.ray.engine import Ray
     from trainwright.engine.simulated.settings import Scaling, Simulated
     from trainwright.engine.simulated.table import tables
     from trainwright.engine.simulated.task import Parametric
     from trainwright.ensemble import BudgetedGreedy, Ensemble, Front, Library
     from trainwright.errors import TrainwrightError
+    from trainwright.integrations.optuna.sampler import TrainwrightSampler
+    from trainwright.integrations.optuna.searcher import OptunaSearcher
+    from trainwright.integrations.pycompss.engine import PyCOMPSs
     from trainwright.model.profile import Profile
     from trainwright.plan import Oracle
     from trainwright.schedule import (
@@ -48,11 +50,9 @@ if TYPE_CHECKING:
         ForestSearcher,
         GaussianProcessSearcher,
         GridSearcher,
-        OptunaSearcher,
         QuasiRandomSearcher,
         RandomSearcher,
     )
-    from trainwright.search.sampler import TrainwrightSampler
     from trainwright.serve import Deployment
     from trainwright.space import (
         Beta,
@@ -113,7 +113,7 @@ _HOME = {
     "Median": "schedule",
     "MultiObjectiveASHA": "schedule",
     "Normal": "space",
-    "OptunaSearcher": "search",
+    "OptunaSearcher": "integrations.optuna.searcher",
     "Oracle": "plan",
     "PASHA": "schedule",
     "RASDA": "schedule",
@@ -121,7 +121,7 @@ _HOME = {
     "Patience": "schedule",
     "Plateau": "schedule",
     "Profile": "model.profile",
-    "PyCOMPSs": "engine.pycompss",
+    "PyCOMPSs": "integrations.pycompss.engine",
     "QuasiRandomSearcher": "search",
     "RandomSearcher": "search",
     "Ray": "engine.ray.engine",
@@ -133,7 +133,7 @@ _HOME = {
     "StudyFailed": "study",
     "SuccessiveHalving": "schedule",
     "TrainwrightError": "errors",
-    "TrainwrightSampler": "search.sampler",
+    "TrainwrightSampler": "integrations.optuna.sampler",
     "Trial": "train",
     "Worker": "study",
     "all_of": "space",

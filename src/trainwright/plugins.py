@@ -12,7 +12,7 @@ distribution and its version, so that a process that lacks it can say what to in
 
 import dataclasses
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
@@ -26,7 +26,7 @@ import numpy as np
 from trainwright.errors import InputError, closest
 from trainwright.settings import refuse_unknown
 
-__all__ = ["describe", "load", "make", "names_of"]
+__all__ = ["Registry", "describe", "load", "make", "names_of"]
 
 _ORIGIN = "from"
 """The entry of a table that names a plug-in's distribution; no argument can be called so."""
@@ -48,11 +48,14 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
     {
         "searcher": _Kind(
             group="trainwright.searchers",
-            built_in=_listed(
-                "trainwright.search",
-                "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher OptunaSearcher "
-                "QuasiRandomSearcher RandomSearcher",
-            ),
+            built_in={
+                **_listed(
+                    "trainwright.search",
+                    "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher "
+                    "QuasiRandomSearcher RandomSearcher",
+                ),
+                **_listed("trainwright.integrations.optuna.searcher", "OptunaSearcher"),
+            },
         ),
         "rule": _Kind(
             group="trainwright.rules",
@@ -76,8 +79,27 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
             group="trainwright.ledgers",
             built_in={"redis": "trainwright.ledger:RedisLedger", "rediss": "trainwright.ledger:RedisLedger"},
         ),
-        "format": _Kind(group="trainwright.formats", built_in={}),
-        "combination": _Kind(group="trainwright.combinations", built_in={}),
+        "format": _Kind(
+            group="trainwright.formats",
+            built_in={
+                "torch": "trainwright.checkpoint.tools.formats.torch_zip:TorchZip",
+                "safetensors": "trainwright.checkpoint.tools.formats.safetensors:SafeTensors",
+                "dcp": "trainwright.checkpoint.tools.formats.dcp:Dcp",
+            },
+        ),
+        "combination": _Kind(
+            group="trainwright.combinations",
+            built_in={
+                "weighted": "trainwright.ensemble.combine.means:Weighted",
+                "mean": "trainwright.ensemble.combine.means:Mean",
+                "geometric": "trainwright.ensemble.combine.means:Geometric",
+                "vote": "trainwright.ensemble.combine.means:Vote",
+                "median": "trainwright.ensemble.combine.median:Median",
+                "mixture": "trainwright.ensemble.combine.mixture:Mixture",
+                "stacking": "trainwright.ensemble.combine.stacking:Stacking",
+            },
+        ),
+        # The oracle finds its own strategies in their folder.
         "strategy": _Kind(group="trainwright.strategies", built_in={}),
     }
 )
@@ -110,6 +132,37 @@ def load(kind: str, name: str, where: str, error: type[InputError] = InputError)
     except Exception as trouble:
         why = f"{type(trouble).__name__}: {trouble}"
         raise error(f"{where}: {name!r} of {_origin(offers[0])} cannot be loaded ({why})") from trouble
+
+
+class Registry(Mapping[str, Any]):
+    """Every object of a kind by name, with its default settings: each is made when it is first looked up.
+
+    The entry point of a plug-in is to have the name that the object says it has.
+    """
+
+    def __init__(self, kind: str, error: type[InputError] = InputError) -> None:
+        self._kind = kind
+        self._error = error
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            if name not in names_of(self._kind):
+                raise KeyError(name)
+            item = load(self._kind, name, self._kind, self._error)()
+            if item.name != name:
+                raise self._error(f"{self._kind}: {name!r} is called {item.name!r} by itself; allowed: one name")
+            self._made[name] = item
+        return self._made[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in names_of(self._kind)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(names_of(self._kind))
+
+    def __len__(self) -> int:
+        return len(names_of(self._kind))
 
 
 def make(kind: str, table: Mapping[str, Any]) -> Any:

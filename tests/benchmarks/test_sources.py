@@ -25,23 +25,23 @@ def edit(path: Path, before: str, after: str):
 
 
 def test_other_searchers_and_words_change_nothing(package: Path):
-    before = digest(package, "search.forest")
-    edit(package / "search" / "gp.py", "_CLIMBERS = 3", "_CLIMBERS = 4")
-    edit(package / "search" / "forest.py", '"""Bayesian', '"""# Bayesian')
-    assert digest(package, "search.forest") == before
+    before = digest(package, "search.bayes.forest_searcher")
+    edit(package / "search" / "bayes" / "gp_searcher.py", "_CLIMBERS = 3", "_CLIMBERS = 4")
+    edit(package / "search" / "bayes" / "forest_searcher.py", '"""Bayesian', '"""# Bayesian')
+    assert digest(package, "search.bayes.forest_searcher") == before
 
 
 @pytest.mark.parametrize(
     ("file", "before", "after"),
     [
-        ("search/forest.py", "_ROUNDS = 2", "_ROUNDS = 3"),
-        ("search/_candidates.py", "_MUTATION = 0.1", "_MUTATION = 0.2"),
-        ("search/_trees.py", "import numpy as np", "import numpy as np\n\nMORE = 1"),
+        ("search/bayes/forest_searcher.py", "_ROUNDS = 2", "_ROUNDS = 3"),
+        ("search/bayes/candidates.py", "_MUTATION = 0.1", "_MUTATION = 0.2"),
+        ("search/bayes/trees.py", "import numpy as np", "import numpy as np\n\nMORE = 1"),
         ("space/axes.py", "0.5", "0.6"),
         ("randomness.py", "import numpy as np", "import numpy as np\n\nMORE = 1"),
     ],
 )
 def test_what_it_runs_changes_it(package: Path, file: str, before: str, after: str):
-    known = digest(package, "search.forest")
+    known = digest(package, "search.bayes.forest_searcher")
     edit(package / file, before, after)
-    assert digest(package, "search.forest") != known
+    assert digest(package, "search.bayes.forest_searcher") != known

@@ -27,13 +27,13 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Tier
-from trainwright.checkpoint.formats.tensors import equal_bits
+from trainwright.checkpoint.tools.formats.tensors import equal_bits
 from trainwright.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from trainwright.publishing import FileLayer
 
 LAYOUTS = ("ddp", "fsdp", "shard1", "replicate")
 QUIET = CheckpointConfig(writer="sync", interval=1_000_000, timeout_seconds=60.0)
-WAITING = CheckpointConfig(interval=1_000_000, timeout_seconds=60.0, screen=None)
+WAITING = CheckpointConfig(interval=1_000_000, timeout_seconds=60.0, health_check=None)
 
 
 def launch(folder, world, *arguments, timeout=240, victim=None, after=0.0):
@@ -341,7 +341,7 @@ def damaged(folder):
         if dist.get_rank() == 0:
             spoil(folder / "step-000000000001" / "rank-00000.safetensors")
         dist.barrier()
-        with refused(CheckpointCorruptError, "every checkpoint is damaged and set aside"):
+        with refused(CheckpointCorruptError, "every checkpoint is damaged and quarantined"):
             manager.restore()
 
 

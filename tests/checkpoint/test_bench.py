@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from trainwright.checkpoint.bench import Bench, Row, Span, bench
-from trainwright.checkpoint.formats import FORMATS, SafeTensors
-from trainwright.checkpoint.scaling import scale
-from trainwright.checkpoint.ways import fill_optimizers, state_of
+from trainwright.checkpoint.tools.bench import Bench, BenchRow, TimeSpan, bench
+from trainwright.checkpoint.tools.bench_ranks import scale
+from trainwright.checkpoint.tools.bench_targets import collect_state, fill_optimizers
+from trainwright.checkpoint.tools.formats.registry import FORMATS
+from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointError,
@@ -34,10 +35,10 @@ def state():
 
 
 def row(name, blocking, slowdown=0.0, total=1.0, bitwise=True):
-    spans = {"restore": Span(least=1, median=1), "verified": Span(least=1, median=1)}
-    timed = {"blocking": Span(least=blocking, median=blocking), "total": Span(least=total, median=total)}
-    timed["slowdown"] = Span(least=0, median=slowdown)
-    return Row(name=name, **timed, **spans, bytes=1, files=1, bitwise=bitwise)
+    spans = {"restore": TimeSpan(least=1, median=1), "verified": TimeSpan(least=1, median=1)}
+    timed = {"blocking": TimeSpan(least=blocking, median=blocking), "total": TimeSpan(least=total, median=total)}
+    timed["slowdown"] = TimeSpan(least=0, median=slowdown)
+    return BenchRow(name=name, **timed, **spans, bytes=1, files=1, bitwise=bitwise)
 
 
 class TestBench:
@@ -62,7 +63,7 @@ class TestBench:
         """Weights, moments and values are what they were, whatever was read into them meanwhile."""
         fill_optimizers(state)
         before = {name: value.clone() for name, value in state["model"].state_dict().items()}
-        bench(state, directory=tmp_path, formats=["npz"], writers=["thread"], repeats=1, step_seconds=0)
+        bench(state, directory=tmp_path, formats=["dcp"], writers=["thread"], repeats=1, step_seconds=0)
         after = state["model"].state_dict()
         assert all(torch.equal(after[name], value) for name, value in before.items())
         assert state["model"][2].weight is state["model"][0].weight
@@ -82,7 +83,7 @@ class TestBench:
                     yield replace(stored, fetch=lambda name, cut: stored.fetch(name, cut) + 1)
 
         monkeypatch.setattr(
-            sys.modules["trainwright.checkpoint.bench"],
+            sys.modules["trainwright.checkpoint.tools.bench"],
             "format_named",
             lambda name: Lossy() if name == "safetensors" else FORMATS[name],
         )
@@ -93,12 +94,12 @@ class TestBench:
         """A missing extra, a dtype that a format cannot hold: the other ways are measured all the same."""
 
         def missing(*_):
-            raise MissingExtra.of("hdf5", "h5py", "formats")
+            raise MissingExtra.of("safetensors", "safetensors", "torch")
 
-        monkeypatch.setattr(type(FORMATS["hdf5"]), "_write", missing)
-        found = bench(state, directory=tmp_path, formats=["hdf5", "npz"], writers=[], repeats=1)
-        assert [one.name for one in found.rows] == ["torch", "npz"]
-        assert found.skipped == {"hdf5": 'hdf5 needs h5py: pip install ".[formats]"'}
+        monkeypatch.setattr(type(FORMATS["safetensors"]), "_write", missing)
+        found = bench(state, directory=tmp_path, formats=["safetensors", "dcp"], writers=[], repeats=1)
+        assert [one.name for one in found.rows] == ["torch", "dcp"]
+        assert found.skipped == {"safetensors": 'safetensors needs safetensors: pip install ".[torch]"'}
 
     def test_no_room(self, state, tmp_path, monkeypatch):
         """Told before anything is written, or when it turns out."""
@@ -117,8 +118,8 @@ class TestBench:
     @pytest.mark.parametrize(
         ("settings", "kind", "sentence"),
         [
-            ({"repeats": 0}, CheckpointConfigError, "repeats: got 0; allowed: an integer >= 1"),
-            ({"step_seconds": -1}, CheckpointConfigError, "step_seconds: got -1; allowed: a number >= 0"),
+            ({"repeats": 0}, CheckpointConfigError, "repeats: got 0; allowed: a whole number >= 1"),
+            ({"step_seconds": -1}, CheckpointConfigError, "step_seconds: got -1; allowed: a number from 0"),
             ({"writers": ["tread"]}, CheckpointConfigError, "writer: got 'tread'; allowed: sync, thread, process"),
             ({"formats": ["hdf"]}, CheckpointFormatError, "got 'hdf'; allowed: torch, safetensors"),
         ],
@@ -140,16 +141,16 @@ class TestStateOf:
     def test_what_factories_return(self):
         model = nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters())
-        assert state_of(model) == {"model": model}
-        assert state_of((model, optimizer)) == {"model": model, "optimizer": optimizer}
-        assert state_of({"a": model, "b": 1}) == {"a": model, "b": 1}
+        assert collect_state(model) == {"model": model}
+        assert collect_state((model, optimizer)) == {"model": model, "optimizer": optimizer}
+        assert collect_state({"a": model, "b": 1}) == {"a": model, "b": 1}
 
     @pytest.mark.parametrize("made", [None, 3, {}, {1: 2}, ()])
     def test_refusals(self, made):
         with pytest.raises(
             CheckpointStateError, match=r"factory: got \w+; allowed: a torch.nn.Module, a tuple \(model"
         ):
-            state_of(made)
+            collect_state(made)
 
 
 class TestRecommendation:

@@ -59,7 +59,7 @@ def test_a_thousand_damages(tmp_path):
     assert damage_at_random(tmp_path / "others", 500, seed=5, kinds=tuple(DAMAGES)).undetected == 0
 
 
-class Run(DirectoryOwner):
+class TrialFolder(DirectoryOwner):
     """One run of many in a folder, told apart by its lease."""
 
     def __init__(self, folder, lease):
@@ -74,7 +74,7 @@ class Run(DirectoryOwner):
 def begun(folder, lease):
     """Begin or go on under a lease; return its manager, its state and the step that it went on from."""
     x = torch.zeros(4)
-    manager = Manager(Run(folder, lease), config=SYNC, x=x)
+    manager = Manager(TrialFolder(folder, lease), config=SYNC, x=x)
     restored = manager.restore()
     step = 0 if restored is None else restored.step
     assert torch.equal(x, torch.full((4,), float(step)))

@@ -3,7 +3,7 @@
 import pytest
 
 from trainwright.checkpoint import Difference, Effect
-from trainwright.checkpoint.differences import settle
+from trainwright.checkpoint.state.differences import settle_differences
 from trainwright.errors import CheckpointMismatchError
 
 TORCH = Difference(item="torch", saved="2.12", now="2.13", effect=Effect.ROUNDING)
@@ -12,13 +12,13 @@ OPTIMIZER = Difference(item="optimizer", saved=[0.1] * 100, now=None, effect=Eff
 
 
 def test_best_effort_returns_them_gravest_first():
-    found = settle([TORCH, OPTIMIZER, RANDOM], mode="best_effort", what="step-7")
+    found = settle_differences([TORCH, OPTIMIZER, RANDOM], mode="best_effort", what="step-7")
     assert found == (OPTIMIZER, RANDOM, TORCH)
 
 
 def test_exact_refuses_and_names_all():
     with pytest.raises(CheckpointMismatchError) as caught:
-        settle([TORCH, OPTIMIZER, RANDOM], mode="exact", what="step-7")
+        settle_differences([TORCH, OPTIMIZER, RANDOM], mode="exact", what="step-7")
     text = str(caught.value)
     assert text.startswith("step-7 cannot be restored exactly: optimizer was [0.1, ")
     assert "...; random.cuda" not in text  # a long value is cut, and its successor still named
@@ -29,4 +29,4 @@ def test_exact_refuses_and_names_all():
 
 
 def test_none_is_fine():
-    assert settle([], mode="exact", what="step-7") == ()
+    assert settle_differences([], mode="exact", what="step-7") == ()

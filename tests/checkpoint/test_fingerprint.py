@@ -8,7 +8,7 @@ import types
 from pathlib import Path
 
 from trainwright.checkpoint import Effect
-from trainwright.checkpoint.fingerprint import ENVIRONMENT, capture_fingerprint, compare_fingerprints
+from trainwright.checkpoint.state.fingerprint import ENVIRONMENT, capture_fingerprint, compare_fingerprints
 
 
 def test_it_is_plain_and_equal_to_itself():

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from trainwright.checkpoint import Effect
-from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_flags
+from trainwright.checkpoint.state.flags import capture_flags, compare_flags, restore_flags
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.checkpoint.hooks import CommandHook, SlurmRequeue, end_of_allocation
+from trainwright.checkpoint.policy.hooks import CommandHook, SlurmRequeue, end_of_allocation
 from trainwright.errors import CheckpointConfigError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
@@ -20,7 +20,7 @@ JOB = """#!/bin/sh
 echo run $SLURM_RESTART_COUNT
 exec {python} -c '
 import os, time
-from trainwright.checkpoint.hooks import SlurmRequeue, end_of_allocation
+from trainwright.checkpoint.policy.hooks import SlurmRequeue, end_of_allocation
 print(round(end_of_allocation(os.environ, ask=True) - time.time(), -1), flush=True)
 print("status", SlurmRequeue()(), flush=True)
 time.sleep(60)
@@ -116,7 +116,7 @@ class TestSlurmRequeue:
             assert SlurmRequeue()() == 75
 
     def test_refusals(self):
-        with pytest.raises(CheckpointConfigError, match="max_restarts: got -1; allowed: >= 0"):
+        with pytest.raises(CheckpointConfigError, match="max_restarts: got -1; allowed: a whole number >= 0"):
             SlurmRequeue(max_restarts=-1)
         with pytest.raises(CheckpointConfigError, match=r"SlurmRequeue.timeout_seconds: got 0; allowed"):
             SlurmRequeue(timeout_seconds=0)

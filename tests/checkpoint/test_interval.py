@@ -4,22 +4,19 @@ import math
 
 import numpy as np
 import pytest
+from benchmarks.checkpoint.failure_times import LAWS, Failures, best_interval
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from trainwright.checkpoint.failures import LAWS, Losses, best_interval
-from trainwright.checkpoint.interval import (
+from trainwright.checkpoint.policy.interval import Costs, SavePlan, exact_interval, plan_saves
+from trainwright.checkpoint.tools.estimators import (
     ESTIMATORS,
-    Costs,
-    LossRate,
-    SavePlan,
-    availability,
-    daly,
-    estimates,
-    exact,
-    plan_saves,
-    young,
+    FailureRate,
+    availability_interval,
+    compare_estimators,
+    daly_interval,
+    young_interval,
 )
 from trainwright.errors import CheckpointConfigError
 
@@ -34,7 +31,7 @@ class TestFormulas:
     @given(st.floats(1e-9, 5), st.floats(1, 1e7))
     def test_exact_is_where_the_derivative_vanishes(self, ratio, mtbf):
         """T = u M solves u + log(1 - u) = -C/M; next to the branch point too, where W0 itself would lose digits."""
-        u = exact(costs(ratio, mtbf)) / mtbf
+        u = exact_interval(costs(ratio, mtbf)) / mtbf
         # -u - log1p(-u) cancels for small u: its series does not.
         left = sum(u**k / k for k in range(2, 60)) if u < 0.3 else -u - math.log1p(-u)
         assert left == pytest.approx(ratio, rel=1e-9)
@@ -45,25 +42,26 @@ class TestFormulas:
         """The wall time at the minimum of a bounded search is that of the closed form, to 1e-9."""
         here = costs(ratio, recovery_seconds=700, persist_seconds=20, recovery_can_fail=recovery_can_fail)
         found = minimize_scalar(here.wall_per_useful, bounds=(1e-3, 10_000), method="bounded", options={"xatol": 1e-9})
-        assert here.wall_per_useful(exact(here)) <= found.fun * (1 + 1e-9)
-        assert found.x == pytest.approx(exact(here), rel=1e-5)
+        assert here.wall_per_useful(exact_interval(here)) <= found.fun * (1 + 1e-9)
+        assert found.x == pytest.approx(exact_interval(here), rel=1e-5)
 
     def test_young_daly_and_availability(self):
         """Their formulas by hand, and where they lie from the exact one."""
         here = costs(0.08, 1000, recovery_seconds=200)
-        assert young(here) == pytest.approx(math.sqrt(2 * 1000 * 80))
-        assert daly(here) == pytest.approx(400 * (1 + math.sqrt(0.04) / 3 + 0.04 / 9) - 80)
-        assert availability(here) == pytest.approx(80 + math.sqrt(2 * 1200 * 80 + 80**2))
-        assert daly(costs(2.5, 1000)) == 1000
+        assert young_interval(here) == pytest.approx(math.sqrt(2 * 1000 * 80))
+        assert daly_interval(here) == pytest.approx(400 * (1 + math.sqrt(0.04) / 3 + 0.04 / 9) - 80)
+        assert availability_interval(here) == pytest.approx(80 + math.sqrt(2 * 1200 * 80 + 80**2))
+        assert daly_interval(costs(2.5, 1000)) == 1000
         for ratio, beyond in ((0.001, 1.015), (0.01, 1.049), (0.1, 1.167)):
-            assert young(costs(ratio)) / exact(costs(ratio)) == pytest.approx(beyond, abs=2e-3)
+            assert young_interval(costs(ratio)) / exact_interval(costs(ratio)) == pytest.approx(beyond, abs=2e-3)
         assert all(
-            daly(costs(ratio)) == pytest.approx(exact(costs(ratio)), rel=1e-3) for ratio in np.linspace(0.001, 0.17)
+            daly_interval(costs(ratio)) == pytest.approx(exact_interval(costs(ratio)), rel=1e-3)
+            for ratio in np.linspace(0.001, 0.17)
         )
 
     def test_what_each_costs(self):
         """All are judged alike: exact first and best, the share of useful time is one over the wall time."""
-        found = estimates(costs(0.1, recovery_seconds=500))
+        found = compare_estimators(costs(0.1, recovery_seconds=500))
         assert [estimate.name for estimate in found] == list(ESTIMATORS)
         assert min(found, key=lambda e: e.wall_per_useful).name == "exact"
         assert all(e.availability == 1 / e.wall_per_useful < 1 for e in found)
@@ -71,46 +69,46 @@ class TestFormulas:
     def test_a_save_is_committed_before_the_next(self):
         """T + C >= P, whatever the formula says."""
         here = costs(0.001, persist_seconds=3000)
-        assert {e.interval_seconds for e in estimates(here)} == {3000 - 10}
+        assert {e.interval_seconds for e in compare_estimators(here)} == {3000 - 10}
         assert plan_saves(here).interval_seconds == 3000 - 10
 
     def test_at_the_ends(self):
         """A save for nothing: always, at the price of recovery alone; hundreds of losses per save: never done."""
         free = costs(0, 1000, recovery_seconds=100)
-        assert (exact(free), free.wall_per_useful(0)) == (0, 1.1)
+        assert (exact_interval(free), free.wall_per_useful(0)) == (0, 1.1)
         assert costs(0.1).wall_per_useful(0) == math.inf
         assert costs(1000, 1).wall_per_useful(1) == math.inf
-        assert exact(costs(100)) == pytest.approx(10_000)
+        assert exact_interval(costs(100)) == pytest.approx(10_000)
 
 
 class TestSimulation:
     @pytest.mark.parametrize("ratio", [0.001, 0.02, 0.2])
     def test_exact_is_within_two_percent_of_the_best(self, ratio):
         here = costs(ratio, recovery_seconds=300, persist_seconds=1)
-        best = best_interval(Losses(number=200_000), here, exact(here))
-        assert exact(here) == pytest.approx(best.interval_seconds, rel=0.02)
-        assert here.wall_per_useful(exact(here)) == pytest.approx(best.wall_per_useful, rel=0.01)
+        best = best_interval(Failures(number=200_000), here, exact_interval(here))
+        assert exact_interval(here) == pytest.approx(best.interval_seconds, rel=0.02)
+        assert here.wall_per_useful(exact_interval(here)) == pytest.approx(best.wall_per_useful, rel=0.01)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("ratio", np.geomspace(0.001, 0.2, 12))
     @pytest.mark.parametrize("mtbf", [600.0, 86_400.0])
     def test_over_the_grid(self, ratio, mtbf):
         here = costs(ratio, mtbf, recovery_seconds=300)
-        best = best_interval(Losses(number=4_000_000, seed=1), here, exact(here))
-        assert exact(here) == pytest.approx(best.interval_seconds, rel=0.02)
+        best = best_interval(Failures(number=4_000_000, seed=1), here, exact_interval(here))
+        assert exact_interval(here) == pytest.approx(best.interval_seconds, rel=0.02)
 
     @pytest.mark.parametrize("law", LAWS[1:])
     def test_losses_that_cluster(self, law):
         """The best interval is another one; the wall time lost by the rule stays below 2 %."""
-        losses = Losses(law, number=200_000)
+        losses = Failures(law, number=200_000)
         for ratio in (0.001, 0.2):
             here = costs(ratio, recovery_seconds=300)
-            best = best_interval(losses, here, exact(here))
-            assert losses.wall_per_useful(here, exact(here))[0] < 1.02 * best.wall_per_useful
+            best = best_interval(losses, here, exact_interval(here))
+            assert losses.wall_per_useful(here, exact_interval(here))[0] < 1.02 * best.wall_per_useful
 
     def test_sorted_counting_is_the_sum_of_floors(self):
         """The definition, loss by loss, gives the same wall time."""
-        losses, here = Losses("weibull", number=500, seed=3), costs(0.05, 100, recovery_seconds=7, persist_seconds=9)
+        losses, here = Failures("weibull", number=500, seed=3), costs(0.05, 100, recovery_seconds=7, persist_seconds=9)
         uptimes = 100 * losses._uptimes
         useful = 30 * np.floor(np.maximum(uptimes - 9, 0) / 35).sum()
         assert losses.wall_per_useful(here, 30)[0] == pytest.approx((uptimes.sum() + 500 * 7) / useful)
@@ -118,15 +116,15 @@ class TestSimulation:
 
     @pytest.mark.parametrize("law", LAWS)
     def test_laws_have_mean_one(self, law):
-        assert Losses(law, number=200_000)._mean == pytest.approx(1, rel=0.01)
+        assert Failures(law, number=200_000)._mean == pytest.approx(1, rel=0.01)
 
     def test_refusals(self):
         with pytest.raises(CheckpointConfigError, match=r"got 'normal'; allowed: exponential, weibull, bursts"):
-            Losses("normal")
+            Failures("normal")
         with pytest.raises(CheckpointConfigError, match="got 0; allowed: an integer >= 1"):
-            Losses(number=0)
+            Failures(number=0)
         with pytest.raises(CheckpointConfigError, match="no commit survives"):
-            best_interval(Losses(number=100), costs(0.1), 1e9)
+            best_interval(Failures(number=100), costs(0.1), 1e9)
 
 
 class TestPlan:
@@ -170,16 +168,16 @@ class TestPlan:
         for step in range(100):
             here = costs(0.01 * 1.02**step)
             followed = plan_saves(here, before=followed)
-            assert abs(exact(here) / followed.optimum_seconds - 1) <= 0.0527
+            assert abs(exact_interval(here) / followed.optimum_seconds - 1) <= 0.0527
 
     def test_no_end_and_an_end_far_away(self):
         here = costs(0.01)
         assert (
             plan_saves(here)
             == plan_saves(here, remaining_seconds=math.inf)
-            == SavePlan(interval_seconds=exact(here), optimum_seconds=exact(here))
+            == SavePlan(interval_seconds=exact_interval(here), optimum_seconds=exact_interval(here))
         )
-        assert plan_saves(here, remaining_seconds=1e9).interval_seconds == pytest.approx(exact(here), rel=1e-4)
+        assert plan_saves(here, remaining_seconds=1e9).interval_seconds == pytest.approx(exact_interval(here), rel=1e-4)
 
     def test_too_late(self):
         """A save that takes longer than what is left is begun at once, and the user hears of it."""
@@ -215,26 +213,26 @@ class TestCosts:
     )
     def test_refusals(self, name, value):
         """One sentence: which, the value, what is allowed."""
-        with pytest.raises(CheckpointConfigError, match=rf"^Costs.{name}: got {value}; allowed: a finite number"):
+        with pytest.raises(CheckpointConfigError, match=rf"^Costs.{name}: got {value}; allowed: a number"):
             Costs(**{"mtbf_seconds": 1000.0, "cost_seconds": 1.0, name: value})
 
 
-class TestLossRate:
+class TestFailureRate:
     def test_posterior_mean(self):
         """Shape and exposure add up; the mean rate of an allocation is its nodes times that of one."""
-        belief = LossRate(losses=2, node_seconds=1e6).seen(3, 4e6)
-        assert belief == LossRate(losses=5, node_seconds=5e6)
+        belief = FailureRate(failures=2, node_seconds=1e6).observe(3, 4e6)
+        assert belief == FailureRate(failures=5, node_seconds=5e6)
         assert (belief.mtbf_seconds(), belief.mtbf_seconds(10)) == (1e6, 1e5)
 
     def test_own_losses_outweigh_the_default(self):
         """One loss in each of four node-days: the mean comes from the default's 264 to near four."""
-        means = [LossRate().seen(n, n * 4 * 86_400).mtbf_seconds() / (4 * 86_400) for n in (0, 1, 5, 50)]
+        means = [FailureRate().observe(n, n * 4 * 86_400).mtbf_seconds() / (4 * 86_400) for n in (0, 1, 5, 50)]
         assert means == pytest.approx([66, 6.9, 2.27, 1.13], rel=0.01)
 
     def test_refusals(self):
-        with pytest.raises(CheckpointConfigError, match=r"LossRate.losses: got 0; allowed"):
-            LossRate(losses=0)
-        with pytest.raises(CheckpointConfigError, match=r"got -1 losses in 3.0 node-seconds"):
-            LossRate().seen(-1, 3.0)
-        with pytest.raises(CheckpointConfigError, match="got 0 nodes"):
-            LossRate().mtbf_seconds(0)
+        with pytest.raises(CheckpointConfigError, match=r"FailureRate.failures: got 0; allowed"):
+            FailureRate(failures=0)
+        with pytest.raises(CheckpointConfigError, match=r"failures: got -1; allowed: a whole number >= 0"):
+            FailureRate().observe(-1, 3.0)
+        with pytest.raises(CheckpointConfigError, match="nodes: got 0; allowed: a whole number >= 1"):
+            FailureRate().mtbf_seconds(0)

@@ -13,8 +13,8 @@ import torch
 from faulty_files import FailingFiles, StallingFiles
 from torch import nn
 
-from trainwright.checkpoint import CheckpointConfig, Manager, Retention, Screen
-from trainwright.checkpoint.formats import FORMATS
+from trainwright.checkpoint import CheckpointConfig, HealthCheck, Manager, Retention
+from trainwright.checkpoint.tools.formats.registry import FORMATS
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointCorruptError,
@@ -222,8 +222,8 @@ class TestFailures:
         """A spoilt network is not saved, the one before stays, and training is told or ended as one likes."""
         training = Training()
         training.run(1)
-        for screen in (Screen(), Screen(on_nonfinite="raise")):
-            config = CheckpointConfig(writer="thread", interval=NEVER, screen=screen)
+        for screen in (HealthCheck(), HealthCheck(on_nonfinite="raise")):
+            config = CheckpointConfig(writer="thread", interval=NEVER, health_check=screen)
             folder = tmp_path / screen.on_nonfinite
             with Manager(folder, config=config, **training.items()) as manager:
                 manager.save(wait=True)
@@ -292,7 +292,7 @@ class TestRestore:
 
     @pytest.mark.parametrize("check", [True, False])
     def test_a_damaged_manifest(self, tmp_path, check):
-        """The one before is taken, and the damaged one set aside under a name that says so."""
+        """The one before is taken, and the damaged one quarantined under a name that says so."""
         self.saved(tmp_path, 1, 2)
         path = tmp_path / "step-000000000002/manifest.json"
         path.write_bytes(path.read_bytes()[:-9])
@@ -309,7 +309,9 @@ class TestRestore:
             path.write_bytes(content)
         with Manager(tmp_path, **Training().items()) as manager:
             for _ in range(2):
-                with pytest.raises(CheckpointCorruptError, match="every checkpoint is damaged and set aside, one as "):
+                with pytest.raises(
+                    CheckpointCorruptError, match="every checkpoint is damaged and quarantined, one as "
+                ):
                     manager.restore()
 
     def test_another_model(self, tmp_path):
@@ -380,7 +382,7 @@ class TestMisuse:
             ({"on_error": "ignore"}, "on_error: got 'ignore'; allowed: 'warn', 'raise'"),
             ({"max_failures": True}, "max_failures: got True"),
             ({"budget_bytes": 0}, "budget_bytes: got 0"),
-            ({"mtbf_seconds": 0.0}, "mtbf_seconds: got 0.0; allowed: a finite number > 0"),
+            ({"mtbf_seconds": 0.0}, "mtbf_seconds: got 0.0; allowed: a number > 0"),
         ],
     )
     def test_settings(self, settings, sentence):
@@ -394,8 +396,10 @@ class TestMisuse:
             Retention(best=2)
         with pytest.raises(CheckpointConfigError, match=r"Retention.last: got 0; allowed: a whole number >= 1"):
             Retention(last=0)
-        with pytest.raises(CheckpointConfigError, match=r"Screen.on_nonfinite: got 'keep'; allowed: 'refuse', 'raise'"):
-            Screen(on_nonfinite="keep")
+        with pytest.raises(
+            CheckpointConfigError, match=r"HealthCheck.on_nonfinite: got 'keep'; allowed: 'refuse', 'raise'"
+        ):
+            HealthCheck(on_nonfinite="keep")
 
 
 @pytest.mark.skipif(
@@ -473,23 +477,23 @@ def test_nothing_is_left_open(tmp_path):
 
 def test_ranks_meet_before_anything_is_saved(tmp_path, monkeypatch):
     """They learn once, from the state that is kept, who has which tensors; saving and restoring rest on that."""
-    from trainwright.checkpoint.ranks import Solo
+    from trainwright.checkpoint.ranks.ranks import SingleRank
 
     happened = []
 
-    class Ranks(Solo):
-        def meet(self, state, captured):
+    class Ranks(SingleRank):
+        def exchange_names(self, state, captured):
             happened.append(("meet", sorted(state), sorted(captured.tensors)))
 
-        def together(self, act):
+        def run_together(self, act):
             happened.append(("together", happened[0][0]))
             return act()
 
-        def portion(self, captured):
+        def select_portion(self, captured):
             happened.append(("portion", happened[0][0]))
-            return super().portion(captured)
+            return super().select_portion(captured)
 
-    monkeypatch.setattr("trainwright.checkpoint.manager.ranks_here", lambda *_: Ranks())
+    monkeypatch.setattr("trainwright.checkpoint.manager.make_ranks", lambda *_: Ranks())
     with Manager(tmp_path, x=torch.ones(2), model=torch.nn.Linear(1, 1)) as manager:
         manager.save(wait=True)
     assert happened[0] == ("meet", ["model", "x"], ["model.bias", "model.weight", "x"])

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, combined, cuts, digest, digest_file
+from trainwright.checkpoint.digest import CHUNK_BYTES, chunk_ranges, combine_digests, digest_bytes, digest_file
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.errors import CheckpointCorruptError, CheckpointVersionError
 
@@ -25,37 +25,37 @@ PATH = Path("step-000000000012/manifest.json")
 
 
 def test_round_trip():
-    content = MANIFEST.encoded()
-    assert Manifest.decoded(content, PATH) == MANIFEST
+    content = MANIFEST.to_bytes()
+    assert Manifest.from_bytes(content, PATH) == MANIFEST
     assert json.loads(content)["digest"] == MANIFEST.digest
     assert (MANIFEST.size, MANIFEST.tensors[0].size, MANIFEST.tensors[0].digest) == (32, 24, "ab")
 
 
 def test_every_bit_counts():
     """Whichever single bit is flipped, the manifest is refused."""
-    content = bytearray(MANIFEST.encoded())
+    content = bytearray(MANIFEST.to_bytes())
     for place in range(len(content)):
         for bit in range(8):
             content[place] ^= 1 << bit
             with pytest.raises(CheckpointCorruptError):
-                Manifest.decoded(bytes(content), PATH)
+                Manifest.from_bytes(bytes(content), PATH)
             content[place] ^= 1 << bit
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", MANIFEST.encoded()[:-1], MANIFEST.encoded() + b" "])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", MANIFEST.to_bytes()[:-1], MANIFEST.to_bytes() + b" "])
 def test_torn_or_foreign(content):
     with pytest.raises(
         CheckpointCorruptError, match=r"manifest.json: the manifest is damaged: its digest does not fit"
     ):
-        Manifest.decoded(content, PATH)
+        Manifest.from_bytes(content, PATH)
 
 
 def test_a_newer_form():
     """A checkpoint of a later version is no damaged one, and says which version reads it."""
-    body = MANIFEST.encoded()[:-45].replace(b'"schema":1', b'"schema":9,"unknown":0')
-    content = b'%b,"digest":"%b"}' % (body, digest(body).encode())
+    body = MANIFEST.to_bytes()[:-45].replace(b'"schema":1', b'"schema":9,"unknown":0')
+    content = b'%b,"digest":"%b"}' % (body, digest_bytes(body).encode())
     with pytest.raises(CheckpointVersionError, match="is of form 9; this version reads up to 1; upgrade trainwright"):
-        Manifest.decoded(content, PATH)
+        Manifest.from_bytes(content, PATH)
 
 
 def test_chunks_of_a_file(tmp_path):
@@ -63,10 +63,10 @@ def test_chunks_of_a_file(tmp_path):
     path = tmp_path / "file"
     content = bytes(range(256)) * (CHUNK_BYTES // 256) + b"rest"
     path.write_bytes(content)
-    whole = (digest(content[:CHUNK_BYTES]), digest(b"rest"))
+    whole = (digest_bytes(content[:CHUNK_BYTES]), digest_bytes(b"rest"))
     assert digest_file(path) == whole
-    assert digest_file(path, (5, 300)) == (digest(content[:5]), digest(content[5:300]))
-    assert combined(whole[:1]) == whole[0]
-    assert combined(whole) == digest("".join(whole).encode())
-    assert list(cuts(3, 3)) == []
-    assert list(cuts(1, CHUNK_BYTES + 2)) == [(1, CHUNK_BYTES + 1), (CHUNK_BYTES + 1, CHUNK_BYTES + 2)]
+    assert digest_file(path, (5, 300)) == (digest_bytes(content[:5]), digest_bytes(content[5:300]))
+    assert combine_digests(whole[:1]) == whole[0]
+    assert combine_digests(whole) == digest_bytes("".join(whole).encode())
+    assert list(chunk_ranges(3, 3)) == []
+    assert list(chunk_ranges(1, CHUNK_BYTES + 2)) == [(1, CHUNK_BYTES + 1), (CHUNK_BYTES + 1, CHUNK_BYTES + 2)]

@@ -9,8 +9,7 @@ import torch
 from benchmarks.checkpoint.resume import CASES, QUICK, Case, launch, resize, resume, train
 from torch import nn
 
-from trainwright.checkpoint import verify_resume
-from trainwright.checkpoint.proof import drop_table, prove
+from trainwright.checkpoint.tools.proof import drop_table, prove, verify_resume
 from trainwright.errors import CheckpointConfigError, CheckpointError, CheckpointNotFoundError
 
 pytestmark = [

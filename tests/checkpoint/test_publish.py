@@ -9,7 +9,7 @@ from faulty_files import FailingFiles, Killed, VolatileFiles
 
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.publish import found, publish, step_name
+from trainwright.checkpoint.save.publish import list_published, publish, step_name
 from trainwright.errors import CheckpointError, CheckpointSpaceError
 from trainwright.publishing import FileLayer, write_new
 
@@ -60,7 +60,7 @@ def test_a_step_saved_again_gets_a_name_of_its_own(tmp_path):
         with Manager(tmp_path, config=SYNC, x=torch.full((2,), float(number))) as made:
             made.steps = 7
             made.save(wait=True)
-    assert [path.name for path in found(tmp_path)] == ["step-000000000007.3", "step-000000000007.2"]
+    assert [path.name for path in list_published(tmp_path)] == ["step-000000000007.3", "step-000000000007.2"]
     x = torch.zeros(2)
     Manager(tmp_path, x=x).restore()
     assert x.tolist() == [2.0, 2.0]
@@ -70,8 +70,12 @@ def test_order_of_steps(tmp_path):
     """Folders are found newest step first, and nothing else is."""
     for name in ("step-000000000002", "step-000000000010", "step-000000000010.2", ".tmp-step-1", "step-x", "other"):
         (tmp_path / name).mkdir()
-    assert [path.name for path in found(tmp_path)] == ["step-000000000010.2", "step-000000000010", "step-000000000002"]
-    assert found(tmp_path / "none") == []
+    assert [path.name for path in list_published(tmp_path)] == [
+        "step-000000000010.2",
+        "step-000000000010",
+        "step-000000000002",
+    ]
+    assert list_published(tmp_path / "none") == []
 
 
 def test_two_writers_of_one_step(tmp_path):

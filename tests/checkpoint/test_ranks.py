@@ -7,11 +7,11 @@ import torch
 from rank_program import LAYOUTS, launch, restore, save
 
 from trainwright.checkpoint import Manager
-from trainwright.checkpoint.convert import convert
-from trainwright.checkpoint.formats import format_named
-from trainwright.checkpoint.formats.tensors import equal_bits
-from trainwright.checkpoint.inspect import inspect
-from trainwright.checkpoint.verify import verify
+from trainwright.checkpoint.tools.convert import convert
+from trainwright.checkpoint.tools.formats.registry import format_named
+from trainwright.checkpoint.tools.formats.tensors import equal_bits
+from trainwright.checkpoint.tools.inspect import inspect
+from trainwright.checkpoint.tools.verify import verify
 
 COUNTS = (1, 2, 3, 4)
 

@@ -5,8 +5,10 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.checkpoint import FileRecord, Manifest, Published, Retention
-from trainwright.checkpoint.retention import retain
+from trainwright.checkpoint import Retention
+from trainwright.checkpoint.manifest import FileRecord, Manifest
+from trainwright.checkpoint.policy.retention import choose_retained
+from trainwright.checkpoint.save.publish import Published
 
 
 def checkpoint(step, *, screen="good", loss=None, pin=None, size=10):
@@ -24,23 +26,23 @@ def test_the_newest_the_best_and_every_tenth():
     losses = {1: 0.1, 2: 0.9, 10: 0.8, 11: 0.2, 12: "nan", 20: 0.7, 21: 0.6, 22: 0.5}
     line = [checkpoint(step, loss=loss) for step, loss in sorted(losses.items(), reverse=True)]
     policy = Retention(last=2, best=2, metric="loss", every_steps=10)
-    assert steps(retain(line, policy).keep) == [22, 21, 20, 11, 10, 1]
+    assert steps(choose_retained(line, policy).keep) == [22, 21, 20, 11, 10, 1]
     policy = Retention(last=1, best=1, metric="-loss")
-    assert steps(retain(line, policy).keep) == [22, 2]
+    assert steps(choose_retained(line, policy).keep) == [22, 2]
 
 
 def test_pins():
     line = [checkpoint(step, pin="rung 3" if step == 2 else None) for step in (5, 4, 3, 2, 1)]
-    assert steps(retain(line, Retention(last=1)).keep) == [5, 2]
+    assert steps(choose_retained(line, Retention(last=1)).keep) == [5, 2]
 
 
 def test_a_budget():
     """It takes the oldest first, never the newest good one."""
     line = [checkpoint(step) for step in (5, 4, 3, 2, 1)]
-    assert steps(retain(line, Retention(last=4), budget_bytes=25).keep) == [5, 4]
-    assert steps(retain(line, Retention(last=4), budget_bytes=1).keep) == [5]
+    assert steps(choose_retained(line, Retention(last=4), budget_bytes=25).keep) == [5, 4]
+    assert steps(choose_retained(line, Retention(last=4), budget_bytes=1).keep) == [5]
     line = [checkpoint(5, screen="suspect"), checkpoint(4), checkpoint(3)]
-    assert steps(retain(line, Retention(last=3), budget_bytes=5).keep) == [4]
+    assert steps(choose_retained(line, Retention(last=3), budget_bytes=5).keep) == [4]
 
 
 records = st.builds(
@@ -68,7 +70,7 @@ policies = st.builds(
 def test_what_always_holds(line, policy, budget):
     """Nothing is both kept and dropped; pins and the newest good one stay; the rest fits into the budget."""
     line = sorted(line, key=lambda one: one.manifest.step, reverse=True)
-    keep, drop = retain(line, policy, budget_bytes=budget)
+    keep, drop = choose_retained(line, policy, budget_bytes=budget)
     assert sorted(steps(keep) + steps(drop)) == sorted(steps(line))
     assert [one for one in line if one in keep] == list(keep)
     certain = [one for one in line if one.manifest.pin is not None]

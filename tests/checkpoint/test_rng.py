@@ -6,7 +6,8 @@ import random
 import numpy as np
 import torch
 
-from trainwright.checkpoint import Effect, capture_random, restore_random
+from trainwright.checkpoint import Effect
+from trainwright.checkpoint.state.rng import capture_random, restore_random
 
 
 def draws():

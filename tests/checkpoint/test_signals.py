@@ -12,9 +12,9 @@ import threading
 import pytest
 
 from trainwright.checkpoint import CheckpointConfig
-from trainwright.checkpoint.agreement import Agreement
-from trainwright.checkpoint.pace import Pace
-from trainwright.checkpoint.signals import SignalFlag
+from trainwright.checkpoint.policy.save_policy import SavePolicy
+from trainwright.checkpoint.policy.signals import SignalFlag
+from trainwright.checkpoint.ranks.agreement import Agreement
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
 HUNG = """
@@ -27,8 +27,8 @@ HUNG = """
 RANK = """
     import sys, time
     import torch.distributed as dist
-    from trainwright.checkpoint.agreement import Agreement
-    from trainwright.checkpoint.signals import SignalFlag
+    from trainwright.checkpoint.ranks.agreement import Agreement
+    from trainwright.checkpoint.policy.signals import SignalFlag
 
     rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
@@ -80,7 +80,7 @@ def handler():
 
 def hung(options=""):
     return f"""
-    from trainwright.checkpoint import signals
+    from trainwright.checkpoint.policy import signals
     {options}
     {HUNG}"""
 
@@ -102,7 +102,7 @@ class TestSignalFlag:
         with SignalFlag() as flag:
             os.kill(os.getpid(), signal.SIGUSR1)
             assert (handler, flag.received) == (["SIGUSR1"], "SIGUSR1")
-            flag.raise_held()
+            flag.raise_pending()
 
     def test_what_an_earlier_handler_raises_waits(self, handler):
         """A handler that interrupts does so at the step boundary, not in the middle of a step."""
@@ -111,7 +111,7 @@ class TestSignalFlag:
                 os.kill(os.getpid(), signal.SIGUSR1)
             assert len(handler) == 2
             with pytest.raises(KeyboardInterrupt):
-                flag.raise_held()
+                flag.raise_pending()
 
     def test_a_later_handler_is_left_alone(self, handler):
         """Closed out of turn, the flag passes signals on to the earlier handler and sees none itself."""
@@ -196,7 +196,7 @@ class TestForcedExit:
         """It dies of the signal as before, and its parent sees none."""
         process = start("""
             import os, signal, time
-            from trainwright.checkpoint.signals import SignalFlag
+            from trainwright.checkpoint.policy.signals import SignalFlag
             with SignalFlag() as flag:
                 child = os.fork()
                 if child == 0:
@@ -215,7 +215,7 @@ class TestAgreement:
         assert [agreement.step(True, False) for _ in range(3)] == [(True, False)] * 3
 
     def test_refusals(self):
-        with pytest.raises(CheckpointConfigError, match="agree_every: got 0; allowed: an integer >= 1"):
+        with pytest.raises(CheckpointConfigError, match="agree_every: got 0; allowed: a whole number >= 1"):
             Agreement(every=0)
 
     @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
@@ -253,7 +253,7 @@ TRAINING = """
     import os, sys, time
     import torch
     from trainwright.checkpoint import CheckpointConfig, Manager
-    from trainwright.checkpoint.hooks import CommandHook
+    from trainwright.checkpoint.policy.hooks import CommandHook
 
     folder, rank, size, status = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     if size > 1:
@@ -315,7 +315,7 @@ class TestManager:
     def test_a_trial_s_is_left_to_its_engine(self):
         """No handler is set unless it is asked for."""
         before = signal.getsignal(signal.SIGTERM)
-        pace = Pace(CheckpointConfig(), alone=False)
+        pace = SavePolicy(CheckpointConfig(), alone=False)
         assert pace.signal is None
         assert signal.getsignal(signal.SIGTERM) == before
         pace.close()
@@ -323,7 +323,7 @@ class TestManager:
     def test_handlers_come_with_the_first_step(self):
         """A training that never calls `step` would not hear of a signal: it dies of it as before."""
         before = signal.getsignal(signal.SIGTERM)
-        pace = Pace(CheckpointConfig(), alone=True)
+        pace = SavePolicy(CheckpointConfig(), alone=True)
         assert signal.getsignal(signal.SIGTERM) == before
         assert pace.signal is None
         assert signal.getsignal(signal.SIGTERM) != before

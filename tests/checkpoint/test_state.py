@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainwright.checkpoint import CheckpointConfig, Manager
-from trainwright.checkpoint.loading import load_state
-from trainwright.checkpoint.state import canonical_names, capture
-from trainwright.checkpoint.tree import decode
+from trainwright.checkpoint.restore.loading import load_state
+from trainwright.checkpoint.state.captured import canonical_names, capture_state
+from trainwright.checkpoint.state.tree import decode_tree
 from trainwright.errors import CheckpointStateError
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool)
@@ -112,9 +112,9 @@ trees = st.recursive(
 
 def through(value):
     """Capture a value, write its tree down as JSON, and make it anew."""
-    captured = capture({"item": value})
+    captured = capture_state({"item": value})
     every = captured.tensors | {alias: captured.tensors[name] for alias, name in captured.ties.items()}
-    return decode(json.loads(json.dumps(captured.tree, allow_nan=False)), every)["item"]
+    return decode_tree(json.loads(json.dumps(captured.tree, allow_nan=False)), every)["item"]
 
 
 def same(one, other):
@@ -126,9 +126,9 @@ def same(one, other):
     if isinstance(one, np.ndarray | np.generic):
         return (one.dtype, one.shape, one.tobytes()) == (other.dtype, other.shape, other.tobytes())
     if isinstance(one, dict):
-        made_by = [getattr(each, "default_factory", None) for each in (one, other)]
+        call_factory = [getattr(each, "default_factory", None) for each in (one, other)]
         told = [[*each.items(), *getattr(each, "__dict__", {}).items()] for each in (one, other)]
-        return made_by[0] is made_by[1] and same(*told)
+        return call_factory[0] is call_factory[1] and same(*told)
     if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same, one, other))
     return one == other or (one != one and other != other)
@@ -174,13 +174,13 @@ def test_arrays_that_are_not_in_one_piece():
 
 def test_a_named_tuple_that_changed_or_is_not_loaded(monkeypatch):
     """Its class is looked for among what is loaded, and nothing is imported for it."""
-    captured = capture({"item": Position(1, 2)})
+    captured = capture_state({"item": Position(1, 2)})
     monkeypatch.setattr(sys.modules[__name__], "Position", collections.namedtuple("Position", "epoch step"))  # noqa: PYI024
     with pytest.raises(CheckpointStateError, match=r"a named tuple .*:Position with the fields epoch, batch was saved"):
-        decode(captured.tree, captured.tensors)
+        decode_tree(captured.tree, captured.tensors)
     for name in ("not_there:A", "json:decoder.JSONDecoder", "builtins:tuple", "os:environ"):
         with pytest.raises(CheckpointStateError, match=rf"a named tuple {name} with the fields value was saved, and"):
-            decode({"$namedtuple": [name, ["value"], [1]]}, {})
+            decode_tree({"$namedtuple": [name, ["value"], [1]]}, {})
 
 
 def test_marks_of_our_own_are_data_too():
@@ -212,7 +212,7 @@ def test_marks_of_our_own_are_data_too():
 def test_what_cannot_be_kept(value, path, kind):
     """The sentence tells the path to it, what it is, and what is allowed."""
     with pytest.raises(CheckpointStateError, match=rf"^{path}: a checkpoint cannot keep {kind} .*; allowed: objects"):
-        capture({"item": value})
+        capture_state({"item": value})
 
 
 @pytest.mark.parametrize(
@@ -224,7 +224,7 @@ def test_what_cannot_be_kept(value, path, kind):
 )
 def test_tensors_that_cannot_be_kept(make, kind):
     with pytest.raises(CheckpointStateError, match=f"item.x: a checkpoint cannot keep a {kind} tensor; allowed: dense"):
-        capture({"item": {"x": make()}})
+        capture_state({"item": {"x": make()}})
 
 
 def test_names_do_not_tell_wrappers():
@@ -259,7 +259,7 @@ def stepped(*layers, rate=0.1):
 def test_an_optimizer_knows_parameters_by_name():
     """Moments are named by parameter, and go to it wherever it stands in a new optimizer, wrapped or not."""
     model, optimizer = stepped(nn.Linear(3, 2), nn.Linear(2, 1))
-    captured = capture({"model": Wrapped(model), "optimizer": optimizer})
+    captured = capture_state({"model": Wrapped(model), "optimizer": optimizer})
     assert "optimizer.state.model.0.weight.exp_avg" in captured.tensors
     assert "model.1.bias" in captured.tensors
     assert {"model.0.weight", "optimizer.state.model.1.bias.exp_avg_sq"} <= captured.lazy
@@ -275,7 +275,7 @@ def test_an_optimizer_knows_parameters_by_name():
 
 def test_buffers_are_not_lazy():
     """Batch statistics change in the forward pass, so they are not left to be copied beside it."""
-    captured = capture({"model": nn.BatchNorm1d(2)})
+    captured = capture_state({"model": nn.BatchNorm1d(2)})
     assert captured.lazy == {"model.weight", "model.bias"}
     assert {"model.running_mean", "model.num_batches_tracked"} <= captured.tensors.keys()
 
@@ -284,11 +284,11 @@ def test_tied_tensors_are_kept_once():
     """One tensor under two names is one; views of other shape are not."""
     model = nn.ModuleDict({"in": nn.Embedding(5, 3), "out": nn.Linear(3, 5, bias=False)})
     model["out"].weight = model["in"].weight
-    captured = capture({"model": model})
+    captured = capture_state({"model": model})
     assert captured.ties == {"model.out.weight": "model.in.weight"}
     assert list(captured.tensors) == ["model.in.weight"]
     base = torch.arange(4)
-    captured = capture({"item": {"a": base, "b": base[:2], "c": base}})
+    captured = capture_state({"item": {"a": base, "b": base[:2], "c": base}})
     assert captured.ties == {"item.c": "item.a"}
 
 
@@ -304,7 +304,7 @@ def test_two_networks_with_equal_names():
     optimizer = torch.optim.SGD([*one.parameters(), *two.parameters()], lr=0.1, momentum=0.9)
     (one(torch.ones(1, 3)) + 2 * two(torch.ones(1, 3))).sum().backward()
     optimizer.step()
-    captured = capture({"generator": one, "critic": two, "optimizer": optimizer})
+    captured = capture_state({"generator": one, "critic": two, "optimizer": optimizer})
     buffers = {name for name in captured.tensors if name.endswith("weight.momentum_buffer")}
     assert buffers == {f"optimizer.state.{item}.weight.momentum_buffer" for item in ("generator", "critic")}
 
@@ -313,7 +313,7 @@ def test_a_schedule_with_a_counter():
     """MultiStepLR counts its milestones, and must get a counter back."""
     _, optimizer = stepped(nn.Linear(3, 1))
     schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, [2, 2, 5], gamma=0.5)
-    captured = capture({"schedule": schedule})
+    captured = capture_state({"schedule": schedule})
     other = torch.optim.lr_scheduler.MultiStepLR(stepped(nn.Linear(3, 1))[1], [1])
     load_state({"schedule": other}, json.loads(json.dumps(captured.tree)), captured.tensors)
     assert other.milestones == collections.Counter({2: 2, 5: 1})
@@ -322,7 +322,7 @@ def test_a_schedule_with_a_counter():
 
 def test_plain_items_change_in_place_if_they_can():
     """A dict or list of the user's own is filled again; a number comes back as a value."""
-    captured = capture({"log": [1, 2], "best": {"loss": 0.5}, "count": 3, "x": torch.ones(2)})
+    captured = capture_state({"log": [1, 2], "best": {"loss": 0.5}, "count": 3, "x": torch.ones(2)})
     log, best, x = [], {"old": 1}, torch.zeros(2)
     values = load_state({"log": log, "best": best, "count": 0, "x": x}, captured.tree, captured.tensors)
     assert (log, best, values, x.tolist()) == ([1, 2], {"loss": 0.5}, {"count": 3}, [1.0, 1.0])

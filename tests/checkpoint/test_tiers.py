@@ -12,9 +12,11 @@ import pytest
 import torch
 from faulty_files import flip_bit
 
-from trainwright.checkpoint import CheckpointConfig, Manager, Manifest, Retention, Tier, verify
-from trainwright.checkpoint.publish import Published
-from trainwright.checkpoint.tiers import copied, refuse_several_nodes
+from trainwright.checkpoint import CheckpointConfig, Manager, Retention, Tier
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.save.publish import Published
+from trainwright.checkpoint.tools.tiers import copy_checkpoint, refuse_several_nodes
+from trainwright.checkpoint.tools.verify import verify
 from trainwright.errors import CheckpointConfigError, CheckpointCorruptError, CheckpointError, CheckpointSpaceError
 from trainwright.publishing import FileLayer
 
@@ -38,7 +40,7 @@ class Layer(FileLayer):
 @pytest.fixture
 def place(tmp_path):
     """Give a folder and two tiers, with managers of a tensor that tells its step."""
-    made = Place(tmp_path)
+    made = TensorPlace(tmp_path)
     yield made
     made.layer.full.clear()
     for manager in made.managers:
@@ -46,7 +48,7 @@ def place(tmp_path):
             manager.close()
 
 
-class Place:
+class TensorPlace:
     def __init__(self, home):
         self.folder, self.near, self.far = home / "runs", home / "near", home / "far"
         self.layer = Layer()
@@ -139,7 +141,7 @@ def test_a_tier_that_vanished(place):
 
 
 def test_a_damaged_copy(place):
-    """What is damaged in the tier is set aside there, and its copy in the folder taken; it is never carried on."""
+    """What is damaged in the tier is quarantined there, and its copy in the folder taken; it is never carried on."""
     manager = place.manager()
     place.save(manager, 1, wait=True)
     (data,) = place.near.glob("**/*.safetensors")
@@ -257,9 +259,9 @@ def test_the_pace_of_the_drain(place, tmp_path, monkeypatch):
     with place.manager() as manager:
         path = place.save(manager, 1, wait=True).drained.result().path
     slept = []
-    monkeypatch.setattr("trainwright.checkpoint.tiers.time.sleep", slept.append)
+    monkeypatch.setattr("trainwright.checkpoint.tools.tiers.time.sleep", slept.append)
     source = Published(path=path, manifest=Manifest.read(path))
-    copied(FileLayer(), source, tmp_path / "slow", 1e3)
+    copy_checkpoint(FileLayer(), source, tmp_path / "slow", 1e3)
     assert max(slept) == pytest.approx(source.manifest.size / 1e3, rel=0.05)
 
 
@@ -277,7 +279,7 @@ def test_memory():
     [
         (lambda: Tier(""), "Tier.folder: got ''"),
         (lambda: Tier("x", drain_every=0), "Tier.drain_every: got 0; allowed: a whole number >= 1"),
-        (lambda: Tier("x", drain_bytes_per_second=0.0), "Tier.drain_bytes_per_second: got 0.0; allowed: a finite"),
+        (lambda: Tier("x", drain_bytes_per_second=0.0), "Tier.drain_bytes_per_second: got 0.0; allowed: a number"),
         (lambda: CheckpointConfig(tiers=["x"]), r"CheckpointConfig.tiers: got \['x'\]; allowed: a tuple of tiers"),
         (lambda: refuse_several_nodes(["a", "b"]), r"the ranks are on 2 nodes \(a, b\); allowed: tiers where all"),
     ],

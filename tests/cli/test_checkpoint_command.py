@@ -11,9 +11,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from trainwright.checkpoint import Manager
-from trainwright.checkpoint.formats import FORMATS
-from trainwright.checkpoint.interval import Costs, exact, plan_saves
-from trainwright.checkpoint.proof import Proof
+from trainwright.checkpoint.policy.interval import Costs, exact_interval, plan_saves
+from trainwright.checkpoint.tools.formats.registry import FORMATS
+from trainwright.checkpoint.tools.proof import Proof
 from trainwright.cli._words import seconds, size
 from trainwright.errors import InputError
 
@@ -58,7 +58,7 @@ class TestInterval:
         content, costs = last_line(said), Costs(mtbf_seconds=86_400, cost_seconds=10, recovery_seconds=300)
         assert said.status == 0
         assert [row["name"] for row in content["estimates"]] == ["exact", "daly", "young", "availability"]
-        assert content["estimates"][0]["interval_seconds"] == exact(costs)
+        assert content["estimates"][0]["interval_seconds"] == exact_interval(costs)
         assert content["plan"]["interval_seconds"] == plan_saves(costs, remaining_seconds=4 * 3600).interval_seconds
         assert "a loss every 1 d 0 h on average, back after 5 min 0 s; a save costs 10 s" in said.out
         assert "exact         21 min 48 s    +1.89 %  98.15 %" in said.out
@@ -83,8 +83,8 @@ class TestInterval:
             (["--cost", 3], "interval: got neither --mtbf nor --losses; allowed: one, such as --mtbf 1d"),
             (["--cost", 3, "--mtbf", 1, "--losses", 1], "interval: got both --mtbf and --losses"),
             (["--cost", "3x", "--mtbf", 1], "--cost: got '3x'; allowed: a time such as 90, 90s, 15m"),
-            (["--cost", 3, "--mtbf", 0], "mtbf_seconds: got 0.0; allowed: a finite number of seconds > 0"),
-            (["--cost", 3, "--losses", -1], "got -1 losses in 0.0 node-seconds; allowed"),
+            (["--cost", 3, "--mtbf", 0], "mtbf_seconds: got 0.0; allowed: a number of seconds > 0"),
+            (["--cost", 3, "--losses", -1], "failures: got -1; allowed: a whole number >= 0"),
         ],
     )
     def test_refusals(self, checkpoint, options, sentence):
@@ -224,7 +224,7 @@ class TestInspect:
             ["inspect", name],
             ["verify", name],
             ["diff", name, name],
-            ["convert", name, "x", "--to", "npz"],
+            ["convert", name, "x", "--to", "dcp"],
         ):
             said = checkpoint(*command)
             assert (said.status, said.out, len(said.err.splitlines())) == (2, "", 1)
@@ -292,8 +292,8 @@ class TestDiff:
 
 class TestConvert:
     def test_there_and_back(self, checkpoint, weights):
-        assert checkpoint("convert", weights[0], "a.npz", "--to", "npz").status == 0
-        said = checkpoint("convert", "a.npz", "back.safetensors", "--to", "safetensors", "--json")
+        assert checkpoint("convert", weights[0], "a.dcp", "--to", "dcp").status == 0
+        said = checkpoint("convert", "a.dcp", "back.safetensors", "--to", "safetensors", "--json")
         assert (said.status, last_line(said)["tensors"]) == (0, 2)
         assert checkpoint("diff", weights[0], "back.safetensors").status == 0
 
@@ -302,20 +302,20 @@ class TestConvert:
         monkeypatch.chdir(tmp_path)
         torch.save({"w": torch.zeros(2), "f": torch.zeros(2, dtype=torch.complex128)}, "a.pt")
         monkeypatch.setattr(
-            type(FORMATS["npz"]), "capabilities", replace(FORMATS["npz"].capabilities, dtypes={"float32"})
+            type(FORMATS["dcp"]), "capabilities", replace(FORMATS["dcp"].capabilities, dtypes={"float32"})
         )
-        said = checkpoint("convert", "a.pt", "a.npz", "--to", "npz")
-        assert (said.status, said.out, Path("a.npz").exists()) == (1, "", False)
+        said = checkpoint("convert", "a.pt", "a.dcp", "--to", "dcp")
+        assert (said.status, said.out, Path("a.dcp").exists()) == (1, "", False)
         assert "cannot hold 'f' (complex128); leave it out with allow_lossy (--allow-lossy)" in said.err
-        said = checkpoint("convert", "a.pt", "a.npz", "--to", "npz", "--allow-lossy")
+        said = checkpoint("convert", "a.pt", "a.dcp", "--to", "dcp", "--allow-lossy")
         assert (said.status, said.out.splitlines()[-1]) == (0, "left out: f")
 
     @pytest.mark.parametrize(
         ("source", "to", "sentence"),
         [
-            ("code.pt", "npz", "whose pickle asks for code to be executed"),
-            ("a.pt", "npy", "got 'npy'; allowed: torch, safetensors, dcp, hdf5, npz (did you mean 'npz'?)"),
-            ("b.pt", "npz", "got b.pt, which exists"),
+            ("code.pt", "dcp", "whose pickle asks for code to be executed"),
+            ("a.pt", "dcpp", "got 'dcpp'; allowed: torch, safetensors, dcp (did you mean 'dcp'?)"),
+            ("b.pt", "dcp", "got b.pt, which exists"),
         ],
     )
     def test_refusals(self, checkpoint, weights, source, to, sentence):
@@ -379,7 +379,7 @@ class TestVerifyResume:
     def test_what_is_told(self, checkpoint, monkeypatch, found, lines):
         """The verdict first, then where it begins and what may be behind it; exit 1 if anything differs."""
         proof = Proof(steps=5, **{"compared": 9, **found})
-        monkeypatch.setattr("trainwright.checkpoint.proof.verify_resume", lambda *_, **__: proof)
+        monkeypatch.setattr("trainwright.checkpoint.tools.proof.verify_resume", lambda *_, **__: proof)
         said = checkpoint("verify-resume", "t.py", "--steps", 5)
         assert said.status == (0 if found["equal"] else 1)
         assert all(line.startswith(start) for line, start in zip(said.out.splitlines(), lines, strict=True))

@@ -185,7 +185,7 @@ class TestStatus:
             proposal = facts.proposed(9, params={"x": 0.5}, key="k", origin={}, seen=0, seen_hash="")
             report = facts.reported(9, 1, epoch=2, step=None, metrics={"val_loss": 1.0}, wall_seconds=1.0)
             study._log.append(facts.begun(proposal, start), report)
-            study._log.ledger.beat()
+            study._log.ledger.heartbeat()
             holder = study.state.trials[9].holder
             grants = last_line(trainwright("status", tmp_path / "study", "--json"))["grants"]
             at = {"trial": 9, "devices": ["gpu:2", "gpu:3"], "epoch": 2, "holder": holder}

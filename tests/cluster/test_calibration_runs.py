@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, collective_seconds
-from trainwright.cluster.calibration import compute, runtime
+from trainwright.cluster.calibration import compute, runtime, timing
 from trainwright.cluster.calibration.calibrate import calibrate
 from trainwright.cluster.calibration.links import group_sizes, message_sizes
-from trainwright.cluster.calibration.ranks import RankPlace, place
+from trainwright.cluster.calibration.ranks import RankPlace, find_rank_place
 from trainwright.cluster.calibration.storage import measure_storage
 from trainwright.cluster.network import OPERATIONS
 from trainwright.errors import InputError
@@ -43,7 +43,7 @@ MPI = {
 )
 def test_launchers_tell_a_process_its_place(launcher, environment, address, nodes):
     """Rank, world, how many on a node, and where rank 0 is."""
-    here = place(launcher, environment)
+    here = find_rank_place(launcher, environment)
     assert (here.rank, here.world, here.local_rank, here.address, here.nodes) == (
         3,
         8,
@@ -55,13 +55,17 @@ def test_launchers_tell_a_process_its_place(launcher, environment, address, node
 
 def test_without_a_launcher_a_process_is_alone():
     """In a batch job's shell too, whose variables say nothing of ranks that nobody started."""
-    assert place(None, SLURM) == RankPlace()
+    assert find_rank_place(None, SLURM) == RankPlace()
 
 
 @pytest.mark.parametrize(
     ("launcher", "environment", "sentence"),
     [
-        ("torchrn", {}, r"launch: got 'torchrn'; allowed: torchrun, slurm, mpi .did you mean 'torchrun'"),
+        (
+            "torchrn",
+            {},
+            r"launch: got 'torchrn'; allowed: 'torchrun', .*or None .did you mean 'torchrun'",
+        ),
         ("torchrun", {}, "launch torchrun: RANK is None; allowed: a number; start it as torchrun --nproc-per-node N"),
         ("slurm", {**SLURM, "SLURM_LOCALID": "x"}, "SLURM_LOCALID is 'x'; allowed: a number; start it as srun"),
         (
@@ -76,7 +80,7 @@ def test_without_a_launcher_a_process_is_alone():
 def test_a_launcher_that_is_none(launcher, environment, sentence):
     """Names the variable and how to start the command."""
     with pytest.raises(InputError, match=sentence):
-        place(launcher, environment)
+        find_rank_place(launcher, environment)
 
 
 def test_sizes_of_messages_and_groups():
@@ -105,7 +109,7 @@ def test_alone_measures_compute_and_storage(tmp_path):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda: calibrate(RankPlace(), devices="tpu"), "devices: got 'tpu'; allowed: cpu, cuda"),
+        (lambda: calibrate(RankPlace(), devices="tpu"), "devices: got 'tpu'; allowed: 'cpu', 'cuda'"),
         (lambda: calibrate(RankPlace(), repeats=1), "repeats: got 1; allowed: a whole number >= 2"),
         (
             lambda: calibrate(RankPlace(on_node=999, world=999), devices="cuda"),
@@ -128,7 +132,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
 def test_a_clock_that_goes_backwards_is_no_measurement(monkeypatch):
     """The time of each run would be negative."""
     ticks = iter(range(10**9, 0, -1000))
-    monkeypatch.setattr(compute.time, "perf_counter_ns", lambda: next(ticks))
+    monkeypatch.setattr(timing.time, "perf_counter_ns", lambda: next(ticks))
     with pytest.raises(InputError, match=r"measured times: got -1e-06; allowed: seconds > 0; .* measure again"):
         compute.Timer(torch.device("cpu"), repeats=3).seconds(lambda: None)
 
@@ -136,8 +140,8 @@ def test_a_clock_that_goes_backwards_is_no_measurement(monkeypatch):
 PROGRAM = """
 import sys
 from trainwright.cluster.calibration.calibrate import calibrate
-from trainwright.cluster.calibration.ranks import place
-cluster = calibrate(place("torchrun"), name="ranks", repeats=4, largest=1 << 22)
+from trainwright.cluster.calibration.ranks import find_rank_place
+cluster = calibrate(find_rank_place("torchrun"), name="ranks", repeats=4, largest=1 << 22)
 if cluster is not None:
     cluster.save(sys.argv[1])
 """
@@ -202,7 +206,7 @@ def test_what_a_runtime_takes_rises_with_the_root_of_a_pass(fixed, rising):
     """It is found again, whatever it is; times that fall are none that rise, and nothing is below zero."""
     own = [1e-4, 6e-4, 2.5e-3, 1.1e-2, 2.6e-2]
     longer = [fixed + rising * each**0.5 for each in own]
-    assert runtime.rising(own, longer) == pytest.approx(longer, rel=1e-6, abs=1e-12)
-    level = runtime.rising(own, longer[::-1])
+    assert runtime.fit_rising(own, longer) == pytest.approx(longer, rel=1e-6, abs=1e-12)
+    level = runtime.fit_rising(own, longer[::-1])
     assert level == sorted(level)
     assert min(level) >= 0

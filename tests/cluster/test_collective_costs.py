@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, ExchangeTimes, NetworkLevel, collective_seconds, contention
 from trainwright.cluster.costs.collectives import CollectiveCost, collective_candidates, collective_times
-from trainwright.cluster.costs.hockney import chunks, tree
+from trainwright.cluster.costs.hockney import chunk_count, tree_seconds
 from trainwright.cluster.network import OPERATIONS
 from trainwright.errors import InputError
 
@@ -168,8 +168,8 @@ def test_chunks_are_the_best_of_all(size, ranks, alpha, beta):
     """No number of chunks of a byte or more is cheaper than the one chosen."""
     depth = math.ceil(math.log2(ranks))
     every = [(depth + k - 1) * (alpha + size * beta / k) for k in range(1, max(1, size) + 1)]
-    assert tree(size, ranks, alpha, beta) == pytest.approx(min(every), rel=1e-12)
-    assert 1 <= chunks(size, ranks, alpha, beta) <= max(1, size)
+    assert tree_seconds(size, ranks, alpha, beta) == pytest.approx(min(every), rel=1e-12)
+    assert 1 <= chunk_count(size, ranks, alpha, beta) <= max(1, size)
 
 
 def test_data_groups_of_a_hybrid_share_uplinks():
@@ -185,7 +185,7 @@ def test_data_groups_of_a_hybrid_share_uplinks():
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"operation": "allreduce"}, r"got 'allreduce'; allowed: all_reduce, .*did you mean 'all_reduce'"),
+        ({"operation": "allreduce"}, r"got 'allreduce'; allowed: 'all_reduce', .*did you mean 'all_reduce'"),
         ({"bytes": -1}, "bytes of all_reduce: got -1.0; allowed: numbers >= 0"),
         ({"bytes": math.nan}, "got nan; allowed: numbers >= 0"),
         ({"flows": 0.5}, "flows: got 0.5; allowed: a number >= 1"),

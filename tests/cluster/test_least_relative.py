@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster.calibration.least_squares import fit_least_relative, median, middle, shortest, spread
+from trainwright.cluster.calibration.least_squares import fit_least_relative
+from trainwright.cluster.calibration.timing import mean_of_middle, median_time, shortest_time, spread_of_middle
 from trainwright.errors import InputError
 
 SIZES = [256 * 4**k for k in range(10)]
@@ -46,7 +47,7 @@ def test_times_that_are_none_are_refused(wrong):
     """A clock that stood still or was set back."""
     with pytest.raises(InputError, match=r"measured times: got .*; allowed: seconds > 0; .* measure again"):
         fit_least_relative([[1.0], [1.0]], [1.0, wrong])
-    for of_repeats in (shortest, median, middle):
+    for of_repeats in (shortest_time, median_time, mean_of_middle):
         with pytest.raises(InputError, match="measured times"):
             of_repeats([1.0, wrong])
         with pytest.raises(InputError, match="got none"):
@@ -55,15 +56,15 @@ def test_times_that_are_none_are_refused(wrong):
 
 def test_the_shortest_and_the_median_of_repeats():
     """Disturbances only make times longer; what is never undisturbed has a median."""
-    assert (shortest([3.0, 1.5, 2.0]), median([3.0, 1.5, 2.0]), median([1.0, 2.0])) == (1.5, 2.0, 1.5)
+    assert (shortest_time([3.0, 1.5, 2.0]), median_time([3.0, 1.5, 2.0]), median_time([1.0, 2.0])) == (1.5, 2.0, 1.5)
 
 
 def test_the_middle_half_of_repeats():
     """Its mean, and a deviation that is the whole's of normal ones; the quarters at the ends do not count."""
-    assert middle([9.0, 1.0, 2.0, 4.0]) == 3.0
-    assert middle([900.0, 0.001, 2.0, 4.0]) == 3.0
-    assert (middle([5.0]), middle([1.0, 2.0, 6.0])) == (5.0, 3.0)
+    assert mean_of_middle([9.0, 1.0, 2.0, 4.0]) == 3.0
+    assert mean_of_middle([900.0, 0.001, 2.0, 4.0]) == 3.0
+    assert (mean_of_middle([5.0]), mean_of_middle([1.0, 2.0, 6.0])) == (5.0, 3.0)
     normal = np.random.default_rng(0).normal(7.0, 0.5, 10_000)
-    assert spread(normal) == pytest.approx(0.5, rel=0.03)
-    assert spread([*normal, *[1e9] * 1000]) == pytest.approx(0.5, rel=0.2)
-    assert spread([3.0]) == 0.0
+    assert spread_of_middle(normal) == pytest.approx(0.5, rel=0.03)
+    assert spread_of_middle([*normal, *[1e9] * 1000]) == pytest.approx(0.5, rel=0.2)
+    assert spread_of_middle([3.0]) == 0.0

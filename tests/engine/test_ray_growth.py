@@ -9,8 +9,8 @@ import pytest
 import trainwright as tw
 from eager import Eager
 from trainwright.engine.ray.engine import Ray
-from trainwright.schedule import Seat
-from trainwright.schedule._resizing import Resizing
+from trainwright.schedule import RunningTrial
+from trainwright.schedule.policies.resizing import Resizing
 
 pytestmark = [
     pytest.mark.slow,
@@ -74,18 +74,22 @@ class Waits(Resizing):
     """The first trial waits at its first report for a second device, however long that takes."""
 
     start: int = 1
-    seats: list[Seat] = field(default_factory=list)
+    seats: list[RunningTrial] = field(default_factory=list)
 
     def planner(self):
         return self
 
-    def plan(self, desk):
-        while desk.begin():
+    def plan(self, device_allocator):
+        while device_allocator.start_next():
             pass
-        if desk.changed is not None and desk.changed.trial == 0 and len(desk.changed.block) == 1:
-            self.seats.append(desk.changed)
-            desk.hold(desk.changed)
-        elif self.seats and desk.move(self.seats[-1], 2):
+        if (
+            device_allocator.changed is not None
+            and device_allocator.changed.trial == 0
+            and len(device_allocator.changed.block) == 1
+        ):
+            self.seats.append(device_allocator.changed)
+            device_allocator.hold(device_allocator.changed)
+        elif self.seats and device_allocator.resize(self.seats[-1], 2):
             self.seats.clear()
 
 

@@ -21,19 +21,19 @@ from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import EngineError, InputError, SchedulerStalled, TrainwrightError
 from trainwright.schedule import (
     ASHA,
-    Desk,
+    BuddyAllocator,
+    DeviceAllocator,
     Doubling,
     DoublingAsPublished,
     Fixed,
+    FixedBlocks,
     FixedEpochs,
     Hyperband,
     Judged,
     MarginalGain,
     Median,
-    Nodes,
     Scheduler,
     SuccessiveHalving,
-    Tiles,
 )
 
 SMOOTH = Parametric(epoch_seconds=1.0, speed_jitter=0.0, noise=0.0)
@@ -207,7 +207,7 @@ class TestWhatMustNeverHappen:
     def test_tiles_lose_nodes(self, size, data):
         """Nodes that are left out take the tiles across them with them, and bring them back once all are back."""
         per_node, nodes = 4, 5
-        tiles = Tiles(per_node * nodes, per_node, size)
+        tiles = FixedBlocks(per_node * nodes, per_node, size)
         whole, out = tiles.free, set()
         for _ in range(data.draw(st.integers(1, 8))):
             node = data.draw(st.integers(0, nodes - 1))
@@ -269,11 +269,11 @@ class TestWhatMustNeverHappen:
             def planner(self):
                 return self
 
-            def plan(self, desk):
-                desk.wake(desk.at)
+            def plan(self, device_allocator):
+                device_allocator.plan_again_at(device_allocator.at)
 
-            def room(self, slots, slots_per_node):
-                return Nodes(slots, slots_per_node)
+            def free_slots(self, slots, slots_per_node):
+                return BuddyAllocator(slots, slots_per_node)
 
         with pytest.raises(SchedulerStalled, match="changed nothing"):
             simulate(
@@ -283,18 +283,20 @@ class TestWhatMustNeverHappen:
 
 def watched(scheduler, setting, trials, seed):
     """Simulate, and check at every plan that no more is granted than there is; return the run and the plans' times."""
-    seen, plan = [], Desk.plan
+    seen, plan = [], DeviceAllocator.plan
 
-    def checked(desk, at):
+    def checked(device_allocator, at):
         seen.append(at)
-        actions = plan(desk, at)
-        taken = [slot for seat in desk.seats.values() for slot in {*seat.block, *(seat.target or ())}]
+        actions = plan(device_allocator, at)
+        taken = [
+            slot for running in device_allocator.running.values() for slot in {*running.block, *(running.target or ())}
+        ]
         assert len(taken) == len(set(taken))
-        assert len(taken) + desk.free <= desk.slots
+        assert len(taken) + device_allocator.free <= device_allocator.slots
         return actions
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Desk, "plan", checked)
+        patch.setattr(DeviceAllocator, "plan", checked)
         return simulate(scheduler, setting, trials=trials, seed=seed, gantt=True), seen
 
 

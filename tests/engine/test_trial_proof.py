@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.checkpoint.comparing import Line, Run
+from trainwright.checkpoint.tools.comparing import JournalLine, ProofRun
 from trainwright.engine.process.proof import _difference, _interruption, _Seen, verify_trial
 from trainwright.errors import CheckpointConfigError, CheckpointError, EngineError
 
@@ -105,12 +105,12 @@ def test_bad_input():
 
 
 def lines(*events, state="x"):
-    return [Line(rank=0, step=step, event=event, batches=[], losses=[], state={"model": state}, samples=[])
+    return [JournalLine(rank=0, step=step, event=event, batches=[], losses=[], state={"model": state}, samples=[])
             for step, event in events]  # fmt: skip
 
 
 def run(*events, **settings):
-    return Run(lines=lines(*events, **settings), end=Path())
+    return ProofRun(lines=lines(*events, **settings), end=Path())
 
 
 STEPS = [(step, "counted") for step in range(1, 7)]

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainwright.ledger import DirectoryLedger, MemoryLedger, Record, blocks, facts, fold, state_of
-from trainwright.ledger.conformance import known_records
 from trainwright.ledger.facts import note
 from trainwright.ledger.journal import END
 from trainwright.ledger.kinds import KINDS, NOTES
 from trainwright.ledger.record import LONGEST
+from trainwright.testing.ledger import known_records
 
 slow_to_make = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -162,7 +162,7 @@ def test_zeros_are_damage_once_nothing_can_come(ledger, monkeypatch, how):
         now += 180.0
     elif how == "another's time":
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 200))
-        reader.beat()
+        reader.heartbeat()
     elif how == "snapshot":
         os.utime(path, (1e9, 1e9))
         ledger.compact()

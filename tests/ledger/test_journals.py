@@ -265,13 +265,13 @@ def test_a_sync_that_fails_at_a_beat_starts_a_new_writer(ledger, monkeypatch):
     with monkeypatch.context() as patch:
         inject(patch, "fdatasync", failing(errno.EIO))
         with pytest.raises(LedgerError, match="input/output error"):
-            ledger.beat()
+            ledger.heartbeat()
     assert ledger.writer != failed
-    ledger.beat()
-    assert ledger.beats([ledger.writer])[ledger.writer] > 0
+    ledger.heartbeat()
+    assert ledger.heartbeats([ledger.writer])[ledger.writer] > 0
 
 
-@pytest.mark.parametrize("at", ["beat", "append", "close"])
+@pytest.mark.parametrize("at", ["heartbeat", "append", "close"])
 def test_what_a_failed_sync_leaves_in_doubt_is_written_again(ledger, monkeypatch, at):
     """On a network file system a full disk is told by the sync only, and takes the pages with it."""
     ledger.append([facts.note("lazily synced", "one"), facts.note("lazily synced", "two")])
@@ -279,7 +279,9 @@ def test_what_a_failed_sync_leaves_in_doubt_is_written_again(ledger, monkeypatch
     with monkeypatch.context() as patch:
         inject(patch, "fdatasync", failing(errno.ENOSPC))
         with pytest.raises(LedgerFull, match="no space left on device"):
-            ledger.append(marks("no")) if at == "append" else ledger.beat() if at == "beat" else ledger.close()
+            ledger.append(
+                marks("no")
+            ) if at == "append" else ledger.heartbeat() if at == "heartbeat" else ledger.close()
     old.unlink()
     ledger.append(marks("three"))
     ledger.close()
@@ -297,7 +299,7 @@ def test_a_sync_that_fails_at_the_end_is_told(ledger, monkeypatch):
 def test_beats_that_cannot_be_written(ledger):
     (ledger.directory / "beats").rmdir()
     with pytest.raises(LedgerError, match=r"cannot write .*beats: no such file or directory"):
-        ledger.beat()
+        ledger.heartbeat()
 
 
 def test_a_journal_folder_that_is_gone(ledger):
@@ -319,9 +321,9 @@ def test_a_body_that_is_no_json_writes_nothing(ledger, content):
 
 
 @pytest.mark.parametrize(
-    ("policy", "lazy", "urgent", "beat"), [("lifecycle", 0, 1, 1), ("always", 1, 1, 0), ("never", 0, 0, 0)]
+    ("policy", "lazy", "urgent", "heartbeat"), [("lifecycle", 0, 1, 1), ("always", 1, 1, 0), ("never", 0, 0, 0)]
 )
-def test_fsync_policies(tmp_path, monkeypatch, policy, *, lazy, urgent, beat):
+def test_fsync_policies(tmp_path, monkeypatch, policy, *, lazy, urgent, heartbeat):
     """Reports alone are synced at the next beat by default; anything else before `append` returns."""
     ledger = DirectoryLedger(tmp_path / "ledger", create=True, fsync=policy)
     report = facts.reported(0, 1, epoch=1, step=None, metrics={"x": 1.0}, wall_seconds=0.0)
@@ -331,12 +333,12 @@ def test_fsync_policies(tmp_path, monkeypatch, policy, *, lazy, urgent, beat):
     monkeypatch.setattr(os, "fdatasync", lambda handle: syncs.append(real(handle)))
     ledger.append([report, facts.note("n", 1)])
     assert len(syncs) == lazy
-    ledger.beat()
-    assert len(syncs) == lazy + beat
+    ledger.heartbeat()
+    assert len(syncs) == lazy + heartbeat
     ledger.append([report, facts.left()])
-    assert len(syncs) == lazy + beat + urgent
+    assert len(syncs) == lazy + heartbeat + urgent
     ledger.close()
-    assert len(syncs) == lazy + beat + urgent
+    assert len(syncs) == lazy + heartbeat + urgent
 
 
 def test_reports_are_synced_five_seconds_later(ledger, monkeypatch):

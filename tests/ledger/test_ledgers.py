@@ -7,8 +7,8 @@ import pytest
 
 from trainwright.errors import StudyError
 from trainwright.ledger import DirectoryLedger, MemoryLedger
-from trainwright.ledger.conformance import LedgerConformance
 from trainwright.ledger.journal import Fsync
+from trainwright.testing.ledger import LedgerConformance
 
 
 class TestMemoryLedger(LedgerConformance):

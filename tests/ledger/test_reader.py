@@ -185,7 +185,7 @@ def test_a_ledger_that_vanishes(ledger):
     with pytest.raises(LedgerError, match=r"cannot read .*: No such file or directory"):
         ledger.read()
     with pytest.raises(LedgerError, match=r"cannot write .*beats: no such file or directory"):
-        ledger.beat()
+        ledger.heartbeat()
     with pytest.raises(LedgerError, match=r"cannot claim .*: no such file or directory"):
         ledger.claim("key", "mine")
 

@@ -12,7 +12,7 @@ import pytest
 from servers import CuttingProxy, Server, needs_redis
 from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
 from trainwright.ledger import FORMAT, Record, RedisLedger, blocks, open_ledger
-from trainwright.ledger.conformance import LedgerConformance
+from trainwright.testing.ledger import LedgerConformance
 
 needs_redis()
 pytestmark = pytest.mark.outside("Redis")
@@ -155,7 +155,7 @@ def test_killed_and_started_again(ledger, server):
     assert ledger.claim("key", "mine") == "mine"
     for round_ in range(5):
         acknowledged += values(ledger.append(marks(2 * round_, 2 * round_ + 1)))
-        ledger.beat()
+        ledger.heartbeat()
         records, cursor = reader.read(cursor)
         seen += values(records)
         server.kill()
@@ -163,7 +163,7 @@ def test_killed_and_started_again(ledger, server):
     assert values(reader.read(cursor)[0]) == []
     assert seen == acknowledged == values(another(ledger, server).read()[0])
     assert reader.claim("key", "other") == "mine"
-    assert reader.beats([ledger.writer]) == {ledger.writer: 5}
+    assert reader.heartbeats([ledger.writer]) == {ledger.writer: 5}
 
 
 def test_writers_wait_for_the_server(ledger, server):
@@ -201,7 +201,7 @@ def test_a_lost_answer_is_not_written_twice(ledger, server):
             proxy.cut = number % 3
             cut.append(marks(number))
             proxy.cut = number % 2
-            cut.beat()
+            cut.heartbeat()
             proxy.cut = number % 2
             assert cut.claim(f"{number}", "mine") == "mine"
         writer = cut.writer
@@ -209,7 +209,7 @@ def test_a_lost_answer_is_not_written_twice(ledger, server):
         cut.close()
         proxy.close()
     assert values(ledger.read()[0]) == list(range(5))
-    assert ledger.beats([writer])[writer] >= 5  # one too many is no harm
+    assert ledger.heartbeats([writer])[writer] >= 5  # one too many is no harm
 
 
 def test_patience_ends(ledger, server):
@@ -222,8 +222,8 @@ def test_patience_ends(ledger, server):
         lambda: impatient.append(marks(2)),
         impatient.read,
         lambda: impatient.claim("key", "mine"),
-        impatient.beat,
-        lambda: impatient.beats(["x"]),
+        impatient.heartbeat,
+        lambda: impatient.heartbeats(["x"]),
         lambda: another(ledger, server, patience_seconds=0.1),
     ):
         with pytest.raises(
@@ -234,16 +234,16 @@ def test_patience_ends(ledger, server):
     impatient.append(marks(3))
     assert impatient.writer != writer
     assert values(ledger.read()[0]) == [1, 3]
-    before = ledger.beats([writer])[writer]
-    impatient.beat()
-    assert ledger.beats([writer])[writer] == before + 1  # what it began under that name goes on
+    before = ledger.heartbeats([writer])[writer]
+    impatient.heartbeat()
+    assert ledger.heartbeats([writer])[writer] == before + 1  # what it began under that name goes on
 
 
 def everything(ledger, cursor):
     return [
         lambda: ledger.append(marks("late")),
         lambda: ledger.claim("late", "mine"),
-        ledger.beat,
+        ledger.heartbeat,
         lambda: ledger.read(cursor),
     ]
 

@@ -117,7 +117,7 @@ def test_beats_go_with_their_journals(ledger):
     live, *ended = write(ledger.directory, 3, close=False)
     names = [one.writer for one in (live, *ended)]
     for one in (live, *ended):
-        one.beat()
+        one.heartbeat()
     for one in ended:
         one.close()
     assert ledger.compact() == 2
@@ -145,10 +145,10 @@ def test_a_writer_that_was_silent_for_a_day_is_done_with(ledger):
     age(ledger.directory, DAY_SECONDS - 100)
     assert ledger.compact() == 0
     age(ledger.directory, 200)
-    beating.beat()
+    beating.heartbeat()
     assert ledger.compact() == 2
     age(ledger.directory, DAY_SECONDS + 1)
-    beating.beat()
+    beating.heartbeat()
     ledger.compact()
     assert journals(ledger.directory) == [f"{beating.writer}.jsonl"]
     reader = DirectoryLedger(ledger.directory)
@@ -183,7 +183,7 @@ def test_an_hour_of_silence_makes_a_new_writer(ledger, monkeypatch):
     (writer,) = write(ledger.directory, 1, close=False)
     first = writer.writer
     now += 3000.0
-    writer.beat()
+    writer.heartbeat()
     now += 3000.0
     assert writer.writer == first
     now += 3601.0
@@ -192,8 +192,8 @@ def test_an_hour_of_silence_makes_a_new_writer(ledger, monkeypatch):
     writer.append([Record(kind="mark", body={"value": [0, 3]})])
     assert writer.writer == second
     check(ledger.directory, 1, each=4)
-    writer.beat()
-    assert writer.beats([first, second]) == {first: 2, second: 1}  # the old one's trials are not up for grabs
+    writer.heartbeat()
+    assert writer.heartbeats([first, second]) == {first: 2, second: 1}  # the old one's trials are not up for grabs
 
 
 def test_snapshots_take_in_smaller_ones(ledger):

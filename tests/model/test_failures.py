@@ -81,8 +81,11 @@ def test_an_error_of_the_model_names_its_module():
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"precision": "fp61"}, "precision: got 'fp61'; allowed: fp32, bf16, amp-bf16, amp-fp16"),
-        ({"optimizer": "adamv"}, "optimizer: got 'adamv'; allowed: sgd, momentum, adam, adamw"),
+        ({"precision": "fp61"}, "precision: got 'fp61'; allowed: 'fp32', 'bf16', 'amp-bf16', 'amp-fp16'"),
+        (
+            {"optimizer": "adamv"},
+            "got 'adamv'; allowed: 'sgd', 'momentum', 'adam', 'adamw', a function of the parameters, or None",
+        ),
         ({"loss": lambda model, batch: model(batch)}, "loss: returned tensors of shapes"),
     ],
 )

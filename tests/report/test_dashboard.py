@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.report import Endings, export_optuna_journal
+from trainwright.integrations.optuna.journal import export_optuna_journal
+from trainwright.report import Endings
 
 pytest.importorskip("optuna_dashboard", reason="optuna-dashboard is absent; pip install optuna-dashboard")
 

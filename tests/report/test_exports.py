@@ -8,9 +8,10 @@ import sys
 import pytest
 
 from trainwright.errors import InputError, MissingExtra, StudyError
+from trainwright.integrations.optuna.journal import OptunaJournal, export_optuna_journal
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.ledger.rows import columns, rows
-from trainwright.report import OptunaJournal, export_csv, export_optuna_journal, export_parquet
+from trainwright.report import export_csv, export_parquet
 from trainwright.space import Choice, Constant, Derived, Float, Int, Space, equals
 
 SPACE = Space(

@@ -8,8 +8,9 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import InputError, MissingExtra
+from trainwright.integrations.optuna.journal import OptunaJournal
 from trainwright.ledger import DirectoryLedger, facts
-from trainwright.report import Endings, MLflowRuns, OptunaJournal, TensorBoardLog, export_mlflow, export_tensorboard
+from trainwright.report import Endings, MLflowRuns, TensorBoardLog, export_mlflow, export_tensorboard
 from trainwright.report import follow as keep_up
 
 SPACE = tw.Space(

@@ -5,12 +5,12 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from trainwright.schedule import Reported, Started, TrialView, View
-from trainwright.schedule.conformance import play
+from trainwright.schedule import Reported, RuleView, Started, TrialView
+from trainwright.testing.rule import play
 
 __all__ = ["VIEW", "judge", "played", "streams", "views"]
 
-VIEW = View(remaining=0)
+VIEW = RuleView(remaining=0)
 
 
 @st.composite
@@ -59,4 +59,4 @@ def views(events, trials):
         now = max(now, getattr(event, "at_seconds", 0.0))
         if isinstance(event, Started):
             started.add(event.trial)
-        yield event, View(remaining=trials - len(started), at_seconds=now)
+        yield event, RuleView(remaining=trials - len(started), at_seconds=now)

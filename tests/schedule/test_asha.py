@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from streams import VIEW, judge, streams
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule import ASHA, CONTINUE, Continue, Ended, Reported, Stop, TrialView, _halves
+from trainwright.schedule import ASHA, CONTINUE, Continue, Ended, Reported, Stop, TrialView
+from trainwright.schedule.rungs import order_statistics
 
 ETAS = [2, 3, 4, Fraction(3, 2), 2.5, 7]
 
@@ -130,8 +131,8 @@ def test_no_decision_scans_all_trials(cutoff, trials, monkeypatch):
             moves += 1
             return heapq.heappop(heap)
 
-    heapq = _halves.heapq
-    monkeypatch.setattr(_halves, "heapq", Counting)
+    heapq = order_statistics.heapq
+    monkeypatch.setattr(order_statistics, "heapq", Counting)
     rule = ASHA(max_epochs=3, cutoff=cutoff)
     losses = np.random.default_rng(0).random(trials).tolist()
     index, most = rule.empty(), []

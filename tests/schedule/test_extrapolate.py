@@ -6,7 +6,7 @@ from streams import judge
 
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
-from trainwright.schedule import Continue, Extrapolate, Reason, Reported, Stop, TrialView, View
+from trainwright.schedule import Continue, Extrapolate, Reason, Reported, RuleView, Stop, TrialView
 
 
 def complete(rule, index, trial, losses):
@@ -32,7 +32,7 @@ def test_who_is_worse_than_all_who_ended_well_is_stopped():
     index, verdict = judge(rule, index, 5, 4, 0.91)  # later than the rung, which it has not passed before
     assert verdict == Stop(Reason(rule="Extrapolate", epoch=3, value=0.91, threshold=0.9))
     seen = TrialView(number=7, epoch=3, losses=(5.0,), best_loss=5.0)
-    assert isinstance(rule.on_report(index, View(remaining=0), seen), Continue), "a verdict stays as it was"
+    assert isinstance(rule.on_report(index, RuleView(remaining=0), seen), Continue), "a verdict stays as it was"
     index, verdict = judge(rule, index, 6, 3, float("inf"))
     assert isinstance(verdict, Stop)
     index, verdict = judge(rule, index, 8, 9, 5.0)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule import Desk, MarginalGain, Move, Start, Work
-from trainwright.schedule._filling import Rows, fill
+from trainwright.schedule import DeviceAllocator, MarginalGain, PendingTrial, Resize, Start
+from trainwright.schedule.policies.filling import Rows, fill
 
 times = st.integers(1, 30).map(float)
 
@@ -55,65 +55,67 @@ class Queue:
     def __init__(self, count):
         self.left = list(range(count))
 
-    def next_work(self, *, new=True):
-        return Work(self.left.pop(0)) if self.left else None
+    def next_trial(self, *, new=True):
+        return PendingTrial(self.left.pop(0)) if self.left else None
 
     def waits(self):
         return bool(self.left)
 
 
-def desk_of(policy, slots, trials, per_node=4):
-    room = policy.room(slots, per_node)
-    return Desk(policy, Queue(trials), room, slots=slots, rungs=(1, 2, 4, 8), survival=lambda seat: (0.5, 0.25, 0.1))
+def allocator_of(policy, slots, trials, per_node=4):
+    free_slots = policy.free_slots(slots, per_node)
+    return DeviceAllocator(
+        policy, Queue(trials), free_slots, slots=slots, rungs=(1, 2, 4, 8), survival=lambda running: (0.5, 0.25, 0.1)
+    )
 
 
 def test_nobody_grows_while_new_trials_wait_and_who_ends_last_does_when_none_does():
-    desk = desk_of(MarginalGain(start=4), 8, 3)
-    assert [action.block for action in desk.plan(0.0)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
-    desk.reported(0, 1, 0.5, 1000.0)
-    assert desk.plan(1000.0) == []
-    desk.reported(1, 1, 0.9, 1100.0)
-    desk.gone(1)
-    assert desk.plan(1100.0) == [Start(Work(2), (4, 5, 6, 7))]
-    desk.reported(2, 1, 0.9, 2100.0)
-    desk.gone(2)
-    asked = desk.plan(2100.0)
-    assert [type(action).__name__ for action in asked] == ["Look"]
-    desk.reported(0, 2, 0.4, 2200.0)
-    assert desk.plan(2200.0) == [Move(0, tuple(range(8)))]
+    allocator = allocator_of(MarginalGain(start=4), 8, 3)
+    assert [action.block for action in allocator.plan(0.0)] == [(0, 1, 2, 3), (4, 5, 6, 7)]
+    allocator.note_report(0, 1, 0.5, 1000.0)
+    assert allocator.plan(1000.0) == []
+    allocator.note_report(1, 1, 0.9, 1100.0)
+    allocator.note_ended(1)
+    assert allocator.plan(1100.0) == [Start(PendingTrial(2), (4, 5, 6, 7))]
+    allocator.note_report(2, 1, 0.9, 2100.0)
+    allocator.note_ended(2)
+    asked = allocator.plan(2100.0)
+    assert [type(action).__name__ for action in asked] == ["Replan"]
+    allocator.note_report(0, 2, 0.4, 2200.0)
+    assert allocator.plan(2200.0) == [Resize(0, tuple(range(8)))]
 
 
 def test_a_trial_that_goes_on_has_passed_the_rungs_up_to_its_epoch():
     """A promoted or interrupted trial has what is left before it, not what it has behind it."""
-    desk = desk_of(MarginalGain(start=4), 4, 0)
-    desk.source.next_work = lambda new: Work(3, 2) if 3 not in desk.seats else None
-    assert desk.plan(0.0) == [Start(Work(3, 2), (0, 1, 2, 3))]
-    seat = desk.seats[3]
-    assert (seat.rungs, seat.rung_epoch) == (2, 2)
-    assert desk.work(seat) == (4 - 2) + 0.5 * (8 - 4)
+    allocator = allocator_of(MarginalGain(start=4), 4, 0)
+    allocator.source.next_trial = lambda new: PendingTrial(3, 2) if 3 not in allocator.running else None
+    assert allocator.plan(0.0) == [Start(PendingTrial(3, 2), (0, 1, 2, 3))]
+    running = allocator.running[3]
+    assert (running.rungs, running.rung_epoch) == (2, 2)
+    assert allocator.remaining_epochs(running) == (4 - 2) + 0.5 * (8 - 4)
 
 
 def test_growth_that_is_not_worth_a_restart_does_not_happen():
-    desk = desk_of(MarginalGain(start=4), 8, 1)
-    desk.estimates.restart_seconds = 10_000.0
-    desk.plan(0.0)
-    desk.reported(0, 1, 0.5, 1000.0)
-    assert desk.plan(1000.0) == []
+    allocator = allocator_of(MarginalGain(start=4), 8, 1)
+    allocator.estimates.restart_seconds = 10_000.0
+    allocator.plan(0.0)
+    allocator.note_report(0, 1, 0.5, 1000.0)
+    assert allocator.plan(1000.0) == []
 
 
 def test_a_trial_gives_half_back_to_work_that_comes_later():
-    desk = desk_of(MarginalGain(start=4), 8, 1)
-    desk.plan(0.0)
-    desk.reported(0, 1, 0.5, 1000.0)
-    assert desk.plan(1000.0) == [Move(0, tuple(range(8)))]
-    desk.moved(0, 1000.0)
-    desk.source.left.append(1)
-    desk.reported(0, 2, 0.5, 1600.0)
-    desk.reported(0, 4, 0.5, 2800.0)
-    desk.reported(0, 7, 0.5, 4600.0)  # an epoch is left: it gives little up, a start gains much
-    assert desk.plan(4600.0) == [Move(0, (0, 1, 2, 3))]
-    desk.moved(0, 4600.0)
-    assert desk.plan(4600.0) == [Start(Work(1), (4, 5, 6, 7))]
+    allocator = allocator_of(MarginalGain(start=4), 8, 1)
+    allocator.plan(0.0)
+    allocator.note_report(0, 1, 0.5, 1000.0)
+    assert allocator.plan(1000.0) == [Resize(0, tuple(range(8)))]
+    allocator.note_resized(0, 1000.0)
+    allocator.source.left.append(1)
+    allocator.note_report(0, 2, 0.5, 1600.0)
+    allocator.note_report(0, 4, 0.5, 2800.0)
+    allocator.note_report(0, 7, 0.5, 4600.0)  # an epoch is left: it gives little up, a start gains much
+    assert allocator.plan(4600.0) == [Resize(0, (0, 1, 2, 3))]
+    allocator.note_resized(0, 4600.0)
+    assert allocator.plan(4600.0) == [Start(PendingTrial(1), (4, 5, 6, 7))]
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.schedule import Doubling, DoublingAsPublished, Fixed, MarginalGain, Nodes, Tiles
-from trainwright.schedule.policy_conformance import PolicyConformance
+from trainwright.schedule import BuddyAllocator, Doubling, DoublingAsPublished, Fixed, FixedBlocks, MarginalGain
+from trainwright.testing.policy import PolicyConformance
 
 
 class TestFixed(PolicyConformance):
@@ -64,12 +64,12 @@ class TestMarginalGainOfNodes(PolicyConformance):
 def test_nodes_against_a_bitmap(per_node, nodes, rest, steps):
     """Blocks are disjoint, inside a node unless they are whole nodes, aligned in it, and all comes back."""
     slots = per_node * nodes + min(rest, per_node - 1)
-    room = Nodes(slots, per_node)
+    free_slots = BuddyAllocator(slots, per_node)
     taken: set[int] = set()
     blocks: list[tuple[int, ...]] = []
     for step, size in steps:
         if step == "take":
-            block = room.take(size)
+            block = free_slots.take(size)
             if block is None:
                 assert not _could(taken, slots, per_node, size)
                 continue
@@ -79,34 +79,34 @@ def test_nodes_against_a_bitmap(per_node, nodes, rest, steps):
             blocks.append(block)
         elif blocks and step == "grow":
             block = blocks[size % len(blocks)]
-            grown = room.grow(block, len(block) * 2)
+            grown = free_slots.grow(block, len(block) * 2)
             if grown is None:
                 continue
             _check(grown, len(block) * 2, per_node, slots)
             assert not (taken - set(block)) & set(grown)
-            room.give(sorted(set(block) - set(grown)))
+            free_slots.give(sorted(set(block) - set(grown)))
             taken = (taken - set(block)) | set(grown)
             blocks[blocks.index(block)] = grown
         elif blocks and step == "give":
             block = blocks.pop(size % len(blocks))
-            room.give(block)
+            free_slots.give(block)
             taken -= set(block)
         elif blocks and step == "shrink":
             block = blocks.pop(size % len(blocks))
             half = block[: len(block) // 2]
             if half and (len(half) % per_node == 0 or len(half) & (len(half) - 1) == 0) and len(block) <= per_node:
-                room.give(block[len(half) :])
+                free_slots.give(block[len(half) :])
                 taken -= set(block[len(half) :])
                 blocks.append(half)
             else:
-                room.give(block)
+                free_slots.give(block)
                 taken -= set(block)
-        assert room.free == slots - len(taken)
+        assert free_slots.free == slots - len(taken)
     for block in blocks:
-        room.give(block)
-    assert room.free == slots
+        free_slots.give(block)
+    assert free_slots.free == slots
     if nodes * per_node <= slots:
-        assert room.take(nodes * per_node) is not None
+        assert free_slots.take(nodes * per_node) is not None
 
 
 def _check(block, size, per_node, slots):
@@ -140,9 +140,9 @@ def _could(taken, slots, per_node, size):
 def test_tiles(per_node, nodes, size):
     """Tiles are disjoint and do not cross nodes if they fit into one."""
     slots = per_node * nodes
-    room = Tiles(slots, per_node, size)
+    free_slots = FixedBlocks(slots, per_node, size)
     blocks = []
-    while (block := room.take(size)) is not None:
+    while (block := free_slots.take(size)) is not None:
         blocks.append(block)
     flat = [slot for block in blocks for slot in block]
     assert len(flat) == len(set(flat))
@@ -150,4 +150,4 @@ def test_tiles(per_node, nodes, size):
     if size <= per_node:
         assert len(blocks) == nodes * (per_node // size)
         assert all(block[0] // per_node == block[-1] // per_node for block in blocks)
-    assert room.free == 0
+    assert free_slots.free == 0

@@ -28,13 +28,13 @@ from trainwright.schedule import (
     Promote,
     Promoted,
     Reported,
+    RuleView,
     Started,
     Stop,
     SuccessiveHalving,
     TrialView,
-    View,
 )
-from trainwright.schedule.ladder import ladder
+from trainwright.schedule.rungs.ladder import ladder
 
 
 class Sorted:
@@ -278,10 +278,10 @@ def test_a_rung_waits_for_all_and_closes_on_a_failure():
         index, verdict = judge(rule, index, trial, 1, loss)
         assert isinstance(verdict, Pause)
     index = rule.fold(index, Started(trial=2))
-    assert rule.on_free(index, View(remaining=5)) == New()  # the next bracket begins meanwhile
+    assert rule.on_free(index, RuleView(remaining=5)) == New()  # the next bracket begins meanwhile
     assert rule.on_free(index, VIEW) == WAIT
     index = rule.fold(index, Ended(trial=2, failed=True))
-    assert rule.on_free(index, View(remaining=5)) == Promote(1, 3)
+    assert rule.on_free(index, RuleView(remaining=5)) == Promote(1, 3)
 
 
 def test_stragglers_are_dropped():
@@ -292,12 +292,12 @@ def test_stragglers_are_dropped():
         index = rule.fold(index, Started(trial=trial, at_seconds=1.0))
     for trial, loss in enumerate((0.3, 0.1)):
         index = rule.fold(index, Reported(trial=trial, epoch=1, losses=(loss,), at_seconds=5.0))
-    assert rule.on_free(index, View(remaining=0, at_seconds=14.0)).until_seconds == 15.0
-    assert rule.on_free(index, View(remaining=0, at_seconds=15.0)) == Promote(1, 3)
+    assert rule.on_free(index, RuleView(remaining=0, at_seconds=14.0)).until_seconds == 15.0
+    assert rule.on_free(index, RuleView(remaining=0, at_seconds=15.0)) == Promote(1, 3)
     index = rule.fold(index, Promoted(trial=1, until_epoch=3, at_seconds=15.0))
     index, verdict = judge(rule, index, 2, 1, 0.0)
     assert isinstance(verdict, Stop)
-    assert rule.on_free(index, View(remaining=0, at_seconds=99.0)) == WAIT
+    assert rule.on_free(index, RuleView(remaining=0, at_seconds=99.0)) == WAIT
 
 
 def test_the_order_of_simultaneous_reports_changes_no_one_that_goes_on():
@@ -360,7 +360,7 @@ def _first_full(rule, *, resumes):
     levels = (*ladder(1, 9, Fraction(3)), 9)
     while True:
         while len(running) < 9:
-            answer = rule.on_free(index, View(remaining=100))
+            answer = rule.on_free(index, RuleView(remaining=100))
             if isinstance(answer, Promote):
                 index = rule.fold(index, Promoted(trial=answer.trial, until_epoch=answer.until_epoch))
                 done = levels[levels.index(answer.until_epoch) - 1] if resumes else 0

@@ -18,8 +18,8 @@ from trainwright.schedule import (
     Scheduler,
     SuccessiveHalving,
 )
-from trainwright.schedule.conformance import RuleConformance
-from trainwright.schedule.policy_conformance import PolicyConformance
+from trainwright.testing.policy import PolicyConformance
+from trainwright.testing.rule import RuleConformance
 
 
 class TestFixedEpochs(RuleConformance):

@@ -10,18 +10,18 @@ from trainwright.schedule import (
     WAIT,
     AnyOf,
     Continue,
-    Desk,
+    DeviceAllocator,
     Fixed,
     FixedEpochs,
     Median,
     New,
     Pause,
+    PendingTrial,
     Reason,
+    RuleView,
     Scheduler,
     Start,
     Stop,
-    View,
-    Work,
 )
 
 
@@ -75,8 +75,8 @@ def test_any_of_folds_both():
 
 def test_free_devices_go_to_new_trials_while_the_budget_lasts():
     for rule in (ASHA(max_epochs=9), Median(), FixedEpochs(), AnyOf(Median(), ASHA(max_epochs=3))):
-        assert rule.on_free(rule.empty(), View(remaining=1)) == New()
-        assert rule.on_free(rule.empty(), View(remaining=0)) == WAIT
+        assert rule.on_free(rule.empty(), RuleView(remaining=1)) == New()
+        assert rule.on_free(rule.empty(), RuleView(remaining=0)) == WAIT
 
 
 def test_rules_of_one_objective_refuse_several():
@@ -93,22 +93,27 @@ class Queue:
     def __init__(self, waiting):
         self.waiting = list(waiting)
 
-    def next_work(self, *, new=True):
-        return Work(self.waiting.pop(0)) if self.waiting else None
+    def next_trial(self, *, new=True):
+        return PendingTrial(self.waiting.pop(0)) if self.waiting else None
 
     def waits(self):
         return bool(self.waiting)
 
 
 def planned(policy, waiting, slots=5, per_node=5):
-    desk = Desk(policy, Queue(waiting), policy.room(slots, per_node), slots=slots, rungs=(), survival=lambda _: ())
-    return desk.plan(0.0)
+    allocator = DeviceAllocator(
+        policy, Queue(waiting), policy.free_slots(slots, per_node), slots=slots, rungs=(), survival=lambda _: ()
+    )
+    return allocator.plan(0.0)
 
 
 def test_fixed_gives_the_lowest_slots_in_order():
-    assert planned(Fixed(2), [7, 5, 9]) == [Start(Work(7), (0, 1)), Start(Work(5), (2, 3))]
-    assert planned(Fixed(3), [7, 5]) == [Start(Work(7), (0, 1, 2))]
-    assert planned(Fixed(3), [7, 5], slots=8, per_node=4) == [Start(Work(7), (0, 1, 2)), Start(Work(5), (4, 5, 6))]
+    assert planned(Fixed(2), [7, 5, 9]) == [Start(PendingTrial(7), (0, 1)), Start(PendingTrial(5), (2, 3))]
+    assert planned(Fixed(3), [7, 5]) == [Start(PendingTrial(7), (0, 1, 2))]
+    assert planned(Fixed(3), [7, 5], slots=8, per_node=4) == [
+        Start(PendingTrial(7), (0, 1, 2)),
+        Start(PendingTrial(5), (4, 5, 6)),
+    ]
     assert planned(Fixed(), []) == []
 
 

@@ -5,9 +5,9 @@ import math
 import pytest
 
 import trainwright as tw
-from trainwright.search import DefaultSearcher, ForestSearcher, GaussianProcessSearcher, QuasiRandomSearcher, View
-from trainwright.search.conformance import SearcherConformance, play
+from trainwright.search import DefaultSearcher, ForestSearcher, GaussianProcessSearcher, QuasiRandomSearcher, SearchView
 from trainwright.space import Float, Space
+from trainwright.testing.searcher import SearcherConformance, play
 
 
 @pytest.mark.slow
@@ -21,7 +21,7 @@ def bowl(configuration, number):
 
 
 def view_of(columns=2, **settings):
-    return View(Space.of({f"x{i}": Float(0.0, 1.0) for i in range(columns)}), 0, **settings)
+    return SearchView(Space.of({f"x{i}": Float(0.0, 1.0) for i in range(columns)}), 0, **settings)
 
 
 def asked(view, trials=6, count=1, loss=bowl):

@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search import ForestSearcher, View
-from trainwright.search._dominance import Dominance, dominated_shares
+from trainwright.search import ForestSearcher, SearchView
+from trainwright.search.bayes.dominance import Dominance, dominated_shares
 from trainwright.space import Float, Space
 
 CELLS = st.lists(st.tuples(*[st.integers(0, 3)] * 3, st.booleans()), min_size=1, max_size=14)
@@ -49,7 +49,7 @@ def test_shares_are_mean_ranks_of_the_counts():
 def test_a_forest_of_several_objectives_is_a_function_of_the_rows_in_their_order():
     """Asked at every trial, now and then, or once, with failures and a bound, it proposes the same."""
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0), z=Float(0.0, 1.0))
-    often, seldom, once = (View(space, 3, 2, bounds=[np.inf, np.inf, 0.8]) for _ in range(3))
+    often, seldom, once = (SearchView(space, 3, 2, bounds=[np.inf, np.inf, 0.8]) for _ in range(3))
     searcher = ForestSearcher(max_rows=60)
     configurations = space.configurations(space.sample(rng(0, "rows", 0), 130))
     for number, configuration in enumerate(configurations):
@@ -69,7 +69,7 @@ def test_a_forest_of_several_objectives_is_a_function_of_the_rows_in_their_order
 def test_the_front_is_found_where_it_bulges():
     """On a front that no weighted sum reaches but at its ends, proposals lie along it."""
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    view = View(space, 0, 2, trials=60)
+    view = SearchView(space, 0, 2, trials=60)
     searcher = ForestSearcher()
     for number in range(60):
         [configuration] = searcher.ask(view, [number])

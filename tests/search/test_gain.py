@@ -7,11 +7,11 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import InputError, SearchError
-from trainwright.search import View
-from trainwright.search.conformance import play
-from trainwright.search.estimate import Estimate
+from trainwright.search import SearchView
+from trainwright.search.bayes.estimate import Estimate
 from trainwright.study import Budget
 from trainwright.study.job import JobNote
+from trainwright.testing.searcher import play
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), y=tw.Float(0.0, 1.0))
 
@@ -26,7 +26,7 @@ def noisy(configuration, number):
 
 
 def told(trials, loss=bowl, seed=0):
-    view = View(SPACE, seed)
+    view = SearchView(SPACE, seed)
     play(tw.RandomSearcher(), view, trials, loss)
     return view
 
@@ -51,7 +51,7 @@ class TestEstimate:
 
     def test_failures_stops_and_few_results(self):
         """Failed rows are left out, partial ones teach; one result is enough."""
-        view = View(SPACE, 0, epochs=9)
+        view = SearchView(SPACE, 0, epochs=9)
         for number, configuration in enumerate(tw.RandomSearcher().ask(view, range(20))):
             view.propose(number, configuration)
             view.report(number, 1, [1.0 + configuration["x"]])
@@ -84,11 +84,11 @@ class TestExpectedGain:
         """In the units of the objective, whatever they are."""
         gains = []
         for trials in (20, 120):
-            view = View(SPACE, 0)
+            view = SearchView(SPACE, 0)
             play(tw.ForestSearcher(), view, trials, bowl)
             gains.append(tw.ExpectedGain(1e-9).gain(view))
         assert gains[1] < 0.5 * gains[0]
-        view = View(SPACE, 0)
+        view = SearchView(SPACE, 0)
         play(tw.ForestSearcher(), view, 20, lambda c, n: [1000.0 * loss for loss in bowl(c, n)])
         assert tw.ExpectedGain(1e-9).gain(view) == pytest.approx(1000.0 * gains[0], rel=0.5)
 
@@ -148,7 +148,7 @@ class TestInAStudy:
 
 def test_an_estimate_is_of_the_loss_at_the_last_epoch():
     """However many trials were stopped early, at losses that are far higher."""
-    view = View(tw.Space(x=tw.Float(0.0, 1.0)), 0, epochs=27, rungs=(1, 3, 9))
+    view = SearchView(tw.Space(x=tw.Float(0.0, 1.0)), 0, epochs=27, rungs=(1, 3, 9))
     for number, configuration in enumerate(tw.QuasiRandomSearcher().ask(view, range(60))):
         view.propose(number, configuration)
         last = 27 if number % 3 == 0 else 1

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trainwright.search._gaussian import Embedding, Hyperparameters, Posterior, fit, loss_of
-from trainwright.search._improvement import Improvement, log_h
+from trainwright.search.bayes.gaussian_process import Embedding, Hyperparameters, Posterior, fit, loss_of
+from trainwright.search.bayes.improvement import Improvement, log_h
 from trainwright.space import Choice, Float, Int, Space, equals
 
 

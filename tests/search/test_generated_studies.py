@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from trainwright.errors import SpaceExhausted
+from trainwright.integrations.optuna.searcher import OptunaSearcher
 from trainwright.randomness import rng
 from trainwright.search import (
     DefaultSearcher,
@@ -17,14 +18,13 @@ from trainwright.search import (
     ForestSearcher,
     GaussianProcessSearcher,
     GridSearcher,
-    OptunaSearcher,
     QuasiRandomSearcher,
     RandomSearcher,
-    View,
+    SearchView,
 )
-from trainwright.search._legal_spaces import random_space
-from trainwright.search.conformance import bowl
 from trainwright.space import Choice, Float, Int, Space, equals, greater, less
+from trainwright.testing.legal_spaces import random_space
+from trainwright.testing.searcher import bowl
 
 TRIALS = 15
 SEARCHERS = {
@@ -52,7 +52,7 @@ def generated_study(searcher, number, trials=TRIALS):
     bounds = [math.inf] * objectives + [float(generator.uniform(0.0, 2.0))] * int(generator.integers(2))
     epochs = (None, 9, 27)[int(generator.integers(3))]
     slot = int(generator.integers(4)) if generator.random() < 0.3 else None
-    view = View(space, number, objectives, trials, epochs=epochs, bounds=bounds, slot=slot)
+    view = SearchView(space, number, objectives, trials, epochs=epochs, bounds=bounds, slot=slot)
     keys, open_trials = [], []
     while len(keys) < trials:
         try:
@@ -110,7 +110,7 @@ def test_grids_of_generated_spaces_come_to_their_end():
         size = math.prod(column.points or 2 for column in space.columns)
         if size > 300:
             continue
-        view = View(space, number)
+        view = SearchView(space, number)
         for trial in itertools.count():
             try:
                 [configuration] = GridSearcher(points=2).ask(view, [trial])
@@ -134,7 +134,7 @@ def test_a_threshold_at_a_point_of_the_grid_divides_it_as_it_divides_its_values(
             same=Choice("a", "b", when=equals("parent", middle)),
             above=Int(1, 2, when=greater("parent", middle)),
         )
-        view = View(space, 0)
+        view = SearchView(space, 0)
         found = [GridSearcher(points=3).ask(view, [trial])[0].params for trial in range(6)]
         assert [space.check(params) for params in found] == [[]] * 6
         assert [name for params in found for name in params if name != "parent"] == [

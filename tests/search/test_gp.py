@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from trainwright.errors import SearchError
-from trainwright.search import GaussianProcessSearcher, QuasiRandomSearcher, View
-from trainwright.search.conformance import SearcherConformance, play
-from trainwright.search.gp import _fitted_sizes, _standardised, _thinned
+from trainwright.search import GaussianProcessSearcher, QuasiRandomSearcher, SearchView
+from trainwright.search.bayes.gp_searcher import _fitted_sizes, _standardised, _thinned
 from trainwright.space import Choice, Float, Int, Space, equals, require
+from trainwright.testing.searcher import SearcherConformance, play
 
 
 class TestGaussianProcess(SearcherConformance):
@@ -53,7 +53,7 @@ def square(configuration, number):
 def best_of(searcher, trials=30, seeds=1, loss=square, space=None):
     losses = []
     for seed in range(seeds):
-        view = View(space or square_space(), seed)
+        view = SearchView(space or square_space(), seed)
         play(searcher, view, trials, loss)
         losses.append(np.min(view.losses))
     return float(np.mean(losses))
@@ -77,7 +77,7 @@ def test_inactive_parameters_are_no_obstacle():
 def test_integers_and_requirements_are_met_on_the_climb():
     """The best corner is illegal; the best legal point lies on the border of the requirement."""
     space = Space(require("x + y <= 1"), x=Float(0.0, 1.0), y=Float(0.0, 1.0), k=Int(1, 9))
-    view = View(space, 0)
+    view = SearchView(space, 0)
     done = play(GaussianProcessSearcher(), view, 40, lambda c, n: [(c["k"] - 5) ** 2 - c["x"] - 2.0 * c["y"]])
     assert all(c["x"] + c["y"] <= 1.0 for c in done)
     assert view.losses.min() < -1.9
@@ -87,7 +87,7 @@ def test_integers_and_requirements_are_met_on_the_climb():
 def test_noise_is_not_chased():
     """With noise as large as the bowl is deep near its middle, the late proposals still gather there."""
     generator = np.random.default_rng(0)
-    view = View(Space(x=Float(-1.0, 1.0), y=Float(-1.0, 1.0)), 0)
+    view = SearchView(Space(x=Float(-1.0, 1.0), y=Float(-1.0, 1.0)), 0)
     done = play(
         GaussianProcessSearcher(), view, 50,
         lambda c, n: [c["x"] ** 2 + c["y"] ** 2 + 0.1 * float(generator.standard_normal())],
@@ -97,7 +97,7 @@ def test_noise_is_not_chased():
 
 def test_pending_trials_push_proposals_away():
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    view = View(space, 0)
+    view = SearchView(space, 0)
     play(GaussianProcessSearcher(), view, 10, lambda c, n: [math.sin(9.0 * c["x"]) * math.cos(7.0 * c["y"])])
     asked = []
     for _ in range(6):
@@ -111,21 +111,21 @@ def test_pending_trials_push_proposals_away():
 @pytest.mark.slow
 def test_failures_are_avoided():
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    view = View(space, 1)
+    view = SearchView(space, 1)
     done = play(GaussianProcessSearcher(), view, 40, lambda c, n: None if c["x"] > 0.5 else [c["y"] - c["x"]])
     assert sum(c["x"] > 0.55 for c in done[20:]) < 6
 
 
 def test_bounds_turn_the_search_away():
     """The constraint is met although the objective pulls the other way."""
-    view = View(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, bounds=[math.inf, 0.5])
+    view = SearchView(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, bounds=[math.inf, 0.5])
     done = play(GaussianProcessSearcher(), view, 30, lambda c, n: [-c["x"] + (c["y"] - 0.3) ** 2, c["x"]])
     assert np.median([c["x"] for c in done[15:]]) < 0.65
 
 
 @pytest.mark.slow
 def test_objectives_are_weighted_anew_for_each_trial():
-    view = View(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, objectives=2)
+    view = SearchView(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, objectives=2)
     done = play(
         GaussianProcessSearcher(), view, 30, lambda c, n: [c["x"] ** 2 + c["y"], (1 - c["x"]) ** 2 + c["y"]]
     )  # fmt: skip
@@ -152,7 +152,7 @@ def test_targets_are_nearly_normal_whatever_the_losses_are():
 def test_more_results_than_it_holds_are_thinned():
     """All of the highest rungs, below them the best and an even sample."""
     searcher = GaussianProcessSearcher(max_rows=40, candidates=16)
-    view = View(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, epochs=9, rungs=(1, 3))
+    view = SearchView(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, epochs=9, rungs=(1, 3))
     for number, configuration in enumerate(QuasiRandomSearcher().ask(view, range(60))):
         view.propose(number, configuration)
         last = 9 if number % 6 == 0 else 3 if number % 2 == 0 else 1
@@ -180,7 +180,7 @@ def test_fits_leave_room_for_what_comes_until_the_next():
         for count in range(1, 3 * most):
             size, later = _fitted_sizes(count, most // 10)
             assert size <= count < later
-    view = View(Space(x=Float(0.0, 1.0)), 0)
+    view = SearchView(Space(x=Float(0.0, 1.0)), 0)
     searcher = GaussianProcessSearcher(max_rows=20, candidates=8)
     play(QuasiRandomSearcher(), view, 15, lambda c, n: [c["x"]])
     for number in range(15, 50):

@@ -16,7 +16,7 @@ from optuna.testing.pytest_samplers import (  # noqa: E402 -- after the skip
     RelativeSamplerTestCase,
 )
 
-from trainwright.search.sampler import TrainwrightSampler  # noqa: E402 -- likewise
+from trainwright.integrations.optuna.sampler import TrainwrightSampler  # noqa: E402 -- likewise
 
 
 class TestForest(BasicSamplerTestCase, RelativeSamplerTestCase, MultiObjectiveSamplerTestCase):

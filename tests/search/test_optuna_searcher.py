@@ -6,9 +6,10 @@ import sys
 import pytest
 
 from trainwright.errors import MissingExtra, SearchError
-from trainwright.search import OptunaSearcher, View
-from trainwright.search.conformance import SearcherConformance, bowl, play
+from trainwright.integrations.optuna.searcher import OptunaSearcher
+from trainwright.search import SearchView
 from trainwright.space import Choice, Float, Int, Space, equals, require
+from trainwright.testing.searcher import SearcherConformance, bowl, play
 
 optuna = pytest.importorskip("optuna")
 
@@ -36,7 +37,7 @@ class TestGaussianProcess(SearcherConformance):
 
     def test_failures_and_strange_losses_are_survived(self):
         """Failures are."""
-        view = View(self.conditional_space(), 6)
+        view = SearchView(self.conditional_space(), 6)
         play(self.make_searcher(), view, 22, lambda c, n: None if n % 3 else bowl(c, n))
 
 
@@ -69,7 +70,7 @@ def watch(view, number):
 
 def test_what_the_sampler_is_shown():
     """Results, failures, stops and pending trials, with the active parameters only, at their places."""
-    view = View(SPACE, 0, epochs=27)
+    view = SearchView(SPACE, 0, epochs=27)
     fixed = {"rate": 1e-3, "drop": 0.3, "width": 32, "depth": 2, "size": "large"}
     for number, more in enumerate([{"optimizer": "sgd", "momentum": 0.5}, {"optimizer": "adamw"}]):
         view.propose(number, SPACE.configuration_of(fixed | more))
@@ -98,7 +99,7 @@ def test_what_the_sampler_is_shown():
 
 
 def test_a_late_result_of_a_failed_trial_is_learnt():
-    view = View(SPACE, 0)
+    view = SearchView(SPACE, 0)
     searcher = OptunaSearcher(Watching())
     [first] = searcher.ask(view, [0])
     view.propose(0, first)
@@ -111,7 +112,7 @@ def test_a_late_result_of_a_failed_trial_is_learnt():
 
 def test_batches_are_pending_to_each_other():
     """The second of a batch sees the first as running, and a question that came to nothing leaves no trace."""
-    view = View(SPACE, 0)
+    view = SearchView(SPACE, 0)
     searcher = OptunaSearcher(Watching())
     batch = searcher.ask(view, [0, 1, 2])
     assert [t.state.name for t in Watching.seen] == ["RUNNING", "RUNNING"]
@@ -126,7 +127,7 @@ def test_tpe_finds_the_bowl():
     def loss(c, number):
         return [(c["x"] - 0.3) ** 2 + (c["y"] + 0.2) ** 2]
 
-    done = play(OptunaSearcher(), View(space, 0), 45, loss)
+    done = play(OptunaSearcher(), SearchView(space, 0), 45, loss)
     late = sorted(loss(c, 0)[0] for c in done[-15:])
     assert late[7] < 0.25  # of a random one: 0.5
     assert done[0].origin["searcher"] == "TPESampler"
@@ -135,7 +136,7 @@ def test_tpe_finds_the_bowl():
 def test_samplers_that_remember_in_their_trials():
     """QMC keeps its place in trials' attributes: one study gives each point of the sequence once."""
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    done = play(OptunaSearcher("QMCSampler"), View(space, 0), 17, bowl)
+    done = play(OptunaSearcher("QMCSampler"), SearchView(space, 0), 17, bowl)
     for quarter in range(4):
         assert 3 <= sum(int(c["x"] * 4) == quarter for c in done[1:]) <= 5
 
@@ -147,7 +148,7 @@ def test_what_is_no_sampler_is_refused(given):
 
 
 def test_a_name_that_optuna_does_not_have(monkeypatch):
-    view = View(SPACE, 0)
+    view = SearchView(SPACE, 0)
     with pytest.raises(SearchError, match=r"no sampler 'TPSampler'; allowed: .*did you mean 'TPESampler'"):
         OptunaSearcher("TPSampler").ask(view, [0])
     monkeypatch.setitem(sys.modules, "optuna", None)

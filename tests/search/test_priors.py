@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from trainwright.search import ForestSearcher, GaussianProcessSearcher, View
-from trainwright.search.conformance import play
+from trainwright.search import ForestSearcher, GaussianProcessSearcher, SearchView
 from trainwright.space import Beta, Choice, Float, Normal, Space
+from trainwright.testing.searcher import play
 
 BEST = {"a": 0.9, "b": 0.1, "c": 0.9}
 
@@ -30,7 +30,7 @@ def curve(searcher, space, trials):
     """Return the best loss after each trial, a mean over seeds."""
     curves = []
     for seed in range(3):
-        view = View(space, seed)
+        view = SearchView(space, seed)
         play(searcher, view, trials, loss_of)
         curves.append(np.minimum.accumulate(view.losses[:, 0]))
     return np.mean(curves, axis=0)

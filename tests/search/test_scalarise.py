@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.search._scalarise import SCALARISATIONS, penalised, simplex
+from trainwright.search.bayes.scalarisation import SCALARISATIONS, penalised, simplex
 
 Y = np.array([[0.2, 1.0], [0.6, 0.0], [0.1, -0.5]])  # [objectives, rows]
 W = np.array([0.5, 0.25, 0.25])

@@ -6,10 +6,10 @@ import sys
 import pytest
 
 from trainwright.errors import SearchError, SpaceExhausted
-from trainwright.search import GridSearcher, QuasiRandomSearcher, RandomSearcher, View
-from trainwright.search._legal_spaces import PARENTS, parent_space
-from trainwright.search.conformance import SearcherConformance, bowl, play
+from trainwright.search import GridSearcher, QuasiRandomSearcher, RandomSearcher, SearchView
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
+from trainwright.testing.legal_spaces import PARENTS, parent_space
+from trainwright.testing.searcher import SearcherConformance, bowl, play
 
 
 class TestRandom(SearcherConformance):
@@ -46,20 +46,20 @@ class TestGrid(SearcherConformance):
     @pytest.mark.parametrize("kind", PARENTS)
     def test_conditions_on_every_kind_of_parent(self, kind):
         """With fewer points, as the grid over 256 numbers and six more columns would be too wide."""
-        view = View(parent_space(kind), 10)
+        view = SearchView(parent_space(kind), 10)
         done = play(GridSearcher(points=3), view, 40, bowl)
         assert [view.space.check(c.params) for c in done] == [[]] * 40
         assert len({c.key for c in done}) == 40
 
     def test_seeds_differ(self):
         """A grid knows no chance: equal points for all seeds."""
-        first, second = (play(GridSearcher(), View(self.conditional_space(), seed), 9, bowl) for seed in (0, 1))
+        first, second = (play(GridSearcher(), SearchView(self.conditional_space(), seed), 9, bowl) for seed in (0, 1))
         assert first == second
 
 
 def test_a_grid_holds_the_bounds_and_every_combination_once():
     space = Space(x=Float(1.0, 100.0, log=True), o=Choice("sgd", "adam"), m=Float(0.0, 1.0, when=equals("o", "sgd")))
-    view = View(space, 0)
+    view = SearchView(space, 0)
     done = play(GridSearcher(points=3), view, 12, bowl)
     assert {(round(c["x"], 9), c["o"], c.get("m")) for c in done} == {
         (x, o, m) for x in (1.0, 10.0, 100.0) for o, m in (("sgd", 0.0), ("sgd", 0.5), ("sgd", 1.0), ("adam", None))
@@ -71,7 +71,7 @@ def test_a_grid_holds_the_bounds_and_every_combination_once():
 def test_a_grid_goes_round_what_the_user_has_told():
     """Points tried out of turn are left out, and none of the others is lost."""
     space = Space(x=Choice(*range(10)))
-    view = View(space, 0)
+    view = SearchView(space, 0)
     view.propose(0, space.configuration_of({"x": 4}))
     done = play(GridSearcher(), view, 9, bowl, start=1)
     assert sorted(c["x"] for c in done) == [0, 1, 2, 3, 5, 6, 7, 8, 9]
@@ -79,7 +79,9 @@ def test_a_grid_goes_round_what_the_user_has_told():
 
 def test_a_grid_too_wide_says_its_size():
     with pytest.raises(SearchError, match=r"100 \(a\) \* 100 \(b\) \* 100 \(c\) \* 2 \(d\) = 2000000 points"):
-        GridSearcher(points=100).ask(View(Space(a=Float(0, 1), b=Float(0, 1), c=Float(0, 1), d=Choice(1, 2)), 0), [0])
+        GridSearcher(points=100).ask(
+            SearchView(Space(a=Float(0, 1), b=Float(0, 1), c=Float(0, 1), d=Choice(1, 2)), 0), [0]
+        )
 
 
 @pytest.mark.parametrize("points", [0, -1, 2.5, True])
@@ -92,7 +94,7 @@ def test_quasi_random_points_are_evenly_spread():
     """Of the first 64 points each tenth of a column holds 5 to 8, which independent draws would hardly ever do."""
     space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
     for sequence in ("halton", "sobol"):
-        done = play(QuasiRandomSearcher(sequence=sequence), View(space, 3), 64, bowl)
+        done = play(QuasiRandomSearcher(sequence=sequence), SearchView(space, 3), 64, bowl)
         for name in ("x", "y"):
             tenths = [sum(int(c[name] * 10) == tenth for c in done) for tenth in range(10)]
             assert min(tenths) >= 5, (sequence, tenths)
@@ -103,14 +105,14 @@ def test_quasi_random_points_depend_on_their_number_alone():
     """Workers need no talk: point n is the same whoever asks, in whatever order, past the first block too."""
     space = Space(x=Float(0.0, 1.0), o=Choice("a", "b", "c"))
     searcher = QuasiRandomSearcher()
-    together = searcher.ask(View(space, 3), range(150))
-    alone = {n: searcher.ask(View(space, 3), [n])[0] for n in (149, 0, 64, 63, 17)}
+    together = searcher.ask(SearchView(space, 3), range(150))
+    alone = {n: searcher.ask(SearchView(space, 3), [n])[0] for n in (149, 0, 64, 63, 17)}
     assert all(together[n] == configuration for n, configuration in alone.items())
 
 
 def test_priors_shape_quasi_random_points():
     space = Space(x=Float(0.0, 1.0, prior=Normal(0.8, 0.05)))
-    done = play(QuasiRandomSearcher(), View(space, 0), 50, bowl)
+    done = play(QuasiRandomSearcher(), SearchView(space, 0), 50, bowl)
     assert all(0.6 < c["x"] < 1.0 for c in done)
 
 
@@ -122,7 +124,7 @@ def test_sequence_must_be_known():
 @pytest.mark.parametrize("searcher", [RandomSearcher(), QuasiRandomSearcher()])
 def test_defaults_are_the_first_trial(searcher):
     space = Space(x=Float(1e-4, 1e-1, log=True, default=0.003), o=Choice("a", "b", default="b"))
-    done = play(searcher, View(space, 0), 3, bowl)
+    done = play(searcher, SearchView(space, 0), 3, bowl)
     assert done[0].params == {"x": 0.003, "o": "b"}  # to the last bit
     assert done[1].params != done[0].params
 

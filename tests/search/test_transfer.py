@@ -9,11 +9,11 @@ import pytest
 import trainwright as tw
 from trainwright.errors import SearchError, StudyError
 from trainwright.ledger import facts
-from trainwright.search import View
-from trainwright.search._mixture import Mixture
-from trainwright.search.conformance import play
+from trainwright.search import SearchView
+from trainwright.search.bayes.mixture import Mixture
 from trainwright.search.transfer import Experience, Recalled
 from trainwright.space import Choice, Float, Int, Space, equals, require
+from trainwright.testing.searcher import play
 
 WAYS = ("surrogate", "generative", "priors")
 OLD = Space(
@@ -48,7 +48,7 @@ def test_it_helps_in_another_space(old, way):
     for searcher in (tw.ForestSearcher(), tw.ForestSearcher(warm_start=old, transfer=way)):
         losses = []
         for seed in range(3):
-            view = View(NEW, seed)
+            view = SearchView(NEW, seed)
             play(searcher, view, 12, loss_of)
             losses.append(np.minimum.accumulate(view.losses[:, 0]).mean())
         means.append(np.mean(losses))
@@ -57,7 +57,7 @@ def test_it_helps_in_another_space(old, way):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_the_first_trial_is_the_best_of_the_earlier_study(old, way):
-    [first] = tw.ForestSearcher(warm_start=old, transfer=way).ask(View(NEW, 0), [0])
+    [first] = tw.ForestSearcher(warm_start=old, transfer=way).ask(SearchView(NEW, 0), [0])
     best = old.best.params
     assert first.origin == {"searcher": "forest", "design": "recalled"}
     assert {name: first.params[name] for name in ("width", "optimizer", "momentum")} == {
@@ -74,14 +74,14 @@ def test_proposals_depend_on_settings_view_and_numbers_only(old, way):
     for trial in old.trials:
         study.tell(trial.params, loss=trial.values["loss"])
     searcher = tw.ForestSearcher(warm_start=study, transfer=way)
-    view = View(NEW, 3)
+    view = SearchView(NEW, 3)
     whole = play(searcher, view, 20, loss_of)
     study.tell({"rate": 1e-3, "width": 20, "optimizer": "sgd", "momentum": 0.9}, loss=-1.0)
     kept = json.loads(json.dumps(searcher.warm_start.to_json()))
     again = tw.ForestSearcher(warm_start=kept, transfer=way)
     assert again == searcher
     for cut in (1, 7, 19):
-        resumed = View(NEW, 3)
+        resumed = SearchView(NEW, 3)
         for number, configuration in enumerate(whole[:cut]):
             resumed.propose(number, configuration)
             resumed.result(number, loss_of(configuration), epoch=None, complete=True)
@@ -94,11 +94,11 @@ def test_proposals_depend_on_settings_view_and_numbers_only(old, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_failures_requirements_and_objectives_are_survived(old, way):
     space = Space(require("width * decay <= 10"), **NEW.parameters)
-    view = View(space, 1)
+    view = SearchView(space, 1)
     done = play(tw.ForestSearcher(warm_start=old, transfer=way), view, 15, lambda c, n: None)
     assert all(space.check(c.params) == [] for c in done)
     if way != "surrogate":
-        view = View(space, 1, objectives=2, bounds=[np.inf, 1.0])
+        view = SearchView(space, 1, objectives=2, bounds=[np.inf, 1.0])
         play(tw.ForestSearcher(warm_start=old, transfer=way), view, 15, lambda c, n: [*loss_of(c), c["decay"]])
 
 
@@ -108,7 +108,7 @@ def test_several_objectives_are_told_each_in_its_ranks():
     for x, y in generator.random((60, 2)):
         earlier.tell({"x": x, "y": y}, a=x + y, b=x - y)
     for way in WAYS:
-        view = View(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, objectives=2)
+        view = SearchView(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, objectives=2)
         searcher = tw.ForestSearcher(warm_start=earlier, transfer=way)
         done = play(searcher, view, 12, lambda c, n: [c["x"] + c["y"], c["y"] - c["x"]])
         assert np.mean([c["y"] for c in done]) < 0.25  # bad for both
@@ -181,14 +181,14 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path):
             lambda: tw.ForestSearcher(transfer="all")
         ),
         "warm_start: the earlier study has x, this study y: they share nothing": (
-            lambda: tw.ForestSearcher(warm_start=told(3)).ask(View(Space(y=Float(0, 1)), 0), [0])
+            lambda: tw.ForestSearcher(warm_start=told(3)).ask(SearchView(Space(y=Float(0, 1)), 0), [0])
         ),
         "warm_start: no configuration of the earlier study lies within this study's space": (
-            lambda: tw.ForestSearcher(warm_start=told(3)).ask(View(Space(x=Float(5, 6)), 0), [0])
+            lambda: tw.ForestSearcher(warm_start=told(3)).ask(SearchView(Space(x=Float(5, 6)), 0), [0])
         ),
         "transfer='surrogate' needs as many objectives as the earlier study has, 1; this study has 2; use "
         "transfer='generative'": (
-            lambda: tw.ForestSearcher(warm_start=told(3)).ask(View(Space(x=Float(0, 1)), 0, objectives=2), [0])
+            lambda: tw.ForestSearcher(warm_start=told(3)).ask(SearchView(Space(x=Float(0, 1)), 0, objectives=2), [0])
         ),
     }  # fmt: skip
     for message, call in wrong.items():

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainwright.search import _targets as scaling
-from trainwright.search import _trees as compiled
+from trainwright.search.bayes import targets as scaling
+from trainwright.search.bayes import trees as compiled
 
 WORDS = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15

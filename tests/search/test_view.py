@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from trainwright.search import ForestSearcher, RandomSearcher, View
-from trainwright.search._level import Level
+from trainwright.search import ForestSearcher, RandomSearcher, SearchView
+from trainwright.search.bayes.rung_scale import RungScale
 from trainwright.space import Choice, Float, Space, equals
 
 SPACE = Space(x=Float(0.0, 1.0), o=Choice("a", "b"), m=Float(0.0, 1.0, when=equals("o", "b")))
@@ -29,7 +29,7 @@ def z(epoch, horizon=27):
 
 
 def test_a_trial_without_epochs_gives_one_final_row():
-    view = started(View(SPACE, 0), 2)
+    view = started(SearchView(SPACE, 0), 2)
     view.result(1, [0.5], epoch=None, complete=True)
     assert rows_of(view) == [(1, 1.0, 0.5)]
     assert view.count_results == 1
@@ -39,7 +39,7 @@ def test_a_trial_without_epochs_gives_one_final_row():
 
 def test_reports_become_rows_at_rungs_as_they_arrive():
     """With a known horizon of 27 the first report at or past 1, 3 and 9 is a row; the end is the last one."""
-    view = started(View(SPACE, 0, epochs=27))
+    view = started(SearchView(SPACE, 0, epochs=27))
     for epoch in range(1, 28):
         view.report(0, epoch, [30.0 - epoch])
         assert view.count == (epoch >= 1) + (epoch >= 3) + (epoch >= 9)
@@ -50,7 +50,7 @@ def test_reports_become_rows_at_rungs_as_they_arrive():
 @pytest.mark.parametrize("rungs", [(), (1, 3, 9, 27), (2, 5), (1, 2, 4, 8, 16, 32), (40,)])
 def test_whoever_reached_a_rung_has_one_row_there(rungs):
     """Stopped there, stopped later, paused and promoted, or complete: no rung holds losers alone, nor winners alone."""
-    view, generator = started(View(SPACE, 0, epochs=52, rungs=rungs), 60), np.random.default_rng(0)
+    view, generator = started(SearchView(SPACE, 0, epochs=52, rungs=rungs), 60), np.random.default_rng(0)
     last = {}
     for number in range(60):
         end = int(generator.choice([1, 2, 3, 5, 9, 17, 18, 27, 40, 52]))
@@ -74,7 +74,7 @@ def test_whoever_reached_a_rung_has_one_row_there(rungs):
 
 
 def test_a_trial_stopped_below_the_first_rung_is_told_as_if_there():
-    view = started(View(SPACE, 0, epochs=27, rungs=(9,)))
+    view = started(SearchView(SPACE, 0, epochs=27, rungs=(9,)))
     view.report(0, 4, [4.0])
     view.result(0, [4.0], epoch=4, complete=False)
     assert rows_of(view) == [(0, z(9), 4.0)]
@@ -82,14 +82,14 @@ def test_a_trial_stopped_below_the_first_rung_is_told_as_if_there():
 
 
 def test_rare_reports_are_told_at_their_own_epochs():
-    view = started(View(SPACE, 0, epochs=27))
+    view = started(SearchView(SPACE, 0, epochs=27))
     for epoch in (5, 10, 15, 20, 25):
         view.report(0, epoch, [float(epoch)])
     assert rows_of(view) == [(0, z(5), 5.0), (0, z(10), 10.0)]
 
 
 def test_a_stopped_trial_is_never_told_as_finished():
-    view = started(View(SPACE, 0, epochs=27), 2)
+    view = started(SearchView(SPACE, 0, epochs=27), 2)
     for epoch in range(1, 8):
         view.report(0, epoch, [float(epoch)])
     view.result(0, [7.0], epoch=7, complete=False)
@@ -100,7 +100,7 @@ def test_a_stopped_trial_is_never_told_as_finished():
 
 def test_an_unknown_horizon_is_learned():
     """Without `epochs`, rungs are told at the end of a trial, below the greatest epoch that any has reached."""
-    view = started(View(SPACE, 0), 3)
+    view = started(SearchView(SPACE, 0), 3)
     for number, last in ((0, 9), (1, 27), (2, 3)):
         for epoch in range(1, last + 1):
             view.report(number, epoch, [float(epoch)])
@@ -117,7 +117,7 @@ def test_an_unknown_horizon_is_learned():
 
 
 def test_a_paused_trial_goes_on_without_repeating_rows():
-    view = started(View(SPACE, 0, epochs=27))
+    view = started(SearchView(SPACE, 0, epochs=27))
     for epoch in range(1, 4):
         view.report(0, epoch, [float(epoch)])
     view.result(0, [3.0], epoch=3, complete=False)
@@ -130,7 +130,7 @@ def test_a_paused_trial_goes_on_without_repeating_rows():
 
 @pytest.mark.parametrize("losses", [None, [np.nan], [np.inf], [-np.inf]])
 def test_what_is_not_finite_is_a_failure(losses):
-    view = started(View(SPACE, 0))
+    view = started(SearchView(SPACE, 0))
     view.result(0, losses, epoch=None, complete=True)
     assert view.failed.tolist() == [True]
     assert view.losses.tolist() == [[np.inf]]
@@ -139,7 +139,7 @@ def test_what_is_not_finite_is_a_failure(losses):
 
 
 def test_one_bad_objective_fails_the_row():
-    view = started(View(SPACE, 0, objectives=2))
+    view = started(SearchView(SPACE, 0, objectives=2))
     view.result(0, [1.0, np.nan], epoch=None, complete=True)
     assert view.failed.all()
     assert np.all(view.losses == np.inf)
@@ -147,7 +147,7 @@ def test_one_bad_objective_fails_the_row():
 
 def test_a_late_result_replaces_the_failure():
     """A trial that was thought to have failed keeps one row, now with its result; kept forests notice."""
-    view = started(View(SPACE, 0), 2)
+    view = started(SearchView(SPACE, 0), 2)
     view.result(0, None, epoch=None, complete=False)
     view.result(1, [0.1], epoch=None, complete=True)
     view.result(0, [0.7], epoch=None, complete=True)
@@ -157,7 +157,7 @@ def test_a_late_result_replaces_the_failure():
 
 
 def test_withdrawn_trials_leave_no_row_but_stay_tried():
-    view = started(View(SPACE, 0))
+    view = started(SearchView(SPACE, 0))
     view.report(0, 1, [1.0])
     view.withdraw(0)
     assert view.count == 0
@@ -166,7 +166,7 @@ def test_withdrawn_trials_leave_no_row_but_stay_tried():
 
 
 def test_rows_keep_inactive_parameters_as_nan():
-    view = View(SPACE, 0)
+    view = SearchView(SPACE, 0)
     view.propose(0, SPACE.configuration_of({"x": 0.25, "o": "a"}))
     view.result(0, [1.0], epoch=None, complete=True)
     assert view.rows[0, :2].tolist() == [0.25, 0.0]
@@ -174,7 +174,7 @@ def test_rows_keep_inactive_parameters_as_nan():
 
 
 def test_rows_may_outgrow_the_first_room():
-    view = started(View(SPACE, 0), 1000)
+    view = started(SearchView(SPACE, 0), 1000)
     for number in range(1000):
         view.result(number, [float(number)], epoch=None, complete=True)
     assert np.array_equal(view.losses[:, 0], np.arange(1000.0))
@@ -185,7 +185,7 @@ def test_a_forest_kept_through_any_chunks_equals_one_grown_at_once():
     """Trees depend on the order of rows, not on when they were asked; a changed old row makes them grow anew."""
 
     def forest_after(chunks, late):
-        view, searcher = started(View(SPACE, 0), 120), ForestSearcher(initial=0, trees=4)
+        view, searcher = started(SearchView(SPACE, 0), 120), ForestSearcher(initial=0, trees=4)
         done = 0
         for chunk in chunks:
             for number in range(done, done + chunk):
@@ -208,13 +208,13 @@ def test_a_forest_kept_through_any_chunks_equals_one_grown_at_once():
 
 def test_bounds_beyond_the_objectives_are_those_of_constraints():
     """Losses of constraints follow the objectives', and are no objectives themselves."""
-    view = started(View(SPACE, 0, 1, bounds=[np.inf, 3.0]), 2)
+    view = started(SearchView(SPACE, 0, 1, bounds=[np.inf, 3.0]), 2)
     view.result(0, [0.5, 2.0], epoch=None, complete=True)
     view.result(1, None, epoch=None, complete=False)
     assert view.losses.tolist() == [[0.5], [np.inf]]
     assert view.outcomes.tolist() == [[0.5, 2.0], [np.inf, np.inf]]
     assert view.bounds.tolist() == [np.inf, 3.0]
-    assert View(SPACE, 0, 2).bounds.tolist() == [np.inf, np.inf]
+    assert SearchView(SPACE, 0, 2).bounds.tolist() == [np.inf, np.inf]
 
 
 # Rungs on one scale.
@@ -222,13 +222,13 @@ def test_bounds_beyond_the_objectives_are_those_of_constraints():
 
 def leveled(trials, epochs=27, rungs=(1, 3, 9)):
     """Return a view of trials, each a dict of losses by epoch, and its rows' values on one scale."""
-    view = started(View(SPACE, 0, epochs=epochs, rungs=rungs), len(trials))
+    view = started(SearchView(SPACE, 0, epochs=epochs, rungs=rungs), len(trials))
     for number, losses in enumerate(trials):
         for epoch, loss in losses.items():
             view.report(number, epoch, [loss])
         end = max(losses)
         view.result(number, [losses[end]], epoch=end, complete=end == epochs)
-    values = Level.of(view, view.count)(view.outcomes, view.rungs)[:, 0]
+    values = RungScale.of(view, view.count)(view.outcomes, view.rungs)[:, 0]
     return view, {(int(n), int(r)): float(v) for n, r, v in zip(view.numbers, view.rungs, values, strict=True)}
 
 
@@ -255,7 +255,7 @@ def test_a_scale_is_monotone_within_each_rung():
         losses = {epoch: quality + 1 / epoch + 0.3 * generator.random() for epoch in (1, 3, 9, 27) if epoch <= end}
         trials.append(losses)
     view, _ = leveled(trials)
-    values = Level.of(view, view.count)(view.outcomes, view.rungs)[:, 0]
+    values = RungScale.of(view, view.count)(view.outcomes, view.rungs)[:, 0]
     for rung in range(view.top + 1):
         here = view.rungs == rung
         order = np.argsort(view.losses[here, 0])
@@ -263,8 +263,8 @@ def test_a_scale_is_monotone_within_each_rung():
 
 
 def test_a_bound_is_kept_as_it_is():
-    view = started(View(SPACE, 0, epochs=9, rungs=(1,), bounds=[0.5]), 4)
+    view = started(SearchView(SPACE, 0, epochs=9, rungs=(1,), bounds=[0.5]), 4)
     for number in range(4):
         view.report(number, 1, [2.0 + number])
         view.result(number, [0.1 * number], epoch=9, complete=True)
-    assert np.array_equal(Level.of(view, view.count)(view.outcomes, view.rungs), view.outcomes)
+    assert np.array_equal(RungScale.of(view, view.count)(view.outcomes, view.rungs), view.outcomes)

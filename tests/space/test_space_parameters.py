@@ -152,11 +152,9 @@ REFUSED = {
     ),
     "lr: default 'c' is not a value of lr; allowed: 'a', 'b'": lambda: Choice("a", "b", default="c"),
     "lr: 'wide' is no prior; give Normal(mean, sd) or Beta(a, b)": lambda: Float(0, 1, prior="wide"),
-    "lr: the mean of a Normal prior is a place on the unit column, from 0 (low) to 1 (high), got 64": lambda: Int(
-        1, 99, prior=Normal(64, 1)
-    ),
-    "lr: the sd of a Normal prior must be a finite number > 0, got 0": lambda: Float(0, 1, prior=Normal(0.5, 0)),
-    "lr: b of a Beta prior must be a finite number > 0, got -1": lambda: Float(0, 1, prior=Beta(1, -1)),
+    "lr: Normal.mean: got 64; allowed: a number from 0 to 1": lambda: Int(1, 99, prior=Normal(64, 1)),
+    "lr: Normal.sd: got 0; allowed: a number > 0": lambda: Float(0, 1, prior=Normal(0.5, 0)),
+    "lr: Beta.b: got -1; allowed: a number > 0": lambda: Float(0, 1, prior=Beta(1, -1)),
     "lr: when='x' is no condition; write for example when=equals('optimizer', 'sgd')": lambda: Float(0, 1, when="x"),
     "lr: at least one value is needed": Choice,
     "lr: value 'sgd' is listed twice": lambda: Choice("sgd", "adam", "sgd"),

@@ -8,7 +8,7 @@ import pytest
 import trainwright as tw
 from trainwright.errors import ObjectiveError, StudyError
 from trainwright.ledger import Constraint, Objective, parse_constraints
-from trainwright.search import View
+from trainwright.search import SearchView
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), y=tw.Float(0.0, 1.0))
 LIMITS = ["bytes <= 0.5", "accuracy > 0.25"]
@@ -141,7 +141,7 @@ class Watching:
     def __init__(self):
         self.views = []
 
-    def ask(self, view: View, numbers):
+    def ask(self, view: SearchView, numbers):
         self.views.append(view)
         return tw.RandomSearcher().ask(view, numbers)
 

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 import trainwright as tw
 from trainwright.ledger import State, facts
-from trainwright.schedule import View
+from trainwright.schedule import RuleView
 from trainwright.study.projections import RuleProjection
 
 COUNTER = itertools.count()
-VIEW = View(remaining=1, seed=0, at_seconds=0.0)
+VIEW = RuleView(remaining=1, seed=0, at_seconds=0.0)
 
 
 class Seen(tw.Median):

@@ -57,7 +57,7 @@ ELSEWHERE = Writer(host="elsewhere", boot="b", pid=1, process_start="1")
 def test_a_heart_beats_on_after_any_error(error):
     ledger = MemoryLedger()
     ledger.lease_seconds = 0.12
-    beat, calls = ledger.beat, []
+    beat, calls = ledger.heartbeat, []
 
     def beats():
         calls.append(1)
@@ -65,7 +65,7 @@ def test_a_heart_beats_on_after_any_error(error):
             raise error
         beat()
 
-    ledger.beat = beats
+    ledger.heartbeat = beats
     with Heartbeat(ledger) as heartbeat:
         deadline = time.monotonic() + 60
         while len(calls) < 4 and time.monotonic() < deadline:
@@ -83,7 +83,7 @@ def test_a_trouble_that_stays_is_told():
         if failing.is_set():
             raise OSError(errno.EIO, "no answer")
 
-    ledger.beat = beats
+    ledger.heartbeat = beats
     with Heartbeat(ledger) as heartbeat:
         failing.set()
         checks = iter(heartbeat.check, "until it raises")
@@ -118,7 +118,7 @@ def test_the_trials_of_a_driver_that_beats_no_more_are_taken_over(tmp_path, monk
     with make(tmp_path / "study") as study:
         other = joined(study)
         begin(study, other, 0)
-        other.beat()
+        other.heartbeat()
         worker = tw.Worker(where=study, train=train, engine=HERE)
         worker.run(trials=2, wall_seconds=60, progress=False)
         assert [str(trial.status) for trial in study.trials] == ["complete"] * 2

@@ -17,9 +17,9 @@ import trainwright as tw
 from trainwright import plugins
 from trainwright.errors import ScheduleError
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts, violation_of
-from trainwright.schedule.conformance import play
 from trainwright.study.claims import Claims
 from trainwright.study.driver.driver import Driver
+from trainwright.testing.rule import play
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0))
 HERE = tw.Local(workers=0)

@@ -16,8 +16,8 @@ from trainwright import plugins
 from trainwright.engine import Died, Returned, StoppedEarly
 from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
-from trainwright.schedule import Desk, Doubling, DoublingAsPublished, Estimates, MarginalGain, Work
-from trainwright.schedule._resizing import Resizing
+from trainwright.schedule import DeviceAllocator, Doubling, DoublingAsPublished, Estimates, MarginalGain, PendingTrial
+from trainwright.schedule.policies.resizing import Resizing
 from trainwright.study.claims import Claims
 from trainwright.study.driver.allocator import Allocator
 
@@ -164,21 +164,21 @@ class PatientPlanner:
     def __init__(self, plans):
         self.plans, self.waiting = plans, {}
 
-    def plan(self, desk):
-        while desk.free and desk.begin():
+    def plan(self, device_allocator):
+        while device_allocator.free and device_allocator.start_next():
             pass
-        for trial, (seat, left) in list(self.waiting.items()):
+        for trial, (running, left) in list(self.waiting.items()):
             del self.waiting[trial]
-            if trial not in desk.seats or not seat.held or desk.move(seat, 2):
+            if trial not in device_allocator.running or not running.is_held or device_allocator.resize(running, 2):
                 continue
             if left == 0:
-                desk.go(seat)
+                device_allocator.resume(running)
             else:
-                self.waiting[trial] = seat, left - 1
-        seat = desk.changed
-        if seat is not None and seat.settled and seat.rungs == 1 and len(seat.block) == 1:
-            desk.hold(seat)
-            self.waiting[seat.trial] = seat, self.plans
+                self.waiting[trial] = running, left - 1
+        running = device_allocator.changed
+        if running is not None and running.is_settled and running.rungs == 1 and len(running.block) == 1:
+            device_allocator.hold(running)
+            self.waiting[running.trial] = running, self.plans
 
 
 @pytest.mark.parametrize(("holds", "then"), [(True, 2), (False, 1)])
@@ -260,9 +260,13 @@ class Frugal(Resizing):
     def planner(self):
         return self
 
-    def plan(self, desk):
-        self.left.append(desk.left())
-        while desk.estimates.epoch_seconds() is None and desk.free and desk.begin():
+    def plan(self, device_allocator):
+        self.left.append(device_allocator.seconds_left())
+        while (
+            device_allocator.estimates.epoch_seconds() is None
+            and device_allocator.free
+            and device_allocator.start_next()
+        ):
             pass
 
 
@@ -299,21 +303,23 @@ def test_a_start_is_measured_at_the_first_report(monkeypatch):
     now, restarts = [0.0], []
     monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
-    desk = Desk(EAGER, Source([0, 1]), EAGER.room(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,))
+    device_allocator = DeviceAllocator(
+        EAGER, Source([0, 1]), EAGER.free_slots(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,)
+    )
     allocator = Allocator()
-    allocator.open(desk, holds=True)
+    allocator.open(device_allocator, holds=True)
     allocator.plan()
     now[0] = 30.0
     allocator.note_report(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
     assert restarts == [(1, 6.0)]
-    assert desk.seats[0].epoch_seconds == 24.0
+    assert device_allocator.running[0].epoch_seconds == 24.0
     allocator.note_report(1, 1, 0.5, 24.0)
     allocator.release(1)  # its first report was its last
     assert restarts == [(1, 6.0)] * 2
     now[0] = 50.0
     allocator.note_report(0, 2, 0.5, 44.0)
     assert restarts == [(1, 6.0), (1, 6.0), (1, 10.0)]
-    assert desk.seats[0].epoch_seconds == 20.0
+    assert device_allocator.running[0].epoch_seconds == 20.0
 
 
 def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
@@ -321,9 +327,11 @@ def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
     now, restarts = [0.0], []
     monkeypatch.setattr("trainwright.study.driver.allocator.time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(Estimates, "saw_restart", lambda _, size, seconds: restarts.append((size, seconds)))
-    desk = Desk(EAGER, Source([0]), EAGER.room(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,))
+    device_allocator = DeviceAllocator(
+        EAGER, Source([0]), EAGER.free_slots(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,)
+    )
     allocator = Allocator()
-    allocator.open(desk, holds=True)
+    allocator.open(device_allocator, holds=True)
     allocator.plan()
     for epoch in (1, 2):
         now[0] += 10.0
@@ -334,15 +342,15 @@ def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
         now[0] = at
         allocator.note_report(0, epoch, 0.4, at - 27.0)
     assert restarts[-1] == (2, 7.0)
-    assert desk.seats[0].epoch_seconds == 6.0
+    assert device_allocator.running[0].epoch_seconds == 6.0
 
 
 class Source:
     def __init__(self, numbers):
         self.numbers = numbers
 
-    def next_work(self, *, new=True):
-        return Work(self.numbers.pop(0)) if self.numbers and new else None
+    def next_trial(self, *, new=True):
+        return PendingTrial(self.numbers.pop(0)) if self.numbers and new else None
 
     def waits(self):
         return bool(self.numbers)

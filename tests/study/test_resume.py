@@ -317,7 +317,7 @@ def test_another_hosts_live_driver_keeps_its_trials(tmp_path, monkeypatch):
     study.refresh()
 
     def train(trial):
-        ledger.beat()
+        ledger.heartbeat()
         return 1.0
 
     run(study, train, trials=2)

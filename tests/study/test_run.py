@@ -94,14 +94,14 @@ def test_a_number_whose_trial_was_not_started_is_used_again():
         def check(self, slots, slots_per_node, rule):
             pass
 
-        def room(self, slots, slots_per_node):
-            return tw.Fixed().room(slots, slots_per_node)
+        def free_slots(self, slots, slots_per_node):
+            return tw.Fixed().free_slots(slots, slots_per_node)
 
         def planner(self):
             return self
 
-        def plan(self, desk):
-            desk.begin()
+        def plan(self, device_allocator):
+            device_allocator.start_next()
             raise RuntimeError("no plan")
 
     study = make()

@@ -122,7 +122,7 @@ def test_a_writer_that_was_only_silent_may_come_back(tmp_path, monkeypatch):
         assert claims.dead(other.writer) is None
         assert told_dead() == {other.writer}
         assert claims.dead(other.writer) is True
-        other.beat()
+        other.heartbeat()
         assert claims.dead(other.writer) is False
         assert told_dead() == {other.writer}
 

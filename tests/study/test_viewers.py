@@ -112,7 +112,7 @@ def test_what_is_known_of_a_writer_decides_the_word(tmp_path, host, age, left):
     writer = {"here": here, "gone": replace(here, process_start="1"), "elsewhere": replace(here, host="other")}[host]
     records = [facts.joined(writer, session=1), facts.started(0, 1, slot="0", devices=[], resumed_epoch=0)]
     ledger.append(records)
-    ledger.beat()
+    ledger.heartbeat()
     beaten = tmp_path / "beats" / ledger.writer
     if age is None:
         beaten.unlink()

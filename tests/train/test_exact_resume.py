@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from trainwright.checkpoint import capture_random
+from trainwright.checkpoint.state.rng import capture_random
 from trainwright.engine import Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Assignment
@@ -65,10 +65,10 @@ class Training:
             schedule.step()
             self.trained.append(epoch)
             trial.report(val_loss=math.fsum(losses), rate=schedule.get_last_lr()[0])
-        self.final = state_of(run)
+        self.final = collect_state(run)
 
 
-def state_of(run):
+def collect_state(run):
     kept = {name: getattr(item, "state_dict", getattr(item, "get_state", None))() for name, item in run.items().items()}
     return {**kept, "random": capture_random()}
 

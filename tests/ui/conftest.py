@@ -24,7 +24,7 @@ class Scribe:
         versions = {"trainwright": "0.1.0"}
         created = facts.created(space=SPACE.to_json(), objectives=list(objectives), seed=3, versions=versions)
         self.say(created, facts.joined(Writer.here(), session=1))
-        self.ledger.beat()
+        self.ledger.heartbeat()
 
     def say(self, *records: Record) -> None:
         self.ledger.append(records)

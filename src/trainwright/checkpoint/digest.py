@@ -1,4 +1,4 @@
-"""Digests of what a checkpoint holds, taken from memory when it is written.
+"""Digests of files and buffers in chunks of at most 16 MiB, computed from memory when a checkpoint is written.
 
 BLAKE2b-128 where a digest names something, and for everything if there is nothing faster; XXH3-128 ("xxh3:...") for
 data where the package xxhash is there, at a twentieth of the cost or less. A file is cut into chunks of at most 16 MiB;
@@ -21,9 +21,9 @@ __all__ = [
     "BLAKE2B",
     "CHUNK_BYTES",
     "XXH3",
-    "combined",
-    "cuts",
-    "digest",
+    "chunk_ranges",
+    "combine_digests",
+    "digest_bytes",
     "digest_file",
     "fastest_kind",
     "kind_of",
@@ -38,7 +38,7 @@ CHUNK_BYTES = 16 << 20
 """The most bytes that one digest covers, and that one write hands to the system."""
 
 
-def digest(data: bytes | bytearray | memoryview, kind: str = BLAKE2B) -> str:
+def digest_bytes(data: bytes | bytearray | memoryview, kind: str = BLAKE2B) -> str:
     """Return the digest of a buffer in hexadecimal digits, of a kind that `fastest_kind` or `kind_of` gave."""
     if kind == XXH3:
         return f"{XXH3}:{_xxhash().xxh3_128_hexdigest(data)}"
@@ -55,12 +55,12 @@ def kind_of(known: str) -> str:
     return XXH3 if known.startswith(f"{XXH3}:") else BLAKE2B
 
 
-def combined(digests: Sequence[str]) -> str:
+def combine_digests(digests: Sequence[str]) -> str:
     """Return the digest of consecutive chunks taken together: that of a single one is its own."""
-    return digests[0] if len(digests) == 1 else digest("".join(digests).encode(), kind_of(digests[0]))
+    return digests[0] if len(digests) == 1 else digest_bytes("".join(digests).encode(), kind_of(digests[0]))
 
 
-def cuts(start: int, stop: int) -> Iterator[tuple[int, int]]:
+def chunk_ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
     """Yield the consecutive (start, stop) of at most 16 MiB that cover a range of bytes; none for an empty one."""
     for at in range(start, stop, CHUNK_BYTES):
         yield at, min(at + CHUNK_BYTES, stop)
@@ -75,26 +75,29 @@ def digest_file(
     digests of what is there.
     """
     size = path.stat().st_size
-    edges = [0, *ends] if ends else [0, *(stop for _, stop in cuts(0, size))]
+    # Chunks end with tensors in data files; other files have equal chunks.
+    edges = [0, *ends] if ends else [0, *(stop for _, stop in chunk_ranges(0, size))]
     chunks = list(itertools.pairwise(edges))
     workers = max(1, min(threads or min(8, os.cpu_count() or 1), len(chunks)))
 
-    def some(number: int) -> list[str]:
-        buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))  # one for all: fresh memory costs more than reading
-        mine = []
+    def digest_stretch(number: int) -> list[str]:
+        # One for all: fresh memory costs more than reading.
+        buffer = memoryview(bytearray(min(CHUNK_BYTES, size)))
+        digests = []
         handle = os.open(path, os.O_RDONLY)
         try:
+            # Each thread reads one contiguous stretch, which suits the read-ahead of the system.
             for start, stop in chunks[len(chunks) * number // workers : len(chunks) * (number + 1) // workers]:
                 memory = buffer[: stop - start]
-                mine.append(digest(memory[: read_at(handle, start, memory)], kind))
+                digests.append(digest_bytes(memory[: read_at(handle, start, memory)], kind))
         finally:
             os.close(handle)
-        return mine
+        return digests
 
     if workers == 1:
-        return tuple(some(0))
+        return tuple(digest_stretch(0))
     with ThreadPoolExecutor(workers) as pool:
-        return tuple(itertools.chain.from_iterable(pool.map(some, range(workers))))
+        return tuple(itertools.chain.from_iterable(pool.map(digest_stretch, range(workers))))
 
 
 def read_chunk(handle: int, start: int, stop: int) -> bytearray:

@@ -1,4 +1,4 @@
-"""Manager: saves the state of a training beside the training, and puts it back."""
+"""The Manager: saves the state of a training asynchronously, and restores it."""
 
 import math
 import statistics
@@ -12,34 +12,34 @@ from types import TracebackType
 from typing import Any, NoReturn, Self
 
 from trainwright.checkpoint.config import CheckpointConfig, Tier
-from trainwright.checkpoint.differences import Difference, Mode, settle
-from trainwright.checkpoint.fingerprint import capture_fingerprint, compare_fingerprints
-from trainwright.checkpoint.flags import capture_flags, compare_flags, restore_flags
-from trainwright.checkpoint.formats.protocol import Format
-from trainwright.checkpoint.kept import NO_ROOM, Kept
-from trainwright.checkpoint.loading import compare_state, load_state
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
-from trainwright.checkpoint.pace import Pace
-from trainwright.checkpoint.publish import Published, refuse_unwritable, remove_leftovers, set_aside
-from trainwright.checkpoint.ranks import ranks_here
-from trainwright.checkpoint.restoring import (
+from trainwright.checkpoint.policy.retained import NO_ROOM, RetainedCheckpoints
+from trainwright.checkpoint.policy.save_policy import SavePolicy
+from trainwright.checkpoint.policy.signals import FORCED_EXIT
+from trainwright.checkpoint.ranks.ranks import make_ranks
+from trainwright.checkpoint.restore.loading import compare_state, load_state
+from trainwright.checkpoint.restore.restored import (
     Restored,
-    bad_ones,
-    homes,
-    lineage,
+    list_homes,
+    list_quarantined,
     mark_start,
     read_ahead,
+    read_lineage,
     read_tree,
     records_by_name,
 )
-from trainwright.checkpoint.rng import capture_random, restore_random
-from trainwright.checkpoint.saving import SaveHandle, Saver, SaveRecord
-from trainwright.checkpoint.signals import FORCED_EXIT
-from trainwright.checkpoint.state import RESERVED, capture
-from trainwright.checkpoint.tiers import Tiers, copied, name_in_tiers, refuse_several_nodes
-from trainwright.checkpoint.tree import decode
-from trainwright.checkpoint.writer import Job
+from trainwright.checkpoint.save.publish import Published, quarantine, refuse_unwritable, remove_leftovers
+from trainwright.checkpoint.save.saver import SaveHandle, Saver, SaveRecord
+from trainwright.checkpoint.save.writer import WriteJob
+from trainwright.checkpoint.state.captured import RESERVED, capture_state
+from trainwright.checkpoint.state.differences import Difference, Mode, settle_differences
+from trainwright.checkpoint.state.fingerprint import capture_fingerprint, compare_fingerprints
+from trainwright.checkpoint.state.flags import capture_flags, compare_flags, restore_flags
+from trainwright.checkpoint.state.rng import capture_random, restore_random
+from trainwright.checkpoint.state.tree import decode_tree
+from trainwright.checkpoint.tools.formats.protocol import Format
+from trainwright.checkpoint.tools.tiers import Tiers, copy_checkpoint, name_in_tiers, refuse_several_nodes
 from trainwright.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -51,7 +51,8 @@ from trainwright.publishing import FileLayer
 
 __all__ = ["Manager"]
 
-_STEPS_KNOWN = 64  # over which a usual step's time is taken
+# Over which a usual step's time is taken.
+_STEPS_KNOWN = 64
 
 
 class Manager:
@@ -82,7 +83,8 @@ class Manager:
                     f"Manager, {name}: got the format {type(item).__name__}; a Manager saves in files of its own; "
                     "convert what it has saved: trainwright checkpoint convert"
                 )
-        captured = capture(state)  # refuses now, not at the first save, what cannot be kept
+        # Refuses now, not at the first save, what cannot be kept.
+        captured = capture_state(state)
         self.config = config or CheckpointConfig()
         self.steps = 0
         """The optimizer steps done: those that `step` counted, and those before the restored checkpoint."""
@@ -92,27 +94,27 @@ class Manager:
         self._folder = self._owner.checkpoint_directory()
         self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
-        self._ranks = ranks_here(self.config.timeout_seconds, self.config.agree_every)
-        self._ranks.meet(state, captured)
-        self._ranks.together(lambda: refuse_unwritable(self._layer, self._home))
+        self._ranks = make_ranks(self.config.timeout_seconds, self.config.agree_every)
+        self._ranks.exchange_names(state, captured)
+        self._ranks.run_together(lambda: refuse_unwritable(self._layer, self._home))
         # another process knows no file layer but ours
         saving = self.config if files is None or self.config.writer == "sync" else replace(self.config, writer="thread")
         self._saver = Saver(saving, self._write, self._ranks)
         self._tiers = self._tiers_of(self.config.tiers)
         self._records: list[SaveRecord] = []
-        self._kept = Kept(
+        self._retained = RetainedCheckpoints(
             self._folder,
             self.config,
             owner=self._owner,
             layer=self._layer,
             first=self._ranks.first,
-            find=self._lineage,
+            find=self._find_lineage,
         )
         self._serial = 0
         self._parent: str | None = None
         self._fingerprint: dict[str, Any] | None = None
         self._failures = self._skipped = 0
-        self._pace = Pace(self.config, alone=not self._owner.lease)
+        self._policy = SavePolicy(self.config, alone=not self._owner.lease)
         self._usual: deque[float] = deque(maxlen=_STEPS_KNOWN)
         self._step_began: float | None = None
         self._closed = False
@@ -128,7 +130,7 @@ class Manager:
     @property
     def history(self) -> list[SaveRecord]:
         """Every save that ended, in order."""
-        self._settle()
+        self._settle_saves()
         return list(self._records)
 
     @property
@@ -149,9 +151,10 @@ class Manager:
         started = time.perf_counter()
         if self._closed:
             raise CheckpointStateError("Manager.save: the manager is closed; save before close, or make a new Manager")
-        self._settle()
-        kept, environment = self._kept.known(), self._environment()
-        captured = capture(
+        self._settle_saves()
+        kept, environment = self._retained.known(), self._read_environment()
+        # References only: nothing is copied yet, so this takes microseconds.
+        captured = capture_state(
             {
                 **self._state,
                 "counters": {"step": self.steps},
@@ -169,53 +172,57 @@ class Manager:
             lease=self._owner.lease,
             parent=self._parent,
             pin=pin,
-            report=self._report(metrics),
+            report=self._encode_report(metrics),
             fingerprint=environment,
             versions={name: str(environment[name]) for name in ("trainwright", "torch")},
             times={"saved_at": time.time()},
             ties=captured.ties,
         )
         self._serial = manifest.serial
-        self._pace.saved(self.steps)
-        handle = self._saver.save(self._ranks.portion(captured), manifest, self._home, wait=wait, started=started)
+        self._policy.note_save(self.steps)
+        handle = self._saver.save(
+            self._ranks.select_portion(captured), manifest, self._home, wait=wait, started=started
+        )
         if wait and self.config.tiers:
-            self._ranks.from_first(self._tiers.wait)
+            self._ranks.run_on_first(self._tiers.wait)
         if handle.committed.done():
-            self._settle()
+            self._settle_saves()
         return handle
 
     def restore(self, step: int | None = None, *, mode: Mode = "exact", check: bool = True) -> Restored | None:
         """Load the newest good checkpoint, or that of `step`, into the items; None if nothing was ever saved.
 
-        With `check` every byte is compared with its digest first. A damaged checkpoint is set aside, and the one before
-        is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of `step`,
-        and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
+        With `check` every byte is compared with its digest first. A damaged checkpoint is quarantined, and the one
+        before is taken. Raises `CheckpointCorruptError` if none is left, `CheckpointNotFoundError` if there is none of
+        `step`, and in exact mode `CheckpointMismatchError` naming all that is not as it was saved.
         """
         started = time.perf_counter()
         self.drain()
-        line = self._ranks.from_first(self._lineage)
+        line = self._ranks.run_on_first(self._find_lineage)
         self._serial = max((one.manifest.serial for one in line), default=0)
+        # The newest first; one that turns out damaged is quarantined, and the next is tried.
         for place, published in enumerate(line):
             if step is not None and published.manifest.step != step:
                 continue
             try:
-                restored = self._load(published, mode, started, check=check)
+                restored = self._load_checkpoint(published, mode, started, check=check)
             except CheckpointCorruptError as error:
-                if self._ranks.first and set_aside(self._layer, published.path, "bad") is not None:
+                if self._ranks.first and quarantine(self._layer, published.path, "bad") is not None:
                     self._owner.damaged(published.path, str(error))
                 continue
-            self._begin(restored, line[place:] if step is None else line)  # newer ones are damaged, or of another line
+            # Newer ones are damaged, or of another line.
+            self._resume_from(restored, line[place:] if step is None else line)
             return restored
         if step is not None:
             steps = ", ".join(str(number) for number in sorted({one.manifest.step for one in line})) or "none"
             raise CheckpointNotFoundError(f"{self._folder}: no good checkpoint of step {step}; there are: {steps}")
-        bad = self._ranks.from_first(lambda: bad_ones((*self._tiers.roots, self._folder), self._owner.lease))
+        bad = self._ranks.run_on_first(lambda: list_quarantined((*self._tiers.roots, self._folder), self._owner.lease))
         if bad:
             raise CheckpointCorruptError(
-                f"{self._folder}: every checkpoint is damaged and set aside, one as {bad[0]}; to train from the start, "
-                "remove what is set aside or give another folder"
+                f"{self._folder}: every checkpoint is damaged and quarantined, one as {bad[0]}; to train from the "
+                "start, remove what is quarantined or give another folder"
             )
-        self._begin(None, [])
+        self._resume_from(None, [])
         return None
 
     def step(self) -> None:
@@ -227,22 +234,24 @@ class Manager:
         now = time.perf_counter()
         self.steps += 1
         under_way = self._saver.under_way
+        # Steps during a save take longer than usual; the difference is part of what the save costs.
         if self._step_began is not None:
             took = now - self._step_began
             if under_way is None:
                 self._usual.append(took)
             elif self._usual:
                 under_way.slowdown_seconds += took - statistics.median(self._usual)
+        # Whether a save is due by time differs between ranks; by a number of steps it does not.
         due = self.should_save()
         counted = due and isinstance(self.config.interval, int)
-        save, leave = self._ranks.due(counted, due or self._saver.redo, end=self._pace.signal is not None)
+        save, leave = self._ranks.due(counted, due or self._saver.redo, end=self._policy.signal is not None)
         if leave:
-            self._leave()
+            self._save_and_exit()
         if save:
             self._saver.redo = False
             self.save()
         else:
-            self._settle()
+            self._settle_saves()
         self._step_began = time.perf_counter()
 
     def count(self) -> None:
@@ -251,102 +260,104 @@ class Manager:
 
     def should_save(self) -> bool:
         """Whether a save is due: so many steps or seconds after the last one as `config.interval` says."""
-        return self._pace.due(self.steps)
+        return self._policy.is_due(self.steps)
 
     def drain(self) -> None:
         """Wait for every save under way, and until the newest is in the folder of the checkpoints."""
         self._saver.drain()
         self._tiers.wait()
-        self._settle()
+        self._settle_saves()
 
     def close(self) -> None:
         """Wait for every save under way and let go of memory and threads. Saves nothing; a second call does nothing."""
         if not self._closed:
             self._closed = True
-            self._pace.close()
+            self._policy.close()
             self._saver.close()
             self._tiers.close()
-            self._settle()
+            self._settle_saves()
 
-    def _leave(self) -> NoReturn:
+    def _save_and_exit(self) -> NoReturn:
         """Save and end this process: its allocation ends."""
         failed = self._ranks.any(self.save(wait=True).drained.exception() is not None)
-        status = 0 if self.config.hook is None else self._ranks.from_first(self.config.hook)
+        status = 0 if self.config.hook is None else self._ranks.run_on_first(self.config.hook)
         self.close()
-        self._pace.raise_held()
+        self._policy.raise_pending()
         raise SystemExit(status or (FORCED_EXIT if failed else 0))
 
-    def _load(self, published: Published, mode: Mode, started: float, *, check: bool) -> Restored:
+    def _load_checkpoint(self, published: Published, mode: Mode, started: float, *, check: bool) -> Restored:
         read_ahead(published)
-        captured = capture(self._state)
+        captured = capture_state(self._state)
         what = str(published.path)
 
         def fitting() -> tuple[dict[str, Any], list[Difference]]:
-            tree, found = self._ranks.tree_here(read_tree(published), published.manifest)
+            tree, found = self._ranks.select_tree(read_tree(published), published.manifest)
             items = {name: value for name, value in tree.items() if name not in RESERVED}
             found += compare_state(self._state, items, records_by_name(published.manifest))
-            found += compare_fingerprints(published.manifest.fingerprint, self._environment())
-            settle(found, mode=mode, what=what)
+            found += compare_fingerprints(published.manifest.fingerprint, self._read_environment())
+            settle_differences(found, mode=mode, what=what)
             exact = mode == "exact"
             found += restore_flags(tree["flags"]) if exact else compare_flags(tree["flags"], capture_flags())
-            settle(found, mode=mode, what=what)
+            settle_differences(found, mode=mode, what=what)
             return tree, found
 
-        tree, found = self._ranks.together(fitting)  # nothing is changed before all fits, on all ranks
-        tensors = self._ranks.together(lambda: self._ranks.read(published, self._state, captured, check=check))
+        # Nothing is changed before all fits, on all ranks.
+        tree, found = self._ranks.run_together(fitting)
+        tensors = self._ranks.run_together(lambda: self._ranks.read(published, self._state, captured, check=check))
         items = {name: value for name, value in tree.items() if name not in RESERVED}
         values = load_state(self._state, items, tensors)
-        found += restore_random(decode(tree["rng"], tensors))
-        self._ranks.reseed(published.manifest)
+        found += restore_random(decode_tree(tree["rng"], tensors))
+        self._ranks.reseed_generators(published.manifest)
         self.steps = tree["counters"]["step"]
         return Restored(
             path=published.path,
             manifest=published.manifest,
-            differences=settle(found, mode=mode, what=what),
+            differences=settle_differences(found, mode=mode, what=what),
             values=values,
             seconds=time.perf_counter() - started,
         )
 
-    def _begin(self, restored: Restored | None, line: list[Published]) -> None:
+    def _resume_from(self, restored: Restored | None, line: list[Published]) -> None:
         """Go on from a checkpoint of the line, or from nothing."""
-        self._kept.begin(line)
+        self._retained.begin(line)
         manifest = None if restored is None else restored.manifest
         self._parent = None if manifest is None else manifest.digest
-        self._pace.saved(self.steps)
+        self._policy.note_save(self.steps)
         if self._ranks.first:
             if self._owner.lease:
                 self._layer.make_folder(self._home)
                 mark_start(self._layer, self._home, manifest)
             for folder in (*self._tiers.roots, self._folder):
-                for number, home in homes(folder, self._owner.lease):
+                for number, home in list_homes(folder, self._owner.lease):
                     remove_leftovers(self._layer, home, ended=0 < number < self._owner.lease)
         if restored is not None:
             self._owner.resumed(restored)
             if self._ranks.first:
                 self._tiers.begin(line, Published(path=restored.path, manifest=restored.manifest))
 
-    def _lineage(self) -> list[Published]:
-        return list(lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged, self._tiers.roots))
+    def _find_lineage(self) -> list[Published]:
+        return list(read_lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged, self._tiers.roots))
 
     def _tiers_of(self, tiers: tuple[Tier, ...]) -> Tiers:
         """Return the tiers, which can all be written."""
         name = ""
         if tiers:
-            refuse_several_nodes(self._ranks.hosts())
-            name = self._ranks.from_first(lambda: name_in_tiers(self._layer, self._folder))
+            refuse_several_nodes(self._ranks.gather_hosts())
+            name = self._ranks.run_on_first(lambda: name_in_tiers(self._layer, self._folder))
         found = Tiers(tiers, self._folder, self._home, lease=self._owner.lease, name=name, layer=self._layer,
-                      deliver=self._deliver)  # fmt: skip
+                      deliver=self._publish_from_tier)  # fmt: skip
         for home in found.homes:
-            self._ranks.together(lambda: refuse_unwritable(self._layer, home))  # noqa: B023 -- called at once
+            self._ranks.run_together(lambda: refuse_unwritable(self._layer, home))  # noqa: B023 -- called at once
         return found
 
-    def _write(self, handle: SaveHandle, job: Job, memory: memoryview, wait: bool) -> Published:
+    def _write(self, handle: SaveHandle, job: WriteJob, memory: memoryview, wait: bool) -> Published:
         """Publish a checkpoint, in the nearest tier if there are any; in the writer's thread."""
         try:
             while (near := self._tiers.nearest) is not None:
                 try:
                     published = self._ranks.publish(self._layer, replace(job, home=near), memory)
-                except OSError as error:  # on all ranks alike
+                except OSError as error:
+                    # On all ranks alike.
                     self._tiers.lost(error)
                 else:
                     handle.tier = str(near)
@@ -355,7 +366,7 @@ class Manager:
                     else:
                         handle.drained.set_result(None)
                     return published
-            published = self._kept.with_room(lambda: self._ranks.publish(self._layer, job, memory))
+            published = self._retained.with_room(lambda: self._ranks.publish(self._layer, job, memory))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             kind = CheckpointSpaceError if error.errno in NO_ROOM else CheckpointError
@@ -363,24 +374,26 @@ class Manager:
                 f"cannot save the checkpoint of step {handle.step} in {self._home}: {reason}; the one before is kept"
             ) from error
         if self._ranks.first:
-            self._pace.ask()
-            self._kept.arrived(published, handle.blocking_seconds)
+            self._policy.ask_for_end()
+            self._retained.add(published, handle.blocking_seconds)
         handle.drained.set_result(published)
         return published
 
-    def _deliver(self, source: Published, handle: SaveHandle | None, bytes_per_second: float | None) -> Published:
+    def _publish_from_tier(
+        self, source: Published, handle: SaveHandle | None, bytes_per_second: float | None
+    ) -> Published:
         """Publish a checkpoint of a tier in the folder itself; in the drain's thread. Raises as `_write`."""
         began = time.monotonic()
-        published = self._kept.with_room(lambda: copied(self._layer, source, self._home, bytes_per_second))
-        self._pace.drained(time.monotonic() - began)
-        self._kept.arrived(published, 0.0 if handle is None else handle.blocking_seconds)
+        published = self._retained.with_room(lambda: copy_checkpoint(self._layer, source, self._home, bytes_per_second))
+        self._policy.note_drain(time.monotonic() - began)
+        self._retained.add(published, 0.0 if handle is None else handle.blocking_seconds)
         return published
 
-    def _settle(self) -> None:
+    def _settle_saves(self) -> None:
         """Take note of the saves that ended; warn or raise about those that failed."""
         for handle in self._saver.ended():
             self._records.append(handle.record())
-            self._pace.ended(self._records[-1])
+            self._policy.note_end(self._records[-1])
             error = handle.committed.exception()
             if error is None:
                 self._failures = self._skipped = 0
@@ -396,8 +409,8 @@ class Manager:
                 continue
             refused = handle.verdict.startswith("refused")
             self._failures += not refused
-            if self.config.screen is not None and refused:
-                stops = self.config.screen.on_nonfinite == "raise"
+            if self.config.health_check is not None and refused:
+                stops = self.config.health_check.on_nonfinite == "raise"
             else:
                 stops = self.config.on_error == "raise" or self._failures >= self.config.max_failures
             if stops:
@@ -408,15 +421,16 @@ class Manager:
                 raise trouble
             warnings.warn(str(trouble), stacklevel=3)
 
-    def _environment(self) -> dict[str, Any]:
+    def _read_environment(self) -> dict[str, Any]:
         if self._fingerprint is None:
             self._fingerprint = capture_fingerprint()
         return self._fingerprint
 
-    def _report(self, metrics: Mapping[str, float] | None) -> dict[str, Any]:
+    def _encode_report(self, metrics: Mapping[str, float] | None) -> dict[str, Any]:
         report = dict(self._owner.last_report)
         numbers = report.get("metrics", {}) if metrics is None else metrics
-        values = {name: float(value) for name, value in numbers.items()}  # JSON has no NaN and no infinities
+        # JSON has no NaN and no infinities.
+        values = {name: float(value) for name, value in numbers.items()}
         report["metrics"] = {name: value if math.isfinite(value) else str(value) for name, value in values.items()}
         return report
 

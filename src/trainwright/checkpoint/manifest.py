@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: what it is, which files and tensors it has, and the digest of everything.
+"""The manifest of a checkpoint: identity, files, tensors, and a digest over all of it.
 
 Canonical JSON with the digest of all bytes before it as its last member. It is written last: a folder without a valid
 manifest is no checkpoint.
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.digest import combined, digest
+from trainwright.checkpoint.digest import CHUNK_BYTES, combine_digests, digest_bytes
 from trainwright.errors import CheckpointCorruptError, CheckpointVersionError
 
 __all__ = ["MANIFEST", "SCHEMA", "FileRecord", "Manifest", "ShardRecord", "TensorRecord"]
@@ -37,10 +37,16 @@ class FileRecord:
     chunks: tuple[str, ...]
     ends: tuple[int, ...] = ()
 
+    def chunk_range(self, number: int) -> tuple[int, int]:
+        """Return the first byte of a chunk and the one behind its last."""
+        if self.ends:
+            return (self.ends[number - 1] if number else 0), self.ends[number]
+        return number * CHUNK_BYTES, min((number + 1) * CHUNK_BYTES, self.bytes)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShardRecord:
-    """A box of a tensor in a file: from `offsets`, of `lengths`, its `bytes` at `start`, row-major."""
+    """A slice of a tensor in a file: from `offsets`, of `lengths`, its `bytes` at `start`, row-major."""
 
     file: str
     start: int
@@ -52,7 +58,7 @@ class ShardRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorRecord:
-    """A tensor of a checkpoint: its name, its torch dtype ("float32"), its global shape, the boxes that cover it."""
+    """A tensor of a checkpoint: its name, its torch dtype ("float32"), its global shape, the slices that cover it."""
 
     name: str
     dtype: str
@@ -66,8 +72,8 @@ class TensorRecord:
 
     @property
     def digest(self) -> str:
-        """The digest of its content; of equal content it is equal if it is cut into equal boxes."""
-        return combined([shard.digest for shard in self.shards])
+        """The digest of its content; of equal content it is equal if it is cut into equal slices."""
+        return combine_digests([shard.digest for shard in self.shards])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,29 +112,31 @@ class Manifest:
         """Bytes of all files but the manifest."""
         return sum(file.bytes for file in self.files)
 
-    def encoded(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """Return the content of `manifest.json`."""
         plain = {item.name: getattr(self, item.name) for item in fields(self)}
         plain["files"] = [_plain(file) for file in self.files]
         plain["tensors"] = [
             {**_plain(tensor), "shards": [_plain(shard) for shard in tensor.shards]} for tensor in self.tensors
         ]
+        # Canonical JSON: equal manifests have equal bytes and so one digest.
         body = json.dumps(plain, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()[:-1]
-        return b'%b,"digest":"%b"}' % (body, digest(body).encode())
+        return b'%b,"digest":"%b"}' % (body, digest_bytes(body).encode())
 
     @property
     def digest(self) -> str:
         """The manifest's own digest, which names the checkpoint."""
-        return self.encoded()[-34:-2].decode()
+        return self.to_bytes()[-34:-2].decode()
 
     @classmethod
-    def decoded(cls, content: bytes, path: Path) -> "Manifest":
+    def from_bytes(cls, content: bytes, path: Path) -> "Manifest":
         """Return the manifest that `encoded` gave; `path` is for the error's sentence.
 
         Raises `CheckpointCorruptError` if a byte of it changed, `CheckpointVersionError` if it is of a newer form.
         """
+        # The digest is the last field, over all bytes before it: a single flipped bit is found.
         tail = _TAIL.search(content)
-        if tail is None or digest(content[: tail.start()]).encode() != tail[1]:
+        if tail is None or digest_bytes(content[: tail.start()]).encode() != tail[1]:
             raise CheckpointCorruptError(f"{path}: the manifest is damaged: its digest does not fit its content")
         plain = json.loads(content)
         if plain["schema"] > SCHEMA:
@@ -158,7 +166,7 @@ class Manifest:
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             raise CheckpointCorruptError(f"{path}: the manifest cannot be read: {reason}") from error
-        return cls.decoded(content, path)
+        return cls.from_bytes(content, path)
 
 
 def _plain(record: FileRecord | ShardRecord | TensorRecord) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""Whose checkpoints a manager keeps: a plain folder's, or a trial's; the manager knows no more than this."""
+"""The owner of checkpoints: a plain folder or a trial, as the Manager sees it."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainwright.checkpoint.publish import Published
-from trainwright.checkpoint.restoring import Restored
+from trainwright.checkpoint.restore.restored import Restored
+from trainwright.checkpoint.save.publish import Published
 
 __all__ = ["DirectoryOwner", "HasCheckpoints", "Owner", "Saves"]
 
@@ -58,7 +58,7 @@ class Owner(Protocol):
         """Take note of a checkpoint that is there now; called in the writer's thread."""
 
     def damaged(self, path: Path, why: str) -> None:
-        """Take note of a checkpoint that was set aside."""
+        """Take note of a checkpoint that was quarantined."""
 
     def resumed(self, restored: Restored) -> None:
         """Go on from where this checkpoint was saved."""
@@ -97,7 +97,7 @@ class DirectoryOwner:
         """Keep no record but the folder itself."""
 
     def damaged(self, path: Path, why: str) -> None:
-        """Keep no record but the folder that was set aside."""
+        """Keep no record but the folder that was quarantined."""
 
     def resumed(self, restored: Restored) -> None:
         """Go on counting epochs."""

@@ -14,7 +14,7 @@ from trainwright.cli._words import print_table, seconds, size
 from trainwright.errors import InputError, closest
 
 if TYPE_CHECKING:
-    from trainwright.checkpoint.scaling import Scaled
+    from trainwright.checkpoint.tools.bench_ranks import RanksRow
 
 __all__ = ["bench", "interval"]
 
@@ -35,7 +35,8 @@ def interval(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """How often to save: every estimator, and what following it costs."""
-    from trainwright.checkpoint.interval import Costs, LossRate, estimates, plan_saves
+    from trainwright.checkpoint.policy.interval import Costs, plan_saves
+    from trainwright.checkpoint.tools.estimators import FailureRate, compare_estimators
     from trainwright.report.words import duration
 
     if (mtbf is None) == (losses is None):
@@ -46,14 +47,14 @@ def interval(
     if mtbf is not None:
         mean = seconds("--mtbf", mtbf)
     else:
-        mean = LossRate().seen(losses or 0, seconds("--node-time", node_time)).mtbf_seconds(nodes)
+        mean = FailureRate().observe(losses or 0, seconds("--node-time", node_time)).mtbf_seconds(nodes)
     costs = Costs(
         mtbf_seconds=mean,
         cost_seconds=seconds("--cost", cost),
         recovery_seconds=seconds("--recovery", recovery),
         persist_seconds=seconds("--persist", persist),
     )
-    found = estimates(costs)
+    found = compare_estimators(costs)
     left = None if remaining is None else seconds("--remaining", remaining)
     plan = plan_saves(costs, remaining_seconds=left, drain_seconds=seconds("--margin", margin))
     print(
@@ -104,12 +105,12 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    from trainwright.checkpoint.bench import WRITERS
-    from trainwright.checkpoint.bench import bench as measure
-    from trainwright.checkpoint.formats import FORMATS
-    from trainwright.checkpoint.ways import state_of
+    from trainwright.checkpoint.tools.bench import WRITERS
+    from trainwright.checkpoint.tools.bench import bench as measure
+    from trainwright.checkpoint.tools.bench_targets import collect_state
+    from trainwright.checkpoint.tools.formats.registry import FORMATS
 
-    state = state_of(_made(factory))
+    state = collect_state(_made(factory))
     done = measure(
         state,
         directory=directory or Path.cwd(),
@@ -150,9 +151,9 @@ def bench(
         print_json({**asdict(done), "scale": rows, "recommendation": done.recommendation})
 
 
-def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[Scaled, ...]":
+def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[RanksRow, ...]":
     """Measure on 1, 2, 4, ... ranks, and print."""
-    from trainwright.checkpoint.scaling import scale
+    from trainwright.checkpoint.tools.bench_ranks import scale
 
     numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
     wanted = sorted({*numbers, most})

@@ -12,8 +12,8 @@ from trainwright.cli._words import print_table, size
 from trainwright.errors import CheckpointFormatError
 
 if TYPE_CHECKING:
-    from trainwright.checkpoint.diff import Diff
-    from trainwright.checkpoint.inspect import Inspected, Inspection
+    from trainwright.checkpoint.tools.diff import Diff
+    from trainwright.checkpoint.tools.inspect import Inspected, Inspection
 
 __all__ = ["convert", "diff", "inspect", "verify"]
 
@@ -34,7 +34,7 @@ def inspect(
     json: _Json = False,
 ) -> None:
     """Show what is in a checkpoint, without reading any tensor; of a folder of many, in the newest."""
-    from trainwright.checkpoint.inspect import inspect as look
+    from trainwright.checkpoint.tools.inspect import inspect as look
 
     found = look(path)
     for line in _header(found):
@@ -59,7 +59,7 @@ def inspect(
 
 def verify(path: _Path, *, json: _Json = False) -> None:
     """Compute every checksum again, of a checkpoint or of all in a folder; exit 1 if one is wrong."""
-    from trainwright.checkpoint.verify import verify as check
+    from trainwright.checkpoint.tools.verify import verify as check
 
     found = check(path)
     for one in found.checkpoints:
@@ -85,7 +85,7 @@ def diff(
     json: _Json = False,
 ) -> None:
     """Compare two checkpoints, tensor by tensor; exit 1 if they differ."""
-    from trainwright.checkpoint.diff import diff as compare
+    from trainwright.checkpoint.tools.diff import diff as compare
 
     found = compare(a, b, tolerance)
     _show_differences(found)
@@ -99,7 +99,7 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
     target: Annotated[Path, typer.Argument(help="Where to write; nothing may be there.")],
     *,
-    to: Annotated[str, typer.Option("--to", help="torch, safetensors, dcp, hdf5 or npz.")],
+    to: Annotated[str, typer.Option("--to", help="torch, safetensors or dcp.")],
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
     trust: Annotated[bool, typer.Option("--trust", help="Let a pickle in a torch file execute its code.")] = False,
     json: _Json = False,
@@ -108,7 +108,7 @@ def convert(
 
     Exit 1 if something would be lost and --allow-lossy was not given.
     """
-    from trainwright.checkpoint.convert import convert as write
+    from trainwright.checkpoint.tools.convert import convert as write
 
     try:
         done = write(source, target, to, trust=trust, allow_lossy=allow_lossy)

@@ -12,7 +12,7 @@ from trainwright.cli._json import print_json
 from trainwright.errors import InputError
 
 if TYPE_CHECKING:
-    from trainwright.checkpoint.proof import Proof
+    from trainwright.checkpoint.tools.proof import Proof
 
 __all__ = ["verify_resume"]
 
@@ -78,7 +78,7 @@ def verify_resume(
             timeout_seconds=timeout,
         )
     else:
-        from trainwright.checkpoint.proof import verify_resume as prove
+        from trainwright.checkpoint.tools.proof import verify_resume as prove
 
         if steps is None:
             raise InputError("verify-resume: --steps is missing; give how many steps of the script to interrupt after")

@@ -12,7 +12,7 @@ from trainwright.cli._words import print_table
 
 if TYPE_CHECKING:
     from trainwright.cluster import Cluster
-    from trainwright.cluster.calibration.ranks import Place
+    from trainwright.cluster.calibration.ranks import RankPlace
 
 __all__ = ["add", "calibrate"]
 
@@ -41,10 +41,10 @@ def calibrate(
 ) -> None:
     """Measure compute, memory, storage and, on two ranks or more, links; write them with their errors."""
     from trainwright.cluster.calibration.calibrate import calibrate as measure
-    from trainwright.cluster.calibration.ranks import place
+    from trainwright.cluster.calibration.ranks import find_rank_place
     from trainwright.errors import InputError
 
-    here = place(launch)
+    here = find_rank_place(launch)
     folder = storage if storage is not None else out.parent
     if not folder.is_dir():
         raise InputError(f"{'--storage' if storage else '--out'}: got {folder}, which is no folder; make it first")
@@ -82,7 +82,7 @@ def calibrate(
         })  # fmt: skip
 
 
-def _notes(cluster: "Cluster", here: "Place") -> list[str]:
+def _notes(cluster: "Cluster", here: "RankPlace") -> list[str]:
     notes = []
     if here.world == 1:
         notes.append(

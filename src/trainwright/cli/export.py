@@ -38,9 +38,9 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Write the trials of a study for other tools; to do so again adds what is new."""
+    from trainwright.integrations.optuna.journal import OptunaJournal
     from trainwright.report import (
         MLflowRuns,
-        OptunaJournal,
         TensorBoardLog,
         export_csv,
         export_importance,

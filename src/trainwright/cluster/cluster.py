@@ -17,7 +17,7 @@ from trainwright.validators import check, integer, number, one_of
 __all__ = ["RUNTIMES", "Cluster"]
 
 RUNTIMES = ("step", "gpipe", "1f1b")
-"""What has code of its own that takes time: an iteration on several devices, a micro-batch in a stage by schedule."""
+"""What the runtime adds time to: a step on several devices, and a micro-batch of a pipeline, by schedule."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Cluster(Settings):
     device: Device = field(default_factory=Device, kw_only=True)
     tiers: tuple[NetworkLevel, ...] = field(default=(), kw_only=True)
     measured: tuple[ExchangeTimes, ...] = field(default=(), kw_only=True)
-    """Exchanges that were timed: they are taken as they are, before what the tiers' figures give."""
+    """Measured times of exchanges; they take precedence over the formulas of the tiers."""
     storage: Storage = field(default_factory=Storage, kw_only=True)
     failure: DeviceFailures = field(default_factory=DeviceFailures, kw_only=True)
     overhead_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
@@ -46,21 +46,21 @@ class Cluster(Settings):
     overlap: Annotated[float, number(minimum=0, maximum=1)] = field(default=1.0, kw_only=True)
     """Speed of computation while a collective is under way, as a share of its speed alone, 0 to 1.
 
-    1: exchanges hide behind computation; 0: one waits for the other, as where the same cores do both.
+    1: exchanges are hidden completely; 0: each waits for the other, as where the same cores do both.
     """
     pass_seconds: tuple[float, ...] = field(default=(), kw_only=True)
-    """What passes and back of several models took by themselves where a training's runtime was measured, rising; () on
-    devices that work beside their host."""
+    """Seconds of forward and backward of several models alone, rising, where a training's runtime was measured; () on
+    devices that work independently of their host."""
     runtime_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
-    """How much longer each of these took in a training than the pass and its exchanges: as the only one of a "step" on
-    several devices, and as a micro-batch of a pipeline, by schedule. That is torch's own code, the mean of the loss,
-    ranks that wait for each other's delays, and micro-batches that take each other's place in caches."""
+    """How much longer each of these took in a training than the pass and its exchanges: as a "step" on several devices,
+    and as a micro-batch of a pipeline, by schedule. That is torch's own code, the mean of the loss, waiting for delayed
+    ranks, and micro-batches that evict each other from caches."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
     residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
     """What each of these fits left, (predicted - measured) / measured of every measurement."""
     conditions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    """Under which the figures were measured: date, versions, load."""
+    """Conditions of the measurement: date, versions, load."""
 
     def check_together(self) -> None:
         """Check the runtime's times against their passes, and the levels of the network against each other."""

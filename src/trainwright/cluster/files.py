@@ -66,70 +66,76 @@ class _Reader:
 
     def read_cluster(self, kind: type[C], content: Any, *, force_units: bool) -> C:
         if not isinstance(content, dict):
-            raise self.error((), f"got {content!r}; allowed: keys such as name, device and tier")
+            raise self.key_error((), f"got {content!r}; allowed: keys such as name, device and tier")
         content = dict(content)
         schema = content.pop("schema", SCHEMA)
         if schema != SCHEMA:
-            raise self.error(("schema",), f"got {schema!r}; allowed: {SCHEMA}; a newer Trainwright reads newer files")
+            raise self.key_error(
+                ("schema",), f"got {schema!r}; allowed: {SCHEMA}; a newer Trainwright reads newer files"
+            )
         # The levels are read first: they say how many devices and nodes there are where the file does not.
-        levels = self.value(tuple[NetworkLevel, ...], content.get("tier", []), ("tier",))
+        levels = self.read_value(tuple[NetworkLevel, ...], content.get("tier", []), ("tier",))
         content.setdefault("devices_per_node", levels[0].devices if levels else 1)
-        node = self.value(int, content["devices_per_node"], ("devices_per_node",))
+        node = self.read_value(int, content["devices_per_node"], ("devices_per_node",))
         content.setdefault("nodes", max(1, levels[-1].devices // max(1, node)) if levels else 1)
-        found: Any = self.record(kind, content, (), _NEEDED_OF_CLUSTER)
+        found: Any = self.read_record(kind, content, (), _NEEDED_OF_CLUSTER)
         if not levels and found.devices > 1:
-            raise self.error(("tier",), f"missing; allowed: tiers that join the cluster's {found.devices} devices")
+            raise self.key_error(("tier",), f"missing; allowed: tiers that join the cluster's {found.devices} devices")
         if not force_units:
             self.check_units(found)
         return found  # type: ignore[no-any-return]
 
-    def record(self, kind: type, content: Any, path: key_lines.Path, needed: tuple[str, ...] = ()) -> Any:
+    def read_record(self, kind: type, content: Any, path: key_lines.Path, needed: tuple[str, ...] = ()) -> Any:
         """Build a dataclass from a mapping whose keys are its fields."""
         if not isinstance(content, dict):
-            raise self.error(path, f"got {content!r}; allowed: a table of keys")
+            raise self.key_error(path, f"got {content!r}; allowed: a table of keys")
         fields = {_FILE_KEYS.get(field.name, field.name): field for field in settings_of(kind)}
         for key in content:
             if key not in fields:
-                raise self.error((*path, key), f"unknown key; allowed: {', '.join(fields)}{closest(str(key), fields)}")
+                raise self.key_error(
+                    (*path, key), f"unknown key; allowed: {', '.join(fields)}{closest(str(key), fields)}"
+                )
         for key, field in fields.items():
             if key not in content and (field.default is dataclasses.MISSING or key in needed):
-                raise self.error((*path, key), "missing; every file has it")
-        values = {fields[key].name: self.value(fields[key].type, value, (*path, key)) for key, value in content.items()}
+                raise self.key_error((*path, key), "missing; every file has it")
+        values = {
+            fields[key].name: self.read_value(fields[key].type, value, (*path, key)) for key, value in content.items()
+        }
         try:
             return kind(**values)
         except InputError as error:  # "NetworkLevel.bandwidth: got -1; allowed: ..."
             where, _, problem = str(error).partition(": ")
-            raise self.error((*path, *_path_below_record(where)), problem) from None
+            raise self.key_error((*path, *_path_below_record(where)), problem) from None
 
-    def value(self, kind: Any, value: Any, path: key_lines.Path) -> Any:
+    def read_value(self, kind: Any, value: Any, path: key_lines.Path) -> Any:
         """Return a value of a field's type."""
         if dataclasses.is_dataclass(kind):
             needed = _NEEDED_OF_DEVICE if kind is Device else ()
-            return self.record(kind, value, path, needed)  # type: ignore[arg-type]
+            return self.read_record(kind, value, path, needed)  # type: ignore[arg-type]
         if get_origin(kind) is tuple:
             if not isinstance(value, list):
-                raise self.error(path, f"got {value!r}; allowed: a list")
-            return tuple(self.value(get_args(kind)[0], item, (*path, place)) for place, item in enumerate(value))
+                raise self.key_error(path, f"got {value!r}; allowed: a list")
+            return tuple(self.read_value(get_args(kind)[0], item, (*path, place)) for place, item in enumerate(value))
         if get_origin(kind) is Mapping:
             if not isinstance(value, dict):
-                raise self.error(path, f"got {value!r}; allowed: a table of keys")
-            return {str(key): self.value(get_args(kind)[1], item, (*path, key)) for key, item in value.items()}
+                raise self.key_error(path, f"got {value!r}; allowed: a table of keys")
+            return {str(key): self.read_value(get_args(kind)[1], item, (*path, key)) for key, item in value.items()}
         if kind in {int, float}:
-            return self.number(kind, value, path)
+            return self.read_number(kind, value, path)
         if not isinstance(value, kind):
-            raise self.error(path, f"got {value!r}; allowed: {'true or false' if kind is bool else 'a text'}")
+            raise self.key_error(path, f"got {value!r}; allowed: {'true or false' if kind is bool else 'a text'}")
         return value
 
-    def number(self, kind: type, value: Any, path: key_lines.Path) -> float:
+    def read_number(self, kind: type, value: Any, path: key_lines.Path) -> float:
         if self.numbers_as_text and isinstance(value, str):  # what YAML makes of 16e9
             with contextlib.suppress(ValueError):
                 value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.error(path, f"got {value!r}; allowed: a number")
+            raise self.key_error(path, f"got {value!r}; allowed: a number")
         if kind is float:
             return float(value)
         if isinstance(value, float) and not value.is_integer():
-            raise self.error(path, f"got {value!r}; allowed: a whole number")
+            raise self.key_error(path, f"got {value!r}; allowed: a whole number")
         return int(value)
 
     def check_units(self, cluster: Any) -> None:
@@ -141,18 +147,20 @@ class _Reader:
         ]
         for path, bandwidth in bandwidths:
             if 0 < bandwidth < _LEAST_BANDWIDTH:
-                raise self.suspicious(path, bandwidth, f"at least {_LEAST_BANDWIDTH:g} bytes per second")
+                raise self.unit_error(path, bandwidth, f"at least {_LEAST_BANDWIDTH:g} bytes per second")
         for place, tier in enumerate(cluster.tiers):
             if tier.alpha > _MOST_ALPHA:
-                raise self.suspicious(("tier", place, "alpha"), tier.alpha, f"at most {_MOST_ALPHA:g} seconds")
+                raise self.unit_error(("tier", place, "alpha"), tier.alpha, f"at most {_MOST_ALPHA:g} seconds")
         if 0 < cluster.device.memory_bytes < _LEAST_MEMORY:
             path = ("device", "memory_bytes")
-            raise self.suspicious(path, cluster.device.memory_bytes, f"at least {_LEAST_MEMORY:g} bytes")
+            raise self.unit_error(path, cluster.device.memory_bytes, f"at least {_LEAST_MEMORY:g} bytes")
 
-    def suspicious(self, path: key_lines.Path, value: float, allowed: str) -> InputError:
-        return self.error(path, f"got {value:g}; allowed: {allowed}; if it is meant, --force-units (force_units=True)")
+    def unit_error(self, path: key_lines.Path, value: float, allowed: str) -> InputError:
+        return self.key_error(
+            path, f"got {value:g}; allowed: {allowed}; if it is meant, --force-units (force_units=True)"
+        )
 
-    def error(self, path: key_lines.Path, problem: str) -> InputError:
+    def key_error(self, path: key_lines.Path, problem: str) -> InputError:
         line = key_lines.line_of(self.lines, path)
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         where = ", ".join(filter(None, [f"cluster file {self.path}", f"line {line}" if line else "", name]))

@@ -1,4 +1,4 @@
-"""The ledger: the only shared thing. Records are appended, read and claimed; a study's state is a fold over them."""
+"""The ledger: records are appended, read and claimed; a study's state is a fold over them."""
 
 from trainwright.ledger import facts
 from trainwright.ledger.directory import DirectoryLedger

@@ -1,4 +1,4 @@
-"""The default ledger: a directory in which each writer appends to its own file; no server, no lock."""
+"""The default ledger: a directory in which each writer appends to a file of its own; no server, no lock."""
 
 import errno
 import hashlib
@@ -24,8 +24,10 @@ from trainwright.ledger.writers import new_writer
 
 __all__ = ["DirectoryLedger"]
 
-_SILENT_SECONDS = 3600.0  # far less than what others wait before they take a journal for given up
-_MANY = 64  # journals that are done with, before it pays to move them
+# Far less than what others wait before they take a journal for given up.
+_SILENT_SECONDS = 3600.0
+# Journals that are done with, before it pays to move them.
+_MANY = 64
 
 
 class DirectoryLedger:
@@ -39,7 +41,7 @@ class DirectoryLedger:
 
     Durability: see `JournalWriter`. Claims rest on `link(2)`, judged by the link count or by what is there, which
     network file systems keep even where they lose the return code. `create=True` makes the directory if it is not
-    there. `beat` may be called from another thread.
+    there. `heartbeat` may be called from another thread.
     """
 
     lease_seconds = 180.0
@@ -61,9 +63,12 @@ class DirectoryLedger:
             ) from error
         self._reader = JournalReader(self.directory / "journal", Snapshots(self.directory / "snapshot"))
         self._lock = threading.RLock()
-        self._again: list[Record] = []  # acknowledged, but perhaps not on the disk: written again with the next ones
-        self._beats: dict[str, int] = {}  # of every writer that this object was since it was opened
-        self._won: dict[str, Path] = {}  # the latest token with which a claim was won, and such a claim
+        # Acknowledged, but perhaps not on the disk: written again with the next ones.
+        self._again: list[Record] = []
+        # Of every writer that this object was since it was opened.
+        self._beats: dict[str, int] = {}
+        # The latest token with which a claim was won, and such a claim.
+        self._won: dict[str, Path] = {}
         self._open_writer()
 
     def _open_writer(self) -> None:
@@ -93,7 +98,8 @@ class DirectoryLedger:
                 self._tidy()
             try:
                 return self._append(writer, records)
-            except JournalRemoved:  # held dead and removed, after days of silence: nobody would read it there
+            except JournalRemoved:
+                # Held dead and removed, after days of silence: nobody would read it there.
                 return self._append(self._writer, records)
 
     def _append(self, writer: str, records: Sequence[Record]) -> list[Record]:
@@ -122,15 +128,18 @@ class DirectoryLedger:
 
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`, after trying to put `token` there."""
-        name = quote(key, safe="").replace(".", "%2E")  # no "." and "..", no hidden files
+        # No "." and "..", no hidden files.
+        name = quote(key, safe="").replace(".", "%2E")
         folder = self.directory / "claims" / hashlib.blake2b(name.encode(), digest_size=1).hexdigest()
         path = folder / name
         try:
             with suppress(FileNotFoundError):
-                return _owner(path)  # a look costs a tenth of a try, and at a study's end all want the last numbers
+                # A look costs a tenth of a try, and at a study's end all want the last numbers.
+                return _owner(path)
             try:
                 return token if self._put(path, token) else _owner(path)
-            except FileNotFoundError:  # the first claim there
+            except FileNotFoundError:
+                # The first claim there.
                 folder.mkdir(exist_ok=True)
                 return token if self._put(path, token) else _owner(path)
         except OSError as error:
@@ -146,7 +155,8 @@ class DirectoryLedger:
                 os.link(self._won[token], path)
             except FileExistsError:
                 return False
-            except OSError as error:  # it is gone, or can have no more names
+            except OSError as error:
+                # It is gone, or can have no more names.
                 if isinstance(error, FileNotFoundError) and not path.parent.is_dir():
                     raise
                 self._won.clear()
@@ -156,7 +166,7 @@ class DirectoryLedger:
             self._won = {token: path}
         return won
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Write this writer's next count, and those of the writers it was, and bring late reports to the disk."""
         with self._lock:
             self._beats.setdefault(self.writer, 0)
@@ -172,15 +182,16 @@ class DirectoryLedger:
             try:
                 self._journal.sync()
             except LedgerError:
-                self._renew()  # after a failed sync nobody knows which pages reached the disk
+                # After a failed sync nobody knows which pages reached the disk.
+                self._renew()
                 raise
 
-    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+    def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
         return {writer: _beats(self.directory / "beats" / writer) for writer in writers}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has not beaten, as its file's time tells; inf if it never has."""
+        """Return the seconds since each writer's last heartbeat, by its file's time; inf if it sent none."""
         now = time.time()
         return {writer: max(0.0, now - _beaten_at(self.directory / "beats" / writer)) for writer in writers}
 
@@ -202,7 +213,8 @@ class DirectoryLedger:
 
     def _tidy(self) -> None:
         if self._reader.movable() > _MANY:
-            with suppress(LedgerError):  # nothing rests on it; a full disk is told by whatever is written next
+            # Nothing rests on it; a full disk is told by whatever is written next.
+            with suppress(LedgerError):
                 self.compact()
 
     def close(self) -> None:
@@ -227,13 +239,15 @@ def _now() -> float:
 
 def _create(directory: Path) -> None:
     if (directory / "study.json").exists():
-        _study_id(directory)  # a newer version's ledger is left as it is
+        # A newer version's ledger is left as it is.
+        _study_id(directory)
     for name in ("journal", "claims", "beats"):
         (directory / name).mkdir(parents=True, exist_ok=True)
     if (directory / "study.json").exists():
         return
     content = {"format": FORMAT, "study": secrets.token_hex(8), "created": time.time()}
-    _link(directory / "study.json", json.dumps(content), sync=True)  # the first of several creators wins
+    # The first of several creators wins.
+    _link(directory / "study.json", json.dumps(content), sync=True)
 
 
 def _study_id(directory: Path) -> str:
@@ -284,7 +298,8 @@ def _linked(temporary: Path, path: Path, content: str) -> bool:
     except OSError as error:
         if error.errno in _NO_HARD_LINKS:
             return _create_exclusively(path, content)
-        if temporary.stat().st_nlink == 2:  # the link was made, only the answer was lost
+        # The link was made, only the answer was lost.
+        if temporary.stat().st_nlink == 2:
             return True
         if not isinstance(error, FileExistsError):
             raise

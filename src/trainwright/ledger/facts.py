@@ -30,7 +30,8 @@ __all__ = [
 ]
 
 
-_MOST_CHARACTERS = 2**18  # of what a failing trial said: far less than the longest line of a journal
+# Of what a failing trial said: far less than the longest line of a journal.
+_MOST_CHARACTERS = 2**18
 
 
 def created(

@@ -1,4 +1,4 @@
-"""The types of a record's fields: what a value may be, and how the documentation calls that.
+"""The types of record fields: which values each accepts, and its name in the documentation.
 
 Every record of another writer is checked, one by one, so each check is a few comparisons of exact types and bounds.
 """
@@ -35,11 +35,13 @@ __all__ = [
 DEEPEST = 20
 """So many lists and objects may lie within each other in a value."""
 
-_LARGEST = 2**53  # up to which every reader of JSON knows whole numbers exactly
+# Up to which every reader of JSON knows whole numbers exactly.
+_LARGEST = 2**53
 _LONGEST_SECONDS = 1e12
 _NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 _SCALARS = frozenset({float, int, str, bool, type(None)})
-_WIDEST = 2**1000  # which `float` takes
+# Which `float` takes.
+_WIDEST = 2**1000
 
 
 class Type(Protocol):
@@ -303,7 +305,8 @@ class Shape:
 
 
 def _is_number(value: Any) -> bool:
-    if isinstance(value, float):  # also a float64 of numpy, which is a float
+    # Also a float64 of numpy, which is a float.
+    if isinstance(value, float):
         return True
     if isinstance(value, str):
         return value in _NOT_FINITE
@@ -336,4 +339,5 @@ def _is_json(value: Any, depth: int) -> bool:
         return _is_json_object(value, depth)
     if isinstance(value, list | tuple):
         return all(_is_json(item, depth - 1) for item in value)
-    return isinstance(value, float)  # a number of numpy
+    # A number of numpy.
+    return isinstance(value, float)

@@ -1,4 +1,4 @@
-"""The fold: records in, the state of a study out.
+"""The fold: computes the state of a study from its records.
 
 The result does not depend on how the writers' streams interleave, nor on records that come twice: per trial the order
 is that of leases, a higher lease overrides a lower one, any result beats any failure, and ties within one lease go to
@@ -33,7 +33,8 @@ from trainwright.ledger.writers import Writer
 
 __all__ = ["Decision", "State", "blocks", "fold", "state_of"]
 
-_BLOCK = 1000  # records that are in memory beside the state while a ledger is read
+# Records that are in memory beside the state while a ledger is read.
+_BLOCK = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,19 +64,26 @@ class State:
     creator: str = ""
     trials: dict[int, TrialState] = field(default_factory=dict)
     writers: dict[str, Writer] = field(default_factory=dict)
-    left: set[str] = field(default_factory=set)  # who has said goodbye, though it may not be among those yet
+    # Who has said goodbye, though it may not be among those yet.
+    left: set[str] = field(default_factory=set)
     decisions: dict[tuple[int, int], Decision] = field(default_factory=dict)
     notes: dict[tuple[str, int], tuple[int | None, str, Any]] = field(default_factory=dict)
-    reference: dict[str, float] | None = None  # of the hypervolume: a value per objective, noted once
-    referee: str = ""  # who noted it
-    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(map(str, Status), 0))  # by status
-    open: set[int] = field(default_factory=set)  # numbers of the trials that have not ended
+    # Of the hypervolume: a value per objective, noted once.
+    reference: dict[str, float] | None = None
+    # Who noted it.
+    referee: str = ""
+    # By status.
+    counts: dict[str, int] = field(default_factory=lambda: dict.fromkeys(map(str, Status), 0))
+    # Numbers of the trials that have not ended.
+    open: set[int] = field(default_factory=set)
     ended_hash: int = 0
     sessions: int = 0
     unknown_kinds: dict[str, int] = field(default_factory=dict)
     _next_seq: dict[str, int] = field(default_factory=dict)
-    _gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # by writer: numbers that were left out
-    _preempted: set[int] = field(default_factory=set)  # paused without a result
+    # By writer: numbers that were left out.
+    _gaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    # Paused without a result.
+    _preempted: set[int] = field(default_factory=set)
 
     def apply(self, record: Record) -> bool:
         """Fold one record in; return False if it was there already."""
@@ -96,7 +104,8 @@ class State:
                 self.open.add(number)
             leases = len(trial.leases)
             _TRIAL_KINDS[kind](trial, record)
-            late = trial.status in _LATE  # of a lease that was lost, though nobody had read it then
+            # Of a lease that was lost, though nobody had read it then.
+            late = trial.status in _LATE
             if kind in _MOVING_KINDS or late or len(trial.leases) != leases:
                 self._move(trial)
         elif kind in _STUDY_KINDS:
@@ -218,7 +227,8 @@ def _hash(number: int, status: Status) -> int:
 
 def _created(state: State, record: Record) -> None:
     if state.creator and state.creator <= record.writer:
-        return  # two made the study at once: the least writer's record counts, whichever is read first
+        # Two made the study at once: the least writer's record counts, whichever is read first.
+        return
     body = record.body
     state.creator = record.writer
     state.space = body["space"]
@@ -256,7 +266,8 @@ def _decided(state: State, record: Record) -> None:
 def _note(state: State, record: Record) -> None:
     name, value = record.body["name"], record.body["value"]
     state.notes[(record.writer, record.seq)] = (record.trial, name, value)
-    first = not state.referee or record.writer < state.referee  # one claims the note: a second would be an accident
+    # One claims the note: a second would be an accident.
+    first = not state.referee or record.writer < state.referee
     if name == "reference" and record.trial is None and isinstance(value, dict) and first:
         state.referee, state.reference = record.writer, _metrics(value)
 
@@ -274,13 +285,16 @@ def _metrics(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _proposed(trial: TrialState, record: Record) -> None:
-    if record.lease is not None:  # it tells of the start, too
+    # It tells of the start, too.
+    if record.lease is not None:
         _started(trial, record)
     if trial.key and trial.writer <= record.writer:
-        return  # two proposals of one number: the least writer's counts, whichever is read first
+        # Two proposals of one number: the least writer's counts, whichever is read first.
+        return
     body = record.body
     params = dict(body["params"])
-    if list in map(type, params.values()):  # JSON knows no tuples, and a space knows no lists
+    # JSON knows no tuples, and a space knows no lists.
+    if list in map(type, params.values()):
         params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
     trial.params, trial.key, trial.origin, trial.writer = params, body["key"], body["origin"], record.writer
 
@@ -288,7 +302,8 @@ def _proposed(trial: TrialState, record: Record) -> None:
 def _started(trial: TrialState, record: Record) -> None:
     lease, body = _lease(trial, record), record.body
     if lease.started_at is not None and lease.writer <= record.writer:
-        return  # two hold one number, one of whom was held dead: the least writer counts, whichever is read first
+        # Two hold one number, one of whom was held dead: the least writer counts, whichever is read first.
+        return
     lease.writer, lease.started_at = record.writer, record.at
     lease.slot, lease.devices, lease.resumed_epoch = body["slot"], tuple(body["devices"]), body["resumed_epoch"]
 
@@ -296,7 +311,8 @@ def _started(trial: TrialState, record: Record) -> None:
 def _promoted(trial: TrialState, record: Record) -> None:
     lease = _lease(trial, record)
     if lease.started_at is None and (not lease.writer or record.writer < lease.writer):
-        lease.writer = record.writer  # it runs from now on, though nobody knows on what
+        # It runs from now on, though nobody knows on what.
+        lease.writer = record.writer
 
 
 def _reported(trial: TrialState, record: Record) -> None:
@@ -307,7 +323,8 @@ def _reported(trial: TrialState, record: Record) -> None:
         trial.reports[epoch] = _report((epoch, body["step"], _metrics(body["metrics"]), seconds, lease, at))
         trial.epoch = max(trial.epoch, epoch)
     held = trial.leases.get(lease) or _lease(trial, record)
-    if not held.writer:  # its `started` may be damaged
+    # Its `started` may be damaged.
+    if not held.writer:
         held.writer = writer
     held.seconds = max(held.seconds, seconds)
     held.epoch = max(held.epoch, epoch)
@@ -316,11 +333,13 @@ def _reported(trial: TrialState, record: Record) -> None:
 def _checkpointed(trial: TrialState, record: Record) -> None:
     body, lease = record.body, record.lease or 1
     held = _lease(trial, record)
-    if not held.writer:  # its `started` may be damaged
+    # Its `started` may be damaged.
+    if not held.writer:
         held.writer = record.writer
     held.step = max(held.step, body.get("step", 0))
     before = trial.checkpoints.get(body["epoch"])
-    if before is None or lease >= before.lease:  # the same epoch again replaced the file
+    # The same epoch again replaced the file.
+    if before is None or lease >= before.lease:
         trial.checkpoints[body["epoch"]] = Checkpoint(body["epoch"], body["path"], body["bytes"], body["digest"], lease)
 
 
@@ -352,7 +371,8 @@ def _lost(trial: TrialState, record: Record) -> None:
     lease = _lease(trial, record)
     lease.lost = True
     lease.blamed = lease.blamed or record.body["blame"]
-    lease.why = max(lease.why, record.body["why"])  # of two that saw it, whichever was read first
+    # Of two that saw it, whichever was read first.
+    lease.why = max(lease.why, record.body["why"])
 
 
 # As `_make` of both, without its call of a Python function.

@@ -27,7 +27,8 @@ END = b"%08x %b\n" % (zlib.crc32(b'{"v":1,"end":true}'), b'{"v":1,"end":true}')
 
 _LAZY_KINDS = frozenset({"proposed", "started", "reported", "decided", "promoted", "note"})
 _LAZY_SECONDS = 5.0
-_MOST_BYTES = 16 * 2**20  # of one file, about: then the writer goes on in another
+# Of one file, about: then the writer goes on in another.
+_MOST_BYTES = 16 * 2**20
 
 
 class JournalRemoved(LedgerError):
@@ -39,9 +40,8 @@ class JournalWriter:
 
     `fsync="lifecycle"` (default): on disk before `append` returns, except for batches of proposals, starts, reports,
     decisions, promotions and notes alone, which are written at once (they survive the death of the process) and synced
-    with the next other record, or within 5 seconds of the next append or beat: only the death of the machine can lose
-    them.
-    "always" syncs every batch, "never" leaves it to the system.
+    with the next other record, or within 5 seconds of the next append or heartbeat: only the death of the machine can
+    lose them. "always" syncs every batch, "never" leaves it to the system.
     """
 
     def __init__(self, folder: Path, writer: str, fsync: Fsync) -> None:
@@ -53,7 +53,8 @@ class JournalWriter:
         self._file: int | None = None
         self._unsynced_since: float | None = None
         self._unsynced: list[Record] = []
-        self.doubtful: list[Record] = []  # acknowledged before a sync that failed: perhaps not on the disk
+        # Acknowledged before a sync that failed: perhaps not on the disk.
+        self.doubtful: list[Record] = []
 
     @property
     def path(self) -> Path:
@@ -76,13 +77,15 @@ class JournalWriter:
                     sync_folder(self._folder)
             written = os.write(self._file, data)
             if written != len(data):
-                raise OSError(errno.ENOSPC, "no space left on device")  # what a short write on a regular file means
+                # What a short write on a regular file means.
+                raise OSError(errno.ENOSPC, "no space left on device")
             if os.fstat(self._file).st_nlink == 0:
                 raise OSError(errno.ESTALE, "it was removed")
         except OSError as error:
             failure = failed(f"write {self.path}", self._folder, error)
             with contextlib.suppress(LedgerError):
-                self.sync()  # what was acknowledged before
+                # What was acknowledged before.
+                self.sync()
             raise (JournalRemoved(str(failure)) if error.errno == errno.ESTALE else failure) from error
         self._bytes += len(data)
         self._after_write(records)
@@ -113,7 +116,8 @@ class JournalWriter:
         try:
             self.sync()
             if self._file is not None:
-                with contextlib.suppress(OSError):  # without that line it is only looked at for longer
+                # Without that line it is only looked at for longer.
+                with contextlib.suppress(OSError):
                     os.write(self._file, END)
         finally:
             self.abandon()

@@ -1,4 +1,4 @@
-"""The kinds of records: one table, from which records are made, checked when they are read, and documented.
+"""The kinds of records: one table, by which records are checked when made and when read, and documented.
 
 A record that does not fit the table is left out as a whole by whoever reads it, and named. What lies beside the fields
 of the table is kept and ignored, and so are kinds that are not in it: a later version may have written them.
@@ -31,14 +31,14 @@ from trainwright.ledger.fields import (
     Whole,
 )
 
-__all__ = ["KINDS", "NOTES", "Kind", "check_body", "misfits"]
+__all__ = ["KINDS", "NOTES", "RecordKind", "check_body", "misfits"]
 
 
 _A_TRIAL, _A_LEASE = Whole(0, 2**31), Whole(1, 2**31)
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class RecordKind:
     """One kind of record: what it says, its body, and the number of its trial and of its lease."""
 
     says: str
@@ -76,9 +76,9 @@ _PROPOSED = (
     Field(name="seen_hash", type=Text(), says="a hash of those, whatever their order"),
 )
 
-KINDS: Mapping[str, Kind] = MappingProxyType(
+KINDS: Mapping[str, RecordKind] = MappingProxyType(
     {
-        "created": Kind(
+        "created": RecordKind(
             "this is a study",
             _shape(
                 Field(name="space", type=SpaceTable(), says="the search space"),
@@ -90,7 +90,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             trial=Nothing(),
             lease=Nothing(),
         ),
-        "joined": Kind(
+        "joined": RecordKind(
             "a writer comes",
             _shape(
                 Field(name="host", type=Text(), says="its machine"),
@@ -103,7 +103,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             trial=Nothing(),
             lease=Nothing(),
         ),
-        "left": Kind(
+        "left": RecordKind(
             "a writer goes",
             _shape(
                 Field(name="also", type=Texts(), says="who else it was, before failed writes", required=False),
@@ -111,13 +111,13 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             trial=Nothing(),
             lease=Nothing(),
         ),
-        "proposed": Kind(
+        "proposed": RecordKind(
             "a new trial; with a lease it says what `started` says, too: it is started at once",
             _shape(*_PROPOSED),
             lease=Optional(_A_LEASE),
         ),
-        "started": Kind("a run of it begins", _shape(*_STARTED)),
-        "reported": Kind(
+        "started": RecordKind("a run of it begins", _shape(*_STARTED)),
+        "reported": RecordKind(
             "an epoch's metrics",
             _shape(
                 _EPOCH,
@@ -126,7 +126,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 _WALL,
             ),
         ),
-        "checkpointed": Kind(
+        "checkpointed": RecordKind(
             "a checkpoint is there",
             _shape(
                 _EPOCH,
@@ -138,11 +138,11 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 Field(name="persist_seconds", type=Seconds(), says="until it was there"),
             ),
         ),
-        "offered": Kind(
+        "offered": RecordKind(
             "predictions are there",
             _shape(_EPOCH, _PATH, Field(name="digests", type=TextMap(), says="of its files")),
         ),
-        "decided": Kind(
+        "decided": RecordKind(
             "a rule compared",
             _shape(
                 _EPOCH,
@@ -153,7 +153,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             ),
             lease=Nothing(),
         ),
-        "paused": Kind(
+        "paused": RecordKind(
             "devices were given back",
             _shape(
                 Field(
@@ -168,15 +168,15 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 Field(name="why", type=Text(), says="what interrupted it, such as SIGTERM", required=False),
             ),
         ),
-        "promoted": Kind(
+        "promoted": RecordKind(
             "a rule lets a paused trial go on, under the lease that its writer has claimed",
             _shape(Field(name="until_epoch", type=Whole(0, 2**63), says="until which epoch")),
         ),
-        "finished": Kind(
+        "finished": RecordKind(
             "the trial is done",
             _shape(Field(name="reason", type=Text(), says="`completed`, `stopped`, `cancelled`"), _VALUES, _WALL),
         ),
-        "failed": Kind(
+        "failed": RecordKind(
             "it has no result",
             _shape(
                 Field(name="failure", type=Text(), says="what kind of failure"),
@@ -186,14 +186,14 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
                 _WALL,
             ),
         ),
-        "lost": Kind(
+        "lost": RecordKind(
             "its holder is gone",
             _shape(
                 Field(name="why", type=Text(), says="a sentence"),
                 Field(name="blame", type=Flag(), says="whether the trial may be to blame"),
             ),
         ),
-        "note": Kind(
+        "note": RecordKind(
             "an annotation, such as `rolled back`: a trial did not start on more devices and went on with those that "
             "it had",
             _shape(
@@ -233,12 +233,14 @@ NOTES: Mapping[str, Field] = MappingProxyType(
 """The notes that this package's own readers act on, and what their values are."""
 
 _STARTED_SHAPE = _shape(*_STARTED)
-_UNKNOWN = Kind("", Shape(()), Optional(_A_TRIAL), Optional(_A_LEASE))
-_STAMP: Mapping[str, Type] = MappingProxyType(  # in the order of `Record`
+_UNKNOWN = RecordKind("", Shape(()), Optional(_A_TRIAL), Optional(_A_LEASE))
+# In the order of `Record`.
+_STAMP: Mapping[str, Type] = MappingProxyType(
     {
         "writer": Text(),
         "seq": Whole(),
-        "at": Seconds(253_402_300_799.0),  # the end of the year 9999, up to which there are dates
+        # The end of the year 9999, up to which there are dates.
+        "at": Seconds(253_402_300_799.0),
         "v": Whole(1),
     }
 )

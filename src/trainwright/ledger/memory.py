@@ -22,12 +22,15 @@ _CHECKED = frozenset({CheckedRecord})
 class _Store:
     clock: Callable[[], float]
     records: list[Record] = field(default_factory=list)
-    appended: list[float] = field(default_factory=list)  # when each was, by the clock
-    delivered: int = 0  # so many of the records has somebody read
+    # When each was, by the clock.
+    appended: list[float] = field(default_factory=list)
+    # So many of the records has somebody read.
+    delivered: int = 0
     claims: dict[str, str] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
     dropped: list[Dropped] = field(default_factory=list)
-    beaten_at: dict[str, float] = field(default_factory=dict)  # by the clock
+    # By the clock.
+    beaten_at: dict[str, float] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
 
@@ -115,18 +118,18 @@ class MemoryLedger:
         """Return the first token ever given for `key`."""
         return self._store.claims.setdefault(key, token)
 
-    def beat(self) -> None:
-        """Count a beat."""
+    def heartbeat(self) -> None:
+        """Count a heartbeat."""
         with self._store.lock:
             self._store.beats[self.writer] = self._store.beats.get(self.writer, 0) + 1
             self._store.beaten_at[self.writer] = self._store.clock()
 
-    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+    def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
         return {writer: self._store.beats.get(writer, 0) for writer in writers}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has not beaten; inf if it never has."""
+        """Return the seconds since each writer's last heartbeat; inf if it sent none."""
         now = self._store.clock()
         return {writer: max(0.0, now - self._store.beaten_at.get(writer, -math.inf)) for writer in writers}
 

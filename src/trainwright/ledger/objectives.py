@@ -1,4 +1,4 @@
-"""What a study asks of its trials' metrics: objectives with a direction and perhaps a bound, and constraints."""
+"""Objectives and constraints of a study on its trials' metrics."""
 
 import math
 import re
@@ -183,7 +183,8 @@ def violation_of(outcomes: Sequence[Outcome], losses: Sequence[float]) -> float:
     """Return by how much losses exceed bounds and constraints in all, each as a share of its limit; 0 keeps them."""
     total = 0.0
     for outcome, loss in zip(outcomes, losses, strict=True):
-        if loss > outcome.limit:  # so the limit is finite
+        # So the limit is finite.
+        if loss > outcome.limit:
             scale = abs(outcome.limit)
             total += (loss - outcome.limit) / (scale if scale >= sys.float_info.min else 1.0)
     return total

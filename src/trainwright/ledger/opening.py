@@ -1,16 +1,17 @@
-"""Ledgers by what a person writes: a study's directory, or the URL of a study in a Redis server."""
+"""Opens a ledger by its address: a study's directory, or the URL of a study in a Redis server."""
 
 from pathlib import Path
 
 from trainwright.errors import StudyError
 from trainwright.ledger.directory import DirectoryLedger
-from trainwright.ledger.redis import RedisLedger
+from trainwright.ledger.protocol import Ledger
+from trainwright.plugins import load, names_of
 from trainwright.publishing import make_folder, write_file
 
 __all__ = ["is_url", "open_ledger"]
 
 
-def open_ledger(where: str | Path, *, create: bool = False, url: str | None = None) -> DirectoryLedger | RedisLedger:
+def open_ledger(where: str | Path, *, create: bool = False, url: str | None = None) -> Ledger:
     """Return a writer on the ledger of the study in directory `where`, or at redis://HOST:PORT/0?study=NAME.
 
     Makes the ledger if `create` and it is not there; else `StudyError` says that there is no study. A study may have a
@@ -40,10 +41,18 @@ def is_url(where: str | Path) -> bool:
     return "://" in str(where)
 
 
-def _at(url: str, *, create: bool) -> RedisLedger:
-    if not url.startswith(("redis://", "rediss://")):
-        raise StudyError(f"ledger: got {url}; allowed: a directory, or redis://HOST:PORT/0?study=NAME")
-    return RedisLedger(url, create=create)
+def _at(url: str, *, create: bool) -> Ledger:
+    """Return the ledger at a URL, by its scheme: built in, or of a plug-in."""
+    scheme = url.partition("://")[0]
+    schemes = names_of("ledger")
+    if scheme not in schemes:
+        known = ", ".join(f"{name}://" for name in schemes)
+        raise StudyError(
+            f"ledger: got {url}; allowed: a directory, or redis://HOST:PORT/0?study=NAME; "
+            f"this Python has ledgers for {known}, others come as plug-ins"
+        )
+    ledger: Ledger = load("ledger", scheme, "ledger", StudyError)(url, create=create)
+    return ledger
 
 
 def _noted(folder: Path) -> str | None:

@@ -57,16 +57,16 @@ class Ledger(Protocol):
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`: the first ever given for it. You won if it is yours."""
 
-    def beat(self) -> None:
+    def heartbeat(self) -> None:
         """Say that this writer is alive."""
 
-    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+    def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return each writer's count of beats; a writer never heard of has 0."""
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has not beaten, by the clock of the storage; inf if it never has.
+        """Return the seconds since each writer's last heartbeat, by the storage's clock; inf if it sent none.
 
-        For those who look at a study. Whoever goes on with another's trials watches its beats instead.
+        For viewers of a study. A driver that takes over another's trials watches its heartbeats instead.
         """
 
     def dropped(self) -> list[Dropped]:

@@ -1,4 +1,4 @@
-"""The reader that follows all journals of a ledger, at a cost that grows with what is new.
+"""Reads the journals of all writers incrementally: the cost grows with what is new.
 
 One look takes one `stat` of the folder and one of each journal that may still grow, and `open`, `pread`, `close` for
 each that has grown; that is the least while every writer has a file of its own. The folder is listed only when its time
@@ -18,25 +18,35 @@ from trainwright.errors import LedgerError
 from trainwright.ledger.journal import END, predecessor, writer_of
 from trainwright.ledger.protocol import TORN, Dropped
 from trainwright.ledger.record import LONGEST, Record
-from trainwright.ledger.snapshots import DAY_SECONDS, Place, Snapshots, is_snapshot
+from trainwright.ledger.snapshots import DAY_SECONDS, JournalPlace, Snapshots, is_snapshot
 from trainwright.ledger.writers import Writer
 
 __all__ = ["JournalReader"]
 
-_BLOCK = 1000  # lines that are parsed at once
-_CHUNK = 2**18  # bytes that are read at once
-_LIST_SECONDS = 10.0  # the folder is listed at least so often
-_SETTLE_SECONDS = 2.0  # a folder's time tells changes apart that lie so far from each other, on any file system
-_CROWD = 64  # with more open journals than that, those that are silent for long are looked at seldom
+# Lines that are parsed at once.
+_BLOCK = 1000
+# Bytes that are read at once.
+_CHUNK = 2**18
+# The folder is listed at least so often.
+_LIST_SECONDS = 10.0
+# A folder's time tells changes apart that lie so far from each other, on any file system.
+_SETTLE_SECONDS = 2.0
+# With more open journals than that, those that are silent for long are looked at seldom.
+_CROWD = 64
 _SILENT_SECONDS = 60.0
 _SELDOM_SECONDS = 10.0
-_PATIENCE_SECONDS = 120.0  # for the end of a writer's file whose successor is there
-_HOLE_SECONDS = 180.0  # for zeros that may be a page on its way: after so long a silent writer is held dead
-_CLOCKS_SECONDS = 3600.0  # by which a host's clock may differ from the file system's
-_MOST_BAD = 1000  # damaged lines of one journal that are named one by one
+# For the end of a writer's file whose successor is there.
+_PATIENCE_SECONDS = 120.0
+# For zeros that may be a page on its way: after so long a silent writer is held dead.
+_HOLE_SECONDS = 180.0
+# By which a host's clock may differ from the file system's.
+_CLOCKS_SECONDS = 3600.0
+# Damaged lines of one journal that are named one by one.
+_MOST_BAD = 1000
 
 _WHOLE = (0, 0, False)
-_DONE = -1  # the place in a journal that was read to its very end
+# The place in a journal that was read to its very end.
+_DONE = -1
 
 
 @dataclass(slots=True)
@@ -46,18 +56,25 @@ class _Journal:
     name: str
     path: str
     writer: str
-    before: str | None  # the writer's file before this one
+    # The writer's file before this one.
+    before: str | None
     seen: float
     grown: float
     looked: float = 0.0
     size: int = 0
-    changed: float = 0.0  # by the file system's clock
+    # By the file system's clock.
+    changed: float = 0.0
     ended: bool = False
-    bad: dict[int, Dropped] = field(default_factory=dict)  # by where they start
-    torn: tuple[int, int, bool] = _WHOLE  # place and size at which no whole line was found, and if by a hole
-    hole: tuple[int, float] = (-1, 0.0)  # where there are zeros, and since when
-    settled: int = 0  # zeros up to here are damage; beyond they may be a page that has not arrived yet
-    searched: tuple[int, int] = (-1, 0)  # from this line's start on there is no newline up to there
+    # By where they start.
+    bad: dict[int, Dropped] = field(default_factory=dict)
+    # Place and size at which no whole line was found, and if by a hole.
+    torn: tuple[int, int, bool] = _WHOLE
+    # Where there are zeros, and since when.
+    hole: tuple[int, float] = (-1, 0.0)
+    # Zeros up to here are damage; beyond they may be a page that has not arrived yet.
+    settled: int = 0
+    # From this line's start on there is no newline up to there.
+    searched: tuple[int, int] = (-1, 0)
 
     def drop(self, offset: int, size: int, why: str) -> None:
         """Name bytes that hold no record; of very many the last are named together."""
@@ -79,11 +96,15 @@ class JournalReader:
     def __init__(self, folder: Path, snapshots: Snapshots) -> None:
         self.folder = folder
         self.snapshots = snapshots
-        self._journals: dict[str, _Journal] = {}  # by name, in the order of names
-        self._open: list[_Journal] = []  # those that may still grow
-        self._present: set[str] = set()  # names in the folder
+        # By name, in the order of names.
+        self._journals: dict[str, _Journal] = {}
+        # Those that may still grow.
+        self._open: list[_Journal] = []
+        # Names in the folder.
+        self._present: set[str] = set()
         self._time = -1
-        self._now = 0.0  # the latest time of the file system that was seen
+        # The latest time of the file system that was seen.
+        self._now = 0.0
         self._changed = self._listed = -_LIST_SECONDS
 
     def read(
@@ -97,7 +118,8 @@ class JournalReader:
         after: dict[str, int] = {}
         records: list[Record] = []
         if most is not None:
-            self._collect(places, after, records, most)  # what the last look has found
+            # What the last look has found.
+            self._collect(places, after, records, most)
         if most is None or len(records) < most:
             self._look(thorough)
             self._collect(places, after, records, most)
@@ -144,7 +166,8 @@ class JournalReader:
     def _list(self, now: float) -> None:
         self._listed = now
         self._present = {name for name in os.listdir(self.folder) if name.endswith(".jsonl")}
-        self.snapshots.refresh()  # after the folder: what was moved from there meanwhile is in one of them
+        # After the folder: what was moved from there meanwhile is in one of them.
+        self.snapshots.refresh()
         if new := (self._present | self.snapshots.places.keys()) - self._journals.keys():
             for name in new:
                 journal = self._journals[name] = _Journal(
@@ -206,7 +229,8 @@ class JournalReader:
         for line, record in zip(lines, found, strict=True):
             if isinstance(record, Record) and (rescued or record.writer == journal.writer):
                 records.append(record)
-            elif not rescued:  # else it is named as a whole
+            elif not rescued:
+                # Else it is named as a whole.
                 why = "it is of another writer" if isinstance(record, Record) else record
                 journal.drop(start, len(line) + 1, "there are zeros in it" if b"\0" in line else why)
             start += len(line) + 1
@@ -279,14 +303,16 @@ class JournalReader:
         Parts of the file that were never written are leapt over.
         """
         if size < LONGEST and journal.settled <= place:
-            return 0  # its end may still come
+            # Its end may still come.
+            return 0
         stored = self._stored(journal, place)
         path, start, end = (stored.path, stored.start, stored.size) if stored else (journal.path, 0, journal.size)
         at = max(place + size, journal.searched[1] if journal.searched[0] == place else 0)
         try:
             handle = os.open(path, os.O_RDONLY)
         except OSError:
-            return 0  # `_bytes` will tell
+            # `_bytes` will tell.
+            return 0
         try:
             while at < end:
                 at = _leap(handle, start + at, start + end) - start
@@ -317,7 +343,7 @@ class JournalReader:
                 raise LedgerError(f"cannot read {journal.path}: {error.strerror or error}") from error
         return b""
 
-    def _stored(self, journal: _Journal, place: int) -> Place | None:
+    def _stored(self, journal: _Journal, place: int) -> JournalPlace | None:
         """Return where a snapshot holds the bytes of a journal from `place` on; none if its writer came back."""
         stored = self.snapshots.places.get(journal.name)
         return None if stored is None or place >= stored.size else stored
@@ -346,9 +372,10 @@ class JournalReader:
         return found
 
 
-def _read(journal: _Journal, place: int, stored: Place | None) -> bytes:
+def _read(journal: _Journal, place: int, stored: JournalPlace | None) -> bytes:
     path, start, end = (stored.path, stored.start, stored.size) if stored else (journal.path, 0, journal.size)
-    handle = os.open(path, os.O_RDONLY)  # opened anew: a handle kept on a network file system shows old bytes
+    # Opened anew: a handle kept on a network file system shows old bytes.
+    handle = os.open(path, os.O_RDONLY)
     try:
         most = _CHUNK
         while True:
@@ -364,7 +391,8 @@ def _leap(handle: int, place: int, end: int) -> int:
     """Return where the next bytes are that were ever written, from `place` on, or `end`."""
     try:
         return min(end, os.lseek(handle, place, os.SEEK_DATA))
-    except (AttributeError, OSError) as error:  # it cannot be told here
+    except (AttributeError, OSError) as error:
+        # It cannot be told here.
         return end if isinstance(error, OSError) and error.errno == ENXIO else place
 
 

@@ -1,4 +1,4 @@
-"""The unit of the ledger: one fact, by one writer, in one line."""
+"""The record: one fact by one writer, in one line of a journal."""
 
 import json
 import math
@@ -64,7 +64,8 @@ class Record(NamedTuple):
         }
         try:
             text = json.dumps(content, separators=(",", ":"), allow_nan=False)
-        except ValueError:  # a NaN or infinity somewhere: rare, so only now are they looked for
+        except ValueError:
+            # A NaN or infinity somewhere: rare, so only now are they looked for.
             text = json.dumps(_spell_out(content), separators=(",", ":"), allow_nan=False)
         data = text.encode()
         if len(data) > LONGEST - 10:
@@ -82,9 +83,11 @@ class Record(NamedTuple):
         """
         texts = [line[9:] for line in lines]
         sums = [line[:8] for line in lines]
-        try:  # all at once: a fifth of the time
+        # All at once: a fifth of the time.
+        try:
             whole = struct.unpack(f">{len(lines)}I", bytes.fromhex(b"".join(sums).decode())) == (*map(crc32, texts),)
-        except (ValueError, struct.error):  # something that is no number in the place of a checksum
+        except (ValueError, struct.error):
+            # Something that is no number in the place of a checksum.
             whole = False
         if whole:
             return _parsed(texts)
@@ -105,20 +108,23 @@ def _parsed(texts: Sequence[bytes]) -> "list[Record | str]":
         contents = json.loads(b"[" + b",".join(texts) + b"]")
     except (ValueError, RecursionError):
         contents = []
-    if len(contents) != len(texts):  # nothing that we wrote
+    # Nothing that we wrote.
+    if len(contents) != len(texts):
         return [one for text in texts for one in (_parsed([text]) if len(texts) > 1 else ["it is no JSON"])]
     return _records(contents)
 
 
 _fields = itemgetter(*Record._fields)
-_made = partial(tuple.__new__, Record)  # as `Record._make`, without its call of a Python function
+# As `Record._make`, without its call of a Python function.
+_made = partial(tuple.__new__, Record)
 
 
 def _records(contents: Sequence[Any]) -> "list[Record | str]":
     """Return the records that JSON values stand for; for a value that stands for none, why not."""
     try:
         records: list[Record] = [*map(_made, map(_fields, contents))]
-    except (KeyError, TypeError):  # sound JSON, but no record: nothing that we wrote
+    except (KeyError, TypeError):
+        # Sound JSON, but no record: nothing that we wrote.
         return [one for content in contents for one in (_records([content]) if len(contents) > 1 else [_lack(content)])]
     newest = max([record.v for record in records if type(record.v) is int], default=FORMAT)
     if newest > FORMAT:

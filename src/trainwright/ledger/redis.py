@@ -1,4 +1,4 @@
-"""A ledger on a Redis server, for more writers than a shared file system likes; needs the extra `redis`."""
+"""A ledger on a Redis server, for more writers than a shared file system serves well; needs the extra `redis`."""
 
 import json
 import math
@@ -26,7 +26,8 @@ _T = TypeVar("_T")
 
 _FORM = "redis://HOST:PORT/0?study=NAME"
 _NAME = re.compile(r"[\w.-]{1,100}")
-_ENTRIES = 1000  # of the stream, in one answer
+# Of the stream, in one answer.
+_ENTRIES = 1000
 _LONGEST_PAUSE_SECONDS = 5.0
 _SOCKET_SECONDS = 15.0
 
@@ -69,7 +70,7 @@ class RedisLedger:
     that comes back with less than it had is found out and refused with `LedgerError`, never silently used.
 
     While the server cannot be reached, every operation is tried again for `patience_seconds`, with growing pauses. A
-    batch whose answer was lost is there once. `beat` may be called from another thread.
+    batch whose answer was lost is there once. `heartbeat` may be called from another thread.
     """
 
     lease_seconds = 60.0
@@ -83,14 +84,16 @@ class RedisLedger:
             name: f"trainwright:{{{self.study}}}:{name}" for name in ("study", "records", "claims", "beats", "changes")
         }
         self._lock = threading.RLock()
-        self._dropped: dict[tuple[str, bytes], Dropped] = {}  # by entry of the stream and line
+        # By entry of the stream and line.
+        self._dropped: dict[tuple[str, bytes], Dropped] = {}
         if create:
             self._create()
         self.study_id = self._study_id()
         self._append = self._server.register_script(_APPEND)
         self._claim = self._server.register_script(_CLAIM)
         self._beat = self._server.register_script(_BEAT)
-        self._writers: list[str] = []  # that this object was since it was opened
+        # That this object was since it was opened.
+        self._writers: list[str] = []
         self._open_writer()
 
     def _open_writer(self) -> None:
@@ -174,12 +177,12 @@ class RedisLedger:
             owner: bytes = self._change(self._claim, "claims", key.encode(), token.encode())
             return owner.decode()
 
-    def beat(self) -> None:
-        """Count a beat of this writer, and of those that it was: what they began goes on."""
+    def heartbeat(self) -> None:
+        """Count a heartbeat of this writer and of those that it was: trials that they started are still held."""
         with self._lock:
             self._call(self._beat, "beats", *self._writers)
 
-    def beats(self, writers: Sequence[str]) -> dict[str, int]:
+    def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return the counts of beats."""
         if not writers:
             return {}
@@ -187,7 +190,7 @@ class RedisLedger:
         return {writer: int(count or 0) for writer, count in zip(writers, counts, strict=True)}
 
     def silences(self, writers: Sequence[str]) -> dict[str, float]:
-        """Return for how many seconds each writer has not beaten, by the server's clock; inf if it never has."""
+        """Return for how many seconds each writer has sent no heartbeat, by the server's clock; inf if it never has."""
         if not writers:
             return {}
         names = [f"{writer}@" for writer in writers]
@@ -259,17 +262,20 @@ class RedisLedger:
             try:
                 return call()
             except (redis.AuthenticationError, redis.ResponseError) as error:
-                if isinstance(error, redis.ReadOnlyError):  # it hands over to another server
+                # It hands over to another server.
+                if isinstance(error, redis.ReadOnlyError):
                     self._wait_on(error, began)
                 elif "STUDYGONE" in str(error) or "STUDYBACK" in str(error):
                     raise LedgerError(self._lost()) from None
                 else:
-                    full = isinstance(error, redis.OutOfMemoryError) or "MISCONF" in str(error)  # its memory, its disk
+                    # Its memory, its disk.
+                    full = isinstance(error, redis.OutOfMemoryError) or "MISCONF" in str(error)
                     kind = LedgerFull if full else LedgerError
                     raise kind(f"{self.url} refuses: {error}") from error
             except (redis.ConnectionError, redis.TimeoutError) as error:
                 self._wait_on(error, began)
-            time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))  # so that workers do not come back all at once
+            # So that workers do not come back all at once.
+            time.sleep(pause * (0.5 + secrets.randbelow(1000) / 1000))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _wait_on(self, error: Exception, since: float) -> None:
@@ -303,7 +309,8 @@ def _parsed(url: str) -> tuple[str, str]:
     query = parse_qs(parts.query, keep_blank_values=True)
     try:
         whole = parts.scheme in {"redis", "rediss"} and bool(parts.hostname) and (parts.port or 6379) > 0
-    except ValueError:  # a port that is no number
+    except ValueError:
+        # A port that is no number.
         whole = False
     if not whole or not re.fullmatch(r"/?\d*", parts.path) or parts.fragment:
         raise StudyError(f"ledger {_shown(url)!r} is not of the form {_FORM}")

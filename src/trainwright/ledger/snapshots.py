@@ -1,4 +1,4 @@
-"""Snapshots: many journals that nobody writes to any more, moved into one file each generation.
+"""Snapshots: compacts the journals of finished writers into one file per generation.
 
     snapshot/gen-000007-0.jsonl     the bytes of journal after journal, as they were; then one line, the index, with the
                                     name, the size and whether the writer ended it, of each; then where that line starts
@@ -27,20 +27,23 @@ from trainwright.ledger.protocol import Dropped
 from trainwright.ledger.record import FORMAT
 from trainwright.publishing import sync_folder
 
-__all__ = ["DAY_SECONDS", "Packer", "Place", "Snapshots", "is_snapshot"]
+__all__ = ["DAY_SECONDS", "JournalPlace", "Packer", "Snapshots", "is_snapshot"]
 
 DAY_SECONDS = 86400.0
 """A journal is given up by its writer if neither it nor the writer's beats changed for so long; and is kept for so long
 after it was moved."""
 
-_ABANDONED_SECONDS = 3600.0  # after which another may try what a packer has begun and not brought to its end
-_POINTER = 17  # bytes of the last line
+# After which another may try what a packer has begun and not brought to its end.
+_ABANDONED_SECONDS = 3600.0
+# Bytes of the last line.
+_POINTER = 17
 _MOST_INDEX_BYTES = 2**28
-_MOST_BYTES = 2**28  # of a journal that is moved: its writer leaves off at a sixteenth of that
+# Of a journal that is moved: its writer leaves off at a sixteenth of that.
+_MOST_BYTES = 2**28
 _NAME = re.compile(r"gen-\d{6}-\d+\.jsonl")
 
 
-class Place(NamedTuple):
+class JournalPlace(NamedTuple):
     """Where a snapshot holds a journal: its bytes are `size` from `start` on; `ended` if no more can come."""
 
     path: Path
@@ -56,8 +59,9 @@ class _Generation:
     path: Path
     size: int
     made: float
-    journals: dict[str, Place]
-    replaced: tuple[str, ...]  # names of earlier snapshots that it holds too
+    journals: dict[str, JournalPlace]
+    # Names of earlier snapshots that it holds too.
+    replaced: tuple[str, ...]
     damaged: bool = False
 
     @classmethod
@@ -83,12 +87,12 @@ class _Generation:
                 places = _places(path, index["journals"], end)
                 replaced = [name for name in index["replaced"] if _NAME.fullmatch(name)]
             except (ValueError, KeyError, TypeError, RecursionError):
-                whole = {path.name: Place(path, 0, about.st_size, True)}
+                whole = {path.name: JournalPlace(path, 0, about.st_size, True)}
                 return cls(path, about.st_size, about.st_mtime, whole, (), damaged=True)
         return cls(path, end, about.st_mtime, places, tuple(replaced))
 
 
-def _places(path: Path, journals: Any, end: int) -> dict[str, Place]:
+def _places(path: Path, journals: Any, end: int) -> dict[str, JournalPlace]:
     """Return where the journals of an index lie; raises `ValueError` unless they fill the file up to `end`."""
     names, sizes, ended = zip(*journals, strict=True) if journals else ((), (), ())
     if {*map(type, names)} - {str} or {*map(type, sizes)} - {int} or {*map(type, ended)} - {bool}:
@@ -96,7 +100,7 @@ def _places(path: Path, journals: Any, end: int) -> dict[str, Place]:
     starts = [*itertools.accumulate(sizes, initial=0)]
     if min(sizes, default=0) < 0 or starts[-1] != end:
         raise ValueError
-    return {name: Place(path, *rest) for name, *rest in zip(names, starts[:-1], sizes, ended, strict=True)}
+    return {name: JournalPlace(path, *rest) for name, *rest in zip(names, starts[:-1], sizes, ended, strict=True)}
 
 
 def is_snapshot(name: str) -> bool:
@@ -109,7 +113,7 @@ class Snapshots:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, JournalPlace] = {}
         self.generations: dict[str, _Generation] = {}
         self.damaged: dict[str, Dropped] = {}
         self._unreadable: set[str] = set()
@@ -136,7 +140,8 @@ class Snapshots:
     def _read(self, name: str) -> _Generation | None:
         try:
             return _Generation.read(self.folder / name)
-        except FileNotFoundError:  # replaced meanwhile, by one that is listed the next time
+        except FileNotFoundError:
+            # Replaced meanwhile, by one that is listed the next time.
             return None
         except OSError as error:
             self._unreadable.add(name)
@@ -167,7 +172,8 @@ class Packer:
         temporary = folder / f".packing-{secrets.token_hex(8)}"
         handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
-            now = os.fstat(handle).st_mtime  # of the file system: clocks of hosts are never compared
+            # Of the file system: clocks of hosts are never compared.
+            now = os.fstat(handle).st_mtime
             self._snapshots.refresh()
             self._sweep(now, keep_seconds)
             done = sorted(self._done(now))
@@ -191,7 +197,8 @@ class Packer:
             for name, place in generation.journals.items():
                 path = self._journals / name
                 with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_size == place.size:  # else its writer came back, after a day: it stays
+                    # Else its writer came back, after a day: it stays.
+                    if path.stat().st_size == place.size:
                         path.unlink()
                         (self._beats / writer_of(name)).unlink()
             for name in generation.replaced:
@@ -208,7 +215,8 @@ class Packer:
         for entry in journals:
             if entry.name in self._snapshots.places:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # another packer was faster
+            # Another packer was faster.
+            with contextlib.suppress(FileNotFoundError):
                 about = entry.stat()
                 if about.st_size > _MOST_BYTES:
                     continue
@@ -250,7 +258,8 @@ class Packer:
             index.append((name, place.size, place.ended))
         for name, size, ended, past in done:
             data = _bytes_of(self._journals / name, 0, size)
-            if b"\0" in data and not past:  # a page that a network file system has not brought yet
+            # A page that a network file system has not brought yet.
+            if b"\0" in data and not past:
                 continue
             _write_all(handle, data)
             index.append((name, size, ended))

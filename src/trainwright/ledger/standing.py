@@ -1,4 +1,4 @@
-"""Whether whoever holds a running trial is at work: what all viewers say, who look once and write nothing."""
+"""Whether a running trial is running, silent or lost, for viewers that look once and write nothing."""
 
 from collections.abc import Mapping
 
@@ -11,15 +11,16 @@ __all__ = ["SILENT", "state_counts", "under_way"]
 SILENT = "silent"
 """The word for a trial whose holder gives no sign, though it may live."""
 
-_SHARE = 1 / 3  # of a lease without a beat, of which four are due in it
+# Of a lease without a heartbeat, of which four are due in it.
+_SHARE = 1 / 3
 
 
 def under_way(ledger: Ledger, state: State) -> dict[int, str]:
     """Return the word for each trial that is recorded as running, by number: "running", "silent" or "lost".
 
-    It is lost if its holder's process is gone: the next driver goes on with it. It is silent if that process is stopped
-    or has not beaten for a third of a lease: after a whole lease other drivers go on with it. The time since a beat is
-    that of the ledger's storage, and only said here; drivers never rest a decision on it.
+    It is lost if its holder's process is gone: the next driver takes it over. It is silent if that process is stopped,
+    or has sent no heartbeat for a third of a lease: after a whole lease other drivers take it over. The time since a
+    heartbeat is by the clock of the ledger's storage; it is only shown, and drivers never decide by it.
     """
     held = {n: state.trials[n].holder for n in sorted(state.open) if state.trials[n].status is Status.RUNNING}
     silences = ledger.silences(sorted(set(held.values())))
@@ -39,7 +40,8 @@ def state_counts(state: State, words: Mapping[int, str]) -> dict[str, int]:
     """Return how many trials are in each state, those under way by their words; "silent" only where one is."""
     counts = {str(status): count for status, count in state.counts.items()}
     for number, word in words.items():
-        if state.trials[number].status is Status.RUNNING:  # it may have ended since the words were found
+        # It may have ended since the words were found.
+        if state.trials[number].status is Status.RUNNING:
             counts[Status.RUNNING] -= 1
             counts[word] = counts.get(word, 0) + 1
     return counts

@@ -1,4 +1,4 @@
-"""One trial as its records tell it: leases, reports, ends, and the status that follows from them."""
+"""The state of one trial: leases, reports, ends, and the status that follows from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -113,7 +113,8 @@ class Failure:
 class End(NamedTuple):
     """How one lease ended. `order` breaks ties between ends of one lease: the least wins."""
 
-    kind: str  # finished, failed or paused
+    # Finished, failed or paused.
+    kind: str
     reason: str
     values: Mapping[str, float]
     failure: Failure | None
@@ -139,11 +140,15 @@ class Lease:
     started_at: float | None = None
     seconds: float = 0.0
     end: End | None = None
-    epoch: int = 0  # the highest that it has reported
-    step: int = 0  # of its last checkpoint, as far as it was told
+    # The highest that it has reported.
+    epoch: int = 0
+    # Of its last checkpoint, as far as it was told.
+    step: int = 0
     lost: bool = False
-    blamed: bool = False  # the loss may be the trial's own doing
-    why: str = ""  # it was lost, or paused
+    # The loss may be the trial's own doing.
+    blamed: bool = False
+    # It was lost, or paused.
+    why: str = ""
 
     @property
     def ended_at(self) -> float | None:
@@ -177,7 +182,8 @@ class TrialState:
     def lease(self) -> int:
         """The highest lease so far; 0 if the trial never started."""
         leases = self.leases
-        return 1 if len(leases) == 1 and 1 in leases else max(leases, default=0)  # most trials have one
+        # Most trials have one.
+        return 1 if len(leases) == 1 and 1 in leases else max(leases, default=0)
 
     @property
     def holder(self) -> str:
@@ -187,7 +193,8 @@ class TrialState:
     @property
     def end(self) -> End | None:
         """The end that counts: the result of the highest lease that has one, else the end of the highest lease."""
-        if len(self.leases) == 1:  # most trials
+        # Most trials.
+        if len(self.leases) == 1:
             (only,) = self.leases.values()
             return only.end
         with_result = [n for n, lease in self.leases.items() if lease.end is not None and lease.end.result]
@@ -278,7 +285,8 @@ class TrialState:
         """Return the status that the leases and their ends imply."""
         end = self.end
         if end is None and len(self.leases) == 1 and 1 in self.leases and not self.leases[1].lost:
-            return Status.RUNNING  # most trials, most of the time
+            # Most trials, most of the time.
+            return Status.RUNNING
         if end is not None and end.result:
             return Status.COMPLETE if end.reason == "completed" else Status.STOPPED
         if not self.leases:

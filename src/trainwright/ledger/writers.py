@@ -1,4 +1,4 @@
-"""Who writes: identities of processes, and whether the process behind one still lives."""
+"""Writers: identities of processes, and whether the process behind one is alive."""
 
 import os
 import secrets
@@ -33,7 +33,8 @@ class Writer:
     boot: str
     pid: int
     process_start: str
-    namespace: str = ""  # "" where it is not known: then the process cannot be looked at
+    # "" where it is not known: then the process cannot be looked at.
+    namespace: str = ""
     left: bool = False
 
     @classmethod
@@ -81,7 +82,7 @@ class Liveness:
 
     Clocks of different hosts are never compared: the time is that of the observer's own monotonic clock, from when it
     first saw the count. A newcomer therefore waits the whole time. Of the time between two looks no more than a quarter
-    of a lease counts: after a while in which the observer, or everybody, was cut off, the living have time to beat.
+    of a lease counts: after an outage of the observer, or of everybody, the living have time to send a heartbeat.
     """
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -90,7 +91,7 @@ class Liveness:
         self._seen: dict[str, _Seen] = {}
 
     def dead(self, name: str, writer: Writer | None, beats: int) -> bool | None:
-        """Return whether the writer `name`, who has beaten `beats` times, is dead; None while that is not known yet."""
+        """Return whether the writer `name` with so many heartbeats is dead; None while that is not known yet."""
         gone = writer.gone() if writer is not None else None
         if gone is not None:
             return gone
@@ -116,7 +117,8 @@ class _Seen:
 
     beats: int
     looked: float
-    silent_seconds: float = 0.0  # watched without a beat
+    # Watched without a heartbeat.
+    silent_seconds: float = 0.0
     moved: bool = False
 
 
@@ -133,7 +135,8 @@ def _namespace() -> str:
     try:
         shown = os.readlink("/proc/self")  # noqa: PTH115 -- looked at often: no object wanted here
     except OSError:
-        return "the host's"  # no /proc, so no Linux, which alone has namespaces
+        # No /proc, so no Linux, which alone has namespaces.
+        return "the host's"
     try:
         return os.readlink("/proc/self/ns/pid") if shown == str(os.getpid()) else ""  # noqa: PTH115 -- likewise
     except OSError:
@@ -147,7 +150,8 @@ def _start_of(pid: int) -> str:
     except OSError:
         return "" if os.path.isdir("/proc/self") else _alive_without_proc(pid)  # noqa: PTH112 -- no object wanted here
     fields = stat.rpartition(")")[2].split()
-    return "" if fields[0] in {"Z", "X"} else fields[19]  # a zombie runs no more
+    # A zombie runs no more.
+    return "" if fields[0] in {"Z", "X"} else fields[19]
 
 
 def _state_of(pid: int) -> str:

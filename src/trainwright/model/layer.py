@@ -1,4 +1,4 @@
-"""Layer: a piece of a model with its work and its bytes; Stage and Block: runs of layers between cuts of the graph."""
+"""Layers of a model with their work and bytes, and the stages and blocks that they form between cuts of the graph."""
 
 from dataclasses import dataclass, field
 from typing import Literal
@@ -31,11 +31,11 @@ class Layer:
     """Bytes that the operation reads and writes (the roofline's other side)."""
     backward_bytes: int = 0
     saved_bytes: int = 0
-    """Bytes of distinct storages that autograd keeps because of this layer, each counted where it is first kept."""
+    """Bytes of distinct storages that autograd saves because of this layer, each counted where it is first saved."""
     copied_bytes: int = 0
     """Of them, copies of weights in another precision, as autocast makes them: they do not grow with the batch."""
     rerun_bytes: int = 0
-    """How much less is kept if a call of torch's scaled_dot_product_attention is run again; 0 for all else."""
+    """Bytes that are not saved if a call of torch's scaled_dot_product_attention is run again; 0 for other layers."""
     forward_seconds: float | None = None
     backward_seconds: float | None = None
     update_seconds: float | None = None
@@ -84,18 +84,18 @@ class Transformer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """What lies between two neighbouring cuts of the graph: the finest chain that memory planning can use.
+    """The part between two neighbouring cuts of the graph: the finest chain that memory planning can use.
 
     A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to
-    the rest, and is not written any more. The conventions are those of memory planning: `saved_bytes` (w_ā) is
-    everything that autograd holds for the stage, its output included, its input and the parameters excluded.
+    the rest, and is not written any more. As in memory planning, `saved_bytes` (w_ā) is everything that autograd holds
+    for the stage, with its output and without its input and the parameters.
     """
 
     name: str
     layers: int
     """How many of the block's layers are this stage's."""
     output_bytes: int = 0
-    """Bytes of what it hands on (w_a): of the distinct storages that are live at the cut."""
+    """Bytes of its output (w_a): of the distinct storages that are live at the cut."""
     saved_bytes: int = 0
     forward_temporary_bytes: int = 0
     """Peak during forward beyond input, parameters and what is kept."""

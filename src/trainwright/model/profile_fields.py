@@ -29,7 +29,7 @@ class ProfileFields:
     buffer_bytes: int = 0
     input_bytes: int = 0
     common_bytes: int = 0
-    """Bytes that several stages share beside the activations handed on: masks, positions."""
+    """Bytes that several stages share in addition to the activations between them: masks, positions."""
     state_bytes: int = 0
     """Bytes that the optimizer holds."""
     update_bytes: int = 0

@@ -15,7 +15,7 @@ from trainwright.model.profile_fields import ProfileFields
 
 __all__ = ["SCHEMA", "hash_profile", "profile_from_json", "profile_to_json", "read_profile", "write_profile"]
 
-SCHEMA = 1
+SCHEMA = 2
 _TIMES = {
     "forward_seconds", "backward_seconds", "update_seconds", "framework_seconds", "origin", "torch_version",
     "smaller_batches", "smaller_forward_seconds", "smaller_backward_seconds", "smaller_framework_seconds",

@@ -3,7 +3,6 @@
 from trainwright.report.endings import Endings, Growing, follow
 from trainwright.report.html import render, write_report
 from trainwright.report.mlflow import MLflowRuns, export_mlflow
-from trainwright.report.optuna_journal import OptunaJournal, export_optuna_journal
 from trainwright.report.summary import write_summary
 from trainwright.report.tabular import export_csv, export_importance, export_parquet
 from trainwright.report.tensorboard import TensorBoardLog, export_tensorboard
@@ -12,12 +11,10 @@ __all__ = [
     "Endings",
     "Growing",
     "MLflowRuns",
-    "OptunaJournal",
     "TensorBoardLog",
     "export_csv",
     "export_importance",
     "export_mlflow",
-    "export_optuna_journal",
     "export_parquet",
     "export_tensorboard",
     "follow",

@@ -1,21 +1,41 @@
 """Who goes on, and with how much: promotion rules times allocation policies, pure decisions without clock or I/O."""
 
-from trainwright.schedule._policy import (
+from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial, TrialSource
+from trainwright.schedule.allocator.estimates import Estimates
+from trainwright.schedule.allocator.free_slots import BuddyAllocator, FixedBlocks, FreeSlots
+from trainwright.schedule.policies.allocation_policy import (
     Action,
     AllocationPolicy,
     Block,
-    Go,
     Hold,
-    Look,
-    Move,
+    PendingTrial,
     Planner,
-    Rest,
+    Preempt,
+    Replan,
+    Resize,
+    Resume,
     Start,
-    Work,
 )
-from trainwright.schedule._rule import (
+from trainwright.schedule.policies.best_static import BestStatic
+from trainwright.schedule.policies.doubling import Doubling, DoublingAsPublished
+from trainwright.schedule.policies.fixed import Fixed
+from trainwright.schedule.policies.marginal_gain import MarginalGain
+from trainwright.schedule.rasda import RASDA
+from trainwright.schedule.rules.any_of import AnyOf
+from trainwright.schedule.rules.asha import ASHA
+from trainwright.schedule.rules.extrapolate import Extrapolate
+from trainwright.schedule.rules.fixed_epochs import FixedEpochs
+from trainwright.schedule.rules.hyperband import Hyperband
+from trainwright.schedule.rules.iepoch import IEpoch
+from trainwright.schedule.rules.median import Median
+from trainwright.schedule.rules.multi_objective_asha import MultiObjectiveASHA
+from trainwright.schedule.rules.pasha import PASHA
+from trainwright.schedule.rules.patience import Patience
+from trainwright.schedule.rules.plateau import Plateau
+from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
     WAIT,
+    BaseRule,
     Continue,
     Ended,
     Event,
@@ -29,35 +49,15 @@ from trainwright.schedule._rule import (
     PromotionRule,
     Reason,
     Reported,
-    Rule,
+    RuleView,
     Started,
     Stop,
     TrialView,
     Verdict,
-    View,
     Wait,
 )
-from trainwright.schedule.any_of import AnyOf
-from trainwright.schedule.asha import ASHA
-from trainwright.schedule.best_static import BestStatic
-from trainwright.schedule.desk import Desk, Seat, Source
-from trainwright.schedule.doubling import Doubling, DoublingAsPublished
-from trainwright.schedule.estimates import Estimates
-from trainwright.schedule.extrapolate import Extrapolate
-from trainwright.schedule.fixed import Fixed
-from trainwright.schedule.fixed_epochs import FixedEpochs
-from trainwright.schedule.hyperband import Hyperband
-from trainwright.schedule.iepoch import IEpoch
-from trainwright.schedule.marginal_gain import MarginalGain
-from trainwright.schedule.median import Median
-from trainwright.schedule.multi_objective_asha import MultiObjectiveASHA
-from trainwright.schedule.pasha import PASHA
-from trainwright.schedule.patience import Patience
-from trainwright.schedule.plateau import Plateau
-from trainwright.schedule.rasda import RASDA
-from trainwright.schedule.room import Nodes, Room, Tiles
+from trainwright.schedule.rules.successive_halving import SuccessiveHalving
 from trainwright.schedule.scheduler import Scheduler
-from trainwright.schedule.successive_halving import SuccessiveHalving
 
 __all__ = [
     "ASHA",
@@ -68,10 +68,12 @@ __all__ = [
     "Action",
     "AllocationPolicy",
     "AnyOf",
+    "BaseRule",
     "BestStatic",
     "Block",
+    "BuddyAllocator",
     "Continue",
-    "Desk",
+    "DeviceAllocator",
     "Doubling",
     "DoublingAsPublished",
     "Ended",
@@ -79,44 +81,42 @@ __all__ = [
     "Event",
     "Extrapolate",
     "Fixed",
+    "FixedBlocks",
     "FixedEpochs",
-    "Go",
+    "FreeSlots",
     "Hold",
     "Hyperband",
     "IEpoch",
     "Index",
     "Judged",
-    "Look",
     "MarginalGain",
     "Median",
-    "Move",
     "MultiObjectiveASHA",
     "New",
-    "Nodes",
     "Opened",
     "Patience",
     "Pause",
+    "PendingTrial",
     "Planner",
     "Plateau",
+    "Preempt",
     "Promote",
     "Promoted",
     "PromotionRule",
     "Reason",
+    "Replan",
     "Reported",
-    "Rest",
-    "Room",
-    "Rule",
+    "Resize",
+    "Resume",
+    "RuleView",
+    "RunningTrial",
     "Scheduler",
-    "Seat",
-    "Source",
     "Start",
     "Started",
     "Stop",
     "SuccessiveHalving",
-    "Tiles",
+    "TrialSource",
     "TrialView",
     "Verdict",
-    "View",
     "Wait",
-    "Work",
 ]

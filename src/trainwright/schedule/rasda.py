@@ -2,8 +2,8 @@
 
 from fractions import Fraction
 
-from trainwright.schedule.asha import ASHA
-from trainwright.schedule.doubling import Doubling, DoublingAsPublished
+from trainwright.schedule.policies.doubling import Doubling, DoublingAsPublished
+from trainwright.schedule.rules.asha import ASHA
 from trainwright.schedule.scheduler import Scheduler
 
 __all__ = ["RASDA"]

@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule._policy import AllocationPolicy
-from trainwright.schedule._rule import PromotionRule
-from trainwright.schedule.fixed import Fixed
-from trainwright.schedule.fixed_epochs import FixedEpochs
+from trainwright.schedule.policies.allocation_policy import AllocationPolicy
+from trainwright.schedule.policies.fixed import Fixed
+from trainwright.schedule.rules.fixed_epochs import FixedEpochs
+from trainwright.schedule.rules.promotion_rule import PromotionRule
 
 __all__ = ["Scheduler"]
 

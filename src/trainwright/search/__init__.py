@@ -1,16 +1,15 @@
 """Who proposes: searchers are pure functions from a view of the study to configurations."""
 
-from trainwright.search._searcher import Learner, Searcher, draw_new, opening, propose
+from trainwright.search.bayes.expected_gain import ExpectedGain
+from trainwright.search.bayes.forest_searcher import ForestSearcher
+from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
 from trainwright.search.default import DefaultSearcher
 from trainwright.search.evolution import EvolutionSearcher
-from trainwright.search.forest import ForestSearcher
-from trainwright.search.gain import ExpectedGain
-from trainwright.search.gp import GaussianProcessSearcher
 from trainwright.search.grid import GridSearcher
-from trainwright.search.optuna import OptunaSearcher
 from trainwright.search.quasirandom import QuasiRandomSearcher
 from trainwright.search.random import RandomSearcher
-from trainwright.search.view import View
+from trainwright.search.searcher import Learner, Searcher, draw_new, opening, propose
+from trainwright.search.view import SearchView
 
 __all__ = [
     "DefaultSearcher",
@@ -20,11 +19,10 @@ __all__ = [
     "GaussianProcessSearcher",
     "GridSearcher",
     "Learner",
-    "OptunaSearcher",
     "QuasiRandomSearcher",
     "RandomSearcher",
+    "SearchView",
     "Searcher",
-    "View",
     "draw_new",
     "opening",
     "propose",

@@ -7,9 +7,9 @@ has seen, so that a resumed study and its workers choose alike.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.search.forest import ForestSearcher
-from trainwright.search.gp import GaussianProcessSearcher
-from trainwright.search.view import View
+from trainwright.search.bayes.forest_searcher import ForestSearcher
+from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 
 __all__ = ["DefaultSearcher"]
@@ -27,18 +27,18 @@ class DefaultSearcher:
     with intermediate values it has any number of trials, and holds 200 rows of them. Both begin with the same trials.
     """
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number."""
         return _searcher(view, len(numbers)).ask(view, numbers)
 
-    def learn(self, view: View) -> None:
+    def learn(self, view: SearchView) -> None:
         """Let the forest learn, if that is who will be asked."""
         searcher = _searcher(view, 1)
         if isinstance(searcher, ForestSearcher):
             searcher.learn(view)
 
 
-def _searcher(view: View, wanted: int) -> GaussianProcessSearcher | ForestSearcher:
+def _searcher(view: SearchView, wanted: int) -> GaussianProcessSearcher | ForestSearcher:
     """Return who is asked for `wanted` more trials."""
     if len(view.bounds) > 1 or view.space.dimension > _COLUMNS:
         return ForestSearcher()

@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search._candidates import fill_gaps, make_legal
-from trainwright.search._searcher import draw_new, opening, propose
+from trainwright.search.bayes.candidates import fill_gaps, make_legal
 from trainwright.search.quasirandom import spread
-from trainwright.search.view import View
+from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 
 __all__ = ["EvolutionSearcher"]
@@ -42,7 +42,7 @@ class EvolutionSearcher:
             if (value is not None or name != "initial") and (not isinstance(value, int) or value < least):
                 raise SearchError(f"EvolutionSearcher: {name} must be an integer >= {least}, got {value!r}")
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number: a spread design first, then mutants."""
         if view.objectives > 1:
             raise SearchError(
@@ -55,7 +55,7 @@ class EvolutionSearcher:
         taken: set[bytes] = set()
         return [self._one(view, parents, number, taken) for number in numbers]
 
-    def _one(self, view: View, parents: Places, number: int, taken: set[bytes]) -> Configuration:
+    def _one(self, view: SearchView, parents: Places, number: int, taken: set[bytes]) -> Configuration:
         given = opening(view, number, taken, searcher="evolution")
         if given is not None:
             return given
@@ -74,7 +74,7 @@ class EvolutionSearcher:
         return propose(view, draw_new(view, number, taken, "last"), number, searcher="evolution")
 
 
-def _mutants(view: View, generator: np.random.Generator, parent: Array) -> Array:
+def _mutants(view: SearchView, generator: np.random.Generator, parent: Array) -> Array:
     """Return legal rows that differ from `parent` in one active column and in what that brings to life."""
     space = view.space
     active = np.flatnonzero(~np.isnan(parent))

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import SearchError, SpaceExhausted
-from trainwright.search._searcher import propose
-from trainwright.search.view import View
+from trainwright.search.searcher import propose
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 from trainwright.space.parameters import Varying
 
@@ -33,7 +33,7 @@ class GridSearcher:
         if isinstance(self.points, bool) or not isinstance(self.points, int) or self.points < 1:
             raise SearchError(f"GridSearcher: points must be an integer >= 1, got {self.points!r}")
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return the grid point of each number; the grid is made once per study."""
         rows, keys = self._grid(view)
         taken: set[bytes] = set()
@@ -47,13 +47,13 @@ class GridSearcher:
             proposals.append(propose(view, rows[index], number, searcher="grid"))
         return proposals
 
-    def _grid(self, view: View) -> tuple[NDArray[np.float64], list[bytes]]:
+    def _grid(self, view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
         known = view.memo.get(self)
         if known is None:
             known = view.memo[self] = self._make(view)
         return cast(tuple[NDArray[np.float64], list[bytes]], known)
 
-    def _make(self, view: View) -> tuple[NDArray[np.float64], list[bytes]]:
+    def _make(self, view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
         space = view.space
         if space.size is not None and space.size <= _MOST:
             rows = space.enumerate()
@@ -73,7 +73,7 @@ class GridSearcher:
         kept = sorted(first.values())
         return rows[kept], [keys[place] for place in kept]
 
-    def _levels(self, view: View) -> list[NDArray[np.float64]]:
+    def _levels(self, view: SearchView) -> list[NDArray[np.float64]]:
         even = np.linspace(0.0, 1.0, self.points) if self.points > 1 else np.array([0.5])
         return [
             even if column.points is None else cast(Varying, view.space.parameters[column.name]).axis.all_units()

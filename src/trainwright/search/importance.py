@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError, closest
 from trainwright.ledger import State, TrialState
 from trainwright.randomness import rng
-from trainwright.search._response_surface import ResponseSurface
+from trainwright.search.bayes.response_surface import ResponseSurface
 from trainwright.space import Space
 
 __all__ = ["Importance", "importance_of"]

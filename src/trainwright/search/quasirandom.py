@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search._searcher import draw_new, opening, propose
-from trainwright.search.view import View
+from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 
 __all__ = ["QuasiRandomSearcher", "from_the_middle", "spread"]
@@ -32,7 +32,7 @@ class QuasiRandomSearcher:
         if self.sequence not in ("halton", "sobol"):
             raise SearchError(f"QuasiRandomSearcher: sequence must be 'halton' or 'sobol', got {self.sequence!r}")
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return the point of each number; O(dimension) each."""
         taken: set[bytes] = set()
         proposals = []
@@ -45,7 +45,7 @@ class QuasiRandomSearcher:
         return proposals
 
 
-def spread(view: View, number: int, taken: set[bytes], sequence: str) -> NDArray[np.float64]:
+def spread(view: SearchView, number: int, taken: set[bytes], sequence: str) -> NDArray[np.float64]:
     """Return the row of point `number`, or a random one if that is illegal, tried or in `taken`; add its key there."""
     space = view.space
     if space.dimension:
@@ -58,7 +58,7 @@ def spread(view: View, number: int, taken: set[bytes], sequence: str) -> NDArray
     return draw_new(view, number, taken, "spread")
 
 
-def from_the_middle(view: View, number: int, count: int, sequence: str) -> int:
+def from_the_middle(view: SearchView, number: int, count: int, sequence: str) -> int:
     """Return `number`'s place when the first `count` points are visited from the middle of the space outwards.
 
     People put their ranges around what they believe in, and training fails at the ends of ranges: the same points in
@@ -75,7 +75,7 @@ def from_the_middle(view: View, number: int, count: int, sequence: str) -> int:
     return int(order[number])
 
 
-def _point(view: View, number: int, sequence: str) -> NDArray[np.float64]:
+def _point(view: SearchView, number: int, sequence: str) -> NDArray[np.float64]:
     block, place = divmod(number, _BLOCK)
     known = view.memo.get(("spread", sequence))
     if not isinstance(known, tuple) or known[0] != block:
@@ -88,7 +88,7 @@ def _point(view: View, number: int, sequence: str) -> NDArray[np.float64]:
     return point
 
 
-def _engine(view: View, sequence: str) -> Any:
+def _engine(view: SearchView, sequence: str) -> Any:
     from scipy.stats import qmc
 
     kind = qmc.Halton if sequence == "halton" else qmc.Sobol

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from trainwright.search._searcher import draw_new, opening, propose
-from trainwright.search.view import View
+from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.view import SearchView
 from trainwright.space import Configuration
 
 __all__ = ["RandomSearcher"]
@@ -14,7 +14,7 @@ __all__ = ["RandomSearcher"]
 class RandomSearcher:
     """Draw each configuration from the space by trial number, none twice (Bergstra and Bengio, JMLR 2012)."""
 
-    def ask(self, view: View, numbers: Sequence[int]) -> list[Configuration]:
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new random configuration per number; O(1) in the length of the study."""
         taken: set[bytes] = set()
         proposals = []

@@ -17,7 +17,7 @@ from trainwright.errors import SearchError, TrialError
 from trainwright.ledger import State, Status, open_ledger, state_of
 from trainwright.pareto import non_dominated
 from trainwright.randomness import rng
-from trainwright.search._mixture import Mixture
+from trainwright.search.bayes.mixture import Mixture
 from trainwright.space import Choice, Space
 
 __all__ = ["EarlierStudy", "Experience", "Recalled", "Transfer"]

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from trainwright.space import Configuration, Space
 
-__all__ = ["View"]
+__all__ = ["SearchView"]
 
 _RUNGS = 3  # where the study names no rungs: at horizon/27, /9, /3
 
 
-class View:
+class SearchView:
     """The append-only state of a study that searchers read; O(1) amortised per event.
 
     The study feeds it: in order of arrival while it runs, in order of trial numbers when it is opened again.
@@ -127,7 +127,7 @@ class View:
         self._pending.pop(number, None)
         self._reports.pop(number, None)
 
-    def supposing(self, rows: NDArray[np.float64], losses: NDArray[np.float64]) -> "View":
+    def supposing(self, rows: NDArray[np.float64], losses: NDArray[np.float64]) -> "SearchView":
         """Return another view in which nothing is pending, and trials of `rows` have all ended with these losses."""
         self.settle()
         other = copy.copy(self)
@@ -146,7 +146,7 @@ class View:
         )
         return other
 
-    def part(self, places: NDArray[np.intp], losses: NDArray[np.float64]) -> "View":
+    def part(self, places: NDArray[np.intp], losses: NDArray[np.float64]) -> "SearchView":
         """Return another view of the told rows at `places` alone, with other losses [places, objectives]."""
         self.settle()
         other = copy.copy(self)
@@ -165,7 +165,7 @@ class View:
         )
         return other
 
-    def recalling(self, rows: NDArray[np.float64]) -> "View":
+    def recalling(self, rows: NDArray[np.float64]) -> "SearchView":
         """Return another view in which rows of an earlier study come first: at progress -1, told as failed."""
         self.settle()
         other = copy.copy(self)

@@ -1,4 +1,4 @@
-"""What may vary: parameters, conditions and requirements; columns in, configurations out."""
+"""Search spaces: parameters, conditions and requirements; rows of columns are decoded to configurations."""
 
 from trainwright.space.checking import RuleViolation
 from trainwright.space.choice import Choice

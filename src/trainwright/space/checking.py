@@ -1,4 +1,4 @@
-"""What is wrong with parameters that somebody wrote: every violation names the rule and the values."""
+"""Validates parameters that a user wrote: every violation names the rule and the values."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -54,14 +54,14 @@ class _ParamsReader:
     def __init__(self, rules: BoundRules, params: Mapping[str, Any]) -> None:
         self.rules = rules
         self.layout = rules.layout
-        self.given = params
+        self.params = params
         self.clean: dict[str, Any] = {}
         self.doubtful: set[str] = set()  # activity of what depends on these is not known
         self.violations: list[RuleViolation] = []
         self.numbers = np.full((1, len(self.layout.columns)), np.nan)
 
     def reading(self) -> Reading:
-        for name, value in self.given.items():
+        for name, value in self.params.items():
             self._read_value(name, value)
         row = self.layout.maps.to_units(self.numbers)
         # Parents come first: whether a child is active follows from their values.
@@ -94,18 +94,18 @@ class _ParamsReader:
             self._add_violation(name, f"{name}={value!r} differs from the constant {parameter.value!r}")
 
     def _check_activity(self, name: str, row: Array) -> None:
-        """Compare what is given with what is active, in the order in which conditions resolve."""
+        """Refuse values of inactive parameters and missing values of active ones."""
         index, when = self.layout.index[name], self.layout.varying[name].when
         # A refused parent leaves its children undecided: one mistake, one message.
         if self.doubtful.intersection(names_in(when)):
             self.doubtful.add(name)
             return
         active = name not in self.layout.conditions or bool(self.layout.conditions[name](row)[0])
-        if active and name not in self.given:
+        if active and name not in self.params:
             self.doubtful.add(name)
             why = "" if when is None else f", and it is active {self._describe_cause(when)}"
             self._add_violation(name, f"{name!r} is missing{why}")
-        elif not active and name in self.given:
+        elif not active and name in self.params:
             # The value is taken out, so that rules see the row as the space would have it.
             row[0, index] = self.numbers[0, index] = np.nan
             self.clean.pop(name, None)
@@ -124,11 +124,11 @@ class _ParamsReader:
             mask = rows.where(formula.support.gates)
             if mask is None or mask.all():
                 [self.clean[name]] = formula.values(rows[name])
-                if name in self.given and to_python(self.given[name]) != self.clean[name]:
+                if name in self.params and to_python(self.params[name]) != self.clean[name]:
                     self._add_violation(
-                        name, f"{name}={self.given[name]!r} differs from its derived value {self.clean[name]!r}"
+                        name, f"{name}={self.params[name]!r} differs from its derived value {self.clean[name]!r}"
                     )
-            elif name in self.given:
+            elif name in self.params:
                 self._add_violation(name, f"{name!r} is derived, and inactive here")
 
     def _check_rules(self, rows: RowTable) -> None:

@@ -36,7 +36,7 @@ UNSET = Unset()
 class Choice(Varying):
     """One of some values: JSON scalars or tuples of them; with `ordered=True` they are levels from low to high.
 
-    Values are told apart by their canonical JSON: 1, 1.0 and True are three values. `weights` make some values more
+    Values are distinguished by their canonical JSON: 1, 1.0 and True are three values. `weights` make some values more
     frequent in draws.
     """
 
@@ -55,14 +55,14 @@ class Choice(Varying):
         default: Any = UNSET,
         when: Condition | None = None,
     ) -> None:
-        given = {
+        values_by_name = {
             "values": tuple(to_python(value) for value in values),
             "ordered": ordered,
             "weights": None if weights is None else tuple(to_python(weight) for weight in weights),
             "default": to_python(default),
             "when": when,
         }
-        for name, value in given.items():
+        for name, value in values_by_name.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:

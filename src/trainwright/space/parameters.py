@@ -1,4 +1,4 @@
-"""What every kind of parameter promises.
+"""The interface of every kind of parameter.
 
 Parameters are plain data and do not know their name; the space that names them asks each to `refuse` what
 contradicts itself, so that every message starts with the name.

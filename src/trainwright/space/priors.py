@@ -1,4 +1,4 @@
-"""Where good values are expected: priors on the unit column of a number, truncated to it.
+"""Priors: laws of the unit column of a number, truncated to it, where good values are expected.
 
 Both are laws of the unit u in [0, 1], after the log if the parameter has one: `Normal(0.5, 0.125)` on
 `Float(1e-5, 1e-1, log=True)` is centred on 1e-3 with a standard deviation of half a decade.
@@ -11,7 +11,7 @@ import numpy as np
 
 from trainwright.errors import SpaceError
 from trainwright.space.axes import Array
-from trainwright.space.canonical import is_number
+from trainwright.validators import check, number
 
 __all__ = ["Beta", "Normal", "Prior", "prior_from_json"]
 
@@ -25,13 +25,9 @@ class Normal:
 
     def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the settings make no law."""
-        if not is_number(self.mean) or not 0 <= self.mean <= 1:
-            raise SpaceError(
-                f"{name}: the mean of a Normal prior is a place on the unit column, from 0 (low) to 1 (high), "
-                f"got {self.mean!r}; give for example Normal(0.5, 0.2)"
-            )
-        if not is_number(self.sd) or not 0 < self.sd < float("inf"):
-            raise SpaceError(f"{name}: the sd of a Normal prior must be a finite number > 0, got {self.sd!r}")
+        # A place on the unit column: 0 is the parameter's low, 1 its high.
+        check(self.mean, number(minimum=0, maximum=1), f"{name}: Normal.mean", SpaceError)
+        check(self.sd, number(above=0), f"{name}: Normal.sd", SpaceError)
 
     def quantile(self, p: Array) -> Array:
         """Return the units below which a share p of the draws lies."""
@@ -57,8 +53,7 @@ class Beta:
     def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the settings make no law."""
         for shape, value in asdict(self).items():
-            if not is_number(value) or not 0 < value < float("inf"):
-                raise SpaceError(f"{name}: {shape} of a Beta prior must be a finite number > 0, got {value!r}")
+            check(value, number(above=0), f"{name}: Beta.{shape}", SpaceError)
 
     def quantile(self, p: Array) -> Array:
         """Return the units below which a share p of the draws lies."""

@@ -1,4 +1,4 @@
-"""How the parameters of a space lie in a row: which column is whose, and which are active.
+"""The schema of a row: which column belongs to which parameter, and which parameters are active.
 
 All methods map whole matrices [rows, columns]; a settled matrix holds canonical units, and NaN exactly where the
 conditions make a parameter inactive.

@@ -1,4 +1,4 @@
-"""What follows from the parameters of a row, and what it must meet: derived values and requirements, by column."""
+"""Derived values and requirements of a space, bound to its columns and evaluated over many rows at once."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Legal rows from the priors: rejection in rounds, then repair, then a sentence that says what nothing meets."""
+"""Draws legal rows from the priors: rejection in rounds, then repair, then an error that names the failing rules."""
 
 import math
 
@@ -31,7 +31,7 @@ def draw_legal(rules: BoundRules, generator: np.random.Generator, count: int) ->
 
     drawn = found = 0
     passes = np.zeros(len(rules.rules))
-    kept: list[Array] = []
+    accepted: list[Array] = []
     lenders = np.empty((0, len(layout.columns)))
     repair = False
     L = latent(count)
@@ -40,10 +40,10 @@ def draw_legal(rules: BoundRules, generator: np.random.Generator, count: int) ->
         verdicts = rules.verdicts(RowTable(rules, U))
         # Legal rows are taken as they come: rejection keeps the priors' law.
         legal: Mask = np.asarray(verdicts.all(axis=1))
-        kept.append(U[legal])
-        found += len(kept[-1])
+        accepted.append(U[legal])
+        found += len(accepted[-1])
         if found >= count:
-            return np.concatenate(kept)[:count]
+            return np.concatenate(accepted)[:count]
         # Only plain draws count for the shares of the message: repaired rows are no sample of the priors.
         if not repair:
             drawn += len(U)

@@ -1,4 +1,4 @@
-"""A space: named parameters, conditions and requirements; columns in, configurations out.
+"""A space of named parameters, conditions and requirements: draws rows, judges them, and decodes configurations.
 
 The searcher sees float64 matrices only: `sample` and `latent` draw them, `settle` and `legal` judge them,
 `model_matrix` and `row_keys` give the model's and the duplicates' view, `decode` makes parameters of them.
@@ -211,12 +211,14 @@ class Space:
 
         Stepped numbers become ordinals, requirements forbidden clauses. Needs the extra `configspace`.
         """
-        return _load_adapter("writing").to_configspace(self)
+        # By name, as a plug-in is: adapters lie above the packages that they adapt.
+        return import_module("trainwright.integrations.configspace.writing").to_configspace(self)
 
     @classmethod
     def from_configspace(cls, space: Any) -> Self:
         """Return the space of a `ConfigSpace.ConfigurationSpace`; every parameter has the default that it has there."""
-        parameters, requirements = _load_adapter("reading").read_configspace(space)
+        adapter = import_module("trainwright.integrations.configspace.reading")
+        parameters, requirements = adapter.read_configspace(space)
         return cls.of(parameters, *requirements)
 
     @cached_property
@@ -282,11 +284,6 @@ class Space:
                 self._rules.judge(rule, rows, passed)
             if not passed[0]:
                 raise SpaceError(f"default {describe_breach(rule, defaults)}")
-
-
-def _load_adapter(module: str) -> Any:
-    # By name, as a plug-in is: adapters lie above the packages that they adapt.
-    return import_module(f"trainwright.integrations.configspace.{module}")
 
 
 def _spread_values(values: list[Any], active: Mask | None) -> list[Any]:

@@ -184,7 +184,7 @@ class Claims:
         else:
             pause = self._ledger.lease_seconds / _LOOKS
             if now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
-                verdict = self._liveness.dead(writer, known, self._ledger.beats([writer])[writer])
+                verdict = self._liveness.dead(writer, known, self._ledger.heartbeats([writer])[writer])
                 self._looked[writer] = now, verdict
         if verdict is False and writer in self._silent:  # it was cut off, or stood still, and goes on
             for names in (self._dead, self._told, self._silent):
@@ -207,7 +207,7 @@ class Claims:
         now = time.monotonic()
         looked, verdict = self._heard.get(writer, (-math.inf, False))
         if now - looked >= self._ledger.lease_seconds / _LOOKS:
-            verdict = self._liveness.silent(writer, self._ledger.beats([writer])[writer]) is True
+            verdict = self._liveness.silent(writer, self._ledger.heartbeats([writer])[writer]) is True
             self._heard[writer] = now, verdict
             if verdict:
                 self._refresh()

@@ -18,14 +18,14 @@ from trainwright.schedule import (
     Promoted,
     PromotionRule,
     Reported,
-    Seat,
+    RuleView,
+    RunningTrial,
     Started,
     TrialView,
     Verdict,
     Wait,
 )
-from trainwright.schedule import View as RuleView
-from trainwright.search import View as SearchView
+from trainwright.search import SearchView
 from trainwright.space import Configuration
 
 __all__ = ["DeviceSecondsProjection", "RuleProjection", "SearchProjection", "rungs_of"]
@@ -217,10 +217,10 @@ class RuleProjection:
         first = self._objectives[0]
         return first.loss(report.metrics.get(first.metric, math.nan))
 
-    def survival(self, seat: Seat, view: RuleView) -> tuple[float, ...]:
-        """Return the chances of the trial of a seat to reach the later rungs."""
-        losses = (seat.loss,) * len(self._objectives)
-        seen = TrialView(number=seat.trial, epoch=seat.epoch, losses=losses, best_loss=seat.loss)
+    def survival(self, running: RunningTrial, view: RuleView) -> tuple[float, ...]:
+        """Return the chances of the trial of a running trial to reach the later rungs."""
+        losses = (running.loss,) * len(self._objectives)
+        seen = TrialView(number=running.trial, epoch=running.epoch, losses=losses, best_loss=running.loss)
         return self.rule.survival(self._index, view, seen)
 
     def on_free(self, view: RuleView) -> Promote | New | Wait:

@@ -18,7 +18,7 @@ from trainwright.pareto import (
     sampled_hypervolume,
 )
 from trainwright.randomness import rng
-from trainwright.search import View
+from trainwright.search import SearchView
 from trainwright.space import Space
 from trainwright.study.projections import SearchProjection
 
@@ -158,9 +158,9 @@ def recommended(state: State, space: Space, by: By) -> TrialState:
     best = results.best()  # refuses what has none
     if by == "observed":
         return best
-    from trainwright.search.estimate import Estimate
+    from trainwright.search.bayes.estimate import Estimate
 
-    view = View(space, state.seed, bounds=state.limits)
+    view = SearchView(space, state.seed, bounds=state.limits)
     SearchProjection(view, state.outcomes).catch_up(state.trials)
     feasible = np.flatnonzero(results.feasible)
     rows = np.array([space.encode(results.trials[place].params) for place in feasible.tolist()])

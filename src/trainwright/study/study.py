@@ -21,8 +21,7 @@ from trainwright.ledger import (
     refusal,
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
-from trainwright.search import ExpectedGain, Searcher
-from trainwright.search import View as SearchView
+from trainwright.search import ExpectedGain, Searcher, SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.driver import Driver

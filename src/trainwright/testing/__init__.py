@@ -1,5 +1,8 @@
 """Conformance kits: the tests that every plug-in of a kind has to pass."""
 
 from trainwright.testing.engine import EngineConformance
+from trainwright.testing.policy import PolicyConformance
+from trainwright.testing.rule import RuleConformance
+from trainwright.testing.searcher import SearcherConformance
 
-__all__ = ["EngineConformance"]
+__all__ = ["EngineConformance", "PolicyConformance", "RuleConformance", "SearcherConformance"]

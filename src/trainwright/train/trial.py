@@ -11,8 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Owner, Restored
-from trainwright.checkpoint.differences import settle
+from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Restored
+from trainwright.checkpoint.owner import Owner
+from trainwright.checkpoint.state.differences import settle_differences
 from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
@@ -244,7 +245,7 @@ class Trial:
             restored = manager.restore(mode="best_effort")
             if restored is not None:  # another machine or other versions will do, another model will not
                 grave = [found for found in restored.differences if found.effect is Effect.STATE]
-                settle(grave, mode="exact", what=str(restored.path))
+                settle_differences(grave, mode="exact", what=str(restored.path))
         run.arrange()
         return run
 

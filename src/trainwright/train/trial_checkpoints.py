@@ -5,7 +5,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint import Published, Restored, Saves
+from trainwright.checkpoint import Restored
+from trainwright.checkpoint.owner import Saves
+from trainwright.checkpoint.save.publish import Published
 from trainwright.errors import CheckpointStateError
 from trainwright.ledger import Record, facts
 

@@ -1,4 +1,4 @@
-"""A whole calibration: one process, or every rank that a launcher started, measures; rank 0 has the cluster."""
+"""A whole calibration, by one process or by every rank that a launcher started; rank 0 gets the cluster."""
 
 import os
 import platform
@@ -12,13 +12,14 @@ import torch
 from trainwright.cluster.calibration import compute
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
 from trainwright.cluster.calibration.links import measure_links
-from trainwright.cluster.calibration.ranks import RankPlace, joined
+from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
 from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime, measure_units
 from trainwright.cluster.calibration.storage import measure_storage
 from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.device import Storage
 from trainwright.errors import InputError
+from trainwright.validators import check, integer, one_of
 
 __all__ = ["calibrate"]
 
@@ -42,23 +43,18 @@ def calibrate(
 ) -> Cluster | None:
     """Measure this machine and return it as a cluster, on rank 0; None on the others. Every rank must call it.
 
-    Compute and memory are measured on all ranks at once, as in a training that uses them all, and the slowest counts.
-    Links need two ranks at least, as does what computation and exchanges do to each other; storage is measured in
-    `folder`, if one is given. Processors that several ranks share (`devices` "cpu") give times for the sizes of groups
-    that were measured and no others; of them what torch's own code takes is measured too. Rank 0 calls `say` with what
-    comes next.
+    Compute and memory are measured on all ranks at the same time, as in a training, and the slowest rank counts. Links
+    and overlap need at least two ranks; storage is measured in `folder`, if one is given. With `devices` "cpu" the
+    ranks share processors: the times hold only for the measured sizes of groups, and torch's own code is measured
+    too. Rank 0 calls `say` with the next phase.
     """
-    if devices not in {"cpu", "cuda"}:
-        raise InputError(f"devices: got {devices!r}; allowed: cpu, cuda")
+    check(devices, one_of("cpu", "cuda"), "devices")
     if devices == "cuda" and torch.cuda.device_count() < here.on_node:
         raise InputError(
             f"devices: got cuda with {here.on_node} ranks a node; allowed: cpu, or as many ranks as the node has GPUs: "
             f"{torch.cuda.device_count()}"
         )
-    if repeats < 2:
-        raise InputError(
-            f"repeats: got {repeats}; allowed: a whole number >= 2, for errors come from their differences"
-        )
+    check(repeats, integer(minimum=2), "repeats")  # errors come from the differences of repeats
     device = torch.device("cpu") if devices == "cpu" else torch.device("cuda", here.local_rank)
     if devices == "cuda":
         torch.cuda.set_device(device)
@@ -68,7 +64,7 @@ def calibrate(
                 _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
             )
         )
-    with joined(here, "gloo" if devices == "cpu" else "nccl"):
+    with join_process_group(here, "gloo" if devices == "cpu" else "nccl"):
         found = _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
         return Cluster(**fit_fields(found)) if here.rank == 0 else None
 
@@ -92,11 +88,11 @@ def _measure_all(
     load = _load_average()
     report_phase("compute and memory")
     # A training step ends when its slowest rank is done: of each time the slowest rank's counts.
-    products = {each: _take_slowest(here, compute.products(timer, each)) for each in compute.precisions(device)}
-    convolutions = _take_slowest(here, compute.convolutions(timer))
-    copies = _take_slowest(here, compute.copies(timer))
-    host_copies = _take_slowest(here, compute.host_copies(timer))
-    launch = _take_slowest(here, [(1.0, compute.launch_seconds(timer))])[0][1]
+    products = {each: _take_slowest(here, compute.time_products(timer, each)) for each in compute.precisions_of(device)}
+    convolutions = _take_slowest(here, compute.time_convolutions(timer))
+    copies = _take_slowest(here, compute.time_copies(timer))
+    host_copies = _take_slowest(here, compute.time_host_copies(timer))
+    launch = _take_slowest(here, [(1.0, compute.time_launch(timer))])[0][1]
     if here.world > 1:
         report_phase(f"exchanges between {here.world} ranks")
     # Links need at least two ranks, as does everything below.
@@ -106,7 +102,7 @@ def _measure_all(
     runtimes: dict[str, tuple[float, ...]] = {}
     runtime_spread = 0.0
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
-        report_phase("steps and pipelines of torch beside their exchanges, for a minute or two")
+        report_phase("steps and pipelines of torch, for a minute or two")
         # Only the outermost level: it joins all ranks, as a training does.
         widest = levels[-1]
         passes, runtimes, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
@@ -145,7 +141,7 @@ def _measure_all(
 
 
 def _take_slowest(here: RankPlace, rows: list[Row]) -> list[Row]:
-    """Return each time as the rank had it that took longest."""
+    """Return each time of the slowest rank."""
     if here.world == 1:
         return rows
     everyone: list[list[Row]] = [[] for _ in range(here.world)]

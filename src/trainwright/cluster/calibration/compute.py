@@ -1,6 +1,5 @@
 """Compute and memory of one device: sweeps of matrix products and convolutions, copies, the launch of a kernel."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -8,9 +7,17 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.cluster.calibration.least_squares import shortest
+from trainwright.cluster.calibration.timing import fastest, kernel_clock
 
-__all__ = ["Timer", "convolutions", "copies", "host_copies", "launch_seconds", "precisions", "products"]
+__all__ = [
+    "Timer",
+    "precisions_of",
+    "time_convolutions",
+    "time_copies",
+    "time_host_copies",
+    "time_launch",
+    "time_products",
+]
 
 Row = tuple[float, float]
 
@@ -39,29 +46,15 @@ class Timer:
 
     def seconds(self, work: Callable[[], object]) -> float:
         """Return the shortest time of the work; raises `InputError` if the clock gave none."""
-        work()
-        return shortest([self._time_once(work) for _ in range(self.repeats)])
-
-    def _time_once(self, work: Callable[[], object]) -> float:
-        # Events measure on the device: the host has only queued the kernels when its call returns.
-        if self.device.type == "cuda":
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            work()
-            end.record()
-            end.synchronize()
-            return float(start.elapsed_time(end)) / 1e3
-        begun = time.perf_counter_ns()
-        work()
-        return (time.perf_counter_ns() - begun) / 1e9
+        return fastest(work, warmup=1, repeats=self.repeats, clock=kernel_clock(self.device))
 
 
-def precisions(device: torch.device) -> tuple[str, ...]:
+def precisions_of(device: torch.device) -> tuple[str, ...]:
     """Return the precisions that are worth measuring on this device."""
     return ("fp32", "tf32", "fp16", "bf16") if device.type == "cuda" else ("fp32",)
 
 
-def products(timer: Timer, precision: str) -> list[Row]:
+def time_products(timer: Timer, precision: str) -> list[Row]:
     """Return (operations, seconds) of matrix products; a multiply-add counts as two."""
     rows = []
     with _use_precision("tf32" if precision == "tf32" else "ieee"):
@@ -74,7 +67,7 @@ def products(timer: Timer, precision: str) -> list[Row]:
     return rows
 
 
-def convolutions(timer: Timer) -> list[Row]:
+def time_convolutions(timer: Timer) -> list[Row]:
     """Return (operations, seconds) of convolutions of 3 x 3 in single precision."""
     rows = []
     with _use_precision("ieee"), torch.no_grad():
@@ -86,7 +79,7 @@ def convolutions(timer: Timer) -> list[Row]:
     return rows
 
 
-def copies(timer: Timer) -> list[Row]:
+def time_copies(timer: Timer) -> list[Row]:
     """Return (bytes read and written, seconds) of copies within the device's memory, beyond what its caches hold."""
     rows = []
     # Larger than the caches, or the copy would measure these.
@@ -97,7 +90,7 @@ def copies(timer: Timer) -> list[Row]:
     return rows
 
 
-def host_copies(timer: Timer) -> list[Row]:
+def time_host_copies(timer: Timer) -> list[Row]:
     """Return (bytes, seconds) of copies from pinned memory of the host to the device; none if they share it."""
     if timer.device.type == "cpu":
         return []
@@ -109,7 +102,7 @@ def host_copies(timer: Timer) -> list[Row]:
     return rows
 
 
-def launch_seconds(timer: Timer, *, launches: int = 200) -> float:
+def time_launch(timer: Timer, *, launches: int = 200) -> float:
     """Return the seconds that a kernel takes which does next to nothing, launched one after the other."""
     one = torch.ones(1, device=timer.device)
 

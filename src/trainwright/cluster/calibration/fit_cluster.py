@@ -1,4 +1,4 @@
-"""From measured times to a cluster: rates, latencies and links as fits that leave the least relative error."""
+"""Fits a cluster to measured times: rates, latencies and links with the least relative error."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _RINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredLevel:
-    """The exchanges measured on one level of the network, and how far two halves of the repeats lay apart."""
+    """The exchanges measured on one level of the network, and the relative difference of two halves of the repeats."""
 
     name: str
     devices: int
@@ -30,7 +30,7 @@ class MeasuredLevel:
     flows: float = 1.0
     """How much longer an exchange between nodes takes when every rank of a node is in one of its own."""
     only_these_sizes: bool = False
-    """Whether the ranks share processors, so that nothing follows for groups of other sizes."""
+    """Whether the ranks share processors, so that the times hold for no other size of group."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -181,7 +181,7 @@ def _fit_large(rows: Sequence[Row]) -> RelativeFit:
 
 
 def _links_per_node(figures: Measurements, level: MeasuredLevel) -> int:
-    """Return the links of a node that carry as many flows at once as it has devices in that many times the time."""
+    """Return how many links a node has: as many flows as devices, divided by how much slower they are together."""
     return max(1, round(figures.devices_per_node / level.flows)) if level.devices > figures.devices_per_node else 1
 
 

@@ -1,6 +1,5 @@
-"""Links: seconds of every collective by message size, in groups of every size inside a node and across nodes."""
+"""Measures links: seconds of every collective by message size, in groups of every size, in a node and across nodes."""
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -8,8 +7,8 @@ import torch
 import torch.distributed as dist
 
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel
-from trainwright.cluster.calibration.least_squares import median
 from trainwright.cluster.calibration.ranks import RankPlace
+from trainwright.cluster.calibration.timing import median_time, synchronized_clock
 from trainwright.cluster.network import OPERATIONS, ExchangeTimes
 
 __all__ = ["group_sizes", "measure_links", "message_sizes"]
@@ -47,11 +46,10 @@ def measure_links(here: RankPlace, device: torch.device, *, repeats: int, larges
 
     All ranks must call it.
 
-    Every size of message is timed in turn, `repeats` times over, so that what disturbs a machine for a while does not
-    fall on one size; of each the median counts, on the rank that takes longest: how ranks find each other changes from
-    one exchange to the next, and the shortest is luck that a training's many do not have. A time is that of several
-    exchanges one after the other, each of its own memory, as a training has them: one alone finds its message in the
-    caches and ends before the other rank's has.
+    Every size of message is timed in turn, `repeats` times, so that a disturbance does not fall on one size. The median
+    on the slowest rank counts: how ranks meet changes from one exchange to the next, and the shortest time is luck that
+    a training does not have. A time is that of several exchanges in a row, each of its own memory, as in a training: a
+    single one would find its message in the caches.
     """
     levels = []
     inside = [(ranks, 1) for ranks in group_sizes(here.on_node)]
@@ -123,6 +121,7 @@ def _time_sizes(
     # Untimed first calls: connections and buffers are made at first use.
     for work in works:
         work()
+    clock = synchronized_clock(group.device)
     times: list[list[float]] = [[] for _ in works]
     # Sizes take turns, so that a disturbance falls on all sizes and not on one.
     for _ in range(repeats):
@@ -130,18 +129,8 @@ def _time_sizes(
             dist.barrier(
                 among or group.handle, device_ids=[group.device.index] if group.device.type == "cuda" else None
             )
-            series.append(_time_once(work, group.device) / work.runs)
+            series.append(clock(work) / work.runs)
     return times
-
-
-def _time_once(work: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    begun = time.perf_counter_ns()
-    work()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    return (time.perf_counter_ns() - begun) / 1e9
 
 
 def _gather_times(times: list[list[float]] | None) -> list[list[list[float]]]:
@@ -153,7 +142,7 @@ def _gather_times(times: list[list[float]] | None) -> list[list[list[float]]]:
 
 def _slowest_medians(series: list[list[list[float]]]) -> tuple[float, ...]:
     """Return for each size the median repeat of the rank that takes longest."""
-    return tuple(max(median(each) for each in ranks) for ranks in zip(*series, strict=True))
+    return tuple(max(median_time(each) for each in ranks) for ranks in zip(*series, strict=True))
 
 
 def _round_to_ranks(size: int, ranks: int) -> int:

@@ -1,4 +1,4 @@
-"""Ranks: which process this is of those that a launcher started, and the process group that they form."""
+"""Which rank this process is among those that a launcher started, and the process group that they form."""
 
 import os
 import re
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from datetime import timedelta
 from types import MappingProxyType
 
-from trainwright.errors import InputError, closest
+from trainwright.errors import InputError
+from trainwright.validators import check, one_of, optional
 
-__all__ = ["LAUNCHERS", "RankPlace", "joined", "place"]
+__all__ = ["LAUNCHERS", "RankPlace", "find_rank_place", "join_process_group"]
 
 _PORT = 29500
 _TIMEOUT = timedelta(minutes=10)
@@ -34,7 +35,7 @@ class RankPlace:
 
 @dataclass(frozen=True, slots=True)
 class _Launcher:
-    """The variables in which a launcher tells a process its place, the first that is set; and how it is called."""
+    """Environment variables in which a launcher passes the rank (the first that is set counts), and its command."""
 
     rank: tuple[str, ...]
     world: tuple[str, ...]
@@ -62,13 +63,12 @@ _LAUNCHERS: Mapping[str, _Launcher] = MappingProxyType({
 LAUNCHERS = tuple(_LAUNCHERS)
 
 
-def place(launcher: str | None = None, environment: Mapping[str, str] = os.environ) -> RankPlace:
-    """Return the place of this process; without a launcher that of torchrun if its variables are set, else alone.
+def find_rank_place(launcher: str | None = None, environment: Mapping[str, str] = os.environ) -> RankPlace:
+    """Return the rank of this process; without a launcher that of torchrun if its variables are set, else a single one.
 
     Raises `InputError` if the launcher is unknown, did not start this process, or did so unevenly.
     """
-    if launcher is not None and launcher not in _LAUNCHERS:
-        raise InputError(f"launch: got {launcher!r}; allowed: {', '.join(LAUNCHERS)}{closest(launcher, LAUNCHERS)}")
+    check(launcher, optional(one_of(*LAUNCHERS)), "launch")
     if launcher is None and not {"RANK", "WORLD_SIZE"} <= set(environment):
         return RankPlace()
     name = launcher or "torchrun"
@@ -93,7 +93,7 @@ def place(launcher: str | None = None, environment: Mapping[str, str] = os.envir
 
 
 @contextmanager
-def joined(here: RankPlace, backend: str) -> Iterator[None]:
+def join_process_group(here: RankPlace, backend: str) -> Iterator[None]:
     """Form a process group of all ranks by `backend` ("gloo" or "nccl"), for as long as the block runs."""
     import torch.distributed as dist
 

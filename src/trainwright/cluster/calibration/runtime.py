@@ -1,9 +1,8 @@
-"""What a training has beside its layers and exchanges: how far one hides behind the other, and torch's own code."""
+"""Measures overlap of computation and communication, and the time that torch's own code adds to a training step."""
 
 import itertools
 import math
 import statistics
-import time
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -15,8 +14,13 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.cluster.calibration.least_squares import median, middle, spread
-from trainwright.cluster.calibration.timing import fastest
+from trainwright.cluster.calibration.timing import (
+    fastest,
+    mean_of_middle,
+    median_time,
+    spread_of_middle,
+    synchronized_clock,
+)
 from trainwright.cluster.network import FSDP_UNIT, ExchangeTimes
 
 __all__ = ["fit_rising", "measure_overlap", "measure_runtime", "measure_units"]
@@ -24,7 +28,7 @@ __all__ = ["fit_rising", "measure_overlap", "measure_runtime", "measure_units"]
 Work = Callable[[], object]
 Timer = Callable[[], float]
 
-_SIDE = 128  # of the matrices whose products are computed beside an exchange
+_SIDE = 128  # of the matrices that are multiplied during an exchange
 _MESSAGE = 4 * 2**20
 _UNITS, _WIDTHS = 4, (64, 256, 512, 1024, 2048)  # linear layers of a model, and their widths
 _MICRO = 4  # samples where nothing is to compute
@@ -35,9 +39,9 @@ _MICROBATCHES = 8
 
 
 def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float]:
-    """Return the speed of computation beside a sum over all ranks, 0 to 1, and how far several moments lay apart.
+    """Return the relative speed of computation during an all-reduce, 0 to 1, and the spread over several moments.
 
-    Twice as long as the sum alone takes, products of matrices are computed: alone and beside it. Every rank takes part.
+    Matrix products that take twice as long as the all-reduce are timed alone and during it. Every rank takes part.
     """
     left, right = (torch.rand(_SIDE, _SIDE, device=device) for _ in range(2))
     message = torch.zeros(_MESSAGE // 4, device=device)
@@ -70,15 +74,15 @@ def measure_overlap(device: torch.device, *, repeats: int) -> tuple[float, float
             lambda: timers(lambda: products(number), exchange, both), device, repeats
         )
     )
-    return whole, spread(moments)
+    return whole, spread_of_middle(moments)
 
 
 def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTimes, float]:
-    """Return what FSDP takes for a unit of weights in a micro-batch, by their bytes, and how far moments lay apart.
+    """Return the seconds that FSDP adds for a group of weights in a micro-batch, by their bytes, and the spread.
 
-    That is two gathers, a scatter, copies of the weights and gradients in and out of what travels, and torch's own
-    code: what a step of linear layers takes more under FSDP. They are measured as one, for collectives timed alone,
-    one after the other, meet the processors in another state than those between which there is something to do.
+    That is two gathers, a scatter, copies into and out of the buffers, and torch's own code: how much longer a step of
+    linear layers takes under FSDP. They are measured together, because collectives that are timed alone, one after the
+    other, find caches and threads in another state than collectives with computation in between.
     """
     # Each width is timed plain and under FSDP; the difference, divided by the number of layers, is one group's cost.
     ranks, device = dist.get_world_size(), torch.device("cpu")
@@ -101,21 +105,20 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
     # float32 weights and bias of one linear layer.
     sizes = tuple(4 * (width + 1) * width for width in widths)
     units = ExchangeTimes(operation=FSDP_UNIT, tier=tier, ranks=ranks, bytes=sizes, seconds=tuple(every[0]))
-    # How far moments lie apart, relative to their size, as a root mean square over all widths.
-    apart = [spread(times) / middle(times) for times in zip(*every[1:], strict=True)]
-    return units, math.sqrt(statistics.fmean(each**2 for each in apart))
+    # The spread over the moments, relative to their mean, as a root mean square over all widths.
+    deviation = [spread_of_middle(times) / mean_of_middle(times) for times in zip(*every[1:], strict=True)]
+    return units, math.sqrt(statistics.fmean(each**2 for each in deviation))
 
 
 def measure_runtime(
     exchanges: Iterable[ExchangeTimes], *, repeats: int
 ) -> tuple[tuple[float, ...], dict[str, tuple[float, ...]], float]:
-    """Return a cluster's `pass_seconds` and `runtime_seconds`, and how far several moments lay apart.
+    """Return a cluster's `pass_seconds` and `runtime_seconds`, and the relative spread over several moments.
 
-    Of models of several sizes: what a step under DDP, with the mean of its loss, takes more than the pass by itself
-    and the sum of its gradients; and, as stages of a pipeline with one on every rank, what a micro-batch takes more
-    than that and two messages. The pass by itself is timed as profiles are, to which a plan adds what is found: the
-    least of several one after the other, which nothing but other processes disturbs. Those of a training wait for
-    other ranks each time, and take longer for it. All sizes together tell how it rises with the pass.
+    For models of several sizes: how much longer a step under DDP, with the mean of its loss, takes than the pass alone
+    and the all-reduce of its gradients; and how much longer a micro-batch of a pipeline with one stage a rank takes
+    than the pass and two messages. The pass alone is timed as in profiles (the least of several), because a plan adds
+    the result to a profile. A fit over all sizes says how the difference grows with the pass.
     """
 
     def seconds(operation: str, size: int) -> float:
@@ -155,24 +158,24 @@ def measure_runtime(
             for wholes, passes, exchanged in ways
         ]
         found.append((own, longer))
-    # The first entry is over all moments; the others tell how far they lie apart.
+    # The first entry is over all moments, the others are single moments, for the spread.
     (own, longer), *moments = found
     every = [list(itertools.chain(*each)) for _, each in moments]
-    apart = math.hypot(*(spread(times) for times in zip(*every, strict=True)))
+    deviation = math.hypot(*(spread_of_middle(times) for times in zip(*every, strict=True)))
     mean = math.hypot(*(statistics.fmean(times) for times in zip(*every, strict=True)))
     # A cluster's `pass_seconds` must rise.
     order = sorted(range(len(own)), key=own.__getitem__)
     names = ("step", *_SCHEDULES)
     smooth = (fit_rising(own, times) for times in longer)
     runtimes = {name: tuple(times[place] for place in order) for name, times in zip(names, smooth, strict=True)}
-    return tuple(own[place] for place in order), runtimes, apart / mean if mean else 0.0
+    return tuple(own[place] for place in order), runtimes, deviation / mean if mean else 0.0
 
 
 def fit_rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
-    """Return the a + b sqrt(own), a and b >= 0, that are closest to `longer` in parts of the whole.
+    """Return the a + b sqrt(own), a and b >= 0, with the least relative error to `longer`.
 
-    Torch's own code takes as long for any pass; what holds up the one rank or the other comes by chance, the more often
-    the longer a pass is, and what they wait for each other grows as the deviation of such a sum does, with its root.
+    Torch's own code takes the same time for any pass (a). Random delays of single ranks add up over a pass, and the
+    wait for the slowest rank grows like the standard deviation of that sum, with its square root (b).
     """
     passes, seconds = np.asarray(own), np.asarray(longer)
     # Divided by the whole time, so that least squares makes relative errors small.
@@ -183,16 +186,16 @@ def fit_rising(own: Sequence[float], longer: Sequence[float]) -> list[float]:
 
 
 def _measure_moments(make: Callable[[], list[Timer]], device: torch.device, repeats: int) -> list[list[float]]:
-    """Return what each of these timers says on the rank where it is most: of all moments their middle, and in each.
+    """Return the time of each timer on its slowest rank: the mean of the middle half of all moments, then each moment.
 
-    For each moment all is made anew: what memory it gets and how the ranks' threads find each other lasts.
+    Everything is made again for each moment, because the placement of memory and threads persists within one.
     """
     moments = [[timer() for timer in make()] for _ in range(max(_LEAST_MOMENTS, repeats // _IN_A_MOMENT))]
     # All ranks wait for the slowest, so its time counts.
     slowest = torch.tensor(moments, dtype=torch.float64, device=device)
     dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
     found: list[list[float]] = slowest.tolist()
-    return [[middle(each) for each in zip(*found, strict=True)], *found]
+    return [[mean_of_middle(each) for each in zip(*found, strict=True)], *found]
 
 
 def _time_alone(work: Work) -> Timer:
@@ -202,25 +205,17 @@ def _time_alone(work: Work) -> Timer:
 
 def _time_together(work: Work, device: torch.device) -> Timer:
     """Time work that all ranks start together: the median of several, one after the other as in a training."""
+    clock = synchronized_clock(device)
 
     def timed() -> float:
         series = []
         # A barrier before each repeat: ranks that start apart would wait inside the exchange.
         for _ in range(_WARM + _IN_A_MOMENT):
             dist.barrier(device_ids=[device.index] if device.type == "cuda" else None)
-            _synchronize(device)
-            begun = time.perf_counter_ns()
-            work()
-            _synchronize(device)
-            series.append((time.perf_counter_ns() - begun) / 1e9)
-        return median(series[_WARM:])
+            series.append(clock(work))
+        return median_time(series[_WARM:])
 
     return timed
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def _make_layers(width: int) -> nn.Sequential:
@@ -238,7 +233,7 @@ def _make_sharded(width: int, mesh: DeviceMesh) -> nn.Module:
 
 
 def _make_pipeline(mesh: DeviceMesh, schedule: str, width: int, micro: int) -> Work:
-    """Return an iteration of a pipeline with `_make_layers` on every rank, which all are told its loss."""
+    """Return an iteration of a pipeline with one stage of layers on every rank, whose loss is sent to all ranks."""
     rank, ranks = dist.get_rank(), dist.get_world_size()
     stage = PipelineStage(_make_layers(width), rank, ranks, torch.device("cpu"), group=mesh.get_group())
     iteration = _SCHEDULES[schedule](stage, n_microbatches=_MICROBATCHES, loss_fn=lambda output, _: output.mean())
@@ -247,8 +242,8 @@ def _make_pipeline(mesh: DeviceMesh, schedule: str, width: int, micro: int) -> W
     def once() -> None:
         # As in a training step: gradients start empty, the last rank's loss reaches everyone.
         stage.submod.zero_grad()
-        given = (whole,) if rank == 0 else ()
-        iteration.step(*given, target=target if rank == ranks - 1 else None, return_outputs=False)
+        arguments = (whole,) if rank == 0 else ()
+        iteration.step(*arguments, target=target if rank == ranks - 1 else None, return_outputs=False)
         dist.broadcast(loss, ranks - 1)
         dist.all_reduce(loss)
 

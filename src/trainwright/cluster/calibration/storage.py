@@ -1,13 +1,11 @@
-"""Storage of a folder: one large file written and read, many small files read, none from the host's cache."""
+"""Measures the storage of a folder: a large file written and read, small files read, none from the host's cache."""
 
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable
 from pathlib import Path
 
-from trainwright.cluster.calibration.least_squares import shortest
+from trainwright.cluster.calibration.timing import shortest_time, wall_clock
 from trainwright.cluster.device import Storage
 from trainwright.errors import InputError
 
@@ -27,30 +25,26 @@ def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, 
     try:
         with tempfile.TemporaryDirectory(prefix="trainwright-", dir=folder) as name:
             large, small = Path(name) / "large", [Path(name) / f"small{place}" for place in range(_SMALL_FILES)]
-            # The small files are written once; each repeat reads them anew.
+            # The small files are written once and read in each repeat.
             for path in small:
                 _write_synced(path, os.urandom(_SMALL_BYTES))
             content = os.urandom(size)
             for _ in range(repeats):
-                writes.append(_time_call(lambda: _write_synced(large, content)))
+                writes.append(wall_clock(lambda: _write_synced(large, content)))
                 # Without this the file would come from the host's memory, not from the disk.
                 _drop_from_cache(large)
-                reads.append(_time_call(lambda: _read_files(large)))
+                reads.append(wall_clock(lambda: _read_files(large)))
                 for path in small:
                     _drop_from_cache(path)
-                files.append(_time_call(lambda: _read_files(*small)) / _SMALL_FILES)
+                files.append(wall_clock(lambda: _read_files(*small)) / _SMALL_FILES)
     except OSError as error:
         raise InputError(f"storage {folder}: cannot be measured ({error}); allowed: a folder to write in") from None
-    write, read = size / shortest(writes), size / shortest(reads)
+    write, read = size / shortest_time(writes), size / shortest_time(reads)
     # The larger of the two relative differences is the error of the whole.
-    spread = max(1 - shortest(each) / statistics.median(each) for each in (writes, reads))
-    return Storage(node_read=read, write=write, file_seconds=max(0.0, shortest(files) - _SMALL_BYTES / read)), spread
-
-
-def _time_call(work: Callable[[], object]) -> float:
-    begun = time.perf_counter_ns()
-    work()
-    return (time.perf_counter_ns() - begun) / 1e9
+    spread = max(1 - shortest_time(each) / statistics.median(each) for each in (writes, reads))
+    return Storage(
+        node_read=read, write=write, file_seconds=max(0.0, shortest_time(files) - _SMALL_BYTES / read)
+    ), spread
 
 
 def _write_synced(path: Path, content: bytes) -> None:

@@ -8,10 +8,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.costs.contention import contention
-from trainwright.cluster.costs.hockney import Seconds, ring, send, tree
+from trainwright.cluster.costs.hockney import Seconds, ring_seconds, send_seconds, tree_seconds
 from trainwright.cluster.network import OPERATIONS, NetworkLevel, Operation
 from trainwright.cluster.placement import group_tier
-from trainwright.errors import InputError, closest
+from trainwright.errors import InputError
+from trainwright.validators import check, number, one_of
 
 __all__ = ["CollectiveCost", "collective_candidates", "collective_seconds", "collective_times"]
 
@@ -73,20 +74,16 @@ def collective_candidates(
 def _price_algorithms(
     cluster: Cluster, operation: Operation, size: Seconds, *, ranks: int, stride: int, flows: float
 ) -> dict[str, Seconds]:
-    if operation not in OPERATIONS:
-        raise InputError(
-            f"operation: got {operation!r}; allowed: {', '.join(OPERATIONS)}{closest(operation, OPERATIONS)}"
-        )
+    check(operation, one_of(*OPERATIONS), "operation")
     if not np.all(np.greater_equal(size, 0)):
         raise InputError(f"bytes of {operation}: got {size!r}; allowed: numbers >= 0")
-    if not flows >= 1:
-        raise InputError(f"flows: got {flows!r}; allowed: a number >= 1, the groups that share a link")
+    check(flows, number(minimum=1), "flows")
     if ranks == 1:
         return {"none": size * 0.0}
     tier = _level_of(cluster, ranks, stride)
     # Measured times come first: no formula knows what the machine's library does.
     on_node = min(ranks, max(1, cluster.devices_per_node // stride))
-    times = next((each for each in cluster.measured if each.matches(operation, tier.name, ranks, on_node)), None)
+    times = next((known for known in cluster.measured if known.matches(operation, tier.name, ranks, on_node)), None)
     if times is not None:
         return {"measured": times.at(size, flows)}
     # Processes that share processors slow each other down in a way that no formula extrapolates.
@@ -108,11 +105,11 @@ def _by_formula(
     tier = _level_of(cluster, ranks, stride)
     alpha, beta = tier.alpha, tier.beta * flows
     if operation == "send":
-        return {"direct": send(size, alpha, beta)}
+        return {"direct": send_seconds(size, alpha, beta)}
     if operation == "broadcast":
-        return {"tree": tree(size, ranks, alpha, beta)}
+        return {"tree": tree_seconds(size, ranks, alpha, beta)}
     if operation == "all_to_all":
-        return {"pairwise": ring(size, ranks, alpha, beta)}
+        return {"pairwise": ring_seconds(size, ranks, alpha, beta)}
     found = _price_flat(operation, size, ranks, alpha, beta)
     # With several ranks in each node, a reduction inside the node first lets one ring a device cross the network.
     inside = _ranks_per_node(cluster, ranks, stride)
@@ -122,15 +119,15 @@ def _by_formula(
         far = tier.beta * max(flows, contention(cluster, ranks=ranks // inside, stride=inside * stride))
         outer = _price_flat(operation, size / inside, ranks // inside, alpha, far)
         # Inside the node every byte goes round, outside only each device's share.
-        inner = _ring_passes(operation) * ring(size, inside, near.alpha, near.beta)
+        inner = _ring_passes(operation) * ring_seconds(size, inside, near.alpha, near.beta)
         found["hierarchical"] = inner + functools.reduce(np.minimum, outer.values())
     return found
 
 
 def _price_flat(operation: Operation, size: Seconds, ranks: int, alpha: float, beta: float) -> dict[str, Seconds]:
-    found = {"ring": _ring_passes(operation) * ring(size, ranks, alpha, beta)}
+    found = {"ring": _ring_passes(operation) * ring_seconds(size, ranks, alpha, beta)}
     if operation == "all_reduce":
-        found["tree"] = 2 * tree(size, ranks, alpha, beta)
+        found["tree"] = 2 * tree_seconds(size, ranks, alpha, beta)
     return found
 
 

@@ -1,4 +1,4 @@
-"""Contention: how many times slower a link is because all groups of an axis exchange at once, derived by counting.
+"""Contention: how many times slower a link is because all groups of an axis communicate at the same time.
 
 Every group is a ring in the order of its ranks. All rings are laid on the topology: a node's uplinks, then the uplinks
 of each switch level. A flow that leaves a node, or a level's group of nodes, loads the links that join it to the level

@@ -10,17 +10,17 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Seconds", "chunks", "ring", "send", "tree"]
+__all__ = ["Seconds", "chunk_count", "ring_seconds", "send_seconds", "tree_seconds"]
 
 Seconds = float | NDArray[np.float64]
 
 
-def send(size: Seconds, alpha: float, beta: float) -> Seconds:
+def send_seconds(size: Seconds, alpha: float, beta: float) -> Seconds:
     """Return the seconds of one message: alpha + m beta."""
     return alpha + size * beta
 
 
-def ring(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
+def ring_seconds(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
     """Return the seconds of one way round a ring: (p - 1)(alpha + m beta / p).
 
     That is an all-gather, a reduce-scatter or a pairwise all-to-all; an all-reduce is two of them.
@@ -28,16 +28,16 @@ def ring(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
     return (ranks - 1) * (alpha + size * (beta / ranks))
 
 
-def tree(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
+def tree_seconds(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
     """Return the seconds of one way through a pipelined tree: (ceil(log2 p) + k - 1)(alpha + m beta / k).
 
     That is a broadcast or a reduction; an all-reduce is two of them. k is the number of chunks that costs least.
     """
-    parts = chunks(size, ranks, alpha, beta)
+    parts = chunk_count(size, ranks, alpha, beta)
     return (_tree_depth(ranks) + parts - 1) * (alpha + size * beta / parts)
 
 
-def chunks(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
+def chunk_count(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds:
     """Return the number of chunks, at least 1 and of at least a byte each, with which `tree` takes the least time.
 
     The derivative vanishes at k = sqrt((depth - 1) m beta / alpha); the cost is convex in k, so that the best whole

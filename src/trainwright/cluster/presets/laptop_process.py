@@ -7,12 +7,11 @@ import json
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 
 import numpy as np
 
-from trainwright.cluster.calibration.least_squares import shortest
+from trainwright.cluster.calibration.timing import fastest
 
 __all__: list[str] = []
 
@@ -26,7 +25,7 @@ def _measure_all() -> dict[str, object]:
     return {
         "products": [_time_product(side) for side in _SIDES],
         "copies": [_time_copy(size) for size in _COPIED],
-        "launch_seconds": _least_seconds(_make_addition(), repeats=1000),
+        "launch_seconds": fastest(_make_addition(), warmup=1, repeats=1000),
         "messages": _time_messages(),
     }
 
@@ -34,27 +33,17 @@ def _measure_all() -> dict[str, object]:
 def _time_product(side: int) -> tuple[float, float]:
     left, right = (np.full((side, side), value, dtype=np.float32) for value in (1.5, 0.5))
     out = np.empty_like(left)
-    return 2.0 * side**3, _least_seconds(lambda: np.matmul(left, right, out=out))
+    return 2.0 * side**3, fastest(lambda: np.matmul(left, right, out=out), warmup=1, repeats=_REPEATS)
 
 
 def _time_copy(size: int) -> tuple[float, float]:
     source, target = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
-    return 2.0 * size, _least_seconds(lambda: np.copyto(target, source))
+    return 2.0 * size, fastest(lambda: np.copyto(target, source), warmup=1, repeats=_REPEATS)
 
 
 def _make_addition() -> Callable[[], object]:
     one, out = np.ones(1, dtype=np.float32), np.ones(1, dtype=np.float32)
     return lambda: np.add(one, one, out=out)
-
-
-def _least_seconds(work: Callable[[], object], *, repeats: int = _REPEATS) -> float:
-    times = []
-    # The first run warms caches and is not counted.
-    for _ in range(repeats + 1):
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return shortest(times[1:])
 
 
 def _time_messages() -> list[tuple[int, float]]:
@@ -81,7 +70,7 @@ def _time_round_trip(connection: socket.socket, size: int) -> float:
         connection.sendall(content)
         _receive_exactly(connection, content)
 
-    return _least_seconds(once, repeats=25)
+    return fastest(once, warmup=1, repeats=_REPEATS)
 
 
 def _receive_exactly(connection: socket.socket, content: memoryview) -> bool:

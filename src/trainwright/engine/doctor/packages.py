@@ -12,7 +12,6 @@ __all__ = ["GIVES", "examine_packages", "imported"]
 
 GIVES = {
     "torch": "training with trial.prepare, checkpoints, profiles, data-parallel trials",
-    "formats": "checkpoints in HDF5",
     "ray": "trials on several nodes through Ray",
     "redis": "a ledger on a Redis server, for hundreds of workers",
     "optuna": "OptunaSearcher, Optuna's objectives unchanged, our searchers in Optuna's studies",

@@ -14,17 +14,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.comparing import (
-    Line,
-    Run,
+from trainwright.checkpoint.tools.comparing import (
+    JournalLine,
+    ProofRun,
     Unlike,
     first_difference,
     idle_generators,
     read_lines,
 )
-from trainwright.checkpoint.proof import Proof
-from trainwright.checkpoint.script import run_ranks
-from trainwright.checkpoint.witness import Plan
+from trainwright.checkpoint.tools.proof import Proof
+from trainwright.checkpoint.tools.proof_runs import run_ranks
+from trainwright.checkpoint.tools.step_digests import ProofPlan
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import CheckpointConfigError, CheckpointError
 from trainwright.randomness import rng
@@ -98,7 +98,7 @@ class _Place:
     save_at: int = 0  # 0: where the trial saves by itself
 
 
-def _interruption(name: str, whole: Run, steps: int | None, seed: int) -> _Place:
+def _interruption(name: str, whole: ProofRun, steps: int | None, seed: int) -> _Place:
     """Return after which step the trial is killed, and after which it is made to save."""
     taken = [line.step for line in whole.of(*_STEPS)]
     saved = [line.step for line in whole.of("saved")]
@@ -128,7 +128,7 @@ def _interruption(name: str, whole: Run, steps: int | None, seed: int) -> _Place
 class _Seen:
     """A run and what it reported, by epoch."""
 
-    run: Run
+    run: ProofRun
     reports: dict[int, dict[str, float]]
 
 
@@ -145,7 +145,7 @@ class _Runs:
     def run(self, name: str, *, after: _Seen | None = None, **what: Any) -> _Seen:
         """Run the trial, as the next lease of the run `after` if there is one. Raises `CheckpointError` if it fails."""
         journal = self._folder / f"{name}.journal"
-        plan = Plan(folder="", journal=str(journal), ranks=self._ranks, **what)
+        plan = ProofPlan(folder="", journal=str(journal), ranks=self._ranks, **what)
         file = Path(f"{journal}.plan")
         plan.write(file)
         study = self._folder / ("b" if name.startswith("b") else name)
@@ -162,12 +162,12 @@ class _Runs:
         reports = Path(f"{journal}.reports")
         told = map(json.loads, reports.read_text(encoding="utf-8").splitlines() if reports.exists() else [])
         return _Seen(
-            Run(lines=read_lines(journal, self._ranks), end=Path(f"{journal}.end.0")),
+            ProofRun(lines=read_lines(journal, self._ranks), end=Path(f"{journal}.end.0")),
             {report["epoch"]: report["metrics"] for report in told},
         )
 
 
-def _upto(whole: Run, half: Run) -> list[Line]:
+def _upto(whole: ProofRun, half: ProofRun) -> list[JournalLine]:
     """Return the steps of a run that another took too."""
     taken = {(line.rank, line.step) for line in half.of(*_STEPS)}
     return [line for line in whole.of(*_STEPS) if (line.rank, line.step) in taken]

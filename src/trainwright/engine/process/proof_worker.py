@@ -9,7 +9,7 @@ from pathlib import Path
 
 import trainwright.checkpoint
 from trainwright.checkpoint import manager as home
-from trainwright.checkpoint.witness import Plan, taking_part
+from trainwright.checkpoint.tools.step_digests import ProofPlan, take_part
 from trainwright.engine.devices import visible_gpus
 from trainwright.engine.function_reference import load_function
 from trainwright.engine.process.run_assignment import run_assignment
@@ -37,13 +37,13 @@ class _Notebook:
 def main(arguments: list[str]) -> int:
     """Run the trial as the plan says; return the exit status."""
     plan_file, function, text = arguments
-    plan = Plan.read(plan_file)
+    plan = ProofPlan.read(plan_file)
     assignment = Assignment(**json.loads(text))
     if plan.ranks > 1:
         meeting = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         assignment = replace(assignment, rank=int(os.environ["RANK"]), world_size=plan.ranks, address=meeting)
     sys.path[0] = str(Path.cwd())
-    with taking_part(plan) as manager:
+    with take_part(plan) as manager:
         trial = importlib.import_module("trainwright.train.trial")
         # whichever the function takes, or `trial.prepare`
         home.Manager = trainwright.checkpoint.Manager = trial.Manager = manager  # type: ignore[misc,attr-defined]

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import EngineError
-from trainwright.schedule.estimates import interpolated
+from trainwright.schedule.allocator.estimates import interpolated
 from trainwright.settings import Settings
 from trainwright.validators import Validator, flag, integer, number, optional
 

@@ -14,31 +14,31 @@ from trainwright.engine.simulated.trial import SimulatedTrial
 from trainwright.errors import ScheduleError
 from trainwright.schedule import (
     Action,
-    Desk,
+    DeviceAllocator,
     Ended,
     Estimates,
-    Go,
     Judged,
-    Look,
-    Move,
     New,
     Opened,
     Pause,
+    PendingTrial,
+    Preempt,
     Promote,
     Promoted,
+    Replan,
     Reported,
-    Rest,
+    Resize,
+    Resume,
+    RuleView,
+    RunningTrial,
     Scheduler,
-    Seat,
     Start,
     Started,
     Stop,
     TrialView,
-    View,
-    Work,
 )
 from trainwright.schedule import Event as RuleEvent
-from trainwright.schedule.time_left import seconds_left
+from trainwright.schedule.allocator.time_left import seconds_left
 
 __all__ = ["simulate"]
 
@@ -87,7 +87,7 @@ def simulate(
 
 
 class _Simulation:
-    """The state between events. It is the desk's source."""
+    """The state between events. It is the allocator's source."""
 
     def __init__(
         self,
@@ -128,14 +128,14 @@ class _Simulation:
         self.nothing = False  # there was no work when it was asked for last
         self.idle = 0  # events in a row without any training
         self.paces: dict[int, float] = {}
-        self.desk = Desk(
+        self.device_allocator = DeviceAllocator(
             scheduler.policy,
             self,
-            scheduler.policy.room(cluster.devices, cluster.devices_per_node),
+            scheduler.policy.free_slots(cluster.devices, cluster.devices_per_node),
             slots=cluster.devices,
             rungs=(*getattr(self.rule, "rungs", ()), self.length),
             survival=self._survival,
-            left=self._left,
+            seconds_left=self._left,
             # As in a study, where the start of each trial is measured before any can grow.
             estimates=Estimates(restart_seconds=setting.restart(scheduler.policy.start)),
         )
@@ -158,8 +158,8 @@ class _Simulation:
     def _result(self, at: float, why: str) -> SimulatedStudy:
         """Return what came of the study, the trials that still hold or want devices ended for `why`."""
         stalls = tuple(
-            Stall(trial=number, wanted=seat.wanted, devices=self.desk.slots)
-            for number, seat in sorted({**self.desk.resting, **self.desk.seats}.items())
+            Stall(trial=number, wanted=running.wanted_size, devices=self.device_allocator.slots)
+            for number, running in sorted({**self.device_allocator.preempted, **self.device_allocator.running}.items())
             if why == "stalled"
         )
         done = len(self.trials), self.learning_curves.substitutions, stalls, self.events.digest
@@ -174,14 +174,14 @@ class _Simulation:
         if self.limits.timeless:
             return math.inf
         wall, shared = self.limits.wall_seconds, self.limits.device_seconds
-        busy = self.desk.slots if devices is None else devices
+        busy = self.device_allocator.slots if devices is None else devices
         return seconds_left(wall, shared, at=self.clock, spent=self.recorder.spent(self.clock), devices=busy)
 
     def _over(self) -> bool:
         """Whether nothing trains and nothing will: no timer is set, and no node comes back that could be used."""
         if self.training or self.timer is not None:
             return False
-        waits = self.desk.resting or self.interrupted or self.desk.seats
+        waits = self.device_allocator.preempted or self.interrupted or self.device_allocator.running
         return not self.down or (self.nothing and not waits) or self.idle > _IDLE * (1 + self.setting.cluster.nodes)
 
     def _void(self, event: Event) -> bool:
@@ -190,7 +190,7 @@ class _Simulation:
         if kind is EventKind.REPORTED or kind is EventKind.CHECKPOINT:
             return self.trials[number].version != version
         if kind is EventKind.FAILED:
-            return number not in self.desk.seats or self.trials[number].runs != version
+            return number not in self.device_allocator.running or self.trials[number].runs != version
         return kind is EventKind.TIMER and nanoseconds != self.timer
 
     def _happen(self, event: Event) -> None:
@@ -209,35 +209,35 @@ class _Simulation:
             self._lose(number, version)
         elif kind is EventKind.NODE_BACK:
             self.down.remove(number)
-            self.desk.room.give(self._slots(number))
+            self.device_allocator.free_slots.give(self._slots(number))
         else:
             self.timer = None
         self._plan(at_checkpoint)
 
     # What waits for devices.
 
-    def next_work(self, *, new: bool = True) -> Work | None:
+    def next_trial(self, *, new: bool = True) -> PendingTrial | None:
         """Return an interrupted trial, a promoted one, or a new one."""
         self.nothing = False
         if self.interrupted:
             number = self.interrupted.popleft()
-            return Work(number, self.trials[number].checkpoint)
+            return PendingTrial(number, self.trials[number].checkpoint)
         answer = self.rule.on_free(self.index, self._view())
         if isinstance(answer, Promote):
             self._fold(Promoted(trial=answer.trial, until_epoch=answer.until_epoch, at_seconds=self.clock))
             trial = self.trials[answer.trial]
             if self.told is not None:
                 self.told(trial.number, trial.reported, trial.course.losses(trial.reported), False)
-            return Work(trial.number, trial.checkpoint)
+            return PendingTrial(trial.number, trial.checkpoint)
         if isinstance(answer, New) and not new:
             return None
         if isinstance(answer, New):
             number = len(self.trials)
             self.trials[number] = SimulatedTrial(number, self.learning_curves.of(number, self.configure(number)))
-            return Work(number)
+            return PendingTrial(number)
         self.nothing = True
         if answer.until_seconds is not None:
-            self.desk.wake(answer.until_seconds)
+            self.device_allocator.plan_again_at(answer.until_seconds)
         return None
 
     def waits(self) -> bool:
@@ -255,7 +255,7 @@ class _Simulation:
             trial.best = min(trial.best, losses[0])
             self._fold(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
         trial.reported = epoch
-        self.desk.reported(number, epoch, losses[0], self.clock)
+        self.device_allocator.note_report(number, epoch, losses[0], self.clock)
         self.recorder.reported(losses[0], self.clock)
         if epoch >= self.length:
             self.recorder.completed(losses[0])
@@ -273,20 +273,20 @@ class _Simulation:
             self.told(number, epoch, losses, pauses)
         if pauses:
             self._release(trial, "pause")
-            self.desk.gone(number)
+            self.device_allocator.note_ended(number)
             return None
         return number
 
     def _finish(self, trial: SimulatedTrial, losses: tuple[float, ...], why: str) -> None:
         self._release(trial, why)
-        self.desk.gone(trial.number)
+        self.device_allocator.note_ended(trial.number)
         self._fold(Ended(trial=trial.number, failed=False, at_seconds=self.clock))
         if self.told is not None:
             self.told(trial.number, trial.reported, losses, True)
 
     def _fail(self, trial: SimulatedTrial) -> None:
         self._release(trial, "failed")
-        self.desk.gone(trial.number)
+        self.device_allocator.note_ended(trial.number)
         self._fold(Ended(trial=trial.number, failed=True, at_seconds=self.clock))
         if self.told is not None:
             self.told(trial.number, trial.reported, (), True)
@@ -294,21 +294,21 @@ class _Simulation:
     def _pass(self, trial: SimulatedTrial) -> int:
         """Let a trial pass a checkpoint between two reports that count."""
         self._trained(trial, trial.until)
-        self.desk.reported(trial.number, trial.until, trial.course.losses(trial.until)[0], self.clock)
+        self.device_allocator.note_report(trial.number, trial.until, trial.course.losses(trial.until)[0], self.clock)
         return trial.number
 
     def _lose(self, node: int, life: int) -> None:
         """Let what ran on a node, or was about to, go on elsewhere from its last epoch; the node is out for a while."""
         slots = self._slots(node)
-        for number, seat in list(self.desk.seats.items()):
-            if any(slot in slots for slot in (*seat.block, *(seat.target or ()))):
+        for number, running in list(self.device_allocator.running.items()):
+            if any(slot in slots for slot in (*running.block, *(running.target or ()))):
                 trial = self.trials[number]
                 if trial.trains:
                     self._trained(trial, trial.behind(self.clock))
                 self._release(trial, "node lost")
-                self.desk.gone(number)
+                self.device_allocator.note_ended(number)
                 self.interrupted.append(number)
-        self.desk.room.withdraw(slots)
+        self.device_allocator.free_slots.withdraw(slots)
         self.down.add(node)
         back = self.clock + self.setting.repair_seconds
         self.events.push(back, EventKind.NODE_BACK, node, 0)
@@ -326,49 +326,49 @@ class _Simulation:
 
     def _plan(self, at_checkpoint: int | None) -> None:
         """Let the policy plan, and do what it says; the trial at a checkpoint moves now, is held, or trains on."""
-        self._act(self.desk.plan(self.clock), at_checkpoint)
+        self._act(self.device_allocator.plan(self.clock), at_checkpoint)
         if at_checkpoint is not None:
-            trial, seat = self.trials[at_checkpoint], self.desk.seats[at_checkpoint]
-            if not seat.settled:
+            trial, running = self.trials[at_checkpoint], self.device_allocator.running[at_checkpoint]
+            if not running.is_settled:
                 self._leave(trial)
                 self._plan(None)  # what it left is free
-            elif not seat.held:
+            elif not running.is_held:
                 self._train(trial, self.clock)
-        if self.desk.wake_at is not None:
-            at = self.desk.wake_at + 1 / NANO  # not a rounding before it
+        if self.device_allocator.wake_at is not None:
+            at = self.device_allocator.wake_at + 1 / NANO  # not a rounding before it
             if self.timer is None or at * NANO < self.timer:
                 self.timer = self.events.push(at, EventKind.TIMER, 0, 0)
 
     def _act(self, actions: Iterable[Action], at_checkpoint: int | None) -> None:
         for action in actions:
             if isinstance(action, Start):
-                number = action.work.trial
+                number = action.pending.trial
                 self._fold(Started(trial=number, at_seconds=self.clock))
-                self._launch(self.trials[number], self.desk.seats[number])
-            elif isinstance(action, Go):
+                self._launch(self.trials[number], self.device_allocator.running[number])
+            elif isinstance(action, Resume):
                 self.recorder.goes(action.trial, self.clock)
                 self._train(self.trials[action.trial], self.clock)
             elif action.trial == at_checkpoint:
                 continue  # it is settled when all is planned
-            elif isinstance(action, Move | Rest | Look):
+            elif isinstance(action, Resize | Preempt | Replan):
                 trial = self.trials[action.trial]
                 if trial.trains:
                     self._stop_over(trial)
-                elif not isinstance(action, Look):
+                elif not isinstance(action, Replan):
                     self._leave(trial)  # it was held for this
-        if at_checkpoint is not None and self.desk.seats[at_checkpoint].held:
+        if at_checkpoint is not None and self.device_allocator.running[at_checkpoint].is_held:
             self.recorder.stays(at_checkpoint, self.clock)
 
     def _leave(self, trial: SimulatedTrial) -> None:
         """At a checkpoint a trial goes where it is to go."""
-        number, seat = trial.number, self.desk.seats[trial.number]
-        if seat.target is None:
+        number, running = trial.number, self.device_allocator.running[trial.number]
+        if running.target is None:
             self._release(trial, "rest")
-            self.desk.rested(number)
+            self.device_allocator.note_preempted(number)
         else:
             self._release(trial, "resize")
-            self.desk.moved(number, self.clock)
-            self._launch(trial, seat)
+            self.device_allocator.note_resized(number, self.clock)
+            self._launch(trial, running)
 
     def _release(self, trial: SimulatedTrial, why: str) -> None:
         """Note that a trial is no more on its devices; what was to happen to it there does not."""
@@ -382,12 +382,12 @@ class _Simulation:
 
     # Training.
 
-    def _launch(self, trial: SimulatedTrial, seat: Seat) -> None:
-        """Begin a run on the seat's block."""
-        size = len(seat.block)
+    def _launch(self, trial: SimulatedTrial, running: RunningTrial) -> None:
+        """Begin a run on the running trial's block."""
+        size = len(running.block)
         trial.runs += 1
-        self.recorder.held(trial.number, seat.block, self.clock)
-        self.events.note_start(trial.number, seat.block[0], size)
+        self.recorder.held(trial.number, running.block, self.clock)
+        self.events.note_start(trial.number, running.block[0], size)
         if size not in self.paces:
             self.paces[size] = self.setting.scaling.speedup(size / self.task_devices)
         trial.pace = self.paces[size]
@@ -396,12 +396,12 @@ class _Simulation:
         cost = self.setting.start_seconds
         if trial.started:
             cost = self.setting.restart(size)
-            self.desk.estimates.saw_restart(size, cost)
+            self.device_allocator.estimates.saw_restart(size, cost)
             if not self.setting.resume:
                 trial.checkpoint = 0
         trial.started = True
         self._train(trial, self.clock + cost)
-        seat.began = trial.checkpoint, self.clock + cost
+        running.measured_from = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:
             life = self.drops.at(trial.number, trial.runs) / self.setting.drops_per_second
             self.events.push(self.clock + life, EventKind.FAILED, trial.number, trial.runs)
@@ -430,7 +430,7 @@ class _Simulation:
         self.events.push(trial.began + trial.seconds(epoch), kind, trial.number, trial.version)
 
     def _trained(self, trial: SimulatedTrial, epoch: int) -> None:
-        self.recorder.trained(trial.seconds(epoch) * len(self.desk.seats[trial.number].block))
+        self.recorder.trained(trial.seconds(epoch) * len(self.device_allocator.running[trial.number].block))
         trial.checkpoint = epoch
         self._halt(trial)
 
@@ -439,9 +439,9 @@ class _Simulation:
     def _fold(self, event: RuleEvent) -> None:
         self.index, self.nothing = self.rule.fold(self.index, event), False
 
-    def _view(self) -> View:
-        return View(remaining=self.limits.remaining(len(self.trials)), seed=self.seed, at_seconds=self.clock)
+    def _view(self) -> RuleView:
+        return RuleView(remaining=self.limits.remaining(len(self.trials)), seed=self.seed, at_seconds=self.clock)
 
-    def _survival(self, seat: Seat) -> tuple[float, ...]:
-        seen = TrialView(number=seat.trial, epoch=seat.epoch, losses=(seat.loss,), best_loss=seat.loss)
+    def _survival(self, running: RunningTrial) -> tuple[float, ...]:
+        seen = TrialView(number=running.trial, epoch=running.epoch, losses=(running.loss,), best_loss=running.loss)
         return self.rule.survival(self.index, self._view(), seen)

@@ -4,18 +4,16 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from trainwright.ensemble.combine.means import Geometric, Mean, Vote, Weighted
-from trainwright.ensemble.combine.median import Median
+from trainwright.ensemble.combine.means import Weighted
 from trainwright.ensemble.combine.mixture import Mixture
 from trainwright.ensemble.combine.rule import Rule
-from trainwright.ensemble.combine.stacking import Stacking
 from trainwright.errors import EnsembleError, closest
+from trainwright.plugins import Registry
 
 __all__ = ["RULES", "default_rule", "rule_of"]
 
-RULES: Mapping[str, Any] = {
-    rule.name: rule for rule in (Weighted(), Mean(), Geometric(), Vote(), Median(), Mixture(), Stacking())
-}
+RULES: Mapping[str, Any] = Registry("combination", EnsembleError)
+"""Every rule by name, with its default settings."""
 
 
 def rule_of(told: str | Mapping[str, Any] | Rule, output: str) -> Rule:

@@ -110,8 +110,8 @@ class Forbidden:
         # A parameter with few values: those that make the comparison true are listed.
         if len(names) == 1 and (values := values_of(self.parameters[names[0]])) is not None:
             holds = self._evaluate_node(node, {names[0]: values})
-            kept = [value for value, held in zip(values, holds, strict=True) if bool(held) is truth]
-            return [((names[0], self._one_of_values(names[0], kept)),)] if kept else []
+            matching = [value for value, is_true in zip(values, holds, strict=True) if bool(is_true) is truth]
+            return [((names[0], self._one_of_values(names[0], matching)),)] if matching else []
         if not isinstance(node, ast.Compare):
             raise _Inexpressible
         op = type(node.ops[0])
@@ -191,7 +191,7 @@ class Forbidden:
         for combination in itertools.product(*(lists[name] for name in rest)):
             fixed = {name: [value] * len(lists[last]) for name, value in zip(rest, combination, strict=True)}
             holds = self._evaluate_node(tree, {**fixed, last: lists[last]})
-            bad = [value for value, held in zip(lists[last], holds, strict=True) if not held]
+            bad = [value for value, is_true in zip(lists[last], holds, strict=True) if not is_true]
             if bad:
                 equal = [(n, self._one_of_values(n, [value])) for n, value in zip(rest, combination, strict=True)]
                 found.append((*equal, (last, self._one_of_values(last, bad))))

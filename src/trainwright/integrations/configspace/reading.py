@@ -1,4 +1,4 @@
-"""A `ConfigSpace.ConfigurationSpace` (version 1) as parameters and requirements: the way in.
+"""Reads a `ConfigSpace.ConfigurationSpace` (version 1) as parameters and requirements.
 
 Conditions become conditions. What a forbidden clause forbids becomes one requirement for each conjunction in it, so
 that each applies exactly where ConfigSpace applies it: where all the parameters of the conjunction are active.
@@ -34,7 +34,7 @@ Literal = tuple[str, str, str]  # left side, sign, right side
 
 
 def read_configspace(space: Any) -> tuple[dict[str, Parameter], list[Requirement]]:
-    """Return the parameters and requirements of a ConfigurationSpace, or raise `SpaceError` naming what has no word.
+    """Return the parameters and requirements of a ConfigurationSpace, or raise `SpaceError` for unsupported ones.
 
     All parameters come with defaults, for ConfigSpace gives one to each.
     """
@@ -65,7 +65,7 @@ def _read_parameter(it: Any, when: Condition | None) -> Parameter:
     if kind == "Constant":  # a constant of ours is always there
         return Choice(to_python(it.value), default=to_python(it.value), when=when)
     if kind in ("Categorical", "Ordinal"):
-        # Not its list of choices: a configuration holds what numpy makes of them, such as 1.0 of 1 beside 2.5.
+        # Not its list of choices: a configuration holds what numpy makes of them, such as 1.0 of 1 next to 2.5.
         values = [to_python(it.to_value(float(place))) for place in range(it.size)]
         weights = getattr(it, "weights", None)
         default = values[int(it.to_vector(it.default_value))]
@@ -105,13 +105,13 @@ def _read_condition(it: Any) -> Condition:
     value = _read_value(it.parent, it.value)
     if kind == "NotEqualsCondition":
         return not_(equals(name, value))
-    made = {"EqualsCondition": equals, "LessThanCondition": less, "GreaterThanCondition": greater}.get(kind)
-    if made is None:
+    make = {"EqualsCondition": equals, "LessThanCondition": less, "GreaterThanCondition": greater}.get(kind)
+    if make is None:
         raise SpaceError(
             f"from_configspace: {it.child.name} has a {kind}; allowed: Equals, NotEquals, In, LessThan and GreaterThan "
             "conditions, and their conjunctions"
         )
-    return made(name, value)
+    return make(name, value)
 
 
 def _read_value(it: Any, value: Any) -> Any:

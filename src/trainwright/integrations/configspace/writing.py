@@ -1,8 +1,8 @@
-"""A space as a `ConfigSpace.ConfigurationSpace` (github.com/automl/ConfigSpace, version 1): the way out.
+"""Writes a space as a `ConfigSpace.ConfigurationSpace` (github.com/automl/ConfigSpace, version 1).
 
-ConfigSpace knows no expressions and no steps. A stepped number leaves as an ordinal; a requirement is turned round into
-what it forbids, as comparisons, or as a list of value combinations where all its parameters have few values. What
-neither can say is refused. Nothing is written that ConfigSpace reads differently when a parameter is inactive.
+ConfigSpace has no expressions and no steps. A stepped number becomes an ordinal; a requirement becomes what it forbids,
+as comparisons, or as a list of value combinations where all its parameters have few values. Everything else is refused,
+and so is what ConfigSpace would read differently when a parameter is inactive.
 """
 
 import math
@@ -118,16 +118,16 @@ def _make_choice(cs: Any, name: str, parameter: Choice, default: Any) -> Any:
             )
         # ConfigSpace holds values in a numpy array, which gives all of them one type.
         if table is not None and type(table[index].item()) is not type(value):
-            made = table[index].item()
-            raise _make_refusal(f"{name}: it would make {made!r} of {value!r}", "give all values one type")
-    given = {} if default is None and None not in values else {"default_value": default}
+            converted = table[index].item()
+            raise _make_refusal(f"{name}: it would make {converted!r} of {value!r}", "give all values one type")
+    options = {} if default is None and None not in values else {"default_value": default}
     if default is None and not parameter.has_default:
-        given = {}
+        options = {}
     if not parameter.ordered:
-        return cs.CategoricalHyperparameter(name, values, weights=parameter.weights, **given)
+        return cs.CategoricalHyperparameter(name, values, weights=parameter.weights, **options)
     if parameter.weights is not None:
         raise _make_refusal(f"{name}: an ordered choice has weights", "leave the weights or the order out")
-    return cs.OrdinalHyperparameter(name, values, **given)
+    return cs.OrdinalHyperparameter(name, values, **options)
 
 
 def _make_stepped(cs: Any, name: str, parameter: Float | Int, default: Any) -> Any:
@@ -136,8 +136,8 @@ def _make_stepped(cs: Any, name: str, parameter: Float | Int, default: Any) -> A
         raise _make_refusal(f"{name}: step={parameter.step!r} makes {count} values", f"allow at most {MOST_LISTED}")
     if parameter.prior is not None:
         raise _make_refusal(f"{name}: a stepped number has a prior", "leave the prior or the step out")
-    given = {} if default is None else {"default_value": default}
-    return cs.OrdinalHyperparameter(name, values_of(parameter), **given)
+    options = {} if default is None else {"default_value": default}
+    return cs.OrdinalHyperparameter(name, values_of(parameter), **options)
 
 
 def _scale_normal(name: str, parameter: Float | Int, prior: Normal) -> tuple[float, float]:
@@ -194,10 +194,10 @@ class _Conditions:
         values = values_of(parent)
         if values is not None:
             # Listed parents: the values for which the comparison is true.
-            kept = [value for value in values if _comparison_holds(parent, comparison, value) is not negated]
-            if not kept or isinstance(parent, Constant):
-                return bool(kept)
-            return self.cs.InCondition(self.found[child], self.found[comparison.name], kept)
+            matching = [value for value in values if _comparison_holds(parent, comparison, value) is not negated]
+            if not matching or isinstance(parent, Constant):
+                return bool(matching)
+            return self.cs.InCondition(self.found[child], self.found[comparison.name], matching)
         assert isinstance(parent, Float | Int)  # noqa: S101 -- the others are listed
         return self._compare_number(child, comparison, parent, negated=negated)
 

@@ -81,25 +81,26 @@ def join_stages(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
     `arriving_gradient_bytes` is the gradient of the run's input. Name and layers are for the caller to add.
     """
     # While stage i runs forward, everything that the stages before it saved is held.
-    kept = [0, *accumulate(stage.saved_bytes for stage in stages)]
+    saved = [0, *accumulate(stage.saved_bytes for stage in stages)]
     end = stages[-1]
-    forward = max(kept[i + 1] + stage.forward_temporary_bytes for i, stage in enumerate(stages))
+    forward = max(saved[i + 1] + stage.forward_temporary_bytes for i, stage in enumerate(stages))
     # Without gradients nothing is saved: only a stage's input and output are held.
     inputs = [0, *(stage.output_bytes for stage in stages[:-1])]
     plain = max(inputs[i] + stage.output_bytes + stage.no_grad_temporary_bytes for i, stage in enumerate(stages))
     # Backward of stage i holds what stages up to i saved, its output's gradient and its input's.
     gradients = [arriving_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
     backward = max(
-        kept[i + 1] + gradients[i] + gradients[i + 1] + stage.backward_temporary_bytes for i, stage in enumerate(stages)
+        saved[i + 1] + gradients[i] + gradients[i + 1] + stage.backward_temporary_bytes
+        for i, stage in enumerate(stages)
     )
     return Block(
         name=end.name,
         layers=(),
         output_bytes=end.output_bytes,
-        saved_bytes=kept[-1],
-        forward_temporary_bytes=max(0, forward - kept[-1]),
+        saved_bytes=saved[-1],
+        forward_temporary_bytes=max(0, forward - saved[-1]),
         no_grad_temporary_bytes=max(0, plain - end.output_bytes),
-        backward_temporary_bytes=max(0, backward - kept[-1] - end.gradient_bytes - arriving_gradient_bytes),
+        backward_temporary_bytes=max(0, backward - saved[-1] - end.gradient_bytes - arriving_gradient_bytes),
         gradient_bytes=end.gradient_bytes,
         stages=tuple(stages),
     )

@@ -1,8 +1,8 @@
-"""A recorded step as a compiler would run it: what lies between two products is one kernel in each direction.
+"""Rewrites a recorded step as a compiler would run it: between two products, one kernel in each direction.
 
-A kernel reads what comes from outside it and writes what others read; nothing inside reaches memory. What autograd kept
-of the inside is computed anew from the kernel's inputs, which are kept in its place: the choice of a compiler that
-keeps least (torch's own partitioner, for operations that are cheap to do again).
+A kernel reads what is made outside it and writes what others read; its intermediate values never reach memory. Where
+autograd saved an intermediate value, backward computes it again from the kernel's inputs, which are saved instead:
+the choice of torch's partitioner for operations that are cheap to repeat.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,19 +18,19 @@ __all__ = ["fuse_layers"]
 def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]]) -> Recording:
     """Return the recording with every layer of a module that has no product in its forward pass fused."""
     operations, storages = list(recording.operations), dict(recording.storages)
-    saved, kept = dict(recording.saved), set(recording.kept)
+    saved, live = dict(recording.saved), set(recording.live_after_forward)
     readers = _readers_by_storage(operations)
     alone = {i for i, operation in enumerate(operations) if operation.flops or not operation.call}
     for layer in (layer for found in layers for layer in found if alone.isdisjoint(layer.forward)):
         # Inside: made by the layer and read by nobody else, so that a fused kernel never writes it.
-        made = {number for i in layer.forward for number in operations[i].creates}
-        own = {*layer.forward, *layer.backward}
-        inside = {number for number in made - recording.results if readers.get(number, set()) <= own}
+        created = {number for i in layer.forward for number in operations[i].creates}
+        operations_of_layer = {*layer.forward, *layer.backward}
+        inside = {number for number in created - recording.results if readers.get(number, set()) <= operations_of_layer}
         # Of the inside, what backward reads or autograd saved must be computed again from the inputs.
         again = {number for number in inside if not readers.get(number, set()) <= set(layer.forward)}
         again |= inside & saved.keys()
         # In place of the inside, the kernel's inputs are saved.
-        inputs = _outside_reads(operations, layer.forward, made)
+        inputs = _outside_reads(operations, layer.forward, created)
         back = {number for i in layer.backward for number in operations[i].creates} - recording.gradients
         back = {number for number in back if readers.get(number, set()) <= set(layer.backward)}
         _rewrite_as_kernel(operations, layer.forward, inside, {})
@@ -38,17 +38,17 @@ def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]
         for number in inside | back:
             storages[number] = replace(storages[number], bytes=0)
         saved = {number: place for number, place in saved.items() if number not in inside}
-        kept -= inside
+        live -= inside
         for number in inputs if again and layer.backward else ():
             stored = storages[number]
             if number in recording.fixed or not stored.carries_gradient:
                 continue
             # An input lives until the layer's backward kernel has read it.
             saved.setdefault(number, layer.forward[0])
-            kept.add(number)
+            live.add(number)
             last = stored.last if stored.last < 0 else max(stored.last, layer.backward[-1])
             storages[number] = replace(stored, last=last)
-    return replace(recording, operations=operations, storages=storages, saved=saved, kept=frozenset(kept))
+    return replace(recording, operations=operations, storages=storages, saved=saved, live_after_forward=frozenset(live))
 
 
 def _readers_by_storage(operations: Sequence[TracedOperation]) -> dict[int, set[int]]:
@@ -60,21 +60,21 @@ def _readers_by_storage(operations: Sequence[TracedOperation]) -> dict[int, set[
 
 
 def _outside_reads(
-    operations: Sequence[TracedOperation], places: Iterable[int], made: set[int]
+    operations: Sequence[TracedOperation], places: Iterable[int], created: set[int]
 ) -> dict[int, TensorShape]:
-    return {number: shaped for i in places for number, shaped in operations[i].reads.items() if number not in made}
+    return {number: shaped for i in places for number, shaped in operations[i].reads.items() if number not in created}
 
 
 def _rewrite_as_kernel(
     operations: list[TracedOperation], places: Sequence[int], inside: set[int], more: Mapping[int, TensorShape]
 ) -> None:
-    """Let the last of the operations read all that comes from outside, and each write only what others read."""
+    """Rewrite operations as one kernel: the last reads everything from outside, each writes only what others read."""
     places = [i for i in places if not operations[i].is_view]
     if not places:
         return
-    made = inside | {number for i in places for number in operations[i].creates}
-    outer = {**more, **_outside_reads(operations, places, made)}
-    # The last operation stands for the kernel: it reads everything, the others nothing.
+    created = inside | {number for i in places for number in operations[i].creates}
+    outer = {**more, **_outside_reads(operations, places, created)}
+    # The last operation represents the kernel: it reads everything, the others nothing.
     for i in places:
         operation, last = operations[i], i == places[-1]
         results = [_empty_shape(shaped) if at in inside else shaped for at, shaped in _results_by_storage(operation)]

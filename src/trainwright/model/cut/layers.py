@@ -1,4 +1,4 @@
-"""Operations become layers: those of one module call, or of one stretch of a forward function, are one layer."""
+"""Groups operations into layers: those of one module call, or of one part of a forward function between calls."""
 
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -22,7 +22,7 @@ class LayerOperations:
 
 @dataclass(slots=True)
 class WeightCounter:
-    """Which storages are parameters, with their elements and those trained, and which of them a layer has counted."""
+    """Parameter storages with their elements and trained elements; each is counted at the first layer that reads it."""
 
     elements: Mapping[int, int]
     trained: Mapping[int, int]
@@ -37,7 +37,7 @@ class WeightCounter:
         return whole, whole - trained
 
     def rest(self) -> list[Layer]:
-        """Return a layer without work of those that none has counted, if there are any: nothing reads them."""
+        """Return a layer without work for the parameters that nothing reads, if there are any."""
         whole, frozen = self.take(self.elements.keys())
         unread = Layer(
             name="unread",
@@ -91,7 +91,9 @@ def group_for_fusion(operations: Sequence[TracedOperation], first: int, last: in
         ]
         into = outside[0] if outside else layer
         stretches = not any(
-            operations[i].flops or not operations[i].call for each in (layer, into) for i in each.forward
+            operations[i].flops or not operations[i].call
+            for layer_operations in (layer, into)
+            for i in layer_operations.forward
         )
         if outside and stretches and all(reader is into for reader in outside):
             into.forward[:0] = layer.forward
@@ -128,37 +130,44 @@ def make_layer(
     saved: int,
 ) -> Layer:
     """Return the record of a layer. `outside`: storages that the rest reads; `saved`: bytes kept because of it."""
-    own = [operations[i] for i in gathered.forward]
+    forward_operations = [operations[i] for i in gathered.forward]
     back = [operations[i] for i in gathered.backward]
     # Inputs are what the layer reads and did not make itself.
-    made = {number for operation in own for number in operation.creates}
-    read = {number: shaped for operation in own for number, shaped in operation.reads.items() if number not in made}
+    created = {number for operation in forward_operations for number in operation.creates}
+    read = {
+        number: shaped
+        for operation in forward_operations
+        for number, shaped in operation.reads.items()
+        if number not in created
+    }
     results = {
         number: shaped.elements
-        for operation in own
+        for operation in forward_operations
         for number, shaped in zip(operation.creates, operation.results, strict=False)
     }
     whole, frozen = weights.take(read.keys())
     # Outputs are what others read; of a layer that nothing reads, its largest result.
     handed = [elements for number, elements in results.items() if number in outside]
-    changed = [read[number].elements for operation in own for number in operation.writes if number in read]
-    kind = _layer_kind(own)
+    changed = [
+        read[number].elements for operation in forward_operations for number in operation.writes if number in read
+    ]
+    kind = _layer_kind(forward_operations)
     return Layer(
-        name=_layer_name(own, kind),
+        name=_layer_name(forward_operations, kind),
         kind=kind,
         input_elements=sum(shaped.elements for number, shaped in read.items() if number not in weights.elements),
         output_elements=sum(handed) or max((*results.values(), *changed), default=0),
         weight_elements=whole,
         frozen_elements=frozen,
-        forward_flops=math.fsum(operation.flops for operation in own),
+        forward_flops=math.fsum(operation.flops for operation in forward_operations),
         backward_flops=math.fsum(operation.flops for operation in back),
-        forward_bytes=sum(operation.bytes for operation in own),
+        forward_bytes=sum(operation.bytes for operation in forward_operations),
         backward_bytes=sum(operation.bytes for operation in back),
         saved_bytes=saved,
-        experts=max((_expert_count(operation) for operation in own), default=0),
-        launches=sum(_launches_kernel(operation) for operation in own),
+        experts=max((_expert_count(operation) for operation in forward_operations), default=0),
+        launches=sum(_launches_kernel(operation) for operation in forward_operations),
         backward_launches=sum(_launches_kernel(operation) for operation in back),
-        **_layer_geometry(own),
+        **_layer_geometry(forward_operations),
     )
 
 

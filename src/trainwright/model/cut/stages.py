@@ -1,4 +1,4 @@
-"""From the recording of a step to a profile: cuts, layers, the bytes of each stage, equal stages once."""
+"""Makes a profile of the recording of a step: cuts, layers, the bytes of each stage, equal stages once."""
 
 import bisect
 import math
@@ -19,7 +19,7 @@ from trainwright.model.layer import Layer, Stage
 from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.trace.recorder import TracedOperation
 from trainwright.model.trace.recording import Recording
-from trainwright.model.trace.step import Step
+from trainwright.model.trace.step import TrainingStep
 
 __all__ = ["CutRecording", "batch_size", "make_profile"]
 
@@ -52,7 +52,7 @@ class CutRecording:
         while found and all(operation.is_view for operation in forward[found[-1][0] + 1 :]):
             found.pop()  # the end only looks at the last stage's result in another way
         self.spans = intervals_between([place for place, _ in found], size)
-        # A stage hands on the storage at its cut, the last one what the forward pass returned.
+        # The output of a stage is the storage at its cut; of the last one, what the forward pass returned.
         self.outputs = [{storage} for _, storage in found] + [set(recording.results) - recording.fixed]
         self.common = self._find_shared(forward)
         weights = frozenset(recording.parameters)
@@ -66,11 +66,11 @@ class CutRecording:
             self.recording = fuse_layers(recording, self.layers)
 
     def _lasting_reads(self, operation: TracedOperation) -> frozenset[int]:
-        """Return what an operation reads; that a loss compares with the input does not make it live so long."""
+        """Return what an operation reads; a loss that compares with the input does not keep the input alive."""
         return frozenset(operation.reads) - (self.entry if operation.call == 0 else frozenset())
 
     def _find_shared(self, forward: Sequence[Any]) -> set[int]:
-        """Return what a stage makes and a later one reads beside the cut: masks, positions; charged once."""
+        """Return what a stage makes and a later one reads in addition to the cut: masks, positions; charged once."""
         # The stage of an operation is the first whose last operation is not before it.
         ends = [last for _, last in self.spans]
         last_read: dict[int, int] = {}
@@ -79,14 +79,14 @@ class CutRecording:
                 last_read[number] = i
         found = set()
         for number, i in last_read.items():
-            made = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
+            maker = bisect.bisect_left(ends, max(0, self.recording.storages[number].first))
             # Read in a later stage, though it is neither the maker's output nor there all along: shared.
-            if bisect.bisect_left(ends, i) > made and number not in self.outputs[made] | self.recording.fixed:
+            if bisect.bisect_left(ends, i) > maker and number not in self.outputs[maker] | self.recording.fixed:
                 found.add(number)
         return found
 
     def _attribute_backward(self) -> list[tuple[int, int]]:
-        """Give each operation of the backward pass to its layer; return the (first, past last) place of each stage."""
+        """Attribute each backward operation to its layer; return the (first, after last) operation of each stage."""
         first, past = self.recording.parts["backward"]
         layer_at: dict[int, LayerOperations] = {
             i: layer for found in self.layers for layer in found for i in layer.forward
@@ -119,12 +119,12 @@ class CutRecording:
         found = []
         before = 0
         for k, (first, last) in enumerate(self.spans):
-            own = lives.made_in(first, last) - self.common
+            made_here = lives.made_in(first, last) - self.common
             # Saved bytes (w_a): what the stage made and what lives when the forward pass is done, its output included.
-            kept = (own & recording.kept) | (self.outputs[k] & own)
-            saved_bytes, output = lives.bytes(kept), lives.bytes(self.outputs[k])
+            saved_here = (made_here & recording.live_after_forward) | (self.outputs[k] & made_here)
+            saved_bytes, output = lives.bytes(saved_here), lives.bytes(self.outputs[k])
             # The forward peak beyond the saved bytes.
-            forward = max(0, lives.peak(own, first, last) - saved_bytes)
+            forward = max(0, lives.peak(made_here, first, last) - saved_bytes)
             plain = max(0, saved_bytes + forward - output)
             # The pass without gradients was recorded too: its peak is measured instead of bounded.
             if again:
@@ -160,7 +160,9 @@ class CutRecording:
                 saved_bytes=saved_bytes,
                 forward_temporary_bytes=forward,
                 no_grad_temporary_bytes=plain,
-                backward_temporary_bytes=self._backward_temporary(lives, k, kept, saved_bytes + gradient + before),
+                backward_temporary_bytes=self._backward_temporary(
+                    lives, k, saved_here, saved_bytes + gradient + before
+                ),
                 gradient_bytes=gradient,
             )
             found.append((stage, layers))
@@ -168,23 +170,23 @@ class CutRecording:
         return found
 
     def attentions(self, batch: int) -> list[Attention | None]:
-        """Return what attention each stage has."""
+        """Return the attention of each stage, None where it has none."""
         operations = self.recording.operations
         return [find_attention(operations[first : last + 1], batch) for first, last in self.spans]
 
-    def _backward_temporary(self, lives: "_StorageLives", k: int, kept: set[int], charged: int) -> int:
+    def _backward_temporary(self, lives: "_StorageLives", k: int, saved: set[int], charged: int) -> int:
         first, past = self.backward_spans[k]
         if first == past:
             return 0
         # What backward has made, plus what is left of the saved bytes, minus all that the convention already charges.
         transient = lives.backward_live(first, past)
-        held = lives.alive(kept, first, past)
-        return max(0, max(a + b for a, b in zip(transient, held, strict=True)) - charged)
+        remaining = lives.alive(saved, first, past)
+        return max(0, max(a + b for a, b in zip(transient, remaining, strict=True)) - charged)
 
     def _find_pending_gradients(self) -> dict[int, int]:
-        """Return gradients of tied weights that wait for the other uses' share, and where the wait ends.
+        """Return the gradients of tied weights that wait for the share of another use, and where the wait ends.
 
-        Until then they stand for the gradient of the parameter, which is charged for the whole step.
+        Until then they are the gradient of the parameter, which is charged for the whole step.
         """
         recording = self.recording
         # In which stages each parameter is read: one that is read in several is tied.
@@ -220,7 +222,7 @@ class CutRecording:
         return list(accumulate((place.get(i, -1) for i in parts[0]), max, initial=parts[1].start))[1:]
 
     def _saved_by_layer(self) -> dict[int, set[int]]:
-        """Return what autograd keeps because of each layer, parameters and the sample left out."""
+        """Return what autograd saves because of each layer, without parameters and the sample."""
         # Layers in order of their first operation; a saved storage belongs to the layer that runs when it is first
         # saved.
         starts = sorted(layer.forward[0] for found in self.layers for layer in found)
@@ -232,15 +234,15 @@ class CutRecording:
         return saved
 
     def _rerun_bytes(self, layer: LayerOperations, lives: "_StorageLives") -> int:
-        """Return the bytes that a call of torch's attention makes and autograd keeps for nothing but that call.
+        """Return the bytes that autograd saves only because of a call of torch's attention in this layer.
 
-        Running it again needs its inputs: what nothing would keep of these comes off.
+        Running the call again needs its inputs: those that would not be saved otherwise are subtracted.
         """
         operations, until = self.recording.operations, self.recording.saved_until
-        own = [i for i in layer.forward if operations[i].call in self.recording.attentions]
-        made = {number for i in own for number in operations[i].creates}
-        read = {number for i in own for number in operations[i].reads} - made - self.recording.fixed - until.keys()
-        alone = {number for number in made if until.get(number, own[-1] + 1) <= own[-1]}
+        calls = [i for i in layer.forward if operations[i].call in self.recording.attentions]
+        results = {number for i in calls for number in operations[i].creates}
+        read = {number for i in calls for number in operations[i].reads} - results - self.recording.fixed - until.keys()
+        alone = {number for number in results if until.get(number, calls[-1] + 1) <= calls[-1]}
         return max(0, lives.bytes(alone) - lives.bytes(read))
 
     def _find_weight_copies(self) -> set[int]:
@@ -248,8 +250,12 @@ class CutRecording:
         recording = self.recording
         cast = torch.ops.aten._to_copy.default  # noqa: SLF001 -- what autocast calls
         forward = recording.operations[: recording.parts["forward"][1]]
-        made = [each for each in forward if each.func is cast and each.reads.keys() & recording.parameters.keys()]
-        return {number for operation in made for number in operation.creates}
+        casts = [
+            operation
+            for operation in forward
+            if operation.func is cast and operation.reads.keys() & recording.parameters.keys()
+        ]
+        return {number for operation in casts for number in operation.creates}
 
 
 def _input_storage(recording: Recording) -> frozenset[int]:
@@ -258,18 +264,18 @@ def _input_storage(recording: Recording) -> frozenset[int]:
 
 
 class _UniqueNames:
-    """Gives out names once: a second "add" becomes "add_2"."""
+    """Makes names unique: a second "add" becomes "add_2"."""
 
     def __init__(self) -> None:
-        self.given: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
 
     def fresh(self, name: str) -> str:
-        self.given[name] = self.given.get(name, 0) + 1
-        return name if self.given[name] == 1 else f"{name}_{self.given[name]}"
+        self.counts[name] = self.counts.get(name, 0) + 1
+        return name if self.counts[name] == 1 else f"{name}_{self.counts[name]}"
 
 
 class _StorageLives:
-    """Questions to the lives of storages."""
+    """Answers which storages live when, and how many bytes they hold."""
 
     def __init__(self, recording: Recording, pending: dict[int, int]) -> None:
         self.storages = recording.storages
@@ -296,7 +302,7 @@ class _StorageLives:
         return self.storages[number].carries_gradient and self.storages[number].floating
 
     def peak(self, numbers: Collection[int], first: int, last: int) -> int:
-        """Return the most bytes of `numbers` that live at once while operations first..last run."""
+        """Return the peak bytes of `numbers` while operations first..last run."""
         return max(self.alive(numbers, first, last + 1), default=0)
 
     def alive(self, numbers: Collection[int], first: int, past: int) -> list[int]:
@@ -313,7 +319,7 @@ class _StorageLives:
         return list(accumulate(changes[:-1]))
 
     def backward_live(self, first: int, past: int) -> list[int]:
-        """Return the bytes that backward has made and that live, gradients of parameters left out."""
+        """Return the live bytes that backward has made, without gradients of parameters."""
         return self.changes[first - self.backward : past - self.backward]
 
     def _backward_changes(self, gradients: Collection[int]) -> list[int]:
@@ -322,7 +328,7 @@ class _StorageLives:
 
 
 def make_profile(
-    step: Step,
+    step: TrainingStep,
     recording: Recording,
     *,
     name: str,
@@ -367,7 +373,7 @@ def make_profile(
 
 
 def _update_bytes(recording: Recording) -> int:
-    """Return the most bytes that live at once of what the optimizer's step makes."""
+    """Return the peak bytes of the temporaries of the optimizer's step."""
     first, past = recording.parts["update"]
     lives = _StorageLives(recording, {})
     return lives.peak(lives.made_in(first, past - 1), first, past - 1) if past > first else 0

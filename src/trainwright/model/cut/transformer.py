@@ -44,10 +44,10 @@ def recognise_transformers(blocks: Sequence[Block], attentions: Sequence[Attenti
     """
     found, stage = [], 0
     for i, block in enumerate(blocks):
-        own = [attention for attention in attentions[stage : stage + len(block.stages)] if attention is not None]
+        in_block = [attention for attention in attentions[stage : stage + len(block.stages)] if attention is not None]
         stage += len(block.stages) * block.count
         following = blocks[i + 1].layers if i + 1 < len(blocks) else ()
-        shape = _block_shape(own[0], block.layers, following) if own else None
+        shape = _block_shape(in_block[0], block.layers, following) if in_block else None
         found.append(replace(block, transformer=shape))
     return tuple(found)
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 from trainwright.errors import InputError
 from trainwright.model.layer import Block, Layer, Transformer
 from trainwright.model.profile import Profile
+from trainwright.validators import check, integer, one_of
 
 __all__ = ["describe_transformer"]
 
@@ -48,16 +49,13 @@ def describe_transformer(
     """
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "sequence": sequence, "vocabulary": vocabulary}
     for what, value in sizes.items():
-        least = 0 if what == "vocabulary" else 1
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise InputError(f"describe_transformer: {what}: got {value!r}; allowed: a whole number >= {least}")
+        check(value, integer(minimum=0 if what == "vocabulary" else 1), f"describe_transformer: {what}")
     if hidden % heads or heads % (kv_heads or heads):
         raise InputError(
             f"describe_transformer: heads: got {heads} heads and {kv_heads or heads} of keys for hidden {hidden}; "
             "allowed: heads that divide hidden, kv_heads that divide heads"
         )
-    if precision not in _BYTES:
-        raise InputError(f"describe_transformer: precision: got {precision!r}; allowed: {', '.join(_BYTES)}")
+    check(precision, one_of(*_BYTES), "describe_transformer: precision")
     shape = Transformer(
         hidden=hidden,
         heads=heads,
@@ -68,17 +66,17 @@ def describe_transformer(
         top_k=top_k,
     )
     # Layers of one block, repeated `layers` times by the block's count.
-    made = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
-    block = _block_layers(made, gated=gated, fused=fused_attention)
-    blocks: tuple[Block, ...] = (replace(_make_block("block", block, made), count=layers, transformer=shape),)
+    maker = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
+    block = _block_layers(maker, gated=gated, fused=fused_attention)
+    blocks: tuple[Block, ...] = (replace(_make_block("block", block, maker), count=layers, transformer=shape),)
     if vocabulary:
         blocks = (
-            _make_block("embedding", made.embedding(vocabulary, positions=positions), made),
+            _make_block("embedding", maker.embedding(vocabulary, positions=positions), maker),
             *blocks,
-            _make_block("head", made.head(vocabulary, tied=tied), made, output=4),
+            _make_block("head", maker.head(vocabulary, tied=tied), maker, output=4),
         )
     # All parameters are trained and kept in float32.
-    elements = sum(each.count * layer.weight_elements for each in blocks for layer in each.layers)
+    elements = sum(block.count * layer.weight_elements for block in blocks for layer in block.layers)
     return Profile(
         name=name,
         batch=1,
@@ -99,7 +97,7 @@ class _Layers:
         self.shape, self.size, self.dropout, self.bias = shape, size, dropout, bias
         self.stream = shape.sequence * shape.hidden
 
-    def linear(self, name: str, inputs: int, outputs: int, *, kept: int | None = None, weights: bool = True) -> Layer:
+    def linear(self, name: str, inputs: int, outputs: int, *, saved: int | None = None, weights: bool = True) -> Layer:
         """Return a matrix product; autograd keeps its input, unless something before it has kept that (`kept` 0)."""
         positions = self.shape.sequence
         x, y, w = positions * inputs, positions * outputs, inputs * outputs
@@ -115,7 +113,7 @@ class _Layers:
             backward_flops=2 * flops,
             forward_bytes=traffic,
             backward_bytes=2 * traffic,
-            saved_bytes=self.size * x if kept is None else kept,
+            saved_bytes=self.size * x if saved is None else saved,
             channels=inputs,
             filters=outputs,
         )
@@ -151,9 +149,9 @@ class _Layers:
         # Scores grow with the square of the sequence: what fused attention avoids.
         scores = shape.heads * shape.sequence**2
         # The paper keeps softmax and dropout outputs at the size of an element, and a mask of a byte: 5 a s^2.
-        kept_scores = self.size * scores + ((self.size + 1) * scores if self.dropout else 0)
+        saved_scores = self.size * scores + ((self.size + 1) * scores if self.dropout else 0)
         # The output of a fused kernel is what the projection keeps as its input: only the row sums come on top.
-        kept = self.size * inputs + (4 * shape.heads * shape.sequence if fused else kept_scores)
+        saved = self.size * inputs + (4 * shape.heads * shape.sequence if fused else saved_scores)
         traffic = self.size * (inputs + self.stream) + (0 if fused else 6 * self.size * scores)
         flops = 4.0 * shape.sequence**2 * shape.hidden
         return Layer(
@@ -165,8 +163,8 @@ class _Layers:
             backward_flops=flops * (2.5 if fused else 2),
             forward_bytes=traffic,
             backward_bytes=2 * traffic,
-            saved_bytes=kept,
-            rerun_bytes=kept - self.size * inputs,
+            saved_bytes=saved,
+            rerun_bytes=saved - self.size * inputs,
             launches=1 if fused else 5,
         )
 
@@ -188,31 +186,31 @@ class _Layers:
         return [self.norm("head.norm"), logits, loss]
 
 
-def _block_layers(made: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
-    shape = made.shape
+def _block_layers(maker: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
+    shape = maker.shape
     hidden, inner = shape.hidden, shape.feedforward
     # Grouped-query attention: fewer heads of keys and values than of queries.
     keys = hidden * shape.kv_heads // shape.heads
-    first = made.linear("feedforward.in", hidden, (1 + gated) * inner)
+    first = maker.linear("feedforward.in", hidden, (1 + gated) * inner)
     wide = shape.sequence * inner
     # The paper keeps the input of the non-linearity; its output is the input that the second matrix keeps.
-    middle = made.moved(
-        "feedforward.activation", "pointwise", (1 + gated) * wide, saved=made.size * (1 + gated) * wide, outputs=wide
+    middle = maker.moved(
+        "feedforward.activation", "pointwise", (1 + gated) * wide, saved=maker.size * (1 + gated) * wide, outputs=wide
     )
-    second = made.linear("feedforward.out", inner, hidden)
+    second = maker.linear("feedforward.out", inner, hidden)
     feedforward = [first, middle, second]
     if shape.experts:
-        router = made.linear("feedforward.router", hidden, shape.experts, kept=0)
-        feedforward = [router, *(_per_expert(each, shape) for each in feedforward)]
+        router = maker.linear("feedforward.router", hidden, shape.experts, saved=0)
+        feedforward = [router, *(_per_expert(layer, shape) for layer in feedforward)]
     return [
-        made.norm("attention.norm"),
-        made.linear("attention.in", hidden, hidden + 2 * keys),
-        made.attention(fused=fused),
-        made.linear("attention.out", hidden, hidden),
-        made.residual("attention.residual"),
-        made.norm("feedforward.norm"),
+        maker.norm("attention.norm"),
+        maker.linear("attention.in", hidden, hidden + 2 * keys),
+        maker.attention(fused=fused),
+        maker.linear("attention.out", hidden, hidden),
+        maker.residual("attention.residual"),
+        maker.norm("feedforward.norm"),
         *feedforward,
-        made.residual("feedforward.residual"),
+        maker.residual("feedforward.residual"),
     ]
 
 
@@ -233,14 +231,14 @@ def _per_expert(layer: Layer, shape: Transformer) -> Layer:
     )
 
 
-def _make_block(name: str, layers: list[Layer], made: _Layers, *, output: int = 0) -> Block:
-    handed_on = output or made.size * made.stream
+def _make_block(name: str, layers: list[Layer], maker: _Layers, *, output: int = 0) -> Block:
+    handed_on = output or maker.size * maker.stream
     widest = max(layer.output_elements for layer in layers)
     return Block(
         name=name,
         layers=tuple(layers),
         output_bytes=handed_on,
         saved_bytes=sum(layer.saved_bytes for layer in layers),
-        backward_temporary_bytes=made.size * widest,
+        backward_temporary_bytes=maker.size * widest,
         gradient_bytes=handed_on,
     )

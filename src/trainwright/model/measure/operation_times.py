@@ -7,6 +7,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from trainwright.cluster.calibration.timing import Clock, fastest, wall_clock
+from trainwright.errors import ProfileError
 from trainwright.model.trace.recorder import TensorShape, TracedOperation
 
 __all__ = ["time_operations"]
@@ -56,7 +57,13 @@ def _time_alone(
             operation.func(*arguments, **keywords)
         except (RuntimeError, TypeError, ValueError, IndexError):  # it needs values that made-up tensors do not have
             return None
-        return fastest(lambda: operation.func(*arguments, **keywords), warmup=warmup, repeats=repeats, clock=clock)
+        return fastest(
+            lambda: operation.func(*arguments, **keywords),
+            warmup=warmup,
+            repeats=repeats,
+            clock=clock,
+            error=ProfileError,
+        )
 
 
 def _make_tensor(shaped: TensorShape, device: torch.device) -> torch.Tensor:

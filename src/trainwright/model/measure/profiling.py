@@ -1,6 +1,6 @@
-"""Profiles of models: traced without running them, or recorded and timed while they run."""
+"""Makes profiles: traced without running a kernel, or with every operation timed on this machine."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,14 +8,15 @@ import torch
 from torch import nn
 from torch.utils._pytree import tree_map
 
-from trainwright.cluster.calibration.timing import Clock, cuda_clock, fastest, wall_clock
+from trainwright.cluster.calibration.timing import Clock, fastest, kernel_clock
 from trainwright.errors import ProfileError
 from trainwright.model.cut.stages import batch_size, make_profile
 from trainwright.model.measure.operation_times import time_operations
 from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.trace.failures import Untraceable
 from trainwright.model.trace.recording import Recording, record_step
-from trainwright.model.trace.step import Loss, MakeOptimizer, Step, prepare_step
+from trainwright.model.trace.step import Loss, MakeOptimizer, TrainingStep, prepare_step
+from trainwright.validators import check, integer
 
 __all__ = ["TraceOptions", "measure_model", "trace_model"]
 
@@ -24,7 +25,7 @@ _HALVINGS = 6  # of the batch, each of which is measured too
 
 @dataclass(frozen=True, kw_only=True)
 class TraceOptions:
-    """What to profile: a model, a sample, and how it is trained."""
+    """A model, a sample, and how the model is trained."""
 
     model: nn.Module
     sample: Any
@@ -37,7 +38,7 @@ class TraceOptions:
     fuse: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.model, nn.Module):
+        if not isinstance(self.model, nn.Module):  # the model itself may be too long for a message
             raise ProfileError(f"model: got {type(self.model).__name__}; allowed: a torch.nn.Module")
         batch_size(self.sample)
 
@@ -47,16 +48,16 @@ class TraceOptions:
         if self.device is not None:
             return torch.device(self.device)
         first = next(self.model.parameters(), None)
-        there = first is not None and first.is_cuda and torch.cuda.is_available()
-        return torch.device("cuda" if there else "cpu")
+        on_cuda = first is not None and first.is_cuda and torch.cuda.is_available()
+        return torch.device("cuda" if on_cuda else "cpu")
 
     @property
     def granule_bytes(self) -> int:
         """What the device's allocator rounds storages up to."""
         return 512 if self.place.type == "cuda" else 64
 
-    def step(self, *, fake: bool, lean: bool = False) -> Step:
-        """Return the step made ready."""
+    def step(self, *, fake: bool, lean: bool = False) -> TrainingStep:
+        """Return the prepared step."""
         return prepare_step(
             self.model,
             self.sample,
@@ -68,8 +69,10 @@ class TraceOptions:
             lean=lean,
         )
 
-    def profile(self, step: Step, recording: Recording, seconds: dict[int, float] | None = None) -> ProfileFields:
-        """Return the profile that a recording gives."""
+    def profile(
+        self, step: TrainingStep, recording: Recording, seconds: dict[int, float] | None = None
+    ) -> ProfileFields:
+        """Return the profile of a recording."""
         profile = make_profile(
             step,
             recording,
@@ -95,10 +98,9 @@ def trace_model(request: TraceOptions) -> ProfileFields:
 
 
 def measure_model(request: TraceOptions, *, warmup: int = 3, repeats: int = 10) -> ProfileFields:
-    """Return the profile of a step whose operations are timed one by one, and the whole step beside them."""
-    for name, value, least in (("warmup", warmup, 0), ("repeats", repeats, 1)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ProfileError(f"{name}: got {value!r}; allowed: a whole number >= {least}")
+    """Return the profile of a step with the seconds of each operation, and of the whole step."""
+    check(warmup, integer(minimum=0), "warmup", ProfileError)
+    check(repeats, integer(minimum=1), "repeats", ProfileError)
     profile = _measure_once(request, warmup, repeats)
     batch = profile.batch
     smaller = []
@@ -121,7 +123,7 @@ def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFi
     except Untraceable:
         step = request.step(fake=False)
         recording = record_step(step, granule_bytes=request.granule_bytes)
-    clock: Clock = cuda_clock if request.place.type == "cuda" else wall_clock
+    clock = kernel_clock(request.place)
     end, past = recording.parts["update"]
     # Dropout and random inputs must not change the caller's generator.
     with torch.random.fork_rng(devices=_cuda_devices(request.place)):
@@ -175,9 +177,7 @@ def _with_smaller(profile: ProfileFields, smaller: Sequence[ProfileFields]) -> P
     )
 
 
-def _time_whole_step(
-    request: TraceOptions, warmup: int, repeats: int, clock: Callable[[Callable[[], Any]], float]
-) -> float:
+def _time_whole_step(request: TraceOptions, warmup: int, repeats: int, clock: Clock) -> float:
     """Return the seconds of a forward and backward pass of the whole model, which adds to the gradients there are."""
     step = request.step(fake=False)
 
@@ -186,7 +186,7 @@ def _time_whole_step(
         step.backward()
         step.result = None
 
-    return fastest(once, warmup=warmup, repeats=repeats, clock=clock)
+    return fastest(once, warmup=warmup, repeats=repeats, clock=clock, error=ProfileError)
 
 
 def _cuda_devices(device: torch.device) -> list[torch.device]:

@@ -8,9 +8,10 @@ from typing import TypeVar
 
 from trainwright.cluster import Device
 from trainwright.cluster.costs.roofline import roofline_seconds
-from trainwright.errors import ProfileError, closest
+from trainwright.errors import ProfileError
 from trainwright.model.layer import Layer
 from trainwright.model.profile_fields import ProfileFields
+from trainwright.validators import check, one_of
 
 __all__ = ["predict_seconds"]
 
@@ -28,9 +29,7 @@ def predict_seconds(profile: P, device: Device, *, precision: str | None = None)
     another precision replaces them too.
     """
     wanted = profile.precision if precision is None else precision
-    if wanted not in _ELEMENT_BYTES:
-        allowed = ", ".join(_ELEMENT_BYTES)
-        raise ProfileError(f"precision: got {wanted!r}; allowed: {allowed}{closest(str(wanted), _ELEMENT_BYTES)}")
+    check(wanted, one_of(*_ELEMENT_BYTES), "precision", ProfileError)
     rate = device.flops.get(wanted.removeprefix("amp-"), 0.0)
     if rate <= 0 or device.memory_bandwidth <= 0:
         known = ", ".join(device.flops) or "none"

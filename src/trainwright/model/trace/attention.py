@@ -1,4 +1,4 @@
-"""Attention by another function: what stands in for torch's scaled_dot_product_attention while a model runs."""
+"""Replaces torch's scaled_dot_product_attention by another function while a model runs."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -12,21 +12,21 @@ __all__ = ["replace_attention"]
 
 @contextlib.contextmanager
 def replace_attention(run: Callable[..., Any]) -> Iterator[None]:
-    """Let attention be done by `run(attention, query, key, value, ...)`, with torch's own as its first argument.
+    """Call `run(attention, query, key, value, ...)` for every attention inside; `attention` is torch's function.
 
-    What calls it by its name in `torch.nn.functional`, as `nn.MultiheadAttention` does, calls `run`; torch's encoder
-    layers take no shorter way in evaluation.
+    Calls by the name in `torch.nn.functional` are replaced, as `nn.MultiheadAttention` makes them; the fast path of
+    torch's encoder layers in evaluation is switched off.
     """
     # The fast path of torch's encoder layers would bypass the replaced function.
-    own, fast = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
+    original, fast = functional.scaled_dot_product_attention, mha.get_fastpath_enabled()
 
     def attention(*args: Any, **kwargs: Any) -> Any:
-        return run(own, *args, **kwargs)
+        return run(original, *args, **kwargs)
 
     functional.scaled_dot_product_attention = attention
     mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
-        functional.scaled_dot_product_attention = own
+        functional.scaled_dot_product_attention = original
         mha.set_fastpath_enabled(fast)

@@ -1,4 +1,4 @@
-"""Corrections: operations of which fake tensors tell other bytes than the kernel's results have, or nothing at all."""
+"""Corrects operations whose fake results have other bytes than the kernel's, or that fake tensors do not know."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,30 +20,30 @@ _OF_FAKE_TENSORS = (
 
 
 def depends_on_values(error: Exception) -> bool:
-    """Whether an error says that what an operation makes depends on values, which fake tensors have not."""
+    """Return whether an error means that a result depends on values, which fake tensors do not have."""
     return type(error).__name__.startswith(_OF_FAKE_TENSORS)
 
 
 def correct_result(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
-    """Return the result of an operation, with fake tensors as large as the kernel's would be."""
+    """Return the result of an operation, its fake tensors resized to what the kernel returns."""
     correct = _CORRECTIONS.get(func._schema.name)  # noqa: SLF001  no public name
     return result if correct is None or not isinstance(result[0], FakeTensor) else correct(func, args, kwargs, result)
 
 
 def run_on_real_tensors(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Return fake tensors like what an operation makes of real ones, for one that fails on fake tensors alone.
+    """Return fake tensors like the results of an operation on real tensors, for one that fails on fake tensors.
 
-    The operation runs once on a CPU, on numbers of any value; whole numbers, which may be places or sizes, are zeros.
-    NotImplemented if it has no fake arguments, writes to its arguments or fails so too.
+    The operation runs once on a CPU, on arbitrary numbers; integers, which may be indices or sizes, are zeros.
+    Returns NotImplemented if it has no fake arguments, writes to its arguments, or fails on real tensors too.
     """
     # Views and in-place operations would have to share storages with their arguments, which a stand-in cannot.
-    tensors = [each for each in tree_leaves((tuple(args), dict(kwargs))) if isinstance(each, FakeTensor)]
+    tensors = [tensor for tensor in tree_leaves((tuple(args), dict(kwargs))) if isinstance(tensor, FakeTensor)]
     if not tensors or func._schema.is_mutable or func.is_view:  # noqa: SLF001  no public name
         return NotImplemented
     try:
         with unset_fake_temporarily():
             real = func(*tree_map(_stand_in, tuple(args)), **tree_map(_stand_in, dict(kwargs)))
-    except Exception:  # noqa: BLE001  the fake one's error is told
+    except Exception:  # noqa: BLE001  the error on fake tensors is reported
         return NotImplemented
     return tree_map(partial(_to_fake, tensors[0]), real)
 
@@ -52,8 +52,8 @@ def _stand_in(value: Any) -> Any:
     if not isinstance(value, FakeTensor):
         return torch.device("cpu") if isinstance(value, torch.device) else value
     # Floats may hold anything; integers may be indices, and zero is a valid one.
-    made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-    return made if value.is_floating_point() or value.is_complex() else made.zero_()
+    stand_in = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+    return stand_in if value.is_floating_point() or value.is_complex() else stand_in.zero_()
 
 
 def _to_fake(like: FakeTensor, value: Any) -> Any:
@@ -64,15 +64,15 @@ def _to_fake(like: FakeTensor, value: Any) -> Any:
 
 
 def _with_workspace(place: int) -> Callable[..., Any]:
-    """Of recurrent layers: what their library keeps for the backward pass, as large as in one call on real zeros."""
+    """Recurrent layers: the workspace saved for the backward pass gets the size that a call on real zeros returns."""
 
     def correct(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:
         with unset_fake_temporarily():
             real = func(*tree_map(_to_zeros, tuple(args)), **tree_map(_to_zeros, dict(kwargs)))
         if real[place] is None:  # nothing is kept where no gradients are wanted
             return result
-        made = result[place].new_empty(real[place].numel())
-        return type(result)((*result[:place], made, *result[place + 1 :]))
+        stand_in = result[place].new_empty(real[place].numel())
+        return type(result)((*result[:place], stand_in, *result[place + 1 :]))
 
     return correct
 
@@ -82,13 +82,13 @@ def _to_zeros(value: Any) -> Any:
 
 
 def _like_input(_: Any, args: Sequence[Any], __: Mapping[str, Any], result: Any) -> Any:
-    """Of a group norm with weights of more precision: the gradient of its input has the input's."""
+    """Group norm with weights of higher precision: the gradient of the input has the input's precision."""
     return type(result)((result[0].to(args[1].dtype), *result[1:])) if result[0] is not None else result
 
 
 def _in_fp32(_: Any, __: Sequence[Any], ___: Mapping[str, Any], result: Any) -> Any:
-    """Of gradients of recurrent layers, that torch 2.11 takes for those of the input's precision."""
-    return type(result)(each.float() if isinstance(each, FakeTensor) else each for each in result)
+    """Recurrent layers: their gradients are float32, where torch 2.11 reports the input's precision."""
+    return type(result)(tensor.float() if isinstance(tensor, FakeTensor) else tensor for tensor in result)
 
 
 _CORRECTIONS: dict[str, Callable[..., Any]] = {

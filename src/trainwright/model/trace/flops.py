@@ -101,9 +101,9 @@ def _attention_backward_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> i
 def _recurrent_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     # every element of a sequence meets all matrices: of input and of hidden state, for each gate
     # cuDNN passes its weights as a list, oneDNN one by one.
-    given = arguments[1] if isinstance(arguments[1], list | tuple) else arguments[1:3]
+    matrices = arguments[1] if isinstance(arguments[1], list | tuple) else arguments[1:3]
     [x] = _shapes_of(arguments[:1])
-    return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in _shapes_of(given) if len(shape) > 1)
+    return 2 * math.prod(x[:-1]) * sum(math.prod(shape) for shape in _shapes_of(matrices) if len(shape) > 1)
 
 
 def _recurrent_backward_flops(arguments: Sequence[Any], results: Sequence[Shape]) -> int:

@@ -23,7 +23,7 @@ __all__ = ["StepRecorder", "StorageLife", "TensorShape", "TracedOperation"]
 
 @dataclass(frozen=True, slots=True)
 class TensorShape:
-    """What a tensor argument was like."""
+    """Shape, strides and dtype of a tensor."""
 
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -31,13 +31,13 @@ class TensorShape:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> "TensorShape":
-        """Return what a tensor is like."""
+        """Return the shape, strides and dtype of a tensor."""
         strided = tensor.layout == torch.strided
         return cls(tuple(tensor.shape), tuple(tensor.stride()) if strided else (), tensor.dtype)
 
     @property
     def elements(self) -> int:
-        """Elements of the tensor, those that an expanded one repeats counted once."""
+        """Elements in memory: those that an expanded tensor repeats count once."""
         strides = self.stride or (1,) * len(self.shape)
         return math.prod(size for size, stride in zip(self.shape, strides, strict=True) if stride or not size)
 
@@ -49,7 +49,7 @@ class TensorShape:
 
 @dataclass(slots=True)
 class StorageLife:
-    """The life of a storage, in operations: it is there after operation `first`, up to and with operation `last`."""
+    """The life of a storage: alive after operation `first`, up to and including operation `last`."""
 
     bytes: int
     first: int
@@ -128,16 +128,16 @@ class _AutogradNodes:
 
 
 class StepRecorder(StorageTracker):
-    """A storage tracker that also keeps every operation in order, and the life of every storage."""
+    """A storage tracker that also records every operation in order, and the life of every storage."""
 
     def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
         super().__init__(granule_bytes=granule_bytes, device=device)
         self.operations: list[TracedOperation] = []
         self.storages: dict[int, StorageLife] = {}
         self.saved: dict[int, int] = {}
-        """Storages that autograd keeps, and the operation during or before which each was first kept."""
+        """Storages that autograd saves, and the operation during or before which each was first saved."""
         self.saved_until: dict[int, int] = {}
-        """The same storages, and the operation during or before which each was last kept once more."""
+        """The same storages, and the operation during or before which each was last saved."""
         self.attentions: set[int] = set()
         """Calls of torch's scaled_dot_product_attention, by number."""
         self.phase = "forward"
@@ -160,7 +160,7 @@ class StepRecorder(StorageTracker):
         for tensor in inputs:
             if id(tensor) not in shaped:
                 shaped[id(tensor)] = TensorShape.of(tensor)
-                reads.update((held.number, shaped[id(tensor)]) for held in self.see(tensor))
+                reads.update((entry.number, shaped[id(tensor)]) for entry in self.see(tensor))
         # Autograd works above this dispatch: the node of this operation exists already.
         forward = self._forward_operation()
         try:
@@ -172,9 +172,9 @@ class StepRecorder(StorageTracker):
                 self.failure = _FailedOperation(error, str(func), tuple(tuple(tensor.shape) for tensor in inputs))
                 raise
         outputs = tensors_in(result)
-        made = [(held, tensor) for tensor in outputs for held in self.see(tensor)]
+        seen = [(entry, tensor) for tensor in outputs for entry in self.see(tensor)]
         # Results in storages that were not read are new; others are views or changed in place.
-        creates = tuple(dict.fromkeys(held.number for held, _ in made if held.number not in reads))
+        creates = tuple(dict.fromkeys(entry.number for entry, _ in seen if entry.number not in reads))
         writes = _written_storages(func, args, kwargs, self) if func._schema.is_mutable else ()  # noqa: SLF001  no public name
         self._funcs.add(func)
         call = self._stack[-1]
@@ -196,21 +196,21 @@ class StepRecorder(StorageTracker):
         )
         # Gradients flow from any input that carries them to every floating result.
         flows = any(self.storages[number].carries_gradient for number in reads)
-        for held, tensor in made:
-            stored = self.storages[held.number]
-            if held.number in creates:
+        for entry, tensor in seen:
+            stored = self.storages[entry.number]
+            if entry.number in creates:
                 stored.elements, stored.floating = tensor.numel(), tensor.is_floating_point()
             stored.carries_gradient |= flows and stored.floating
         return result
 
     @property
     def uncounted(self) -> list[str]:
-        """Operations that ran and whose work is not known."""
+        """Operations whose work is unknown."""
         return sorted(str(func) for func in self._funcs if not has_known_work(func))
 
     @contextlib.contextmanager
     def modules(self, model: nn.Module) -> Iterator[None]:
-        """Name the modules of a model, and its calls of torch's attention, while it runs inside."""
+        """Attribute the operations inside to the model's modules, and to its calls of torch's attention."""
         handles: list[Any] = []
 
         def attend(attention: Any, *args: Any, **kwargs: Any) -> Any:
@@ -241,26 +241,26 @@ class StepRecorder(StorageTracker):
 
     @contextlib.contextmanager
     def saving(self) -> Iterator[None]:
-        """Note what autograd keeps for the backward pass of what runs inside."""
+        """Record what autograd saves for the backward pass of the operations inside."""
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
-            for held in self.see(tensor):
+            for entry in self.see(tensor):
                 # What is saved while a fused attention runs belongs to its call, not to the operation before.
                 place = max(self._stack[-1].first, len(self.operations) - 1)
-                self.saved.setdefault(held.number, place)
-                self.saved_until[held.number] = place
+                self.saved.setdefault(entry.number, place)
+                self.saved_until[entry.number] = place
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
             yield
 
     def marks(self, tree: Any) -> set[int]:
-        """Return the numbers of the storages of tensors; what carries gradients from here on is said by them."""
+        """Return the numbers of the storages of tensors, and mark those that carry gradients."""
         found = set()
         for tensor in tensors_in(tree):
-            for held in self.see(tensor):
-                found.add(held.number)
-                stored = self.storages[held.number]
+            for entry in self.see(tensor):
+                found.add(entry.number)
+                stored = self.storages[entry.number]
                 stored.carries_gradient |= tensor.requires_grad
                 stored.elements = max(stored.elements, tensor.numel())
                 stored.floating = tensor.is_floating_point()
@@ -277,13 +277,13 @@ class StepRecorder(StorageTracker):
         return self._stack[-1].path
 
     def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
-        held = super()._one(tensor)
-        if held is not None and held.number not in self.storages:
-            self.storages[held.number] = StorageLife(held.bytes, len(self.operations))
-        return held
+        entry = super()._one(tensor)
+        if entry is not None and entry.number not in self.storages:
+            self.storages[entry.number] = StorageLife(entry.bytes, len(self.operations))
+        return entry
 
-    def _freed(self, held: LiveStorage) -> None:
-        self.storages[held.number].last = len(self.operations) - 1
+    def _freed(self, entry: LiveStorage) -> None:
+        self.storages[entry.number].last = len(self.operations) - 1
 
     def _forward_operation(self) -> int:
         """Return the forward operation that a backward operation belongs to, -1 in the forward pass."""
@@ -327,5 +327,5 @@ def _written_storages(
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
         value = kwargs.get(argument.name, args[place] if place < len(args) and not argument.kwarg_only else None)
-        found.update((held.number, None) for held in tracker.see(value))
+        found.update((entry.number, None) for entry in tracker.see(value))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""A training step written down: its operations, the storages they made and how long these lived."""
+"""The recording of a training step: its operations, the storages that they made, and the lifetimes of these."""
 
 import contextlib
 import gc
@@ -12,21 +12,21 @@ from torch._subclasses import fake_tensor
 
 from trainwright.model.trace.failures import explain_error
 from trainwright.model.trace.recorder import StepRecorder, StorageLife, TracedOperation
-from trainwright.model.trace.step import Step
+from trainwright.model.trace.step import TrainingStep
 
 __all__ = ["Recording", "record_step"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What a step did. Storages are numbers; a part is (first place, place after the last) in `operations`."""
+    """What a step did. Storages are numbers; a part is (index of the first operation, index after the last)."""
 
     operations: list[TracedOperation]
     storages: dict[int, StorageLife]
     saved: dict[int, int]
-    """Storages that autograd kept, and the place at which each was first kept."""
+    """Storages that autograd saved, and the operation at which each was first saved."""
     saved_until: dict[int, int]
-    """The same storages, and the place at which each was last kept."""
+    """The same storages, and the operation at which each was last saved."""
     attentions: frozenset[int]
     """Numbers of the module calls that were calls of torch's attention."""
     parameters: dict[int, int]
@@ -36,13 +36,13 @@ class Recording:
     trained_bytes: int
     """Bytes of these parameters."""
     fixed: frozenset[int]
-    """Storages that are there before and after: parameters, buffers, the optimizer's state, the sample."""
+    """Storages that live before and after the step: parameters, buffers, the optimizer's state, the sample."""
     sample: frozenset[int]
     results: frozenset[int]
     """Storages of what the forward pass returned."""
     gradients: frozenset[int]
     """Storages of the gradients of parameters."""
-    kept: frozenset[int]
+    live_after_forward: frozenset[int]
     """Storages that live when the forward pass is done."""
     parts: dict[str, tuple[int, int]]
     """"forward", "backward", "update", and "plain" (a forward pass without gradients)."""
@@ -52,10 +52,10 @@ class Recording:
     uncounted: tuple[str, ...]
 
 
-def record_step(step: Step, *, granule_bytes: int) -> Recording:
-    """Run one steady step (the optimizer's state is there already) and a plain forward pass, and write them down.
+def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
+    """Record one steady step (the optimizer already has its state) and a forward pass without gradients.
 
-    Raises ProfileError, of the kind Untraceable where fake tensors were not enough.
+    Raises ProfileError, or its subclass Untraceable where fake tensors were not enough.
     """
     recorder = StepRecorder(granule_bytes=granule_bytes)
     operations, parts = recorder.operations, {}
@@ -71,12 +71,12 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
                 recorder.start("forward")
                 with recorder.owner("activations"), recorder.saving():
                     step.forward()
-                results, kept = recorder.marks(step.result), recorder.live
+                results, live_after_forward = recorder.marks(step.result), recorder.live
                 parts["forward"] = (0, len(operations))
                 recorder.start("backward")
                 with recorder.owner("backward"):
                     step.backward()
-                # Only now are gradients of parameters told from what backward made on the way.
+                # Only now can gradients of parameters be distinguished from other results of backward.
                 recorder.watch(step.gradients, "gradients")
                 gradients = recorder.marks(step.gradients)
                 trained = step.trained
@@ -108,12 +108,12 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
         attentions=frozenset(recorder.attentions),
         parameters=parameters,
         trained=_count_elements(trained, recorder),
-        trained_bytes=sum(each.numel() * each.dtype.itemsize for each in trained),
+        trained_bytes=sum(parameter.numel() * parameter.dtype.itemsize for parameter in trained),
         fixed=frozenset({*parameters, *buffers, *state, *sample}),
         sample=frozenset(sample),
         results=frozenset(results),
         gradients=frozenset(gradients),
-        kept=frozenset(kept),
+        live_after_forward=frozenset(live_after_forward),
         parts=parts,
         peak_bytes=peak - idle_bytes,
         peak_by_owner={owner: size for owner, size in by_owner.items() if size},
@@ -124,7 +124,7 @@ def record_step(step: Step, *, granule_bytes: int) -> Recording:
 
 @contextlib.contextmanager
 def _quiet_logging() -> Iterator[None]:
-    """Keep torch from logging operations that fail on fake tensors: what becomes of them is said elsewhere."""
+    """Keep torch from logging operations that fail on fake tensors: they are run again, or reported as errors."""
     logger = logging.getLogger(fake_tensor.__name__)
     logger.addFilter(_drop_record)
     try:
@@ -147,7 +147,7 @@ def _count_elements(parameters: list[nn.Parameter], recorder: StepRecorder) -> d
 
 @contextlib.contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Keep the collector of cycles from running: what it frees, and when, would depend on what ran before."""
+    """Pause garbage collection: what it frees, and when, would depend on what ran before."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

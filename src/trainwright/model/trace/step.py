@@ -1,9 +1,9 @@
-"""One training step of a copy of a model, on fake tensors or on real ones, watched by a storage tracker."""
+"""One training step of a copy of a model, on fake tensors or on real ones, in parts that a recorder can watch."""
 
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby, pairwise
 from typing import Any
 
@@ -12,10 +12,11 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._pytree import tree_leaves, tree_map
 
-from trainwright.errors import ProfileError, closest
+from trainwright.errors import ProfileError
 from trainwright.model.trace.storages import StorageTracker
+from trainwright.validators import check, one_of
 
-__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "Step", "call_model", "prepare_step"]
+__all__ = ["OPTIMIZERS", "PRECISIONS", "Loss", "MakeOptimizer", "TrainingStep", "call_model", "prepare_step"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 MakeOptimizer = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
@@ -33,24 +34,27 @@ OPTIMIZERS: dict[str, MakeOptimizer] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-4),
 }
 
+_NAMED = one_of(*OPTIMIZERS)
+_OPTIMIZER = replace(_NAMED, allowed=f"{_NAMED.allowed}, a function of the parameters, or None")
+
 
 @dataclass
-class Step:
-    """A model, a sample and an optimizer made ready; `forward`, `backward` and `update` are the parts of a step.
+class TrainingStep:
+    """A prepared model, sample and optimizer; `forward`, `backward` and `update` are the parts of a step.
 
-    `result` is what the forward pass returned: the loss, or the outputs, which then all get gradients of one.
+    `result` is what the forward pass returned: the loss, or the outputs, each of which then gets gradients of one.
     """
 
     model: nn.Module
     sample: Any
     loss: Loss | None
     optimizers: list[torch.optim.Optimizer]
-    """One, or in a lean step several that update a few parameters each."""
+    """One; in a lean step several, each of which updates a few parameters."""
     precision: str
     device: torch.device
     fake: FakeTensorMode | None
     other_state: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """What the optimizer holds for parameters that its step leaves out, being like others; by identity of these."""
+    """State of the parameters that a lean step does not update, by the identity of the parameter."""
     result: Any = None
 
     @property
@@ -65,20 +69,24 @@ class Step:
         return [leaf for leaf in tree_leaves([*self.other_state.values(), state]) if isinstance(leaf, torch.Tensor)]
 
     def state_of(self, parameter: nn.Parameter) -> list[torch.Tensor]:
-        """Return those that it holds for one parameter."""
-        held = [optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state]
-        found = [*self.other_state.get(id(parameter), ()), *tree_leaves(held)]
+        """Return the tensors that the optimizer holds for one parameter."""
+        states = [optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state]
+        found = [*self.other_state.get(id(parameter), ()), *tree_leaves(states)]
         return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
 
     @property
     def trained(self) -> list[nn.Parameter]:
-        """Parameters that get a gradient, as is known after the backward pass.
+        """Parameters that get a gradient, known after the backward pass.
 
-        What a real step has left out, as it depends on values, another may reach.
+        A real step may have skipped parameters because of its values; these count as trained.
         """
         # A fake step takes every path that does not depend on values, so a missing gradient is a fact.
         known = self.fake is not None
-        return [each for each in self.parameters if each.requires_grad and not (known and each.grad is None)]
+        return [
+            parameter
+            for parameter in self.parameters
+            if parameter.requires_grad and not (known and parameter.grad is None)
+        ]
 
     @property
     def gradients(self) -> list[torch.Tensor]:
@@ -87,12 +95,12 @@ class Step:
 
     @contextlib.contextmanager
     def tensors(self) -> Iterator[None]:
-        """Let tensors made inside be fake, if the step is."""
+        """Make all tensors inside fake, if the step is."""
         with self.fake if self.fake is not None else contextlib.nullcontext():
             yield
 
     def watched(self, tracker: StorageTracker) -> None:
-        """Count what lives before a step: parameters, buffers, the state of the optimizer and the sample."""
+        """Count what is alive before a step: parameters, buffers, the optimizer's state and the sample."""
         tracker.watch(self.parameters, "parameters")
         tracker.watch(list(self.model.buffers()), "buffers")
         tracker.watch(self.state, "optimizer")
@@ -121,18 +129,18 @@ class Step:
         return True
 
     def update(self) -> None:
-        """Let the optimizer change the parameters."""
+        """Run the optimizer's step."""
         for optimizer in self.optimizers:
             optimizer.step()
 
     def finish(self) -> None:
-        """Drop what the step returned and the gradients, as zero_grad does."""
+        """Drop the result and the gradients, as zero_grad does."""
         self.result = None
         for parameter in self.parameters:
             parameter.grad = None
 
     def fill_state(self) -> None:
-        """Give the optimizer the state that it makes in the first step of a training, for gradients of zero."""
+        """Make the optimizer's state, as its first step does, by a step with gradients of zero."""
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 for parameter in group["params"]:
@@ -165,21 +173,15 @@ def prepare_step(
     device: torch.device | None = None,
     fake: bool = True,
     lean: bool = False,
-) -> Step:
-    """Copy a model and a sample to `device`, as fake tensors or as real ones; the model given stays as it is.
+) -> TrainingStep:
+    """Copy a model and a sample to `device`, as fake tensors or as real ones; the original model is not changed.
 
     Tensors on the meta device become real ones with small random values. Where torch updates parameters one by one, a
-    `lean` step leaves out those that are like earlier ones: their state is there, and the peak is the same.
+    `lean` step skips the update of parameters that repeat earlier ones: their state exists, and the peak is the same.
     """
-    if precision not in PRECISIONS:
-        allowed = ", ".join(PRECISIONS)
-        raise ProfileError(f"precision: got {precision!r}; allowed: {allowed}{closest(str(precision), PRECISIONS)}")
-    if isinstance(optimizer, str) and optimizer not in OPTIMIZERS:
-        allowed = ", ".join(OPTIMIZERS)
-        raise ProfileError(
-            f"optimizer: got {optimizer!r}; allowed: {allowed}, a function of the parameters, or None"
-            + closest(optimizer, OPTIMIZERS)
-        )
+    check(precision, one_of(*PRECISIONS), "precision", ProfileError)
+    if isinstance(optimizer, str):
+        check(optimizer, _OPTIMIZER, "optimizer", ProfileError)
     device = device or torch.device("cpu")
     whole = None if precision.startswith("amp-") else PRECISIONS[precision]
     mode = FakeTensorMode(allow_non_fake_inputs=True) if fake else None
@@ -202,12 +204,12 @@ def prepare_step(
             updated = {id(parameter) for run in runs for parameter in run}
             state = {id(p): _make_state(optimizer, p) for p in trainable if id(p) not in updated}
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
-        made = [make(run) for run in runs] if make is not None else []
-    return Step(
+        made_optimizers = [make(run) for run in runs] if make is not None else []
+    return TrainingStep(
         model=copied,
         sample=moved,
         loss=loss,
-        optimizers=made,
+        optimizers=made_optimizers,
         precision=precision,
         device=device,
         fake=mode,
@@ -216,21 +218,21 @@ def prepare_step(
 
 
 def _distinct_runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return the stretches of parameters that hold every pair of neighbouring shapes.
+    """Return runs of parameters that contain every pair of neighbouring shapes.
 
-    What an update of a parameter leaves behind is there until the next one's takes its place: pairs decide the peak.
+    Temporaries of one parameter's update live until those of the next replace them, so pairs decide the peak.
     """
     shapes = [None, *((p.shape, p.stride(), p.dtype) for p in parameters)]
     seen: set[Any] = set()
-    kept = [False] * len(parameters)
+    selected = [False] * len(parameters)
     # The first parameter, and both of each new pair of neighbouring shapes, stay.
     for i, pair in enumerate(pairwise(shapes)):
         if pair not in seen:
             seen.add(pair)
-            kept[max(0, i - 1) : i + 1] = [True] * (i + 1 - max(0, i - 1))
+            selected[max(0, i - 1) : i + 1] = [True] * (i + 1 - max(0, i - 1))
     return [
         [parameter for parameter, _ in run]
-        for keep, run in groupby(zip(parameters, kept, strict=True), key=lambda pair: pair[1])
+        for keep, run in groupby(zip(parameters, selected, strict=True), key=lambda pair: pair[1])
         if keep
     ]
 
@@ -243,7 +245,7 @@ def _make_state(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
 
 
 class _Ones(torch.autograd.Function):
-    """A scalar of outputs whose gradients are ones, made when backward wants them and held by it alone."""
+    """A scalar whose backward gives each output a gradient of ones, made only when backward needs it."""
 
     @staticmethod
     def forward(ctx: Any, *outputs: torch.Tensor) -> torch.Tensor:
@@ -257,12 +259,12 @@ class _Ones(torch.autograd.Function):
 
 
 class _Copier:
-    """Copies tensors; those that share a storage share one afterwards too."""
+    """Copies tensors; tensors that share a storage share the copy."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype | None, *, fake: bool) -> None:
         self.device, self.dtype, self.fake = device, dtype, fake
         self.storages: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self.kept: list[Any] = []  # a storage keeps its identity as long as it lives
+        self.alive: list[Any] = []  # a storage keeps its identity as long as it lives
 
     def memo(self, model: nn.Module) -> dict[int, Any]:
         """Return copies of all tensors that the modules of a model hold, by identity."""
@@ -287,7 +289,7 @@ class _Copier:
         # Keyed by storage, so that views and tied weights share one copy too.
         key = (storage._cdata, dtype)  # noqa: SLF001  the only identity of a storage
         if key not in self.storages:
-            self.kept.append(storage)
+            self.alive.append(storage)
             length = storage.nbytes() // tensor.dtype.itemsize
             flat = torch.empty(length, dtype=dtype, device=self.device)
             if not self.fake:

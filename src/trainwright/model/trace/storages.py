@@ -1,7 +1,7 @@
-"""StorageTracker: the bytes that tensors hold, counted by storage while a step runs, on fake tensors or on real ones.
+"""Counts the bytes of live storages while a step runs, on fake tensors or on real ones.
 
-Storages, not tensors: views, results of in-place operations and tied weights share one and count once. A storage
-counts from the operation that first returns it (or from `watch`) until its last reference goes.
+Views, results of in-place operations and tied weights share a storage and count once. A storage counts from the
+operation that first returns it (or from `watch`) until its last reference is dropped.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from trainwright.errors import InputError
+from trainwright.validators import check, integer
 
 __all__ = ["LiveStorage", "StorageTracker", "tensors_in"]
 
@@ -48,14 +48,13 @@ class StorageTracker(TorchDispatchMode):
 
     def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
         super().__init__()
-        if granule_bytes < 1:
-            raise InputError(f"StorageTracker.granule_bytes: got {granule_bytes!r}; allowed: a whole number >= 1")
+        check(granule_bytes, integer(minimum=1), "StorageTracker.granule_bytes")
         self.granule_bytes = granule_bytes
         self.device = device
         self.live_bytes = 0
         self.peak_bytes = 0
         self._owner = "other"
-        self._held: dict[int, LiveStorage] = {}
+        self._entries: dict[int, LiveStorage] = {}
         self._by_owner: dict[str, int] = {}
         self._at_peak: dict[str, int] = {}
         self._numbers = 0
@@ -69,34 +68,34 @@ class StorageTracker(TorchDispatchMode):
 
     @property
     def live_by_owner(self) -> dict[str, int]:
-        """Bytes that are held now, by owner."""
+        """Live bytes by owner."""
         return {owner: size for owner, size in self._by_owner.items() if size}
 
     @property
     def peak_by_owner(self) -> dict[str, int]:
-        """Bytes that were held at the moment of the peak, by owner."""
+        """Live bytes by owner at the moment of the peak."""
         return {owner: size for owner, size in self._at_peak.items() if size}
 
     def see(self, tree: Any) -> list[LiveStorage]:
         """Count the storages of all tensors in a tree that are not yet counted; return the entries of all of them."""
         found = []
         for leaf in _with_storage(tensors_in(tree)):
-            held = self._one(leaf)
-            if held is not None:
-                found.append(held)
+            entry = self._one(leaf)
+            if entry is not None:
+                found.append(entry)
         return found
 
     def watch(self, tree: Any, owner: str) -> None:
-        """Count the storages of tensors that are already there, and say whose they are."""
+        """Count the storages of existing tensors, and set their owner."""
         # Bytes move from the owner that they were first counted for.
-        for held in self.see(list(tree) if isinstance(tree, Iterator) else tree):
-            self._by_owner[held.owner] -= held.bytes
-            held.owner = owner
-            self._by_owner[owner] = self._by_owner.get(owner, 0) + held.bytes
+        for entry in self.see(list(tree) if isinstance(tree, Iterator) else tree):
+            self._by_owner[entry.owner] -= entry.bytes
+            entry.owner = owner
+            self._by_owner[owner] = self._by_owner.get(owner, 0) + entry.bytes
 
     @contextlib.contextmanager
     def owner(self, name: str) -> Iterator[None]:
-        """Say whose the storages are that appear inside."""
+        """Set the owner of the storages that appear inside."""
         before, self._owner = self._owner, name
         try:
             yield
@@ -104,7 +103,7 @@ class StorageTracker(TorchDispatchMode):
             self._owner = before
 
     def restart_peak(self) -> None:
-        """Forget the peak so far: it starts again from the bytes that are held now."""
+        """Reset the peak to the bytes that are live now."""
         self.peak_bytes = self.live_bytes
         self._at_peak = dict(self._by_owner)
 
@@ -114,26 +113,26 @@ class StorageTracker(TorchDispatchMode):
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001  the only identity that two Python objects of one storage share
         size = -(-storage.nbytes() // self.granule_bytes) * self.granule_bytes
-        held = self._held.get(key)
-        if held is None:
-            held = LiveStorage(self._numbers, size, self._owner)
+        entry = self._entries.get(key)
+        if entry is None:
+            entry = LiveStorage(self._numbers, size, self._owner)
             self._numbers += 1
-            # Python tells when the last reference goes: that is when an allocator gets the bytes back.
-            held.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
-            self._held[key] = held
-            self._change_bytes(held.owner, size)
-        elif held.bytes != size:  # a storage may be resized in place
-            self._change_bytes(held.owner, size - held.bytes)
-            held.bytes = size
-        return held
+            # Called when the last reference is dropped: then the allocator gets the bytes back.
+            entry.reference = weakref.ref(storage, lambda _: self._remove_storage(key))
+            self._entries[key] = entry
+            self._change_bytes(entry.owner, size)
+        elif entry.bytes != size:  # a storage may be resized in place
+            self._change_bytes(entry.owner, size - entry.bytes)
+            entry.bytes = size
+        return entry
 
     def _remove_storage(self, key: int) -> None:
-        held = self._held.pop(key)
-        self._change_bytes(held.owner, -held.bytes)
-        self._freed(held)
+        entry = self._entries.pop(key)
+        self._change_bytes(entry.owner, -entry.bytes)
+        self._freed(entry)
 
-    def _freed(self, held: LiveStorage) -> None:
-        """Do nothing; for who must know when a storage goes."""
+    def _freed(self, entry: LiveStorage) -> None:
+        """Do nothing; subclasses may record that a storage was freed."""
 
     def _change_bytes(self, owner: str, size: int) -> None:
         self.live_bytes += size
@@ -166,7 +165,7 @@ def _gather_tensors(tree: Any, found: list[torch.Tensor]) -> None:
 
 
 def _with_storage(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that hold a storage of their own, the parts of sparse ones."""
+    """Yield the tensors that have a storage; of sparse tensors their parts."""
     for tensor in tensors:
         if tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced

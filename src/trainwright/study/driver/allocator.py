@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trainwright.schedule import Action, Block, Desk, Go, Move, Rest, Start
+from trainwright.schedule import Action, Block, DeviceAllocator, Preempt, Resize, Resume, Start
 from trainwright.study.driver.trial_run import TrialRun
 
 __all__ = ["Allocator", "Launch"]
@@ -24,14 +24,14 @@ _HOLD_SECONDS = 900.0
 
 
 class Allocator:
-    """Owns the runs on the engine and the trials in transit; reports to the desk, and carries out what it plans.
+    """Owns the runs on the engine and the trials in transit; reports to the allocator, and carries out what it plans.
 
     A trial changes its devices in two steps, each a record: its run ends at a report, after its checkpoint; it starts
     on the block that was held for it. In between it is in transit: nobody is to continue it elsewhere. Launches and
     answers are only collected here, until the engine is not busy with reports.
     """
 
-    desk: Desk
+    device_allocator: DeviceAllocator
 
     def __init__(self) -> None:
         self._runs: dict[int, TrialRun] = {}
@@ -46,9 +46,9 @@ class Allocator:
         self._lost_nodes: set[int] = set()  # their first slots
         self._holds = False
 
-    def open(self, desk: Desk, *, holds: bool) -> None:
-        """Work for a desk; `holds` says whether the engine can keep a trial waiting at a report."""
-        self.desk, self._holds = desk, holds
+    def open(self, device_allocator: DeviceAllocator, *, holds: bool) -> None:
+        """Work for an allocator; `holds` says whether the engine can keep a trial waiting at a report."""
+        self.device_allocator, self._holds = device_allocator, holds
 
     # Runs.
 
@@ -88,19 +88,19 @@ class Allocator:
 
     def plan(self) -> None:
         """Ask the policy what to do; let trials train on that were held for too long."""
-        for action in self.desk.plan(time.monotonic()):
+        for action in self.device_allocator.plan(time.monotonic()):
             self._carry_out(action)
         late = time.monotonic() - _HOLD_SECONDS
         for trial in [trial for trial, since in self._waiting_since.items() if since < late]:
-            self.desk.go(self.desk.seats[trial])
+            self.device_allocator.resume(self.device_allocator.running[trial])
             self._answer(trial, goes_on=True)
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Start):
-            self._launches.append(Launch(action.work.trial, action.block))
-            self._left_at[action.work.trial] = time.monotonic()
-        elif isinstance(action, Go | Move | Rest):
-            self._answer(action.trial, goes_on=isinstance(action, Go))
+            self._launches.append(Launch(action.pending.trial, action.block))
+            self._left_at[action.pending.trial] = time.monotonic()
+        elif isinstance(action, Resume | Resize | Preempt):
+            self._answer(action.trial, goes_on=isinstance(action, Resume))
 
     def _answer(self, trial: int, *, goes_on: bool) -> None:
         if self._waiting_since.pop(trial, None) is not None:
@@ -123,9 +123,13 @@ class Allocator:
         """
         for first in {slot // per_node * per_node for slot in gone} - self._lost_nodes:
             node = range(first, first + per_node)
-            held = (slot for seat in self.desk.seats.values() for slot in (*seat.block, *(seat.target or ())))
+            held = (
+                slot
+                for running in self.device_allocator.running.values()
+                for slot in (*running.block, *(running.target or ()))
+            )
             if not any(slot in node for slot in held):
-                self.desk.room.withdraw(node)
+                self.device_allocator.free_slots.withdraw(node)
                 self._lost_nodes.add(first)
         return bool(self._lost_nodes)
 
@@ -133,71 +137,79 @@ class Allocator:
 
     def note_report(self, trial: int, epoch: int, loss: float, ran: float) -> None:
         """Note a report, `ran` seconds after the training function was entered."""
-        if not self.desk.policy.resizes:
+        if not self.device_allocator.policy.resizes:
             return
-        seat, estimates, now = self.desk.seats[trial], self.desk.estimates, time.monotonic()
+        running, estimates, now = (
+            self.device_allocator.running[trial],
+            self.device_allocator.estimates,
+            time.monotonic(),
+        )
         start = None
         if (since := self._left_at.pop(trial, None)) is not None:
             # The first report after a start: what passed before the function was entered is the cost of a start.
             entered = max(since, now - ran)
             start = entered - since
-            seat.began = min(seat.epoch, epoch - 1), entered
-            estimates.saw_restart(len(seat.block), start)
-        if epoch <= seat.epoch:
+            running.measured_from = min(running.epoch, epoch - 1), entered
+            estimates.saw_restart(len(running.block), start)
+        if epoch <= running.epoch:
             # Trained before, for want of a checkpoint: this report tells of time only.
-            seat.began = epoch, now
+            running.measured_from = epoch, now
             return
-        self.desk.reported(trial, epoch, loss, now)
-        seconds = seat.epoch_seconds or 0.0
+        self.device_allocator.note_report(trial, epoch, loss, now)
+        seconds = running.epoch_seconds or 0.0
         if start is not None:
             self._arrived[trial] = start, seconds
         elif trial in self._arrived:
             # Models and data are made ready in the first epoch: what it took longer than the second belongs to the
             # start as well.
             start, first = self._arrived.pop(trial)
-            estimates.saw_restart(len(seat.block), start + max(0.0, first - seconds))
+            estimates.saw_restart(len(running.block), start + max(0.0, first - seconds))
 
     def note_last_report(self) -> None:
         """Note that the trial that has just reported will not train on."""
-        self.desk.changed = None
+        self.device_allocator.changed = None
 
     def decide(self, trial: int) -> bool | None:
         """Return whether a trial that has just reported, and continues, does so where it is; None: it waits there."""
-        if not self.desk.policy.resizes:
+        if not self.device_allocator.policy.resizes:
             return True
-        seat = self.desk.seats[trial]
-        if seat.settled:
+        running = self.device_allocator.running[trial]
+        if running.is_settled:
             self.plan()
-        if seat.held and self._holds:
+        if running.is_held and self._holds:
             self._waiting_since[trial] = time.monotonic()
             return None
-        if seat.held:
+        if running.is_held:
             # This engine cannot keep it waiting: it trains until it has more devices, and moves at a later report.
-            self.desk.go(seat)
-        return seat.settled
+            self.device_allocator.resume(running)
+        return running.is_settled
 
     def depart(self, trial: int) -> None:
         """Note that a trial has ended its run to continue elsewhere: at once, or when devices are free."""
-        seat = self.desk.seats[trial]
+        running = self.device_allocator.running[trial]
         self._in_transit.add(trial)
         self._arrived.pop(trial, None)
-        if seat.target is None:
-            self.desk.rested(trial)
+        if running.target is None:
+            self.device_allocator.note_preempted(trial)
             return
-        before, now = len(seat.block), time.monotonic()
+        before, now = len(running.block), time.monotonic()
         self._left_at[trial] = now
-        self.desk.moved(trial, now)
-        self._launches.append(Launch(trial, seat.block, before))
+        self.device_allocator.note_resized(trial, now)
+        self._launches.append(Launch(trial, running.block, before))
 
     def fall_back(self, trial: int, before: int) -> bool:
         """Let a trial that did not begin on more devices start on as many as `before`; False if it had no fewer."""
-        seat = self.desk.seats[trial]
-        if before >= len(seat.block) or seat.target is not None or not self.desk.move(seat, before):
+        running = self.device_allocator.running[trial]
+        if (
+            before >= len(running.block)
+            or running.target is not None
+            or not self.device_allocator.resize(running, before)
+        ):
             return False
         self._in_transit.add(trial)
         self._left_at.pop(trial, None)
-        self.desk.moved(trial, time.monotonic())
-        self._launches.append(Launch(trial, seat.block))
+        self.device_allocator.note_resized(trial, time.monotonic())
+        self._launches.append(Launch(trial, running.block))
         return True
 
     def release(self, trial: int) -> None:
@@ -206,4 +218,4 @@ class Allocator:
         self._arrived.pop(trial, None)
         self._waiting_since.pop(trial, None)
         self._answers = [answer for answer in self._answers if answer[0] != trial]
-        self.desk.gone(trial)
+        self.device_allocator.note_ended(trial)

@@ -10,9 +10,8 @@ from trainwright.engine.admission import REJECTED
 from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
-from trainwright.schedule import Block, Continue, Desk, Pause, Scheduler, Stop
-from trainwright.search import Searcher
-from trainwright.search import View as SearchView
+from trainwright.schedule import Block, Continue, DeviceAllocator, Pause, Scheduler, Stop
+from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
@@ -104,12 +103,14 @@ class Driver:
             name, length = type(rule).__name__, rule.max_epochs
             self.progress.say(f"{name}: there are no rungs below max_epochs={length}: every trial trains to its end")
         self.engine.open(train, self.log.directory)
-        room = policy.room(slots, per_node)
+        free_slots = policy.free_slots(slots, per_node)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
         survival, left = self.queue.survival, partial(self.leaving.time_left, slots)
-        desk = Desk(policy, self.queue, room, slots=slots, rungs=rungs, survival=survival, left=left)
-        self.allocator.open(desk, holds=self.engine.holds)
+        device_allocator = DeviceAllocator(
+            policy, self.queue, free_slots, slots=slots, rungs=rungs, survival=survival, seconds_left=left
+        )
+        self.allocator.open(device_allocator, holds=self.engine.holds)
         self.log.add_projection(self.queue)
         with gc_frozen(), self.leaving.signals:
             try:
@@ -167,12 +168,12 @@ class Driver:
 
     def _done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
-        queue, desk = self.queue, self.allocator.desk
-        if queue.ask_at is not None or self.allocator.moving or desk.wake_at is not None:
+        queue, device_allocator = self.queue, self.allocator.device_allocator
+        if queue.ask_at is not None or self.allocator.moving or device_allocator.wake_at is not None:
             return False
-        if desk.resting:  # with all devices free
-            trial, seat = min(desk.resting.items())
-            raise SchedulerStalled.of(trial, wanted=seat.wanted, devices=self.engine.slots)
+        if device_allocator.preempted:  # with all devices free
+            trial, running = min(device_allocator.preempted.items())
+            raise SchedulerStalled.of(trial, wanted=running.wanted_size, devices=self.engine.slots)
         if not queue.was_asked:  # with all devices free
             policy = type(self.scheduler.policy).__name__
             self.progress.say(f"{policy} starts no more trials: what its settings allow is used")
@@ -186,7 +187,7 @@ class Driver:
     def _withdraw_lost_nodes(self) -> None:
         """Use lost nodes no more; raise `EngineError` when too few slots are left for any trial."""
         lost = self.allocator.withdraw(self.engine.gone, self.engine.slots_per_node)
-        if lost and not self.allocator.runs and self.allocator.desk.free < self.scheduler.policy.start:
+        if lost and not self.allocator.runs and self.allocator.device_allocator.free < self.scheduler.policy.start:
             raise EngineError(
                 f"engine: {len(self.engine.gone)} of its {self.engine.slots} slots are gone, too few are left for a "
                 f"trial of {self.scheduler.policy.start}; run the study again when nodes are back: it goes on"

@@ -22,7 +22,7 @@ class Heartbeat:
         self._trouble: Exception | None = None
 
     def __enter__(self) -> Self:
-        self._ledger.beat()
+        self._ledger.heartbeat()
         self._thread.start()
         return self
 
@@ -33,7 +33,7 @@ class Heartbeat:
     def _beat(self) -> None:
         while not self._stop.wait(self._ledger.lease_seconds / _BEATS):
             try:
-                self._ledger.beat()
+                self._ledger.heartbeat()
             except LedgerFull:
                 continue  # what is written next tells it to whoever retries
             except Exception as error:  # noqa: BLE001 -- whatever it is: without beats others hold us dead
@@ -44,6 +44,6 @@ class Heartbeat:
         if self._trouble is not None:
             trouble, self._trouble = self._trouble, None
             with suppress(Exception):
-                self._ledger.beat()
+                self._ledger.heartbeat()
                 return  # it was a passing trouble
             raise trouble

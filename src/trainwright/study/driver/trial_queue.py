@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterable
 
 from trainwright.errors import SpaceExhausted
 from trainwright.ledger import Record, Status, TrialState, facts
-from trainwright.schedule import New, Pause, Promote, Seat, Stop, Wait, Work
-from trainwright.schedule import View as RuleView
-from trainwright.search import Learner, Searcher
-from trainwright.search import View as SearchView
+from trainwright.schedule import New, Pause, PendingTrial, Promote, RuleView, RunningTrial, Stop, Wait
+from trainwright.search import Learner, Searcher, SearchView
 from trainwright.space import Configuration
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
@@ -61,13 +59,13 @@ class TrialQueue:
         self._promoted: dict[int, int] = {}  # that we promoted and did not start yet, and under which lease
         self._fresh: dict[int, Configuration] = {}  # numbers that are ours, with what to propose: not yet written
 
-    # The desk's source.
+    # The allocator's source.
 
     def waits(self) -> bool:
         """Whether there would be a new trial to start."""
         return not (self.enough() or self.exhausted) and isinstance(self._rule.on_free(self.view()), New)
 
-    def next_work(self, *, new: bool = True) -> Work | None:
+    def next_trial(self, *, new: bool = True) -> PendingTrial | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
         self.ask_at, self.was_asked = None, True
         number = self._interrupted()
@@ -78,7 +76,7 @@ class TrialQueue:
             return None
         self.granted += 1
         trial = self._log.state.trials.get(number)
-        return Work(number, trial.epoch if trial is not None else 0)
+        return PendingTrial(number, trial.epoch if trial is not None else 0)
 
     def _interrupted(self) -> int | None:
         trials = self._log.state.trials
@@ -217,9 +215,9 @@ class TrialQueue:
             remaining = 0
         return RuleView(remaining=remaining, seed=self._log.state.seed, at_seconds=self._rule.seconds)
 
-    def survival(self, seat: Seat) -> tuple[float, ...]:
-        """Return the chances of the trial of a seat to reach the later rungs."""
-        return self._rule.survival(seat, self.view())
+    def survival(self, running: RunningTrial) -> tuple[float, ...]:
+        """Return the chances of the trial of a running trial to reach the later rungs."""
+        return self._rule.survival(running, self.view())
 
     # What comes to wait.
 

@@ -17,8 +17,7 @@ from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import EngineError, StudyError, TrainwrightError
 from trainwright.schedule import BestStatic, Scheduler
-from trainwright.search import Searcher
-from trainwright.search import View as SearchView
+from trainwright.search import Searcher, SearchView
 from trainwright.space import Configuration, Space
 from trainwright.study.projections import rungs_of
 from trainwright.validators import check, instance_of, integer

@@ -1,16 +1,15 @@
 """The strategies of the oracle: the modules of this folder that define one, and entry points of other distributions."""
 
 from importlib import import_module
-from importlib.metadata import entry_points
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
 from trainwright.plan.parallel.strategies.strategy import Strategy
+from trainwright.plugins import load, names_of
 
 __all__ = ["AXES", "STRATEGIES"]
 
-_GROUP = "trainwright.strategies"
 _METHODS = ("limit", "applies", "compute", "memory", "communication")
 
 
@@ -21,7 +20,7 @@ def _find_strategies() -> tuple[Strategy, ...]:
         if module.name not in {"registry", "strategy"}:
             names = vars(import_module(f"{__package__}.{module.name}")).values()
             found += [kind for kind in names if isinstance(kind, type) and _is_strategy(kind)]
-    found += [entry.load() for entry in entry_points(group=_GROUP)]
+    found += [load("strategy", name, "strategies") for name in names_of("strategy")]
     # A module may import the strategy of another: each class counts once.
     strategies = sorted((kind() for kind in dict.fromkeys(found)), key=lambda one: (one.axis.order, one.axis.name))
     names = [one.axis.name for one in strategies]

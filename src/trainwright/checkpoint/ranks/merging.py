@@ -1,0 +1,133 @@
+"""Merging the reports of ranks into one manifest: shards are combined, replicas compared."""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import prod
+from typing import Any
+
+from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
+from trainwright.checkpoint.ranks.reshard import TensorShare
+from trainwright.checkpoint.state.differences import Difference, Effect
+from trainwright.errors import CheckpointError
+
+__all__ = ["RankReport", "merge_reports", "other_ranks_names", "place_record", "tree_of_rank"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankReport:
+    """What one rank wrote: its file, its parts of tensors, sums of what others have too, and values of its own.
+
+    `sums` are by name and offsets of the slice, `trees` by item, `ties` further names of its tensors.
+    `error` says why it wrote nothing.
+    """
+
+    rank: int
+    step: int
+    lease: int
+    file: FileRecord | None = None
+    tensors: tuple[TensorRecord, ...] = ()
+    sums: Mapping[tuple[str, tuple[int, ...]], int] = field(default_factory=dict)
+    trees: Mapping[str, Any] = field(default_factory=dict)
+    ties: Mapping[str, str] = field(default_factory=dict)
+    error: OSError | CheckpointError | None = None
+
+
+def place_record(record: TensorRecord, share: TensorShare) -> TensorRecord:
+    """Return a rank's record of its local tensor as a part of the global one."""
+    (shard,) = record.shards
+    return replace(record, shape=share.shape, shards=(replace(shard, offsets=share.box.offsets),))
+
+
+def merge_reports(manifest: Manifest, reports: Sequence[RankReport]) -> tuple[Manifest, dict[str, Any]]:
+    """Return the manifest with the files and tensors of all ranks, and the values that are a rank's own.
+
+    Raises a rank's error, and `CheckpointError` if the ranks did not save the same, if what should be equal on
+    several is not, or if their parts leave a hole.
+    """
+    for report in reports:
+        if report.error is not None:
+            raise report.error
+        if (report.step, report.lease) != (manifest.step, manifest.lease):
+            raise CheckpointError(
+                f"save: rank {report.rank} saves step {report.step} of lease {report.lease}, rank 0 step "
+                f"{manifest.step} of lease {manifest.lease}; save at the same step on all ranks"
+            )
+    # Replicas must agree before anything is published: a difference means that a rank computes wrongly.
+    _compare_sums(reports)
+    records: dict[str, TensorRecord] = {}
+    shards: dict[str, dict[tuple[tuple[int, ...], tuple[int, ...]], ShardRecord]] = defaultdict(dict)
+    for report in reports:
+        for record in report.tensors:
+            # A rank with no part of it saw no tie.
+            if record.name in manifest.ties:
+                continue
+            known = records.setdefault(record.name, record)
+            if (known.dtype, known.shape) != (record.dtype, record.shape):
+                raise CheckpointError(
+                    f"save: {record.name} is {record.dtype} {record.shape} on rank {report.rank} and {known.dtype} "
+                    f"{known.shape} before it; give all ranks the same model"
+                )
+            for shard in record.shards:
+                shards[record.name].setdefault((shard.offsets, shard.lengths), shard)
+    tensors = []
+    for name, record in records.items():
+        parts = shards[name]
+        # Parts of several writers do not overlap, so equal counts mean that no value is missing.
+        covered = sum(prod(lengths) for _, lengths in parts)
+        if covered != prod(record.shape):
+            raise CheckpointError(f"save: the ranks hold {covered} of the {prod(record.shape)} values of {name}")
+        tensors.append(replace(record, shards=tuple(parts[place] for place in sorted(parts))))
+    ties = {alias: home for report in reports for alias, home in report.ties.items() if alias not in records}
+    files = tuple(report.file for report in reports if report.file is not None)
+    own = {item: value for report in reports for item, value in report.trees.items()}
+    ties |= manifest.ties
+    return replace(manifest, world_size=len(reports), files=files, tensors=tuple(tensors), ties=ties), own
+
+
+def tree_of_rank(
+    tree: Mapping[str, Any], *, saved: int, rank: int, world: int
+) -> tuple[dict[str, Any], list[Difference]]:
+    """Return the tree as this rank saved it, or as the first one did if there were other ranks; and what that means."""
+    common = {item: value for item, value in tree.items() if _rank_of(item) is None}
+    own = {item.rpartition("@")[0] for item in tree if _rank_of(item) is not None}
+    if saved == world:
+        return {item: tree.get(f"{item}@{rank}", value) for item, value in common.items()}, []
+    counts = {"saved": f"{saved} rank{'s' * (saved > 1)}", "now": f"{world} rank{'s' * (world > 1)}"}
+    effects = {item: Effect.DRAWS if item == "rng" else Effect.STATE for item in sorted({"rng", *own})}
+    return common, [Difference(item=item, **counts, effect=effect) for item, effect in effects.items()]
+
+
+def other_ranks_names(manifest: Manifest, *, rank: int, world: int) -> frozenset[str]:
+    """Return the tensors that are another rank's own; all ranks' own but the first one's if the ranks were others."""
+    owners = {record.name: _rank_of(record.name.partition(".")[0]) for record in manifest.tensors}
+    keeps = rank if manifest.world_size == world else None
+    return frozenset(name for name, owner in owners.items() if owner is not None and owner != keeps)
+
+
+def _rank_of(item: str) -> int | None:
+    _, mark, number = item.rpartition("@")
+    return int(number) if mark and number.isdigit() else None
+
+
+def _compare_sums(reports: Sequence[RankReport]) -> None:
+    """Refuse what should be the same on several ranks and is not; name those that are in the minority."""
+    seen: dict[tuple[str, tuple[int, ...]], dict[int, int]] = defaultdict(dict)
+    for report in reports:
+        for place, total in report.sums.items():
+            seen[place][report.rank] = total
+    wrong = {place: sums for place, sums in seen.items() if len(set(sums.values())) > 1}
+    if not wrong:
+        return
+    (name, _), sums = next(iter(wrong.items()))
+    # With three or more copies the majority is taken as right, and the others are named.
+    usual, count = Counter(sums.values()).most_common(1)[0]
+    odd = [rank for rank, total in sums.items() if total != usual]
+    which = (
+        f"rank{'s' * (len(odd) > 1)} {', '.join(map(str, odd))}" if count > 1 else f"ranks {', '.join(map(str, sums))}"
+    )
+    raise CheckpointError(
+        f"save: {name} is not the same on all ranks: {which} differ{'s' * (which.startswith('rank '))}, and so for "
+        f"{len(wrong)} tensor{'s' * (len(wrong) > 1)}; nothing was published: a rank may compute wrongly, or the "
+        "tensors are not meant to be the same and should be DTensors"
+    )

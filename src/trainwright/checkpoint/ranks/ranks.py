@@ -1,0 +1,390 @@
+"""Saving and restoring with one rank or with several, which write one checkpoint together.
+
+Every rank writes its own file into one temporary folder; the first one, the coordinator, gathers what they wrote,
+writes the manifest and publishes. The ranks speak in two gloo groups of their own: one that the writer's thread alone
+uses, so that no barrier of the training can meet it, and one for the main thread.
+"""
+
+import json
+import platform
+import random
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from trainwright.checkpoint.digest import digest_bytes
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.ranks.agreement import Agreement
+from trainwright.checkpoint.ranks.merging import (
+    RankReport,
+    merge_reports,
+    other_ranks_names,
+    place_record,
+    tree_of_rank,
+)
+from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
+from trainwright.checkpoint.ranks.reshard import TensorShare, read_shares, read_targets, share_tensors
+from trainwright.checkpoint.restore.restored import read_tensors, verify_digests
+from trainwright.checkpoint.save.publish import Published, publish
+from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
+from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_tree
+from trainwright.checkpoint.state.captured import Captured
+from trainwright.checkpoint.state.differences import Difference
+from trainwright.errors import CheckpointError
+from trainwright.publishing import FileLayer
+
+if TYPE_CHECKING:
+    import torch
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Findings", "Portion", "Ranks", "SingleRank", "make_ranks"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Findings:
+    """What was found before a save is written: why it must not be, or which tensors are suspect."""
+
+    trouble: str = ""
+    # Refused by the health check: nothing failed.
+    refused: bool = False
+    suspects: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Portion:
+    """What this rank copies into its buffer, in `layout`, and writes of it: `mine`, the head of the buffer."""
+
+    captured: Captured
+    layout: ShardFile
+    mine: ShardFile
+    shares: Mapping[str, TensorShare] = field(default_factory=dict)
+
+
+class SingleRank:
+    """One process alone: nobody to wait for."""
+
+    rank = 0
+    world = 1
+    _parts = PipelineParts()
+
+    @property
+    def first(self) -> bool:
+        """Whether this is the coordinator, who alone changes what is there."""
+        return self.rank == 0
+
+    def item(self, name: str) -> str:
+        """Return the name under which this rank keeps an item of its own."""
+        return name if self.first else f"{name}@{self.rank}"
+
+    def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
+        """Learn which ranks have which of the tensors of modules. To be called once, before anything else."""
+
+    def select_portion(self, captured: Captured) -> Portion:
+        """Return what of the state this rank keeps: all."""
+        layout = plan_shard_file(captured.tensors)
+        return Portion(captured=captured, layout=layout, mine=layout)
+
+    def run_together(self, act: Callable[[], T]) -> T:
+        """Do the same on all ranks; where it fails on one it fails on all. In the main thread."""
+        return act()
+
+    def run_on_first(self, act: Callable[[], T]) -> T:
+        """Return what `act` gives on the coordinator. In the main thread."""
+        return act()
+
+    def any(self, wish: bool) -> bool:
+        """Tell whether a rank wishes it. In the main thread."""
+        return wish
+
+    def gather_hosts(self) -> list[str]:
+        """Return the names of the nodes that the ranks are on. In the main thread."""
+        return [platform.node()]
+
+    def agree_on_findings(self, findings: Findings) -> Findings:
+        """Return what the ranks found together. In the writer's thread, once for each save that was not skipped."""
+        return findings
+
+    def due(self, now: bool, wish: bool, *, end: bool = False) -> tuple[bool, bool]:
+        """Tell whether to save at this step, and whether to end. To be asked at each step.
+
+        Saved is `now`, which all ranks know, or because one wishes it; ended because one says so.
+        """
+        return now or wish, end
+
+    def publish(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
+        """Write and publish a checkpoint. In the writer's thread. Raises `OSError` or `CheckpointError`."""
+        return write_checkpoint(layer, job, memory)
+
+    def select_tree(self, tree: Mapping[str, Any], manifest: Manifest) -> tuple[dict[str, Any], list[Difference]]:
+        """Return the plain values that are this rank's, and what cannot be as it was if the ranks were others."""
+        return tree_of_rank(self._parts.cut(tree), saved=manifest.world_size, rank=self.rank, world=self.world)
+
+    def read(
+        self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
+    ) -> "dict[str, torch.Tensor]":
+        """Return the tensors that this rank needs; with `check` every byte that was saved is compared first."""
+        if check:
+            verify_digests(published)
+        if published.manifest.world_size == 1:
+            return read_tensors(published, {name: captured.tensors[name] for name in captured.loadable})
+        return self._read_parts(published, state, captured, check=False)
+
+    def reseed_generators(self, manifest: Manifest) -> None:
+        """Give the generators other seeds if the ranks were others; from the saved ones, the step and the rank."""
+        if manifest.world_size == self.world:
+            return
+        import torch
+
+        saved = [record.digest for record in manifest.tensors if record.name.startswith("rng.")]
+        # Every rank derives its own seed from the saved generators, so a restore on other ranks is repeatable.
+        key = f"{saved} {manifest.study} {manifest.trial} {manifest.step} {self.rank} of {self.world}"
+        seed = int(digest_bytes(key.encode())[:8], 16)
+        random.seed(seed)
+        np.random.seed(seed)  # noqa: NPY002 -- the user's libraries draw from it
+        torch.manual_seed(seed)
+
+    def _read_parts(
+        self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
+    ) -> "dict[str, torch.Tensor]":
+        # What belongs to other ranks, or to stages of a pipeline that are not here, is not read.
+        skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
+        skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
+        return read_shares(published, read_targets(state, captured.tensors), check=check, skip=skip)
+
+
+class Ranks(SingleRank):
+    """All ranks of the default process group, which all make this object, in the same order as other groups."""
+
+    def __init__(self, timeout_seconds: float, agree_every: int) -> None:
+        import torch.distributed as dist
+
+        self.rank = dist.get_rank()
+        self.world = dist.get_world_size()
+        self._timeout = timedelta(seconds=timeout_seconds)
+        self._writers = dist.new_group(backend="gloo", timeout=self._timeout)
+        self.control = dist.new_group(backend="gloo", timeout=self._timeout)
+        self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
+        # Steps during which an agreed wish still belongs to the last save.
+        self._echo = 0
+
+    def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
+        """Learn which ranks have which of the tensors of modules."""
+        import torch
+
+        modules = {item for item, value in state.items() if isinstance(value, torch.nn.Module)}
+        names = sorted(f"{item}.{name}" for item in modules for name in captured.tree[item])
+        # Names are long: ranks compare digests first, and exchange the names only if these differ.
+        if len(set(self._gather(digest_bytes(_encode_json(names)), self.control))) > 1:
+            optimizers = {item for item, value in state.items() if isinstance(value, torch.optim.Optimizer)}
+            self._parts = PipelineParts.of(self._gather(names, self.control), self.rank, modules | optimizers)
+
+    def select_portion(self, captured: Captured) -> Portion:
+        """Return what of the state this rank keeps: its parts of DTensors, and all plain tensors.
+
+        Of the plain ones it writes some; the others it compares with those of the other ranks. Buffers of modules are
+        the first rank's: batch statistics differ between ranks until DDP hands out the first one's with the next batch.
+        """
+        buffers = {name for name in captured.loadable - captured.lazy if name not in captured.tree}
+        own = f"{self.item('rng')}."
+        local, shares = share_tensors(
+            captured.tensors, self.rank, self.world, own=own, of_first=buffers, parts=self._parts
+        )
+        mine = plan_shard_file({name: tensor for name, tensor in local.items() if shares[name].writes})
+        rest = plan_shard_file({name: tensor for name, tensor in local.items() if not shares[name].writes})
+        # The buffer holds what this rank writes, then copies that are only compared; sums there read aligned words.
+        start = -(-mine.size // 8) * 8
+        places = (*mine.places, *(place._replace(start=place.start + start) for place in rest.places))
+        held = replace(captured, tensors=local, lazy=captured.lazy & local.keys())
+        return Portion(captured=held, layout=ShardFile(places), mine=mine, shares=shares)
+
+    def run_together(self, act: Callable[[], T]) -> T:
+        """Do the same on all ranks; where it fails on one it fails on all, with the first one's error."""
+        error: CheckpointError | None = None
+        try:
+            result = act()
+        except CheckpointError as raised:
+            error = raised
+        told = None if error is None else (type(error), str(error))
+        # Every rank learns of the first failure, so that none waits in the next collective for one that raised.
+        for rank, other in enumerate(self._gather(told, self.control)):
+            if error is None and other is not None:
+                kind, sentence = other
+                error = kind(f"rank {rank}: {sentence}")
+        if error is not None:
+            raise error
+        return result
+
+    def run_on_first(self, act: Callable[[], T]) -> T:
+        """Return what `act` gives on the coordinator; what it raises there is raised on all."""
+        found: list[T] = []
+        self.run_together(lambda: found.append(act()) if self.first else None)
+        result: T = self._broadcast(found[0] if self.first else None, self.control)
+        return result
+
+    def any(self, wish: bool) -> bool:
+        """Tell whether a rank wishes it."""
+        return any(self._gather(wish, self.control))
+
+    def gather_hosts(self) -> list[str]:
+        """Return the names of the nodes that the ranks are on."""
+        return sorted(set(self._gather(platform.node(), self.control)))
+
+    def agree_on_findings(self, findings: Findings) -> Findings:
+        """Wait for all ranks; return what they found, troubles with their ranks."""
+        import torch.distributed as dist
+
+        try:
+            dist.monitored_barrier(self._writers, timeout=self._timeout, wait_all_ranks=True)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"save: not all of the {self.world} ranks came to save within {self._timeout.total_seconds():g} s: "
+                f"{_first_line(error)}; call save on all of them, at the same step"
+            ) from error
+        told = self._gather(findings, self._writers)
+        troubles = [(one, f"rank {rank}: {one.trouble}") for rank, one in enumerate(told) if one.trouble]
+        return Findings(
+            trouble="; ".join(sentence for _, sentence in troubles),
+            refused=bool(troubles) and all(one.refused for one, _ in troubles),
+            suspects=tuple(sorted({name for one in told for name in one.suspects})),
+        )
+
+    def due(self, now: bool, wish: bool, *, end: bool = False) -> tuple[bool, bool]:
+        """Tell whether to save at this step, and whether to end; all ranks do at the same one."""
+        agreed, ended = self._agreement.step(wish, end)
+        # A wish that led to this save is still on its way to be agreed on once more; it must not cause a second one.
+        if now or (agreed and not self._echo):
+            self._echo = 2 * self._agreement.every
+            return True, ended
+        self._echo = max(0, self._echo - 1)
+        return False, ended
+
+    def read(
+        self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
+    ) -> "dict[str, torch.Tensor]":
+        """Return this rank's parts; with `check` the chunks that they lie in are compared."""
+        return self._read_parts(published, state, captured, check=check)
+
+    def publish(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
+        """Write this rank's file; on the coordinator, publish what all wrote. Raises the same error on all ranks."""
+        return self._publish_as_first(layer, job, memory) if self.first else self._publish_as_other(layer, job, memory)
+
+    def _publish_as_first(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
+        own = {item: _encode_json(value) for item, value in job.tree.items()}
+        opened = False
+
+        def write(folder: Path) -> Manifest:
+            nonlocal opened
+            opened = True
+            self._broadcast((folder, {item: digest_bytes(text) for item, text in own.items()}), self._writers)
+            reports = self._gather(self._write_report(layer, folder, job, memory, {}), self._writers)
+            manifest, tree = merge_reports(job.manifest, reports)
+            whole = self._parts.unite_trees({**job.tree, **tree})
+            return replace(manifest, files=(*manifest.files, write_tree(layer, folder, whole)))
+
+        ending: Published | Exception
+        try:
+            ending = publish(layer, job.home, job.manifest.step, job.manifest.lease, write)
+        except (OSError, CheckpointError) as error:
+            ending = error
+        # The other ranks wait for the name of the folder, even if there is none.
+        if not opened:
+            self._broadcast(None, self._writers)
+        return _unwrap_ending(self._broadcast(ending, self._writers))
+
+    def _publish_as_other(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
+        opened = self._broadcast(None, self._writers)
+        if opened is not None:
+            folder, known = opened
+            # Plain values are equal on most ranks; only those that differ from the first rank's travel.
+            trees = {
+                item: value for item, value in job.tree.items() if known.get(item) != digest_bytes(_encode_json(value))
+            }
+            self._gather(self._write_report(layer, folder, job, memory, trees), self._writers)
+        return _unwrap_ending(self._broadcast(None, self._writers))
+
+    def _write_report(
+        self, layer: FileLayer, folder: Path, job: WriteJob, memory: memoryview, trees: Mapping[str, Any]
+    ) -> RankReport:
+        """Write this rank's file, and say what is in it; or why not."""
+        own = job.manifest
+        report = RankReport(rank=self.rank, step=own.step, lease=own.lease, ties=own.ties)
+        try:
+            file, records = job.write_data(layer, folder, memory, rank=self.rank)
+        except (OSError, CheckpointError) as error:
+            return replace(report, error=error)
+        named = {item if "@" in item else f"{item}@{self.rank}": value for item, value in trees.items()}
+        return replace(
+            report,
+            file=file,
+            tensors=tuple(place_record(record, job.shares[record.name]) for record in records),
+            sums={
+                (place.name, job.shares[place.name].box.offsets): _sum_words(place, memory)
+                for place in job.layout.places
+                if job.shares[place.name].shared
+            },
+            trees=named,
+        )
+
+    def _gather(self, own: T, group: "ProcessGroup") -> list[T]:
+        import torch.distributed as dist
+
+        found: list[Any] = [None] * self.world
+        with _translate_group_errors():
+            dist.all_gather_object(found, own, group=group)
+        return found
+
+    def _broadcast(self, own: Any, group: "ProcessGroup") -> Any:
+        """Return what the coordinator says."""
+        import torch.distributed as dist
+
+        said = [own]
+        with _translate_group_errors():
+            dist.broadcast_object_list(said, group_src=0, group=group)
+        return said[0]
+
+
+def make_ranks(timeout_seconds: float, agree_every: int) -> SingleRank:
+    """Return the ranks of the default process group; a process alone where there is none."""
+    import torch.distributed as dist
+
+    return Ranks(timeout_seconds, agree_every) if dist.is_available() and dist.is_initialized() else SingleRank()
+
+
+@contextmanager
+def _translate_group_errors() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the ranks cannot speak with each other, one seems gone: {_first_line(error)}; the newest "
+            "checkpoint is kept"
+        ) from error
+
+
+def _unwrap_ending(ending: Published | Exception) -> Published:
+    if isinstance(ending, Exception):
+        raise ending
+    return ending
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def _encode_json(value: Any) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+def _sum_words(place: TensorPlace, memory: memoryview) -> int:
+    """Return the sum of a tensor's bytes as words of 64 bits: as fast as memory; any one flipped bit changes it."""
+    content = np.frombuffer(memory, np.uint8)[place.start : place.start + place.size]
+    words = place.size // 8 * 8
+    total = int(content[:words].view(np.uint64).sum(dtype=np.uint64))
+    return total + int.from_bytes(content[words:].tobytes(), "little")

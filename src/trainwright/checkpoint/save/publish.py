@@ -1,0 +1,156 @@
+"""Publishing a checkpoint: a temporary folder, synced, the manifest last, renamed into place.
+
+FOLDER/step-000000001200/            a folder with a valid manifest is a checkpoint; a step saved again is -...1200.2
+FOLDER/.tmp-step-000000001200.1.../  being written: lease, host, process
+FOLDER/.bad-step-000000001200-cd/    damaged, quarantined
+FOLDER/.trash-step-000000001200-ef/  dropped, being removed
+"""
+
+import os
+import platform
+import re
+import secrets
+import time
+import zlib
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainwright.checkpoint.manifest import MANIFEST, Manifest
+from trainwright.errors import CheckpointError, CheckpointSpaceError
+from trainwright.publishing import FileLayer, write_new
+
+__all__ = [
+    "Published",
+    "list_published",
+    "publish",
+    "quarantine",
+    "refuse_unwritable",
+    "remove_leftovers",
+    "step_name",
+]
+
+_NAME = re.compile(r"step-(\d{12,})(?:\.(\d+))?\Z")
+_MOST_TRIES = 1000
+_LONG_AGO_SECONDS = 86_400.0
+_HERE = f"{zlib.crc32(platform.node().encode()):08x}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A checkpoint that is there: its folder and its manifest."""
+
+    path: Path
+    manifest: Manifest
+
+
+def step_name(step: int) -> str:
+    """Return the name of a step's folder."""
+    return f"step-{step:012d}"
+
+
+def list_published(home: Path) -> list[Path]:
+    """Return the folders in `home` that are named as checkpoints, newest step first; their manifests may be damaged."""
+    if not home.is_dir():
+        return []
+    named = ((_NAME.fullmatch(path.name), path) for path in home.iterdir())
+    return [
+        path
+        for _, _, path in sorted(
+            ((int(match[1]), int(match[2] or 1), path) for match, path in named if match is not None), reverse=True
+        )
+    ]
+
+
+def publish(layer: FileLayer, home: Path, step: int, lease: int, write: Callable[[Path], Manifest]) -> Published:
+    """Let `write` fill a temporary folder and return the manifest; then make it the checkpoint of `step`.
+
+    Raises `OSError` if it cannot be done; nothing is left of it then, and what was there before still is.
+    """
+    temporary = home / f".tmp-{step_name(step)}.{lease}.{_HERE}.{os.getpid()}.{secrets.token_hex(4)}"
+    try:
+        # Everything is written below a hidden name first. A crash leaves that folder, and never half a checkpoint.
+        layer.make_folder(temporary)
+        manifest = write(temporary)
+        write_new(layer, temporary / f"{MANIFEST}.tmp", [memoryview(manifest.to_bytes())])
+        # The manifest comes last: its presence says that all other files are whole.
+        layer.rename(temporary / f"{MANIFEST}.tmp", temporary / MANIFEST)
+        layer.sync_folder(temporary)
+        # One rename publishes; syncing the parent makes the new name survive the machine.
+        path = _rename_to_free(layer, temporary, home / step_name(step))
+        layer.sync_folder(home)
+    except (OSError, CheckpointError):
+        layer.remove(temporary)
+        raise
+    return Published(path=path, manifest=manifest)
+
+
+def refuse_unwritable(layer: FileLayer, home: Path) -> None:
+    """Raise `CheckpointSpaceError` if nothing can be saved in a folder: now, not after hours of training."""
+    probe = home / f".probe-{secrets.token_hex(4)}"
+    try:
+        layer.make_folder(home)
+        layer.make_folder(probe)
+        probe.rmdir()
+    except OSError as error:
+        reason = (error.strerror or str(error)).lower()
+        raise CheckpointSpaceError(
+            f"{home}: checkpoints cannot be written there: {reason}; give a folder that can"
+        ) from error
+
+
+def quarantine(layer: FileLayer, path: Path, mark: str) -> Path | None:
+    """Rename a checkpoint's folder out of the way, as `.bad-...` or `.trash-...`; None if it was gone or may not be."""
+    aside = path.with_name(f".{mark}-{path.name}-{secrets.token_hex(4)}")
+    with suppress(OSError):
+        layer.rename(path, aside)
+        return aside
+    return None
+
+
+def remove_leftovers(layer: FileLayer, home: Path, *, ended: bool) -> None:
+    """Remove what was dropped, and what was never published if its writer is gone: all of it in a home that `ended`."""
+    if not home.is_dir():
+        return
+    for path in home.iterdir():
+        if path.name.startswith(".trash-") or (path.name.startswith(".tmp-") and (ended or _is_abandoned(path))):
+            layer.remove(path)
+
+
+def _is_abandoned(path: Path) -> bool:
+    """Whether the writer of a temporary folder is gone: a process of this host that is no more, or one of long ago."""
+    # The name says who writes: a process of this host can be asked for, that of another only waited for.
+    host, process = path.name.split(".")[-3:-1]
+    if host == _HERE and process.isdigit():
+        try:
+            os.kill(int(process), 0)
+        except ProcessLookupError:
+            return True
+        except PermissionError:
+            # The process exists and belongs to another user.
+            return False
+        return False
+    with suppress(OSError):
+        return time.time() - path.stat().st_mtime > _LONG_AGO_SECONDS
+    return False
+
+
+def _rename_to_free(layer: FileLayer, source: Path, target: Path) -> Path:
+    """Rename to the first free of step-N, step-N.2, ...: a name is never used twice."""
+    for number in range(1, _MOST_TRIES):
+        path = target if number == 1 else target.with_name(f"{target.name}.{number}")
+        if path.exists():
+            continue
+        try:
+            layer.rename(source, path)
+        except FileExistsError:
+            # Another writer was faster.
+            continue
+        except OSError as error:
+            # File systems report a target that is not empty by different errors.
+            if path.exists() and source.exists():
+                continue
+            raise error from None
+        return path
+    raise FileExistsError(f"{target} was saved {_MOST_TRIES} times")

@@ -1,0 +1,200 @@
+"""The data file of one rank: safetensors layout, written in large writes and read straight into tensors.
+
+The header is padded so that data begins on a page; tensors follow by falling size of their elements (so that each is
+aligned), then by falling size. The layout is that of https://github.com/huggingface/safetensors (Apache-2.0).
+"""
+
+import ctypes
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from trainwright.checkpoint.digest import CHUNK_BYTES, chunk_ranges, combine_digests, digest_bytes, fastest_kind
+from trainwright.checkpoint.manifest import FileRecord, ShardRecord, TensorRecord
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["ShardFile", "TensorPlace", "memory_of", "plan_shard_file", "read_into", "write_shard"]
+
+_CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "int16": "I16",
+    "uint16": "U16",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int32": "I32",
+    "uint32": "U32",
+    "float32": "F32",
+    "float64": "F64",
+    "int64": "I64",
+    "uint64": "U64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+}
+_PAGE = 4096
+# The system takes 1024 memories in one read.
+_MOST_VIEWS = 512
+
+
+class TensorPlace(NamedTuple):
+    """Where a tensor lies in the buffer that is written, and what it is."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFile:
+    """The places of all tensors of one file, one after the other."""
+
+    places: tuple[TensorPlace, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of the data."""
+        return self.places[-1].start + self.places[-1].size if self.places else 0
+
+    def header(self) -> bytes:
+        """Return what comes before the data in the file."""
+        header = {}
+        for place in self.places:
+            # What other readers have no word for is bytes to them; the manifest knows.
+            code = _CODES.get(place.dtype)
+            header[place.name] = {
+                "dtype": code or "U8",
+                "shape": place.shape if code else [place.size],
+                "data_offsets": [place.start, place.start + place.size],
+            }
+        text = json.dumps(header, separators=(",", ":")).encode()
+        # Data begins on a page, so that a reader can map it into memory.
+        text += b" " * (-(len(text) + 8) % _PAGE)
+        return len(text).to_bytes(8, "little") + text
+
+
+def plan_shard_file(tensors: "Mapping[str, torch.Tensor]") -> ShardFile:
+    """Return the layout of a file with these tensors."""
+    # Falling element sizes keep every tensor aligned without padding between them.
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), -item[1].nbytes, item[0]))
+    places, at = [], 0
+    for name, tensor in ordered:
+        places.append(
+            TensorPlace(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), at, tensor.nbytes)
+        )
+        at += tensor.nbytes
+    return ShardFile(tuple(places))
+
+
+def write_shard(
+    write: "Callable[[memoryview], Any]", name: str, layout: ShardFile, data: memoryview
+) -> tuple[FileRecord, tuple[TensorRecord, ...]]:
+    """Hand a file's bytes to `write` in pieces of at most 16 MiB; return its record and those of its tensors.
+
+    Digests are taken from the buffer before it is written, so that they tell what the file should hold.
+    """
+    header = layout.header()
+    origin = len(header)
+    kind = fastest_kind()
+    digests = [digest_bytes(header[start:stop], kind) for start, stop in chunk_ranges(0, origin)]
+    ends = [stop for _, stop in chunk_ranges(0, origin)]
+    tensors = []
+    write(memoryview(header))
+    written = 0
+    for place in layout.places:
+        own = []
+        for start, stop in chunk_ranges(place.start, place.start + place.size):
+            own.append(digest_bytes(data[start:stop], kind))
+            ends.append(origin + stop)
+            # Digests follow tensor edges, writes do not: small tensors go out together in one large write.
+            if stop - written >= CHUNK_BYTES:
+                written = _write_range(write, data, written, stop)
+        digests += own
+        whole = (0,) * len(place.shape)
+        shard = ShardRecord(
+            file=name,
+            start=origin + place.start,
+            bytes=place.size,
+            digest=combine_digests(own) if own else digest_bytes(b"", kind),
+            offsets=whole,
+            lengths=place.shape,
+        )
+        tensors.append(TensorRecord(name=place.name, dtype=place.dtype, shape=place.shape, shards=(shard,)))
+    _write_range(write, data, written, layout.size)
+    file = FileRecord(name=name, bytes=origin + layout.size, chunks=tuple(digests), ends=tuple(ends))
+    return file, tuple(tensors)
+
+
+def _write_range(write: "Callable[[memoryview], Any]", data: memoryview, start: int, stop: int) -> int:
+    for at, end in chunk_ranges(start, stop):
+        write(data[at:end])
+    return stop
+
+
+def read_into(path: Path, wanted: "Sequence[tuple[int, torch.Tensor]]") -> None:
+    """Read tensors of a file, each (start, contiguous tensor on the CPU), into their memory.
+
+    Each of several threads reads one stretch of the file by a handle of its own, as the system's read-ahead likes it.
+    Raises `OSError`, and `EOFError` if the file is too short.
+    """
+    runs = list(_group_reads(wanted))
+    threads = max(1, min(8, os.cpu_count() or 1, len(runs)))
+
+    def read_stretch(number: int) -> None:
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            for start, views in runs[len(runs) * number // threads : len(runs) * (number + 1) // threads]:
+                _read_views(handle, start, views)
+        finally:
+            os.close(handle)
+
+    if threads == 1:
+        read_stretch(0)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        list(pool.map(read_stretch, range(threads)))
+
+
+def memory_of(tensor: "torch.Tensor") -> memoryview:
+    """Return the bytes of a contiguous tensor on the CPU, in place; the tensor must outlive them."""
+    if tensor.nbytes == 0:
+        return memoryview(b"")
+    return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
+
+
+def _group_reads(wanted: "Sequence[tuple[int, torch.Tensor]]") -> Iterator[tuple[int, list[memoryview]]]:
+    """Yield (start, memories) of what lies together in the file, 16 MiB or so at a time: one read for each."""
+    begin, end, views = 0, -1, list[memoryview]()
+    for start, tensor in sorted(wanted, key=lambda item: item[0]):
+        memory = memory_of(tensor)
+        for at, stop in chunk_ranges(0, len(memory)):
+            # A new read begins at a gap in the file, at 16 MiB, or where the system takes no more memories at once.
+            if start + at != end or end - begin + stop - at > CHUNK_BYTES or len(views) == _MOST_VIEWS:
+                if views:
+                    yield begin, views
+                begin, end, views = start + at, start + at, []
+            views.append(memory[at:stop])
+            end += stop - at
+    if views:
+        yield begin, views
+
+
+def _read_views(handle: int, start: int, views: list[memoryview]) -> None:
+    while views:
+        count = os.preadv(handle, views, start)
+        if count == 0:
+            raise EOFError("the file ends too early")
+        start += count
+        # A read may end in the middle of a tensor: drop what is full and go on in the rest.
+        while views and count >= len(views[0]):
+            count -= len(views.pop(0))
+        if views:
+            views[0] = views[0][count:]

@@ -1,0 +1,140 @@
+"""A snapshot of the state in a buffer: small parts at once, the bulk while the next step computes.
+
+Weights and optimizer state change only in a step of an optimizer. So they are copied by a thread during the next
+forward and backward pass; a hook before each optimizer's step lends a hand with what is left and waits for the end. The
+versions that torch counts for each tensor tell whether one changed meanwhile all the same.
+"""
+
+import collections
+import ctypes
+import mmap
+import os
+import threading
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from trainwright.checkpoint.save.shard_file import ShardFile
+from trainwright.checkpoint.state.captured import Captured
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["Buffer", "Snapshot"]
+
+_PIECE_BYTES = 8 << 20
+
+
+class Buffer:
+    """Memory for one snapshot, allocated once; it grows when the state does.
+
+    From `shared_from` bytes on another process can map it too, by its `descriptor`; None: never.
+    """
+
+    def __init__(self, shared_from: int | None = None) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        self._shared_from = shared_from
+        self.descriptor: int | None = None
+
+    def reserve(self, size: int) -> memoryview:
+        """Return at least `size` bytes of it; what it held is gone if it had to grow."""
+        shared = self._shared_from is not None and size >= self._shared_from
+        if len(self._memory) < size or (shared and self.descriptor is None):
+            self.release()
+            size = max(size, mmap.PAGESIZE)
+            if shared:
+                self.descriptor = os.memfd_create("trainwright")
+                os.truncate(self.descriptor, size)
+                self._memory = mmap.mmap(self.descriptor, size)
+            else:
+                self._memory = mmap.mmap(-1, size)
+            if hasattr(mmap, "MADV_HUGEPAGE"):
+                self._memory.madvise(mmap.MADV_HUGEPAGE)
+        return memoryview(self._memory)
+
+    def release(self) -> None:
+        """Let go of the memory, once nobody looks at it any more."""
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return len(self._memory)
+
+
+class Snapshot:
+    """The copying of one captured state into a buffer."""
+
+    def __init__(self, captured: Captured, layout: ShardFile, memory: memoryview) -> None:
+        import torch
+
+        self._flat = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+        self._captured = captured
+        self._places = {place.name: place for place in layout.places}
+        self._pieces: collections.deque[tuple[int, int, int] | str] = collections.deque()
+        self._left = 0
+        self._lock = threading.Lock()
+        self._done = threading.Event()
+        self._versions: dict[str, int] = {}
+
+    def copy_small(self) -> None:
+        """Copy everything that may change at any time, and list the rest."""
+        for name, tensor in self._captured.tensors.items():
+            # Only optimizer steps change these tensors; the rest is small and is copied now.
+            if name in self._captured.lazy:
+                self._versions[name] = tensor._version  # noqa: SLF001 -- torch has no other way to ask
+                self._pieces.extend(self._cut_pieces(name, tensor))
+            else:
+                self._copy_tensor(name)
+        self._left = len(self._pieces)
+        if not self._left:
+            self._done.set()
+
+    def copy_rest(self) -> None:
+        """Copy what is left, together with any other thread that does; return when all is copied."""
+        while True:
+            try:
+                piece = self._pieces.popleft()
+            except IndexError:
+                break
+            try:
+                if isinstance(piece, str):
+                    self._copy_tensor(piece)
+                else:
+                    # A call by ctypes releases the interpreter lock.
+                    ctypes.memmove(*piece)
+            finally:
+                # Count the piece as done even if its copy failed, or the other thread would wait for ever.
+                with self._lock:
+                    self._left -= 1
+                    if not self._left:
+                        self._done.set()
+        self._done.wait()
+
+    @property
+    def done(self) -> bool:
+        """Whether all is copied."""
+        return self._done.is_set()
+
+    def changed(self) -> Sequence[str]:
+        """Return the names of tensors that were written to since `copy_small`."""
+        tensors = self._captured.tensors
+        return [name for name, version in self._versions.items() if tensors[name]._version != version]  # noqa: SLF001
+
+    def _cut_pieces(self, name: str, tensor: "torch.Tensor") -> "list[tuple[int, int, int] | str]":
+        if tensor.device.type != "cpu" or not tensor.is_contiguous():
+            return [name]
+        # Small pieces let the thread of the training help when its optimizer waits.
+        target, source = self._flat.data_ptr() + self._places[name].start, tensor.data_ptr()
+        return [
+            (target + at, source + at, min(_PIECE_BYTES, tensor.nbytes - at))
+            for at in range(0, tensor.nbytes, _PIECE_BYTES)
+        ]
+
+    def _copy_tensor(self, name: str) -> None:
+        tensor, place = self._captured.tensors[name], self._places[name]
+        if place.size:
+            target = self._flat[place.start : place.start + place.size].view(tensor.dtype).view(tensor.shape)
+            target.copy_(tensor)

@@ -1,0 +1,127 @@
+"""The fingerprint of an environment: versions, devices and code that can change a result; no user or host."""
+
+import hashlib
+import os
+import platform
+import re
+import site
+import sys
+import sysconfig
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+import trainwright
+from trainwright.checkpoint.state.differences import Difference, Effect
+
+__all__ = ["ENVIRONMENT", "capture_fingerprint", "compare_fingerprints"]
+
+ENVIRONMENT = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_NUM_THREADS",
+    "NCCL_ALGO",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+    "OMP_NUM_THREADS",
+    "ONEDNN_MAX_CPU_ISA",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
+)
+"""The environment variables that are kept with a checkpoint; no others are read."""
+
+
+def capture_fingerprint() -> dict[str, Any]:
+    """Return the fingerprint of this process as plain values; None for what is not here.
+
+    `code` maps the loaded modules that were not installed to digests of their files: your script, and what it imports
+    from beside it.
+    """
+    import torch
+
+    cuda = torch.cuda.is_available()
+    return {
+        "trainwright": version("trainwright"),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "nccl": ".".join(map(str, torch.cuda.nccl.version())) if cuda else None,
+        "driver": _first_line(Path("/proc/driver/nvidia/version"), r"Kernel Module\D*([\d.]+)") if cuda else None,
+        "devices": [torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count())],
+        "cpu": _first_line(Path("/proc/cpuinfo"), r"model name\s*:\s*(.+)")
+        or platform.processor()
+        or platform.machine(),
+        "cpu_kernels": torch.backends.cpu.get_cpu_capability(),
+        "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
+        "code": _digest_code(),
+    }
+
+
+def compare_fingerprints(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
+    """Return what differs between two fingerprints; code that only one of them has loaded is no difference."""
+    differences = [
+        Difference(item=name, saved=saved[name], now=now[name], effect=_effect(name))
+        for name in saved
+        if name in now and name not in {"code", "environment"} and saved[name] != now[name]
+    ]
+    before, after = saved.get("environment", {}), now.get("environment", {})
+    differences += [
+        Difference(item=f"${name}", saved=before.get(name), now=after.get(name), effect=Effect.ROUNDING)
+        for name in sorted(before.keys() | after.keys())
+        if before.get(name) != after.get(name)
+    ]
+    # Only modules that both runs loaded can be compared.
+    before, after = saved.get("code", {}), now.get("code", {})
+    differences += [
+        Difference(item=f"code of {name}", saved=before[name], now=after[name], effect=Effect.CODE)
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name]
+    ]
+    return differences
+
+
+def _effect(name: str) -> Effect:
+    return Effect.CODE if name == "trainwright" else Effect.ROUNDING
+
+
+def _digest_code() -> dict[str, str]:
+    paths = sysconfig.get_paths()
+    installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
+    installed += [site.getusersitepackages(), str(Path(trainwright.__file__).parent)]
+    roots = tuple(f"{root}{os.sep}" for path in installed for root in {path, os.path.realpath(path)})
+    digests = {}
+    for name, module in sorted(sys.modules.items()):
+        file = _source_file(module)
+        if file is not None and not file.startswith(roots):
+            # One script, run as such or started by multiprocessing.
+            main = name in {"__main__", "__mp_main__"}
+            digests[Path(file).stem if main else name] = _digest(Path(file))
+    return {name: digest for name, digest in digests.items() if digest is not None}
+
+
+def _source_file(module: ModuleType | None) -> str | None:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and file.endswith(".py") else None
+
+
+def _digest(path: Path) -> str | None:
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=8).hexdigest()
+    except OSError:
+        # In an archive, or gone.
+        return None
+
+
+def _first_line(path: Path, pattern: str) -> str | None:
+    try:
+        found = re.search(pattern, path.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return None
+    return found.group(1).strip() if found else None

@@ -1,0 +1,112 @@
+"""safetensors: a JSON header and raw bytes; read with the library, written here tensor by tensor.
+
+The library's own writer wants every tensor in memory at once; the layout is eight bytes of header length, the header,
+and the data without holes.
+"""
+
+import json
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainwright.checkpoint.tools.formats.base import BaseFormat, head
+from trainwright.checkpoint.tools.formats.protocol import Capabilities, Slices, Stored, TensorInfo
+from trainwright.checkpoint.tools.formats.tensors import as_array, escape, plain, stand_in, unescape
+from trainwright.errors import MissingExtra
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["SafeTensors"]
+
+_CODES = {
+    "bool": "BOOL",
+    "uint8": "U8",
+    "int8": "I8",
+    "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float32": "F32",
+    "float64": "F64",
+    "complex64": "C64",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
+}
+_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_TIES = "trainwright.ties"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SafeTensors(BaseFormat):
+    """Weights for exchange: mapped into memory when read, nothing in it that could run."""
+
+    name: ClassVar[str] = "safetensors"
+    suffix: ClassVar[str] = ".safetensors"
+    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=frozenset(_CODES), partial=True, streams=True)
+
+    def recognises(self, path: Path) -> bool:
+        """Tell whether `path` begins with the length of a header and the header's brace."""
+        start = head(path, 9)
+        return len(start) == 9 and start[8:] == b"{" and struct.unpack("<Q", start[:8])[0] < 100_000_000
+
+    def _write(
+        self, path: Path, tensors: "Mapping[str, Tensor]", infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]
+    ) -> list[Path]:
+        # Wide dtypes first: every tensor then starts at a multiple of its element size, which mapped reads need.
+        own = {name: info for name, info in infos.items() if info.tied is None}
+        order = sorted(own, key=lambda name: -stand_in(own[name].dtype).itemsize)
+        header: dict[str, Any] = {}
+        ties = {name: info.tied for name, info in infos.items() if info.tied is not None}
+        text = {**metadata, **({_TIES: json.dumps(ties)} if ties else {})}
+        if text:
+            header["__metadata__"] = text
+        end = 0
+        for name in order:
+            info = own[name]
+            begin, end = end, end + prod(info.shape) * stand_in(info.dtype).itemsize
+            header[escape(name)] = {"dtype": _CODES[info.dtype], "shape": info.shape, "data_offsets": [begin, end]}
+        spelled = json.dumps(header, ensure_ascii=False).encode()
+        spelled += b" " * (-len(spelled) % 8)
+        with path.open("xb") as file:
+            file.write(struct.pack("<Q", len(spelled)) + spelled)
+            for name in order:
+                file.write(as_array(plain(tensors[name])).reshape(-1).data.cast("B"))
+        return [path]
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Stored]:
+        safetensors = _library()
+        with safetensors.safe_open(path, framework="pt") as file:
+            text = dict(file.metadata() or {})
+            ties = json.loads(text.pop(_TIES, "{}"))
+            infos = {}
+            for name in file.keys():  # noqa: SIM118 -- no mapping, in spite of the method
+                part = file.get_slice(name)
+                infos[unescape(name)] = TensorInfo(dtype=_DTYPES[part.get_dtype()], shape=tuple(part.get_shape()))
+
+            def fetch(name: str, slices: Slices | None) -> "Tensor":
+                tensor: Tensor = file.get_tensor(escape(name))
+                return tensor if slices is None else tensor[slices].clone()
+
+            tied = {name: replace(infos[home], tied=home) for name, home in ties.items()}
+            yield Stored(infos={**infos, **tied}, metadata=text, fetch=fetch)
+
+
+def _library() -> Any:
+    try:
+        import safetensors
+    except ImportError as error:
+        raise MissingExtra.of("the format 'safetensors'", "safetensors", "torch") from error
+    return safetensors

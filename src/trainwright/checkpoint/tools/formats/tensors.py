@@ -1,0 +1,162 @@
+"""Helpers of all formats: dtypes and their stand-ins in NumPy, tied tensors, escaped names."""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from trainwright.checkpoint.tools.formats.protocol import Capabilities, Stored, TensorInfo
+from trainwright.errors import CheckpointFormatError
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+__all__ = [
+    "DTYPES",
+    "as_array",
+    "as_bytes",
+    "as_tensor",
+    "equal_bits",
+    "escape",
+    "infos_of",
+    "plain",
+    "stand_in",
+    "torch_dtype",
+    "unescape",
+]
+
+_NATIVE: Mapping[str, np.dtype[Any]] = {
+    "bool": np.dtype("?"),
+    **{kind: np.dtype(kind) for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")},
+    **{kind: np.dtype(kind) for kind in ("float16", "float32", "float64", "complex64", "complex128")},
+}
+"""The dtypes that NumPy has too."""
+
+_STAND_INS: Mapping[str, np.dtype[Any]] = {
+    "bfloat16": np.dtype("uint16"),
+    "float8_e4m3fn": np.dtype("uint8"),
+    "float8_e4m3fnuz": np.dtype("uint8"),
+    "float8_e5m2": np.dtype("uint8"),
+    "float8_e5m2fnuz": np.dtype("uint8"),
+    "float8_e8m0fnu": np.dtype("uint8"),
+}
+
+DTYPES = frozenset({*_NATIVE, *_STAND_INS})
+"""Every dtype that checkpoints hold, as torch names them."""
+
+
+def stand_in(dtype: str) -> np.dtype[Any]:
+    """Return NumPy's dtype of the same bits: its own, or the unsigned integer that stands in for bf16 and fp8."""
+    return _NATIVE[dtype] if dtype in _NATIVE else _STAND_INS[dtype]
+
+
+def torch_dtype(dtype: str) -> "torch.dtype":
+    """Return torch's dtype of that name."""
+    import torch
+
+    return getattr(torch, dtype)  # type: ignore[no-any-return]  # names come from DTYPES
+
+
+def as_array(tensor: "Tensor") -> "np.ndarray[Any, Any]":
+    """Return a plain tensor as an array that shares its memory, in the stand-in's dtype."""
+    kind = stand_in(str(tensor.dtype).removeprefix("torch."))
+    return as_bytes(tensor).numpy().view(kind).reshape(tuple(tensor.shape))
+
+
+def as_bytes(tensor: "Tensor") -> "Tensor":
+    """Return the bytes of a tensor in row-major order, flat; a view if they lie so."""
+    import torch
+
+    flat = tensor.contiguous().reshape(-1)
+    # A single value may have any stride, which a view as bytes may not.
+    if flat.numel() < 2:
+        flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
+    return flat.view(torch.uint8)
+
+
+def as_tensor(array: "np.ndarray[Any, Any]", dtype: str) -> "Tensor":
+    """Return an array of the stand-in's dtype as a tensor of `dtype` with the same bits; the memory is shared."""
+    import torch
+
+    if array.size == 0:
+        return torch.empty(array.shape, dtype=torch_dtype(dtype))
+    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    if not flat.flags.writeable:
+        flat = flat.copy()
+    return torch.from_numpy(flat).view(torch_dtype(dtype)).reshape(array.shape)
+
+
+def plain(tensor: "Tensor") -> "Tensor":
+    """Return the tensor on the CPU, contiguous, without gradient, and with no memory but its own.
+
+    Writing a view would otherwise write all of the storage that it looks into.
+    """
+    own = tensor.detach().cpu().resolve_conj().resolve_neg().contiguous()
+    whole = own.untyped_storage().nbytes() == own.nbytes
+    # One without values may lie where another begins.
+    return own if whole and own.numel() else own.clone()
+
+
+def equal_bits(one: "Tensor", other: "Tensor") -> bool:
+    """Tell whether two tensors have one dtype, one shape and the same bits: NaN equals NaN, 0 is not -0."""
+    import torch
+
+    same = one.dtype == other.dtype and one.shape == other.shape
+    return same and torch.equal(as_bytes(one), as_bytes(other))
+
+
+def infos_of(tensors: "Mapping[str, Tensor]", capabilities: Capabilities, format_name: str) -> dict[str, TensorInfo]:
+    """Return what is to be written, checked; of tensors that are one memory, the later names are tied to the first."""
+    infos = dict(tensors.infos if isinstance(tensors, Stored) else _looked_at(tensors))
+    for name, info in infos.items():
+        try:
+            name.encode()
+        except UnicodeEncodeError:
+            raise CheckpointFormatError(
+                f"write, name: got {name!r}; allowed: Unicode text without lone surrogates"
+            ) from None
+        if info.dtype not in capabilities.dtypes:
+            raise CheckpointFormatError(_no_such_dtype(name, info.dtype, format_name))
+    return infos
+
+
+def _looked_at(tensors: "Mapping[str, Tensor]") -> Iterator[tuple[str, TensorInfo]]:
+    import torch
+
+    first: dict[tuple[object, ...], str] = {}
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, torch.Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+            kind = f"a {tensor.layout} tensor" if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+            raise CheckpointFormatError(
+                f"write, {name!r}: got {kind}; allowed: dense tensors that hold values; make it dense first"
+            )
+        shape = tuple(tensor.shape)
+        place = (tensor.device, tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), tensor.is_conj())
+        tied = first.setdefault(place, name) if tensor.numel() else name
+        yield (
+            name,
+            TensorInfo(
+                dtype=str(tensor.dtype).removeprefix("torch."), shape=shape, tied=None if tied == name else tied
+            ),
+        )
+
+
+def _no_such_dtype(name: str, dtype: str, format_name: str) -> str:
+    # Not the list of formats: they import this module.
+    allowed = (
+        "one of the formats that hold every dtype, such as 'torch'"
+        if dtype in DTYPES
+        else "dense dtypes without quantisation parameters"
+    )
+    return f"write, {name!r}: got dtype {dtype}, which the format {format_name!r} cannot hold; allowed: {allowed}"
+
+
+def escape(name: str) -> str:
+    """Return the name under which a format keeps a tensor that takes any name but its own "__metadata__" and "%..."."""
+    return f"%{name}" if name.startswith("%") or name == "__metadata__" else name
+
+
+def unescape(name: str) -> str:
+    """Undo `escape`."""
+    return name[1:] if name.startswith("%%") or name == "%__metadata__" else name

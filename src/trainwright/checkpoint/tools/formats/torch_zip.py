@@ -1,0 +1,113 @@
+"""torch's zip files: what `torch.save` writes, read with `weights_only=True` and mapped into memory.
+
+A file of ours is a plain state dict, so `torch.load` and `load_state_dict` take it as it is; metadata is an entry more.
+A file of others may nest: its tensors get dotted names, its other values become metadata in JSON.
+"""
+
+import json
+import pickle
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from trainwright.checkpoint.tools.formats.base import BaseFormat, first_entry
+from trainwright.checkpoint.tools.formats.protocol import Capabilities, Slices, Stored, TensorInfo
+from trainwright.checkpoint.tools.formats.tensors import DTYPES, escape, infos_of, plain, unescape
+from trainwright.errors import CheckpointFormatError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+__all__ = ["TorchZip"]
+
+# Names that begin with % get another one, so nothing can be called this.
+_METADATA = "%metadata"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TorchZip(BaseFormat):
+    """`torch.save` and `torch.load`; `trust=True` lets a file of others run its code while it is read."""
+
+    name: ClassVar[str] = "torch"
+    suffix: ClassVar[str] = ".pt"
+    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, streams=False)
+
+    trust: bool = False
+
+    def recognises(self, path: Path) -> bool:
+        """Tell whether `path` is a zip file that begins as torch's do: with a pickle."""
+        return (first_entry(path) or "").endswith("/data.pkl")
+
+    def _write(
+        self, path: Path, tensors: "Mapping[str, Tensor]", infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]
+    ) -> list[Path]:
+        import torch
+
+        state: dict[str, Any] = {}
+        for name, info in infos.items():
+            state[escape(name)] = plain(tensors[name]) if info.tied is None else state[escape(info.tied)]
+        if metadata:
+            state[_METADATA] = dict(metadata)
+        # Given a path, torch would write the file's name into it.
+        with path.open("xb") as file:
+            torch.save(state, file)
+        return [path]
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Stored]:
+        import torch
+
+        if self.trust:
+            warnings.warn(f"{path}: read with trust=True, the code that its pickle names is executed", stacklevel=5)
+        try:
+            state = torch.load(path, map_location="cpu", mmap=True, weights_only=not self.trust)
+        except pickle.UnpicklingError as error:
+            raise CheckpointFormatError(
+                f"checkpoint: got {path}, whose pickle asks for code to be executed or is damaged; allowed: "
+                "tensors and plain values; if you trust whoever wrote it, convert it once with trust (--trust)"
+            ) from error
+        found = _Found()
+        if isinstance(state, dict) and isinstance(state.get(_METADATA), dict):
+            found.metadata.update(state.pop(_METADATA))
+        found.gather(state, "")
+        infos = infos_of(found.tensors, self.capabilities, self.name)
+
+        def fetch(name: str, slices: Slices | None) -> "Tensor":
+            tensor = found.tensors[name].detach()
+            return tensor if slices is None else tensor[slices].clone()
+
+        yield Stored(infos=infos, metadata=found.metadata, fetch=fetch, lost=tuple(found.lost))
+
+
+@dataclass(slots=True)
+class _Found:
+    """What a nested state holds, by dotted name."""
+
+    tensors: "dict[str, Tensor]" = field(default_factory=dict)
+    metadata: dict[str, str] = field(default_factory=dict)
+    lost: list[str] = field(default_factory=list)
+
+    def gather(self, value: Any, name: str) -> None:
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            if name in self.tensors:
+                raise CheckpointFormatError(
+                    f"checkpoint, {name!r}: got two tensors that have this dotted name; allowed: names that stay "
+                    "different when nested keys are joined with dots"
+                )
+            self.tensors[name] = value
+        elif isinstance(value, Mapping) and (value or not name):
+            for key, inner in value.items():
+                self.gather(inner, f"{name}.{key}" if name else unescape(str(key)))
+        elif isinstance(value, list | tuple) and value:
+            for place, inner in enumerate(value):
+                self.gather(inner, f"{name}.{place}" if name else str(place))
+        else:
+            try:
+                self.metadata[name] = json.dumps(value)
+            except (TypeError, ValueError):
+                self.lost.append(name)

@@ -1,0 +1,275 @@
+"""Which trial runs on which devices, and which trials wait for some.
+
+The driver of a study and the simulator report events to the same allocator, and carry out the actions that it returns;
+the policy's planner decides, by the allocator's methods.
+"""
+
+import math
+from bisect import bisect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from trainwright.schedule.allocator.estimates import Estimates
+from trainwright.schedule.allocator.free_slots import FreeSlots
+from trainwright.schedule.policies.allocation_policy import (
+    Action,
+    AllocationPolicy,
+    Block,
+    Hold,
+    PendingTrial,
+    Preempt,
+    Replan,
+    Resize,
+    Resume,
+    Start,
+)
+
+__all__ = ["DeviceAllocator", "RunningTrial", "TrialSource"]
+
+
+class TrialSource(Protocol):
+    """The trials that wait for devices."""
+
+    def next_trial(self, *, new: bool = True) -> PendingTrial | None:
+        """Return the next pending trial (interrupted, then promoted, then new) or None; each is returned once.
+
+        Without `new` no new trial is started.
+        """
+
+    def waits(self) -> bool:
+        """Whether new trials could be started."""
+
+
+@dataclass(slots=True)
+class RunningTrial:
+    """A running trial: its devices, its progress, and the block it is to move to."""
+
+    trial: int
+    block: Block
+    epoch: int = 0
+    rungs: int = 0  # that it has passed
+    rung_epoch: int = 0  # the last of them
+    loss: float = float("inf")
+    epoch_seconds: float | None = None  # on these devices
+    start_epoch_seconds: float | None = None  # on the devices of a new trial
+    measured_from: tuple[int, float] | None = None  # an epoch and a time, from which to measure
+    replans: bool = False  # its next checkpoint is awaited
+    resized_at: float = float("-inf")  # when it last changed its devices
+    target: Block | None = None
+    is_preempted: bool = False
+    is_held: bool = False  # at its checkpoint, on its devices
+    wanted_size: int = 0  # devices that it waits for, preempted
+
+    @property
+    def size(self) -> int:
+        """The devices that it has, or will have."""
+        return len(self.target if self.target is not None else self.block)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether no change of its devices is under way."""
+        return self.target is None and not self.is_preempted
+
+
+@dataclass
+class DeviceAllocator:
+    """Records the running trials and calls the policy's planner after every event. Times are seconds of one clock."""
+
+    policy: AllocationPolicy
+    source: TrialSource
+    free_slots: FreeSlots
+    slots: int
+    rungs: tuple[int, ...]  # epochs at which trials are compared, and the last epoch
+    survival: Callable[[RunningTrial], tuple[float, ...]]
+    seconds_left: Callable[[], float] = field(default_factory=lambda: _endless)  # until the time budget is used
+    estimates: Estimates = field(default_factory=Estimates)
+    running: dict[int, RunningTrial] = field(default_factory=dict)
+    preempted: dict[int, RunningTrial] = field(default_factory=dict)
+    at: float = 0.0
+    touched: set[int] = field(
+        default_factory=set
+    )  # trials of which something changed; emptied by the planner that read it
+    changed: RunningTrial | None = None  # whose report was the event: it is at a checkpoint
+    wake_at: float | None = None
+
+    def __post_init__(self) -> None:
+        self._planner = self.policy.planner()
+        self._actions: list[Action] = []
+
+    # Events, reported by the driver or the simulator.
+
+    def note_report(self, trial: int, epoch: int, loss: float, at: float) -> None:
+        """Note a report; `note_ended` follows if the trial does not continue."""
+        self.at = at
+        running = self.running[trial]
+        # Seconds per epoch since the last report; together with those on the starting size they give a speed-up.
+        if running.measured_from is not None and epoch > running.measured_from[0]:
+            running.epoch_seconds = (at - running.measured_from[1]) / (epoch - running.measured_from[0])
+            if len(running.block) == self.policy.start:
+                self.estimates.saw_epoch(running.epoch_seconds)
+                running.start_epoch_seconds = running.epoch_seconds
+            elif running.start_epoch_seconds and running.epoch_seconds:  # an epoch of a table may take no time
+                self.estimates.saw_speedup(
+                    len(running.block) / self.policy.start, running.start_epoch_seconds / running.epoch_seconds
+                )
+        running.measured_from = epoch, at
+        running.epoch, running.loss, running.replans = epoch, loss, False
+        self.touched.add(trial)
+        while running.rungs < len(self.rungs) and self.rungs[running.rungs] <= epoch:
+            running.rung_epoch = self.rungs[running.rungs]
+            running.rungs += 1
+        self.changed = running
+
+    def note_resized(self, trial: int, at: float) -> None:
+        """Note that a trial has left its block for the one that was held for it."""
+        running = self.running[trial]
+        assert running.target is not None  # noqa: S101 -- nobody else moves trials
+        # Slots that both blocks share stay taken.
+        self.free_slots.give([slot for slot in running.block if slot not in set(running.target)])
+        running.block, running.target, running.is_held = running.target, None, False
+        running.resized_at, running.measured_from = at, None
+        self.touched.add(trial)
+
+    def note_preempted(self, trial: int) -> None:
+        """Note that a trial has given its devices back, to be started again."""
+        running = self.running.pop(trial)
+        self.touched.add(trial)
+        running.is_preempted = running.is_held = False
+        self.free_slots.give(running.block)
+        self.preempted[trial] = running
+
+    def note_ended(self, trial: int) -> None:
+        """Note that a trial runs no more: it has ended, or waits for a promotion."""
+        self.preempted.pop(trial, None)
+        running = self.running.pop(trial, None)
+        if running is not None:
+            self.touched.add(trial)
+            if running is self.changed:
+                self.changed = None
+            self.free_slots.give({*running.block, *(running.target or ())})
+
+    def plan(self, at: float) -> list[Action]:
+        """Ask the planner what to do now."""
+        self.at = at
+        self.wake_at = None
+        self._actions = []
+        self._planner.plan(self)
+        self.changed = None
+        return self._actions
+
+    # Questions and actions of planners.
+
+    @property
+    def free(self) -> int:
+        """How many slots are free."""
+        return self.free_slots.free
+
+    def sizes(self) -> tuple[int, ...]:
+        """Return the sizes that blocks can have, ascending."""
+        return self.free_slots.sizes()
+
+    def new_trial_waits(self) -> bool:
+        """Whether a new trial waits that could be complete before the run ends, if it doubled its devices once."""
+        if not self.source.waits():
+            return False
+        # Without a budget of time, or before an epoch was measured, a new trial always counts as one that waits.
+        left, base, start = self.seconds_left(), self.estimates.epoch_seconds(), self.policy.start
+        if base is None or left == math.inf or not self.rungs:
+            return True
+        faster = self.estimates.speedup(2) if 2 * start <= self.slots else 1.0
+        return self.estimates.restart(start) + self.rungs[-1] * base / max(1.0, faster) <= left
+
+    def start_next(self, *, new: bool = True) -> bool:
+        """Start the next pending trial on the devices of a new trial; return whether there was one."""
+        block = self.free_slots.take(self.policy.start)
+        if block is None:
+            return False
+        pending = self.source.next_trial(new=new)
+        if pending is None:
+            self.free_slots.give(block)
+            return False
+        running = RunningTrial(trial=pending.trial, block=block, epoch=pending.epoch)
+        running.measured_from = None if pending.epoch else (0, self.at)  # the first epoch after a restart is longer
+        running.rungs = bisect(self.rungs, pending.epoch)
+        running.rung_epoch = self.rungs[running.rungs - 1] if running.rungs else 0
+        self._start(pending, block, running)
+        return True
+
+    def restart(self, trial: int, size: int) -> bool:
+        """Start a preempted trial on `size` devices; return whether they were free."""
+        block = self.free_slots.take(size)
+        if block is None:
+            return False
+        running = self.preempted.pop(trial)
+        running.block, running.resized_at, running.measured_from = block, self.at, None
+        self._start(PendingTrial(trial, running.epoch), block, running)
+        return True
+
+    def _start(self, pending: PendingTrial, block: Block, running: RunningTrial) -> None:
+        self.running[pending.trial] = running
+        self.touched.add(pending.trial)
+        self._actions.append(Start(pending, block))
+
+    def resize(self, running: RunningTrial, size: int) -> bool:
+        """Let a trial continue on `size` devices from its next checkpoint; return whether they were free.
+
+        Nothing happens to a trial that no longer runs, of which a planner may not know yet.
+        """
+        if self.running.get(running.trial) is not running:
+            return False
+        block = (
+            running.block[:size] if size < running.size else self.free_slots.grow(running.target or running.block, size)
+        )
+        if block is None:
+            return False
+        if running.target is not None:  # a second growth before the checkpoint replaces the first
+            self.free_slots.give(set(running.target).difference(block, running.block))
+            self._actions = [action for action in self._actions if action != Resize(running.trial, running.target)]
+        running.target = block
+        self.touched.add(running.trial)
+        self._actions.append(Resize(running.trial, block))
+        return True
+
+    def preempt(self, running: RunningTrial, wanted: int) -> None:
+        """Take a trial's devices at its next checkpoint, until `wanted` ones are free."""
+        running.is_preempted, running.wanted_size = True, wanted
+        self._actions.append(Preempt(running.trial))
+
+    def hold(self, running: RunningTrial) -> None:
+        """Let a trial that is at a checkpoint wait there, on its devices."""
+        running.is_held = True
+        self.touched.add(running.trial)
+        self._actions.append(Hold(running.trial))
+
+    def resume(self, running: RunningTrial) -> None:
+        """Let a held trial continue on its devices."""
+        if self.running.get(running.trial) is not running:
+            return
+        running.is_held, running.measured_from = False, (running.epoch, self.at)
+        self.touched.add(running.trial)
+        self._actions.append(Resume(running.trial))
+
+    def replan_at_checkpoint(self, running: RunningTrial) -> None:
+        """Have the planner called when a trial is at its next checkpoint."""
+        if running.replans:
+            return
+        running.replans = True
+        self._actions.append(Replan(running.trial))
+
+    def plan_again_at(self, at: float) -> None:
+        """Have the planner called at this time, if no event comes before."""
+        self.wake_at = at if self.wake_at is None else min(self.wake_at, at)
+
+    def remaining_epochs(self, running: RunningTrial) -> float:
+        """Return the expected number of epochs that a trial still has to train, given its chance to pass each rung."""
+        chances = (1.0, *self.survival(running))
+        total, before = 0.0, running.epoch
+        for chance, rung in zip(chances, self.rungs[running.rungs :], strict=False):
+            total += chance * (rung - before)
+            before = rung
+        return total
+
+
+def _endless() -> float:
+    return math.inf

@@ -1,0 +1,58 @@
+"""BestStatic: the best of several fixed sizes, chosen by simulation beforehand."""
+
+from dataclasses import dataclass
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule.allocator.free_slots import FreeSlots
+from trainwright.schedule.policies.allocation_policy import Planner
+from trainwright.schedule.policies.fixed import Fixed
+from trainwright.schedule.policies.resizing import check_start
+from trainwright.schedule.rules.promotion_rule import PromotionRule
+
+__all__ = ["BestStatic"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BestStatic:
+    """The `Fixed` of `sizes` that ends first in simulations: a baseline, which `study.simulate` resolves.
+
+    It does not run by itself: simulate it, and run the `Fixed` that the forecast names.
+    """
+
+    sizes: tuple[int, ...] = (1, 2, 4, 8)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sizes", tuple(self.sizes))  # study files have lists
+        if not self.sizes:
+            raise ScheduleError("BestStatic.sizes: got none; allowed: numbers of devices, such as (1, 2, 4)")
+        for size in self.sizes:
+            check_start("BestStatic", size)
+
+    @property
+    def start(self) -> int:
+        """The smallest."""
+        return min(self.sizes)
+
+    @property
+    def resizes(self) -> bool:
+        """Nothing changes its size."""
+        return False
+
+    def choices(self, slots: int) -> list[Fixed]:
+        """Return the policies to choose from on so many slots."""
+        return [Fixed(size) for size in sorted(set(self.sizes)) if size <= slots]
+
+    def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> None:  # noqa: ARG002 -- the protocol's
+        """Refuse to run: the choice is a simulation's."""
+        raise ScheduleError(
+            f"BestStatic chooses one of the sizes {', '.join(map(str, self.sizes))} by simulation; "
+            "give it to study.simulate, and run the Fixed that its forecast names"
+        )
+
+    def free_slots(self, slots: int, slots_per_node: int) -> FreeSlots:
+        """Return that of the smallest size."""
+        return Fixed(self.start).free_slots(slots, slots_per_node)
+
+    def planner(self) -> Planner:
+        """Return that of the smallest size."""
+        return Fixed(self.start).planner()

@@ -1,0 +1,244 @@
+"""MarginalGain: devices go where they bring the end of all nearer, and growth must be worth its restart."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
+from trainwright.schedule.policies.filling import Floats, Rows, fill
+from trainwright.schedule.policies.resizing import Resizing, check_cap, check_start, retreat
+
+__all__ = ["MarginalGain"]
+
+_DOUBLINGS = 5  # of a trial's devices, that are thought of at one time
+_PATIENCE = 0.5  # of what a growth saves up to the next rung, a trial waits for it
+_WORTH = 1.5  # a start must be worth so many times what it costs the trial that shrinks
+_PAUSE = 5.0  # restarts' time between two changes of one trial, before it shrinks
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MarginalGain(Resizing):
+    """Start new trials while there are any; then let the running ones grow, so that the last ends early.
+
+    With T(w) the expected seconds that a trial still needs on w devices (each rung weighed by the chance to reach
+    it) and c those of a restart, it may double only if T(w) > (1 + delta) (T(2w) + c). Of the sizes that are left, the
+    running trials together get those by which the latest expected end is least within the devices that are free
+    or will be freed by those that do not survive their next rung; each takes its share at its next checkpoint, and at
+    a rung waits a little for what others are about to free. While new trials wait nobody grows, so that the first
+    complete ones come as early as without growth.
+
+    Where the run has a budget of time (wall or device seconds), a new trial waits only while it could still be complete
+    if it doubled its devices once; from then on devices go to growth first, and new trials get what is left. When new
+    work comes while others have grown, a trial gives half of its devices back at a checkpoint if the start is worth
+    more than what that costs it.
+
+    A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
+    """
+
+    start: int = 1
+    delta: float = 0.1
+    cap: int | None = None
+
+    def __post_init__(self) -> None:
+        check_start("MarginalGain", self.start)
+        check_cap("MarginalGain", self.start, self.cap)
+        if not self.delta >= 0:
+            raise ScheduleError(f"MarginalGain.delta: got {self.delta!r}; allowed: a number >= 0")
+
+    def planner(self) -> "_Planner":
+        """Return a planner."""
+        return _Planner(self)
+
+
+@dataclass(slots=True)
+class _Wish:
+    """A trial held at its rung until it can double, or until then."""
+
+    running: RunningTrial
+    until: float
+
+
+@dataclass
+class _Planner:
+    policy: MarginalGain
+    rows: Rows = field(default_factory=Rows)
+    wishes: list[_Wish] = field(default_factory=list)
+
+    def plan(self, allocator: DeviceAllocator) -> None:
+        running = allocator.changed
+        self._serve(allocator)
+        if running is not None:
+            retreat(allocator, running)
+        self._begin(allocator, new=allocator.new_trial_waits())
+        if allocator.new_trial_waits():
+            if running is not None and running.is_settled and allocator.free < self.policy.start:
+                self._shrink(allocator, running)
+        else:
+            kept: float = allocator.free
+            if allocator.rungs and allocator.estimates.epoch_seconds() is not None:
+                if running is not None and running.is_settled and running.rungs < len(allocator.rungs):
+                    self._grow(allocator, running)
+                kept = self._look(allocator) if allocator.free and not self.wishes else allocator.free
+            if allocator.source.waits():  # too late to be complete, but nobody else has use for these devices
+                self._begin(allocator, new=True, kept=kept)
+        later = [wish.until for wish in self.wishes if wish.until > allocator.at]
+        if later:
+            allocator.plan_again_at(min(later))
+
+    def _begin(self, allocator: DeviceAllocator, *, new: bool, kept: float = 0.0) -> None:
+        """Start what waits, with or without new trials, on all free devices but so many."""
+        while allocator.free - kept >= self.policy.start and allocator.start_next(new=new):
+            pass
+
+    # Growth.
+
+    def _grow(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
+        """Let a trial at a checkpoint take its share, or wait at its rung for devices that will soon be free."""
+        want = self._share(allocator, running)
+        size = want
+        while size > running.size and not (allocator.free >= size - running.size and allocator.resize(running, size)):
+            size //= 2
+        if running.is_settled and want > running.size and running.epoch == running.rung_epoch:
+            self._wait(allocator, running)
+
+    def _share(self, allocator: DeviceAllocator, running: RunningTrial) -> int:
+        """Return the size by which this trial ends no later than the last of all has to."""
+        self._update(allocator)
+        rows, place = self.rows, self.rows.place(running.trial)
+        due, work, chance = self._checkpoints(allocator)
+        size = rows.column("size")
+        due[place], work[place], chance[place] = (
+            allocator.at,
+            allocator.remaining_epochs(running) * rows.column("alone")[place],
+            1.0,
+        )
+        ends, costs = self._choices(allocator, due, work, size, _DOUBLINGS)
+        supply = allocator.free + float(((1 - chance) * size).sum())
+        return int(running.size) << int(fill(ends, costs * chance, supply)[place])
+
+    def _choices(
+        self, allocator: DeviceAllocator, due: Floats, work: Floats, size: Floats, most: int
+    ) -> tuple[Floats, Floats]:
+        """Return, by doublings, when each trial would end (inf: not worth it, or not possible) and devices it takes."""
+        sizes, place = np.unique(size, return_inverse=True)  # they are few
+        cap = min(self.policy.cap or allocator.slots, allocator.slots)
+        # What is not measured is tried two doublings at a time: a belief in its speed can be far off.
+        step = 4 * np.maximum(size, self.policy.start * allocator.estimates.known)
+        now = work / self.rows.column("speed")
+        ends, costs = [due + now], [np.zeros_like(size)]
+        for doublings in range(1, most + 1):
+            larger = size * 2**doublings
+            speeds = [allocator.estimates.speedup(each * 2**doublings / self.policy.start) for each in sizes.tolist()]
+            then = work / np.array(speeds)[place]
+            restart = allocator.estimates.restart(int(larger[0]))
+            allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= np.minimum(cap, step))
+            if not allowed.any():
+                break
+            ends.append(np.where(allowed, due + then + restart, np.inf))
+            costs.append(larger - size)
+            now = then
+        return np.array(ends), np.array(costs)
+
+    def _wait(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
+        """Hold a trial at its rung if others are about to free what it wants."""
+        place = self.rows.place(running.trial)
+        segment = (allocator.rungs[running.rungs] - running.epoch) * self.rows.column("alone")[place]
+        ratio = running.size / self.policy.start
+        saved = segment / allocator.estimates.speedup(ratio) - segment / allocator.estimates.speedup(2 * ratio)
+        until = allocator.at + saved * _PATIENCE
+        soon = (self._due() < until) & (np.arange(len(self.rows)) != place)
+        held = sum(wish.running.size for wish in self.wishes)
+        coming = float(self.rows.column("size")[soon].sum()) - held
+        if until > allocator.at and coming + allocator.free >= running.size + held:
+            allocator.hold(running)
+            self.wishes.append(_Wish(running, until))
+
+    def _serve(self, allocator: DeviceAllocator) -> None:
+        """Let those that wait grow as soon as they can, in the order in which they came, or go on when it is late."""
+        for wish in list(self.wishes):
+            grows = wish.running.is_held and allocator.resize(wish.running, wish.running.size * 2)
+            if grows or allocator.at >= wish.until or not wish.running.is_held:
+                self.wishes.remove(wish)
+                if not grows and wish.running.is_held and wish.running.trial in allocator.running:
+                    allocator.resume(wish.running)
+
+    def _look(self, allocator: DeviceAllocator) -> float:
+        """Ask those that would end last to look in at their next checkpoint, as many as could grow.
+
+        Return the devices that are kept for them.
+        """
+        self._update(allocator)
+        rows = self.rows
+        if not len(rows):
+            return 0.0
+        due, work, _ = self._checkpoints(allocator)
+        ends, _ = self._choices(allocator, due, work, rows.column("size"), 1)
+        if len(ends) == 1:
+            return 0.0  # no growth is worth it
+        order = np.argsort(-ends[0], kind="stable")
+        size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
+        wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
+        free = allocator.free - (np.cumsum(wanted) - wanted)  # for each, after those that end later
+        short = free < size[order]
+        last = int(short.argmax()) if short.any() else len(order)
+        for place in order[:last][(wanted[:last] > 0) & (looked[order[:last]] == 0)].tolist():
+            allocator.replan_at_checkpoint(allocator.running[rows.trials[place]])
+            looked[place] = 1.0
+        return float(wanted[:last].sum())
+
+    # What is known of all.
+
+    def _update(self, allocator: DeviceAllocator) -> None:
+        """Bring the rows up to what the allocator knows."""
+        base = allocator.estimates.epoch_seconds() or 0.0
+        for trial in sorted(allocator.touched):
+            running = allocator.running.get(trial)
+            if running is None:
+                if trial in self.rows:
+                    self.rows.drop(trial)
+                continue
+            epoch, since = running.measured_from or (running.epoch, allocator.at)
+            last = running.rungs >= len(allocator.rungs) - 1  # its next report is its last
+            togo = allocator.rungs[min(running.rungs, len(allocator.rungs) - 1)] - epoch
+            chance = 1.0 if last else next(iter(allocator.survival(running)), 1.0)
+            after = (
+                0.0
+                if last
+                else (allocator.remaining_epochs(running) - (allocator.rungs[running.rungs] - running.epoch))
+                / max(chance, 1e-9)
+            )
+            speed = allocator.estimates.speedup(len(running.block) / self.policy.start)
+            alone, idle = running.start_epoch_seconds or base, running.is_settled and not running.is_held
+            self.rows.put(trial, since, togo, after, chance, alone, running.size, speed, idle, running.replans)
+        allocator.touched.clear()
+
+    def _due(self) -> Floats:
+        """Return when each trial comes to its next rung."""
+        rows = self.rows
+        due: Floats = rows.column("since") + rows.column("togo") * rows.column("alone") / rows.column("speed")
+        return due
+
+    def _checkpoints(self, allocator: DeviceAllocator) -> tuple[Floats, Floats, Floats]:
+        """Return when each trial can change its size, what it expects to do then, and the chance that it goes on."""
+        rows = self.rows
+        alone, speed, chance = (rows.column(name) for name in ("alone", "speed", "chance"))
+        left = np.maximum(self._due() - allocator.at, 0.0)
+        first = np.minimum(left, alone / speed)  # its epoch, at most
+        rung = left <= first
+        after = rows.column("after") * alone
+        work = np.where(rung, after, (left - first) * speed + chance * after)
+        return allocator.at + first, work, np.where(rung, chance, 1.0)
+
+    def _shrink(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
+        """Let a trial at a checkpoint give half of its devices to work that waits, if that is worth it."""
+        base, half = allocator.estimates.epoch_seconds(), running.size // 2
+        restart = allocator.estimates.restart(half)
+        if half < self.policy.start or base is None or allocator.at - running.resized_at < _PAUSE * restart:
+            return
+        speed = allocator.estimates.speedup
+        work = allocator.remaining_epochs(running) * (running.start_epoch_seconds or base)
+        loss = work / speed(half / self.policy.start) + restart - work / speed(running.size / self.policy.start)
+        start = allocator.rungs[0] * base
+        if start / self.policy.start > _WORTH * loss / half and start > 2 * restart:
+            allocator.resize(running, half)

@@ -1,0 +1,108 @@
+"""Extrapolate: stop a trial that is worse now than complete trials were at its epoch, but for the worst of them.
+
+Each curve is compared with those of other trials, which is where it will go, rather than fitted alone: extrapolation
+from a curve's own points ends many of the trials that would have become the best.
+"""
+
+import math
+from bisect import insort
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule.rules.promotion_rule import Event, Reported, RuleView, TrialView, check_epochs
+from trainwright.schedule.rules.rung_rule import RungRule
+from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.rungs import Rungs
+
+__all__ = ["Extrapolate"]
+
+_AGREES = 0.5
+"""Rank correlation above which a rung foretells the end."""
+
+
+@dataclass(slots=True)
+class _Rung:
+    """The losses of all trials at one epoch, and the one above which a trial is stopped there."""
+
+    losses: dict[int, float] = field(default_factory=dict)
+    threshold: float | None = None
+
+    def enter(self, event: Reported) -> tuple[bool, float | None]:
+        self.losses[event.trial] = event.losses[0]
+        return self.threshold is None or event.losses[0] <= self.threshold, self.threshold
+
+    def wait(self, event: Reported) -> None:
+        """Nobody waits."""
+
+    def first(self) -> int | None:
+        """Nobody waits."""
+        return None
+
+    def prune(self, gone: Callable[[int], bool]) -> None:
+        """Nobody waits."""
+
+
+@dataclass(slots=True)
+class _Index(Rungs):
+    rungs: dict[int, _Rung] = field(default_factory=dict)
+    complete: list[tuple[float, int]] = field(default_factory=list)  # last losses, ascending
+    known: set[int] = field(default_factory=set)  # complete trials
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Extrapolate(RungRule):
+    """At a rung stop iff the loss is above all that the best `share` of complete trials had there.
+
+    Rungs are as for ASHA. So far nobody that ended well was so bad at this epoch. Everybody goes on before `min_trials`
+    are complete, and at rungs where the order of complete trials does not foretell that of their ends (Spearman's
+    rank correlation at most 0.5). O(n log n) for each of the n complete trials, else O(1) a report.
+    """
+
+    max_epochs: int
+    min_epochs: int = 1
+    eta: float | Fraction = 3
+    share: float = 0.75
+    min_trials: int = 8
+
+    def __post_init__(self) -> None:
+        check_ladder("Extrapolate", self.min_epochs, self.max_epochs, self.eta)
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
+            raise ScheduleError(f"Extrapolate.share: got {self.share!r}; allowed: a number above 0 and up to 1")
+        check_epochs("Extrapolate", [("min_trials", self.min_trials)])
+
+    def empty(self) -> _Index:
+        """Return an index without trials."""
+        rungs = {rung: _Rung() for rung in self.rungs}
+        return _Index("Extrapolate", dict(rungs), self.max_epochs, pausing=False, rungs=rungs)
+
+    def fold(self, index: _Index, event: Event) -> _Index:  # type: ignore[override]  # its own index
+        """Record a report at every rung newly reached; a complete trial moves the thresholds."""
+        index.fold(event)
+        if isinstance(event, Reported) and event.epoch >= self.max_epochs and event.trial not in index.known:
+            index.known.add(event.trial)
+            insort(index.complete, (event.losses[0], event.trial))
+            if len(index.complete) >= self.min_trials:
+                best = index.complete[: math.ceil(self.share * len(index.complete))]
+                for rung in index.rungs.values():
+                    agrees = _agreement([rung.losses[trial] for _, trial in index.complete]) > _AGREES
+                    rung.threshold = max(rung.losses[trial] for _, trial in best) if agrees else None
+        return index
+
+    def survival(self, index: _Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # type: ignore[override]
+        """Return share^k for the k-th later rung."""
+        del view
+        return tuple(float(self.share) ** k for k in range(1, index.later(trial) + 1))
+
+
+def _agreement(losses: list[float]) -> float:
+    """Return the rank correlation of losses with the order in which they are given; of equal ones the first is less."""
+    count = len(losses)
+    if count < 2:
+        return 0.0
+    ranks = np.empty(count)
+    ranks[np.argsort(losses, kind="stable")] = np.arange(count)
+    return 1.0 - 6.0 * float(((ranks - np.arange(count)) ** 2).sum()) / (count * (count**2 - 1))

@@ -1,0 +1,149 @@
+"""IEpoch: train all a little, then the best to the end (Egele et al., arXiv 2307.15422); the baseline of all rules."""
+
+import heapq
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule.rules.promotion_rule import (
+    CONTINUE,
+    WAIT,
+    BaseRule,
+    Ended,
+    Event,
+    New,
+    Pause,
+    Promote,
+    Promoted,
+    Reason,
+    Reported,
+    RuleView,
+    Started,
+    TrialView,
+    Verdict,
+    Wait,
+    check_epochs,
+)
+from trainwright.schedule.rungs.order_statistics import LossEntry
+
+__all__ = ["IEpoch"]
+
+
+@dataclass(slots=True)
+class _Index:
+    started: set[int] = field(default_factory=set)
+    settled: set[int] = field(default_factory=set)  # came to the barrier, or ended before
+    failed: set[int] = field(default_factory=set)
+    chosen: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
+    waiting: list[LossEntry] = field(default_factory=list)  # a heap
+
+    def prune(self) -> None:
+        """Forget the best that wait no more."""
+        while self.waiting and (self.waiting[0].trial in self.chosen or self.waiting[0].trial in self.ended):
+            heapq.heappop(self.waiting)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class IEpoch(BaseRule):
+    """Run every trial to `epochs`, pause it there, and once all have come go on with the `top_k` best. O(log n).
+
+    `top_k` is a number of trials, or a fraction below 1 of all. The best goes first, up to `max_epochs`; a chosen one
+    that fails is replaced by the next best. All are the trials that were started and those that the budget still
+    allows, so a budget in trials is needed. With `quorum` < 1 the choice begins when that share has come or ended.
+    """
+
+    top_k: float
+    max_epochs: int
+    epochs: int = 1
+    quorum: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_epochs("IEpoch", [("max_epochs", self.max_epochs), ("epochs", self.epochs)])
+        if self.epochs > self.max_epochs:
+            raise ScheduleError(
+                f"IEpoch.epochs: got {self.epochs}, above max_epochs {self.max_epochs}; allowed: 1 to max_epochs"
+            )
+        number = isinstance(self.top_k, int | float) and not isinstance(self.top_k, bool)
+        if not number or not (0 < self.top_k < 1 or (self.top_k >= 1 and self.top_k == int(self.top_k))):
+            raise ScheduleError(
+                f"IEpoch.top_k: got {self.top_k!r}; allowed: a whole number >= 1, or a fraction between 0 and 1"
+            )
+        if isinstance(self.quorum, bool) or not isinstance(self.quorum, int | float) or not 0 < self.quorum <= 1:
+            raise ScheduleError(f"IEpoch.quorum: got {self.quorum!r}; allowed: a number above 0 and up to 1")
+
+    @property
+    def promotes(self) -> bool:
+        """All trials pause once."""
+        return True
+
+    def check(self, objectives: int, trials: int | None = None) -> None:
+        """Refuse several objectives, and a choice of more than there are."""
+        BaseRule.check(self, objectives, trials)
+        if trials is not None and self.top_k > trials:
+            raise ScheduleError(
+                f"IEpoch.top_k: got {self.top_k}, the budget has {trials} trials, so nothing would be selected; "
+                f"allowed: 1 to {trials}, or a fraction; or use FixedEpochs"
+            )
+
+    def empty(self) -> _Index:
+        """Return an index without trials."""
+        return _Index()
+
+    def fold(self, index: _Index, event: Event) -> _Index:
+        """Note who came to the barrier, who ended and who was chosen."""
+        if isinstance(event, Started):
+            index.started.add(event.trial)
+        elif isinstance(event, Reported):
+            index.started.add(event.trial)
+            if event.epoch >= self.epochs and event.trial not in index.settled:
+                index.settled.add(event.trial)
+                heapq.heappush(index.waiting, LossEntry(event.losses[0], event.trial))
+                index.prune()
+        elif isinstance(event, Promoted):
+            index.chosen.add(event.trial)
+            index.prune()
+        elif isinstance(event, Ended):
+            index.started.add(event.trial)
+            index.settled.add(event.trial)
+            index.ended.add(event.trial)
+            if event.failed:
+                index.failed.add(event.trial)
+            index.prune()
+        return index
+
+    def on_report(self, index: _Index, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
+        """Pause at the barrier; who was chosen goes on."""
+        if trial.epoch < self.epochs or trial.number in index.chosen or trial.epoch >= self.max_epochs:
+            return CONTINUE
+        return Pause(Reason(rule="IEpoch", epoch=self.epochs, value=trial.loss))
+
+    def on_free(self, index: _Index, view: RuleView) -> Promote | New | Wait:
+        """Promote the best that waits once the barrier is open, else start a new trial."""
+        everyone = len(index.started) + view.remaining
+        is_open = bool(index.chosen) or len(index.settled) >= self.quorum * everyone
+        if is_open and index.waiting and len(index.chosen - index.failed) < self._places(everyone):
+            return Promote(index.waiting[0].trial, self.max_epochs)
+        return New() if view.remaining > 0 else WAIT
+
+    def _places(self, everyone: int) -> int:
+        if self.top_k >= 1:
+            return int(self.top_k)
+        share = Fraction(self.top_k).limit_denominator(1000)
+        return max(1, everyone * share.numerator // share.denominator)
+
+    @property
+    def rungs(self) -> tuple[int, ...]:
+        """The barrier."""
+        return (self.epochs,)
+
+    def next_epoch(self, index: _Index, trial: TrialView) -> int:  # noqa: ARG002 -- the protocol's
+        """Return the barrier, then the end."""
+        return self.epochs if trial.epoch < self.epochs else self.max_epochs
+
+    def survival(self, index: _Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:
+        """Return the share of all trials that goes on."""
+        if trial.epoch >= self.epochs:
+            return ()
+        everyone = max(1, len(index.started) + view.remaining)
+        return (min(1.0, self._places(everyone) / everyone),)

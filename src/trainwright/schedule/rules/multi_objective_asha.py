@@ -1,0 +1,136 @@
+"""MultiObjectiveASHA: ASHA by fronts and places in them (Schmucker et al., arXiv 2106.12639)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import ScheduleError
+from trainwright.pareto import ranks
+from trainwright.schedule.rules.asha import check_kind
+from trainwright.schedule.rules.promotion_rule import Reported
+from trainwright.schedule.rules.rung_rule import RungRule
+from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.rungs import Rungs, RungTable
+
+__all__ = ["MultiObjectiveASHA"]
+
+Array = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class _FrontRung:
+    """Goes on: the best max(`least`, floor(n/eta)) by violation, front and place. O(n * front) each record."""
+
+    eta: Fraction
+    least: int
+    order: str
+    losses: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    violations: dict[int, float] = field(default_factory=dict)
+    best: list[int] = field(default_factory=list)  # trials that go on, in order
+    waiting: set[int] = field(default_factory=set)
+
+    def enter(self, event: Reported) -> tuple[bool, float | None]:
+        """Record and rank anew; there is no loss that separates."""
+        self.losses[event.trial] = event.losses
+        self.violations[event.trial] = event.violation
+        kept = max(self.least, len(self.losses) * self.eta.denominator // self.eta.numerator)
+        self.best = self._ranked()[:kept]
+        return event.trial in self.best, None
+
+    def wait(self, event: Reported) -> None:
+        """Add it to those that wait."""
+        self.waiting.add(event.trial)
+
+    def first(self) -> int | None:
+        """Return the first of the best that waits."""
+        return next((trial for trial in self.best if trial in self.waiting), None)
+
+    def prune(self, gone: Callable[[int], bool]) -> None:
+        """Forget who is gone."""
+        self.waiting = {trial for trial in self.waiting if not gone(trial)}
+
+    def _ranked(self) -> list[int]:
+        trials = np.array(sorted(self.losses))
+        losses = np.array([self.losses[trial] for trial in trials.tolist()])
+        violations = np.array([self.violations[trial] for trial in trials.tolist()])
+        scaled = np.column_stack([np.unique(column, return_inverse=True)[1] for column in losses.T]).astype(float)
+        scaled /= np.maximum(scaled.max(axis=0), 1.0)
+        place, front = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
+        feasible = violations <= 0
+        front[feasible] = ranks(losses[feasible])
+        for level in np.unique(front[feasible]):
+            members = np.flatnonzero((front == level) & feasible)
+            order = spread(scaled[members]) if self.order == "epsnet" else crowded(scaled[members])
+            place[members[order]] = np.arange(len(members))
+        return [int(trial) for trial in trials[np.lexsort((trials, place, front, np.maximum(violations, 0.0)))]]
+
+
+def spread(points: Array) -> list[int]:
+    """Return the order of an epsilon net: the best in objective 0, then repeatedly the farthest from those chosen."""
+    chosen = int(np.argmin(points[:, 0]))
+    order, distances = [chosen], np.full(len(points), np.inf)
+    while len(order) < len(points):
+        squares = ((points - points[chosen]) ** 2).sum(axis=1)
+        distances = np.minimum(distances, np.round(squares, 9))  # equal ones must not differ by how they were rounded
+        distances[chosen] = -1.0
+        chosen = int(np.argmax(distances))
+        order.append(chosen)
+    return order
+
+
+def crowded(points: Array) -> list[int]:
+    """Return the order by crowding distance, largest first (Deb et al., IEEE TEVC 6 (2002)); ends come first."""
+    distances = np.zeros(len(points))
+    for column in points.T:
+        order = np.argsort(column, kind="stable")
+        gaps = np.full(len(points), np.inf)
+        gaps[1:-1] = column[order][2:] - column[order][:-2]
+        distances[order] += gaps
+    return [int(i) for i in np.argsort(-np.round(distances, 9), kind="stable")]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MultiObjectiveASHA(RungRule):
+    """ASHA whose rank in a rung is (front, place in the front); infeasible trials come last, by their violation.
+
+    `order="epsnet"`: in a front the best in the first objective is first, then each time the trial farthest from those
+    before it, objectives scaled by rank. `order="crowding"`: by crowding distance. `kind` as for ASHA. A report at a
+    rung costs O(trials in the rung * front); others O(1).
+    """
+
+    max_epochs: int
+    min_epochs: int = 1
+    eta: float | Fraction = 3
+    kind: Literal["stopping", "promotion"] = "stopping"
+    order: Literal["epsnet", "crowding"] = "epsnet"
+
+    def __post_init__(self) -> None:
+        check_ladder("MultiObjectiveASHA", self.min_epochs, self.max_epochs, self.eta)
+        check_kind("MultiObjectiveASHA", self.kind)
+        if self.order not in {"epsnet", "crowding"}:
+            raise ScheduleError(f"MultiObjectiveASHA.order: got {self.order!r}; allowed: 'epsnet', 'crowding'")
+
+    @property
+    def promotes(self) -> bool:
+        """Of kind "promotion" it pauses."""
+        return self.kind == "promotion"
+
+    def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- the protocol's arguments
+        """Refuse a single objective, for which plain ASHA is exact and cheaper."""
+        if objectives < 2:
+            raise ScheduleError(
+                f"MultiObjectiveASHA compares trials by several objectives, the study has {objectives}; "
+                "give the study two or more, or use ASHA"
+            )
+
+    def empty(self) -> Rungs:
+        """Return empty rungs."""
+        pausing = self.kind == "promotion"
+        tables: dict[int, RungTable] = {
+            rung: _FrontRung(self._factor, 0 if pausing else 1, self.order) for rung in self.rungs
+        }
+        return Rungs("MultiObjectiveASHA", tables, self.max_epochs, pausing)

@@ -1,0 +1,153 @@
+"""PASHA: raise the longest training only while the ranking of the best still changes (Bohdal et al., ICLR 2023)."""
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+import numpy as np
+
+from trainwright.errors import ScheduleError
+from trainwright.schedule.rules.promotion_rule import Event, Promote, Reported, RuleView, TrialView, Verdict
+from trainwright.schedule.rules.rung_rule import RungRule
+from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
+
+__all__ = ["PASHA"]
+
+_CROSSED = 10
+"""So many pairs of curves must have crossed twice before their distances say how large the noise is."""
+
+
+@dataclass(slots=True)
+class _Noise:
+    """How far apart curves are that cross again and again, among the trials of one rung."""
+
+    pairs: int = 0
+    distances: list[float] = field(default_factory=list)
+
+    def add(self, curve: dict[int, float], others: list[dict[int, float]], rung: int) -> None:
+        """Compare a curve with those that came before; O(others * epochs)."""
+        for other in others:
+            common = sorted(epoch for epoch in curve.keys() & other.keys() if epoch <= rung)
+            both = np.array([[curve[epoch], other[epoch]] for epoch in common]).reshape(-1, 2)
+            both = both[np.isfinite(both).all(axis=1)]
+            gaps = both[:, 0] - both[:, 1]
+            signs = np.sign(gaps[gaps != 0])
+            if (signs[1:] != signs[:-1]).sum() >= 2:
+                self.pairs += 1
+                self.distances += np.abs(gaps).tolist()
+
+    @property
+    def epsilon(self) -> float:
+        return float(np.quantile(self.distances, 0.9)) if self.pairs >= _CROSSED else 0.0
+
+
+@dataclass(slots=True)
+class _Index:
+    """Rungs whose top is raised; the losses recorded at each rung; and, for an automatic epsilon, the curves."""
+
+    rungs: Rungs
+    ladder: tuple[int, ...]  # rungs, then the full length
+    open: int  # place of the top rung in the ladder
+    epsilon: float | None  # None: automatic
+    losses: dict[int, dict[int, float]]
+    curves: dict[int, dict[int, float]] = field(default_factory=dict)
+    noise: dict[int, _Noise] = field(default_factory=dict)
+
+    def fold(self, event: Event) -> None:
+        """Take an event; a record in one of the two top rungs may open another."""
+        if isinstance(event, Reported) and self.epsilon is None:
+            curve = self.curves.setdefault(event.trial, {})
+            if event.epoch > next(reversed(curve), 0):
+                curve[event.epoch] = event.losses[0]
+        entered = self.rungs.fold(event)
+        if not isinstance(event, Reported) or not entered:
+            return
+        for rung in entered:
+            if self.epsilon is None and self.ladder.index(rung) >= self.open - 1:
+                others = [self.curves[trial] for trial in self.losses[rung]]
+                self.noise.setdefault(rung, _Noise()).add(self.curves[event.trial], others, rung)
+            self.losses[rung][event.trial] = event.losses[0]
+        while self.ladder[self.open] != self.rungs.last and self._concerns(entered) and not self._agree():
+            self.open += 1
+            self.rungs.top = self.ladder[self.open]
+
+    def _concerns(self, entered: tuple[int, ...]) -> bool:
+        return any(rung in entered for rung in self.ladder[self.open - 1 : self.open + 1])
+
+    def _agree(self) -> bool:
+        """Whether the two top rungs rank their common trials alike, up to epsilon in the lower one's losses."""
+        lower, upper = (self.losses[rung] for rung in self.ladder[self.open - 1 : self.open + 1])
+        ranked = sorted((loss, trial) for trial, loss in upper.items())
+        theirs = np.array([lower[trial] for _, trial in ranked])
+        places = np.sort(theirs)
+        near = np.zeros(len(places))
+        np.subtract(theirs, places, out=near, where=theirs != places)  # infinities are equal
+        return bool((np.abs(near) <= self._epsilon()).all())
+
+    def _epsilon(self) -> float:
+        if self.epsilon is not None:
+            return self.epsilon
+        noise = self.noise.get(self.ladder[self.open - 1])
+        return noise.epsilon if noise is not None else 0.0
+
+    def verdict(self, trial: TrialView) -> Verdict:
+        """Return that of the rungs."""
+        return self.rungs.verdict(trial)
+
+    def answer(self, view: RuleView) -> Promote | None:
+        """Return the promotion that the rungs below the top offer."""
+        return self.rungs.answer(view)
+
+    def next_epoch(self, trial: TrialView) -> int:
+        """Return the next rung."""
+        return self.rungs.next_epoch(trial)
+
+    def later(self, trial: TrialView) -> int:
+        """Return how many rungs are still before the trial."""
+        return self.rungs.later(trial)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PASHA(RungRule):
+    """ASHA of promotions, whose top is at first the second rung; nobody goes on from the top.
+
+    Another rung opens when the trials that have reached the top rank otherwise than at the rung below. The trial at
+    place j of the top must have there a loss within `epsilon` of the one at place j. "auto" is the 0.9 quantile of the
+    distances, at common epochs, between those pairs of trials in the lower rung whose curves crossed at least twice; 0
+    with fewer than 10 such pairs. O(log n) per report; at the two top rungs O(trials in the rung), and O(trials *
+    epochs) with "auto".
+    """
+
+    max_epochs: int
+    min_epochs: int = 1
+    eta: float | Fraction = 3
+    epsilon: float | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        check_ladder("PASHA", self.min_epochs, self.max_epochs, self.eta)
+        if self.epsilon != "auto" and (
+            isinstance(self.epsilon, bool)
+            or not isinstance(self.epsilon, int | float)
+            or not 0 <= self.epsilon < float("inf")
+        ):
+            raise ScheduleError(f"PASHA.epsilon: got {self.epsilon!r}; allowed: a number >= 0, or 'auto'")
+
+    @property
+    def promotes(self) -> bool:
+        """Trials pause at each rung."""
+        return True
+
+    @property
+    def reads_curves(self) -> bool:
+        """An automatic epsilon is taken from them."""
+        return self.epsilon == "auto"
+
+    def empty(self) -> _Index:
+        """Return empty rungs, of which two are open."""
+        tables: dict[int, RungTable] = {rung: RankRung(self._factor, least=0) for rung in self.rungs}
+        levels = (*self.rungs, self.max_epochs)
+        place = min(1, len(levels) - 1)
+        rungs = Rungs("PASHA", tables, self.max_epochs, pausing=True, top=levels[place])
+        epsilon = None if self.epsilon == "auto" else float(self.epsilon)
+        return _Index(rungs, levels, place, epsilon, {rung: {} for rung in self.rungs})

@@ -1,0 +1,229 @@
+"""Brackets of synchronous halving: rungs that close when their members have come, and who then may go on."""
+
+import heapq
+from bisect import bisect_right
+from copy import deepcopy
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import accumulate
+
+from trainwright.schedule.rules.promotion_rule import (
+    CONTINUE,
+    Ended,
+    Event,
+    Pause,
+    Promote,
+    Promoted,
+    Reason,
+    Reported,
+    RuleView,
+    Started,
+    Stop,
+    TrialView,
+    Verdict,
+    Wait,
+)
+
+__all__ = ["Brackets"]
+
+_Promotion = tuple[int, int, float, int, int]
+"""-rung, order of the bracket, loss, trial, until which epoch."""
+
+
+@dataclass(slots=True)
+class _Stage:
+    """One rung of one bracket."""
+
+    rung: int
+    members: set[int] = field(default_factory=set)
+    losses: dict[int, float] = field(default_factory=dict)  # of those that came
+    out: set[int] = field(default_factory=set)  # ended before they came
+    full: bool = False  # no more members will be added
+    due: bool = False  # somebody has closed it, so it closes here as soon as what that rested on was told
+    closed: bool = False
+    latest: float = 0.0  # when something happened here last, in seconds
+
+    @property
+    def settled(self) -> bool:
+        return len(self.losses) + len(self.out) >= len(self.members)
+
+
+@dataclass(slots=True)
+class _Bracket:
+    order: int  # of creation
+    size: int  # members of its first rung
+    stages: list[_Stage]
+    values: dict[int, list[float]] = field(default_factory=dict)  # of a trial, at each rung that it reached
+    until: dict[int, int] = field(default_factory=dict)  # how far a trial may go
+    ended: set[int] = field(default_factory=set)
+    dropped: set[int] = field(default_factory=set)  # their rung closed without them
+
+
+@dataclass(slots=True)
+class Brackets:
+    """Trial number n belongs to the bracket that holds its place when brackets of `sizes` are filled in turn."""
+
+    name: str  # of the rule, for reasons
+    ladders: tuple[tuple[int, ...], ...]
+    sizes: tuple[int, ...]
+    eta: Fraction
+    last: int  # the full length
+    straggler_seconds: float | None
+    homes: dict[int, _Bracket] = field(default_factory=dict)
+    filling: dict[int, _Bracket] = field(default_factory=dict)  # the latest bracket of each block of numbers
+    live: list[_Bracket] = field(default_factory=list)  # with a rung that is not closed
+    queue: list[_Promotion] = field(default_factory=list)  # a heap
+    created: int = 0
+
+    def fold(self, event: Event) -> None:
+        """Take an event."""
+        if isinstance(event, Started):
+            self._home(event.trial, event.at_seconds)
+        elif isinstance(event, Reported):
+            self._report(self._home(event.trial, event.at_seconds), event)
+        elif isinstance(event, Promoted):
+            self._promote(self._home(event.trial, event.at_seconds), event)
+        elif isinstance(event, Ended):
+            self._end(self._home(event.trial, event.at_seconds), event)
+        while self.queue and self._stale(self.queue[0][3], self.queue[0][4]):
+            heapq.heappop(self.queue)
+        self.live = [home for home in self.live if not home.stages[-1].closed]
+
+    def _stale(self, trial: int, until: int) -> bool:
+        home = self.homes[trial]
+        return home.until[trial] >= until or trial in home.ended
+
+    def _block(self, trial: int) -> tuple[int, int]:
+        """Return the number of a trial's block, and which of the ladders it has."""
+        cycle, rest = divmod(trial, sum(self.sizes))
+        each = bisect_right(list(accumulate(self.sizes)), rest)
+        return cycle * len(self.sizes) + each, each
+
+    def _home(self, trial: int, at_seconds: float) -> _Bracket:
+        """Return the bracket of a trial; a newcomer joins that of its block, or a new one if it has closed."""
+        if trial in self.homes:
+            return self.homes[trial]
+        block, each = self._block(trial)
+        home = self.filling.get(block)
+        if home is None or (home.stages and home.stages[0].full):
+            size = self.sizes[each] - (0 if home is None else len(home.stages[0].members))
+            home = _Bracket(self.created, max(1, size), [_Stage(rung) for rung in self.ladders[each]])
+            self.created += 1
+            self.filling[block] = home
+            if home.stages:
+                self.live.append(home)
+        self.homes[trial] = home
+        home.until[trial] = self.ladders[each][0] if home.stages else self.last
+        if home.stages:
+            first = home.stages[0]
+            first.members.add(trial)
+            first.full = len(first.members) == home.size
+            first.latest = max(first.latest, at_seconds)
+        return home
+
+    def _report(self, home: _Bracket, event: Reported) -> None:
+        values = home.values.setdefault(event.trial, [])
+        known = len(values)
+        reached = sum(stage.rung <= event.epoch for stage in home.stages)
+        values += [event.losses[0]] * (reached - known)
+        if event.epoch >= self.last:
+            home.until[event.trial] = self.last  # it is complete
+        for place in range(known, reached):
+            stage = home.stages[place]
+            waited_for = event.trial in stage.members and event.trial not in stage.out and not stage.closed
+            if waited_for and event.trial not in stage.losses:
+                stage.losses[event.trial] = event.losses[0]
+                stage.latest = max(stage.latest, event.at_seconds)
+                self._settle(home, place, event.at_seconds, self.queue)
+
+    def _promote(self, home: _Bracket, event: Promoted) -> None:
+        home.until[event.trial] = max(home.until[event.trial], event.until_epoch)
+        for place, stage in enumerate(home.stages):
+            if stage.closed or event.until_epoch <= stage.rung:
+                continue
+            stage.due = place == 0
+            if self.straggler_seconds is None:
+                self._settle(home, place, event.at_seconds, self.queue)
+            elif event.trial in stage.losses:
+                self._close(home, place, event.at_seconds, self.queue)  # its latecomers were not waited for
+            break
+
+    def _end(self, home: _Bracket, event: Ended) -> None:
+        home.ended.add(event.trial)
+        for place, stage in enumerate(home.stages):
+            if event.trial in stage.members and event.trial not in stage.losses and not stage.closed:
+                stage.out.add(event.trial)
+                self._settle(home, place, event.at_seconds, self.queue)
+
+    def _settle(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
+        stage = home.stages[place]
+        if (stage.full or stage.due) and stage.settled and not stage.closed:
+            self._close(home, place, at_seconds, queue)
+
+    def _winners(self, home: _Bracket, stage: _Stage) -> list[tuple[float, int]]:
+        """Return those that go on, best first: floor(members/eta), at least one."""
+        came = sorted((loss, trial) for trial, loss in stage.losses.items() if trial not in home.ended)
+        return came[: max(1, len(stage.members) * self.eta.denominator // self.eta.numerator)]
+
+    def _close(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
+        """Close a rung: its best become the members of the next, and are promoted unless they are there already."""
+        stage = home.stages[place]
+        stage.full = stage.closed = True
+        home.dropped |= stage.members - stage.losses.keys() - stage.out
+        winners = self._winners(home, stage)
+        follows = home.stages[place + 1] if place + 1 < len(home.stages) else None
+        until = self.last if follows is None else follows.rung
+        if follows is not None:
+            follows.members, follows.full, follows.latest = {trial for _, trial in winners}, True, at_seconds
+        for loss, trial in winners:
+            if follows is not None and len(home.values[trial]) > place + 1:
+                follows.losses[trial] = home.values[trial][place + 1]
+            elif home.until[trial] < until:
+                heapq.heappush(queue, (-stage.rung, home.order, loss, trial, until))
+        if follows is not None:
+            self._settle(home, place + 1, at_seconds, queue)
+
+    def verdict(self, trial: TrialView) -> Verdict:
+        """Pause at the epoch up to which the trial may go; stop if its rung closed without it."""
+        home = self.homes.get(trial.number)
+        if home is None:
+            return CONTINUE
+        if trial.number in home.dropped:
+            return Stop(Reason(rule=self.name, epoch=trial.epoch, value=trial.loss))
+        values = home.values.get(trial.number)
+        if not values or trial.epoch < home.until[trial.number] or home.until[trial.number] >= self.last:
+            return CONTINUE
+        return Pause(Reason(rule=self.name, epoch=home.stages[len(values) - 1].rung, value=values[-1]))
+
+    def answer(self, view: RuleView) -> Promote | Wait | None:
+        """Return who goes on, from the highest rung down; or when to ask again for a rung that waits for stragglers."""
+        if self.queue:
+            return Promote(self.queue[0][3], self.queue[0][4])
+        again: list[float] = []
+        for home in self.live:
+            for place, stage in enumerate(home.stages):
+                if stage.closed or not stage.losses or not (stage.full or view.remaining == 0):
+                    continue
+                late = stage.latest + (self.straggler_seconds or 0.0)
+                if not stage.settled and (self.straggler_seconds is None or view.at_seconds < late):
+                    again += [] if self.straggler_seconds is None else [late]
+                else:
+                    queue: list[_Promotion] = []
+                    self._close(deepcopy(home), place, view.at_seconds, queue)  # as the promotion will, once accepted
+                    if queue:
+                        return Promote(queue[0][3], queue[0][4])
+        return Wait(min(again)) if again else None
+
+    def next_epoch(self, trial: TrialView) -> int:
+        """Return the next rung; a trial that was dropped stops at once."""
+        home = self.homes.get(trial.number)
+        if home is not None and trial.number in home.dropped:
+            return trial.epoch + 1
+        return next((rung for rung in self._ladder(trial) if rung > trial.epoch), self.last)
+
+    def later(self, trial: TrialView) -> int:
+        """Return how many rungs are still before the trial."""
+        return sum(rung > trial.epoch for rung in self._ladder(trial))
+
+    def _ladder(self, trial: TrialView) -> tuple[int, ...]:
+        return self.ladders[self._block(trial.number)[1]]

@@ -1,0 +1,224 @@
+"""Rungs of successive halving: who stands where, who goes on at once, and who is paused and may be promoted.
+
+A rung is a table; what "among the best 1/eta" means is the table's business, everything else is here, once for all
+asynchronous rules.
+"""
+
+import heapq
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Protocol
+
+from trainwright.schedule.rules.promotion_rule import (
+    CONTINUE,
+    Continue,
+    Ended,
+    Event,
+    Judged,
+    Pause,
+    Promote,
+    Promoted,
+    Reason,
+    Reported,
+    RuleView,
+    Stop,
+    TrialView,
+    Verdict,
+)
+from trainwright.schedule.rungs.order_statistics import LossEntry, OrderStatistics
+
+__all__ = ["Place", "QuantileRung", "RankRung", "RungTable", "Rungs"]
+
+
+class RungTable(Protocol):
+    """What a rung holds: the records of one epoch and those of its trials that wait."""
+
+    def enter(self, event: Reported) -> tuple[bool, float | None]:
+        """Record a report; return whether its trial goes on, and the worst loss that does (None if none does)."""
+
+    def wait(self, event: Reported) -> None:
+        """Note that the trial that was just entered is paused here."""
+
+    def first(self) -> int | None:
+        """Return the best trial that waits if it is among those that go on."""
+
+    def prune(self, gone: Callable[[int], bool]) -> None:
+        """Forget the best that wait as long as they are gone."""
+
+
+@dataclass(slots=True)
+class RankRung:
+    """Goes on: the best max(`least`, floor(n/eta)) of the n losses here. O(log n) each step."""
+
+    eta: Fraction
+    least: int
+    halves: OrderStatistics = field(default_factory=OrderStatistics)
+    waiting: list[LossEntry] = field(default_factory=list)  # a heap; all that wait, so its top goes on if any does
+
+    def enter(self, event: Reported) -> tuple[bool, float | None]:
+        """Record and cut again."""
+        entry = LossEntry(event.losses[0], event.trial)
+        self.halves.push(entry)
+        kept = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
+        self.halves.cut(kept)
+        if not kept:
+            return False, None
+        worst = self.halves.greatest_below()
+        return entry <= worst, worst.loss
+
+    def wait(self, event: Reported) -> None:
+        """Push it to those that wait."""
+        heapq.heappush(self.waiting, LossEntry(event.losses[0], event.trial))
+
+    def first(self) -> int | None:
+        """Return the least that waits if it is on the better side of the cut."""
+        if not self.waiting or not self.halves.kept or self.waiting[0] > self.halves.greatest_below():
+            return None
+        return self.waiting[0].trial
+
+    def prune(self, gone: Callable[[int], bool]) -> None:
+        """Pop from the top."""
+        while self.waiting and gone(self.waiting[0].trial):
+            heapq.heappop(self.waiting)
+
+
+@dataclass(slots=True)
+class QuantileRung:
+    """Goes on: who is at most the linear 1/eta quantile of the losses entered before; the first always."""
+
+    eta: Fraction
+    halves: OrderStatistics = field(default_factory=OrderStatistics)
+
+    def enter(self, event: Reported) -> tuple[bool, float | None]:
+        """Compare, then record."""
+        loss, before = event.losses[0], len(self.halves)
+        threshold = self.halves.quantile(float((before - 1) / self.eta)) if before else loss
+        self.halves.push(LossEntry(loss, event.trial))
+        return loss <= threshold, threshold
+
+    def wait(self, event: Reported) -> None:
+        """Nobody waits: only the rank can change later."""
+
+    def first(self) -> int | None:
+        """Nobody waits."""
+        return None
+
+    def prune(self, gone: Callable[[int], bool]) -> None:
+        """Nobody waits."""
+
+
+@dataclass(slots=True)
+class Place:
+    """Where a trial stands: the highest rung that it reached, by its report of which epoch, and the verdict there."""
+
+    rung: int = 0
+    epoch: int = 0
+    report: Reported | None = None  # that one, where trials pause
+    verdict: Verdict = CONTINUE
+    waits: bool = False
+    until: int = 0  # promoted up to here
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Rungs:
+    """All rungs of one ladder, by their epochs. With `pausing` a trial outside the best pauses, else it stops.
+
+    At `top` and above nobody goes on; None if there is no such limit.
+    """
+
+    name: str  # of the rule, for reasons
+    tables: dict[int, RungTable]
+    last: int  # the full length
+    pausing: bool
+    top: int | None = None
+    places: dict[int, Place] = field(default_factory=dict)
+
+    def fold(self, event: Event) -> tuple[int, ...]:
+        """Take an event and return the rungs that it entered."""
+        if isinstance(event, Reported):
+            return self._report(event)
+        if isinstance(event, Judged):
+            self._judge(event)
+        elif isinstance(event, Promoted):
+            self._promote(event)
+        elif isinstance(event, Ended) and self.pausing:
+            place = self.places.setdefault(event.trial, Place())
+            place.ended = True
+            self._leave(place)
+        return ()
+
+    def _report(self, event: Reported) -> tuple[int, ...]:
+        place = self.places.setdefault(event.trial, Place())
+        entered = tuple(rung for rung in self.tables if place.rung < rung <= event.epoch)
+        if not entered:
+            return ()
+        self._leave(place)
+        for rung in entered:
+            goes_on, threshold = self.tables[rung].enter(event)
+        reason = Reason(rule=self.name, epoch=rung, value=event.losses[0], threshold=threshold)
+        place.rung, place.epoch, place.report = rung, event.epoch, event if self.pausing else None
+        if (goes_on and (self.top is None or rung < self.top)) or place.until > rung:
+            place.verdict = Continue(reason)
+        elif not self.pausing:
+            place.verdict = Stop(reason)
+        elif event.epoch >= self.last:
+            place.verdict = Continue(reason)  # it is complete
+        else:
+            place.verdict = Pause(reason)
+            if not place.ended:
+                place.waits = True
+                self.tables[rung].wait(event)
+        return entered
+
+    def _judge(self, event: Judged) -> None:
+        place = self.places.get(event.trial)
+        if place is None or place.report is None or place.rung != event.epoch:
+            return
+        if not event.pauses:
+            self._leave(place)
+        elif not (place.waits or place.ended) and place.until <= place.rung:
+            reason = Reason(rule=self.name, epoch=place.rung, value=place.report.losses[0])
+            place.waits, place.verdict = True, Pause(reason)
+            self.tables[place.rung].wait(place.report)
+
+    def _promote(self, event: Promoted) -> None:
+        place = self.places.setdefault(event.trial, Place())
+        place.until = max(place.until, event.until_epoch)
+        if place.until > place.rung:
+            self._leave(place)
+
+    def _leave(self, place: Place) -> None:
+        """End a trial's wait; heaps forget such trials once they come to the top."""
+        if place.waits:
+            place.waits, place.verdict = False, CONTINUE
+            rung, places = place.rung, self.places
+            self.tables[rung].prune(lambda trial: not (places[trial].waits and places[trial].rung == rung))
+
+    def answer(self, view: RuleView) -> Promote | None:  # noqa: ARG002 -- others need it
+        """Return the promotion of the best trial in the highest rung where one that goes on waits."""
+        above = self.last
+        for rung in sorted(self.tables, reverse=True):
+            if self.top is None or rung < self.top:
+                trial = self.tables[rung].first()
+                if trial is not None:
+                    return Promote(trial, above)
+            above = rung
+        return None
+
+    def verdict(self, trial: TrialView) -> Verdict:
+        """Return the verdict of the rung that the latest report reached; between rungs a trial goes on."""
+        place = self.places.get(trial.number)
+        if place is None:
+            return CONTINUE
+        news = place.epoch == trial.epoch or place.waits or isinstance(place.verdict, Stop)
+        return place.verdict if news else CONTINUE
+
+    def next_epoch(self, trial: TrialView) -> int:
+        """Return the next rung."""
+        return next((rung for rung in self.tables if rung > trial.epoch), self.last)
+
+    def later(self, trial: TrialView) -> int:
+        """Return how many rungs are still before the trial."""
+        return sum(rung > trial.epoch for rung in self.tables)

@@ -1,0 +1,130 @@
+"""Expected improvement of a weighted sum of Gaussian processes, in its logarithm, and the climb of it.
+
+log EI = log h((best - mean) / deviation) + log deviation, h(u) = pdf(u) + u cdf(u), in the form of Ament et al.
+(arXiv 2310.20708) that keeps its digits far below zero.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.search.bayes.candidates import make_legal
+from trainwright.search.bayes.gaussian_process import Embedding, Posterior
+from trainwright.space import Space
+
+__all__ = ["Improvement", "log_h"]
+
+Array = NDArray[np.float64]
+
+_STEPS = 20  # of a climb
+_MARGIN = 0.1  # of the noise's deviation: an improvement below it would not be seen
+_BELIEVED = 1e-6  # noise of what is believed
+_FAR = -1.0  # below it, h is written as a difference of what would cancel
+_FARTHER = -1e3  # below it, the first term of a series does
+_HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
+
+
+class Improvement:
+    """The acquisition of one ask: posteriors of the objectives, their targets and weights, and rows believed in."""
+
+    def __init__(
+        self, space: Space, embedding: Embedding, posteriors: Sequence[Posterior], targets: Array, weights: Array
+    ) -> None:
+        self._space = space
+        self._embedding = embedding
+        self._posteriors = list(posteriors)
+        self._weights = weights
+        self._alphas = [p.coefficients(y) for p, y in zip(posteriors, targets, strict=True)]
+        noise = np.array([p.hyperparameters.noise for p in posteriors])
+        self.means: Array = weights @ (targets - noise[:, None] * np.stack(self._alphas))  # at the told rows
+        self._margin = _MARGIN * float(np.sqrt(weights**2 @ noise))
+        self._best = float(self.means.min()) - self._margin
+        continuous = [c for c, column in enumerate(space.columns) if column.kind == "unit" and column.points is None]
+        self._continuous = np.array(continuous, dtype=np.intp)
+        self._feature = np.array([embedding.unit_of[c] for c in continuous], dtype=np.intp)
+
+    def believe(self, rows: Array) -> None:
+        """Take rows without result as told at their posterior mean: the mean stays, the deviation falls.
+
+        They are believed without noise, or a noisy study would propose the same place until a result is back.
+        """
+        if len(rows):
+            points = self._embedding(rows)
+            self._best = min(self._best, float(self._predict(points)[0].min()) - self._margin)
+            self._posteriors = [posterior.append(points, _BELIEVED) for posterior in self._posteriors]
+
+    def score(self, rows: Array) -> Array:
+        """Return the logarithm of the expected improvement at rows."""
+        mean, variance = self._predict(self._embedding(rows))
+        deviation = np.sqrt(variance)
+        scores: Array = log_h((self._best - mean) / deviation) + np.log(deviation)
+        return scores
+
+    def climb(self, rows: Array, generator: np.random.Generator) -> Array:
+        """Return the legal ones among the rows to which the continuous columns of `rows` climb.
+
+        A climb may cross a threshold and bring a parameter to life, whose value is then drawn.
+        """
+        from scipy.optimize import minimize
+
+        climbed = []
+        for row, point in zip(rows, self._embedding(rows), strict=True):
+            active = ~np.isnan(row[self._continuous])
+            columns, places = self._continuous[active], self._feature[active]
+            if not len(columns):
+                continue
+            found = minimize(
+                self._descent, row[columns], args=(point.copy(), places), jac=True, method="L-BFGS-B",
+                bounds=[(0.0, 1.0)] * len(columns), options={"maxiter": _STEPS},
+            )  # fmt: skip
+            latent = row.copy()
+            latent[columns] = found.x
+            climbed.append(latent)
+        if not climbed:
+            return rows[:0]
+        return make_legal(self._space, np.array(climbed), generator)
+
+    def _descent(self, units: Array, point: Array, places: NDArray[np.intp]) -> tuple[float, Array]:
+        """Return minus the score and its gradient by some units of a point."""
+        from scipy.special import log_ndtr
+
+        point[places] = units
+        mean = variance = 0.0
+        slope, spread = np.zeros(len(places)), np.zeros(len(places))
+        for weight, posterior, alpha in zip(self._weights, self._posteriors, self._alphas, strict=True):
+            m, v, dm, dv = posterior.predict_with_gradient(alpha, point)
+            mean += weight * m
+            variance += weight**2 * v
+            slope += weight * dm[places]
+            spread += weight**2 * dv[places]
+        deviation = variance**0.5
+        spread /= 2.0 * deviation
+        u = (self._best - mean) / deviation
+        value = float(log_h(np.array([u]))[0])
+        rise = float(np.exp(log_ndtr(u) - value))  # of log h, by u
+        gradient = rise * (-slope - u * spread) / deviation + spread / deviation
+        return -(value + float(np.log(deviation))), -gradient
+
+    def _predict(self, points: Array) -> tuple[Array, Array]:
+        mean, variance = np.zeros(len(points)), np.zeros(len(points))
+        for weight, posterior, alpha in zip(self._weights, self._posteriors, self._alphas, strict=True):
+            m, v = posterior.predict(alpha, points)
+            mean += weight * m
+            variance += weight**2 * v
+        return mean, variance
+
+
+def log_h(u: Array) -> Array:
+    """Return log(pdf(u) + u cdf(u)) of the normal law, exact to rounding for all u."""
+    from scipy.special import erfcx, ndtr
+
+    near = np.maximum(u, _FAR)
+    density = np.exp(-0.5 * near * near - _HALF_LOG_2PI)
+    close = np.log(density + near * ndtr(near))
+    far = np.minimum(u, _FAR)
+    # h = pdf (1 - |u| R), R the ratio of Mills, sqrt(pi / 2) erfcx(|u| / sqrt 2); far out 1 - |u| R is 1 / u^2.
+    left = np.maximum(1.0 - (0.5 * np.pi) ** 0.5 * erfcx(-far / 2.0**0.5) * -far, 1e-15)
+    left = np.where(far < _FARTHER, -2.0 * np.log(-far), np.log(left))
+    scores: Array = np.where(u > _FAR, close, -0.5 * far * far - _HALF_LOG_2PI + left)
+    return scores

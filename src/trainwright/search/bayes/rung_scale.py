@@ -1,0 +1,75 @@
+"""One scale for the losses of all rungs: each rung is laid over those below it by the trials that have both.
+
+A loss at epoch 3 cannot be compared with one at epoch 27, and ranks within each rung alone would call the worst of the
+few that got far worse than most of those that were stopped. So a rung keeps the order of its losses, and takes its
+values from below: of the trials that have a row lower down too, the best one here gets the best value that any of them
+had there, the second best the second, and so on; other losses lie between. The lowest rung stays as it is.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.search.view import SearchView
+
+__all__ = ["RungScale", "scale_size"]
+
+Array = NDArray[np.float64]
+Curve = tuple[Array, Array]  # losses in order, and their values
+
+_STEP = 1.1  # scales that are kept are set anew at the sizes floor(1.1^k)
+_SHARE = 0.5  # of a rung's trials: with fewer that have a row below, the rung keeps its own losses
+
+
+def scale_size(view: SearchView) -> int:
+    """Return at how many rows the scale that holds now was set, by who keeps one; 0 where all rows are final."""
+    if not view.partial:
+        return 0
+    k = int(np.log(view.count) / np.log(_STEP)) + 1
+    while (size := int(_STEP**k)) > view.count:
+        k -= 1
+    return size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RungScale:
+    """The maps of the rungs above the lowest, by rung and outcome."""
+
+    maps: dict[tuple[int, int], Curve]
+
+    @classmethod
+    def of(cls, view: SearchView, size: int) -> Self:
+        """Return the scale of the first `size` rows, O(size log size); an outcome with a bound keeps its numbers."""
+        told = np.flatnonzero(~view.failed[:size])
+        rungs, numbers = view.rungs[told], view.numbers[told]
+        maps: dict[tuple[int, int], Curve] = {}
+        levels = np.unique(rungs).tolist()
+        for outcome in np.flatnonzero(~np.isfinite(view.bounds)).tolist():
+            values = view.outcomes[told, outcome].copy()
+            below: dict[int, float] = {}  # by trial: its value at its last rung so far
+            for rung in levels:
+                here = np.flatnonzero(rungs == rung)
+                trials = numbers[here].tolist()
+                known = np.array([trial in below for trial in trials])
+                if known.sum() > _SHARE * len(here):
+                    theirs = np.sort([below[trial] for trial in trials if trial in below])
+                    maps[rung, outcome] = _curve(np.sort(values[here[known]]), theirs)
+                    values[here] = np.interp(values[here], *maps[rung, outcome])
+                below |= zip(trials, values[here].tolist(), strict=True)
+        return cls(maps=maps)
+
+    def __call__(self, outcomes: Array, rungs: NDArray[np.int64]) -> Array:
+        """Return the values of outcomes [rows, outcomes] at rungs [rows]; what is infinite stays so."""
+        values = outcomes.copy()
+        for (rung, outcome), curve in self.maps.items():
+            here = (rungs == rung) & np.isfinite(outcomes[:, outcome])
+            values[here, outcome] = np.interp(outcomes[here, outcome], *curve)
+        return values
+
+
+def _curve(losses: Array, values: Array) -> Curve:
+    """Return the curve through (loss, value), both in order; equal losses share the mean of their values."""
+    places, which, counts = np.unique(losses, return_inverse=True, return_counts=True)
+    return places, np.bincount(which, values) / counts

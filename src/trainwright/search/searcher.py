@@ -1,0 +1,101 @@
+"""The protocol of searchers, and the two things that all of them need: a label on a proposal, and a new point."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SpaceExhausted
+from trainwright.randomness import rng
+from trainwright.search.view import SearchView
+from trainwright.space import Configuration
+
+__all__ = ["Learner", "Searcher", "draw_new", "opening", "propose"]
+
+_DRAWS = 8  # single draws before a finite space is listed and the untried rest is drawn from
+_LISTABLE = 1_000_000
+
+
+class Searcher(Protocol):
+    """Who proposes: a frozen dataclass of settings without clock, I/O or state of its own."""
+
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
+        """Return one legal configuration for each trial number: a function of (settings, view, numbers) only.
+
+        No proposal repeats another, a pending one or a tried one, save where a continuous space leaves no other.
+        Raises SpaceExhausted when every configuration of a finite space has been tried.
+        """
+        ...
+
+
+@runtime_checkable
+class Learner(Searcher, Protocol):
+    """A searcher that can do ahead, while trials run, what a proposal would have to do first."""
+
+    def learn(self, view: SearchView) -> None:
+        """Take in what was told since, into `view.memo`; no proposal is another for it."""
+        ...
+
+
+def propose(view: SearchView, row: NDArray[np.float64], number: int, **origin: Any) -> Configuration:
+    """Return the configuration of a legal row with its trial number and with what led to it."""
+    labels: Mapping[str, Any] = origin
+    return replace(view.space.configuration(row), number=number, origin=labels)
+
+
+def opening(
+    view: SearchView, number: int, taken: set[bytes], points: Sequence[Mapping[str, Any]] = (), **origin: Any
+) -> Configuration | None:
+    """Return the configuration with which trial `number` opens a study: one of the user's points, then the default.
+
+    None if there is no such, or it was tried before.
+    """
+    if number < len(points):
+        found: Configuration | None = view.space.configuration_of(points[number])
+    else:
+        found = view.space.default() if number == len(points) else None
+    if found is None:
+        return None
+    key = view.space.row_keys(view.space.encode(found.params)[None, :])[0]
+    if key in view.tried or key in taken:
+        return None
+    taken.add(key)
+    return replace(found, number=number, origin=dict(origin))  # exactly what was given: a row may round its last bit
+
+
+def draw_new(view: SearchView, number: int, taken: set[bytes], purpose: str) -> NDArray[np.float64]:
+    """Return a legal random row for trial `number` that is neither tried nor in `taken`, and add its key to `taken`."""
+    space = view.space
+    for draw in range(_DRAWS):
+        row = space.sample(rng(view.seed, purpose, number, draw), 1)
+        key = space.row_keys(row)[0]
+        if key not in view.tried and key not in taken:
+            taken.add(key)
+            found: NDArray[np.float64] = row[0]
+            return found
+    if space.size is None or space.size > _LISTABLE:
+        # A small part of a large space may still be crowded (priors, requirements): look wider once.
+        rows = space.sample(rng(view.seed, purpose, number, _DRAWS), 1000)
+        keys = space.row_keys(rows)
+    else:
+        rows, keys = _listed(view)
+    rest = [i for i, key in enumerate(keys) if key not in view.tried and key not in taken]
+    if not rest:
+        raise SpaceExhausted(
+            f"all {len(view.tried)} configurations found in this space have been tried; nothing new is left"
+        )
+    pick = rest[int(rng(view.seed, purpose, number, _DRAWS + 1).integers(len(rest)))]
+    taken.add(keys[pick])
+    picked: NDArray[np.float64] = rows[pick]
+    return picked
+
+
+def _listed(view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
+    listed = view.memo.get("listed")
+    if not isinstance(listed, tuple):
+        rows = view.space.enumerate()
+        listed = rows, view.space.row_keys(rows)
+        view.memo["listed"] = listed
+    return listed

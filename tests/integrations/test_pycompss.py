@@ -1,0 +1,137 @@
+"""The PyCOMPSs engine, on a stand-in for PyCOMPSs: with its native runtime it has not been run."""
+
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_compss import TASK, install
+
+import trainwright as tw
+from trainwright.errors import EngineError, MissingExtra
+from trainwright.integrations.pycompss.engine import PyCOMPSs
+from trainwright.testing.engine import EngineConformance
+
+SPACE = tw.Space(x=tw.Float(0, 1))
+
+
+@pytest.fixture(params=[False, True], ids=["sequential", "deferred"])
+def runtime(request, monkeypatch):
+    yield install(monkeypatch, deferred=request.param)
+    sys.modules.pop(TASK, None)
+
+
+@pytest.mark.usefixtures("runtime")
+class TestTasks(EngineConformance):
+    processes = False
+
+    def make_engine(self):
+        return PyCOMPSs(slots=3)
+
+
+def train(trial):
+    """Count the epochs done in a file, as a checkpoint would."""
+    kept = Path(trial.assignment.directory) / f"epoch-{trial.number}"
+    done = int(kept.read_text()) if kept.exists() else 0
+    for epoch in range(done + 1, 10):
+        kept.write_text(str(epoch))
+        trial.report(epoch=epoch, loss=trial.params["x"] + 1 / epoch)
+
+
+def test_a_task_ends_at_each_rung_and_the_next_goes_on(runtime, tmp_path):
+    """A trial that nobody stops is a task to each rung and one to the end, and no epoch is done twice."""
+    rule = tw.ASHA(max_epochs=9, eta=3)
+    study = tw.Study(SPACE, objectives="min loss", directory=tmp_path, seed=0, searcher=tw.RandomSearcher())
+    study.run(train, trials=1, scheduler=rule, engine=tw.PyCOMPSs(rule), progress=False)
+    assert runtime.tasks == 3
+    assert list(study.trials[0].reports) == list(range(1, 10))
+
+
+def test_it_decides_as_one_local_process_does(runtime, tmp_path):
+    """One slot at a time, trials are stopped at the same epochs as in the calling process."""
+    found = []
+    for name, make in (("local", lambda _: tw.Local(workers=0)), ("compss", tw.PyCOMPSs)):
+        rule = tw.ASHA(max_epochs=9, eta=3)
+        study = tw.Study(SPACE, objectives="min loss", directory=tmp_path / name, seed=0, searcher=tw.RandomSearcher())
+        study.run(train, trials=12, scheduler=rule, engine=make(rule), progress=False)
+        found.append([(trial.number, trial.params["x"], trial.epoch, trial.status) for trial in study.trials])
+    assert found[0] == found[1]
+    assert runtime.tasks > 12
+
+
+def long_and_short(trial):
+    """Trial 0 ends when the others have: 30 seconds are enough for them, if anybody starts them."""
+    ends = Path(trial.assignment.directory) / "ends"
+    ends.mkdir(exist_ok=True)
+    deadline = time.monotonic() + 30
+    while trial.number == 0 and len(list(ends.iterdir())) < 8 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (ends / f"{trial.number}-of-{len(list(ends.iterdir()))}").touch()
+    trial.report(epoch=1, loss=trial.params["x"])
+
+
+def test_slots_do_not_idle_behind_a_long_trial(monkeypatch, tmp_path):
+    """Eight short trials pass through the second slot while the first trial takes its time."""
+    install(monkeypatch, deferred=True)
+    try:
+        rule = tw.FixedEpochs(1)
+        study = tw.Study(SPACE, objectives="min loss", directory=tmp_path, seed=0, searcher=tw.RandomSearcher())
+        study.run(long_and_short, trials=9, scheduler=rule, engine=tw.PyCOMPSs(rule, slots=2), progress=False)
+    finally:
+        sys.modules.pop(TASK, None)
+    assert (tmp_path / "ends" / "0-of-8").exists()
+    assert not list((tmp_path / "compss").iterdir())
+
+
+def test_a_slot_is_a_constraint(runtime):
+    """The size of a slot reaches PyCOMPSs as variables that its constraints name."""
+    engine = PyCOMPSs(slots=2, cpus=4, gpus=1)
+    engine.open(train, None)
+    assert (os.environ["TRAINWRIGHT_CPUS"], os.environ["TRAINWRIGHT_GPUS"]) == ("4", "1")
+    __import__(TASK)
+    named = [unit["computingUnits"] for unit in runtime.constraints["processors"]]
+    assert named == ["$TRAINWRIGHT_CPUS", "$TRAINWRIGHT_GPUS"]
+    assert engine.devices((1,)) == ("compss:1",)
+    assert engine.slots_per_node == 1
+
+
+@pytest.mark.usefixtures("runtime")
+@pytest.mark.parametrize(
+    ("arguments", "settings", "sentence"),
+    [
+        (
+            [tw.Median()],
+            {},
+            (
+                f"PyCOMPSs: got the rule {tw.Median()!r}, which may stop a trial at any epoch, but a running task "
+                "cannot be stopped; allowed: FixedEpochs, or a rule with rungs such as ASHA(max_epochs=27)"
+            ),
+        ),
+        (
+            [tw.Fixed(2)],
+            {},
+            (
+                "PyCOMPSs: got the policy Fixed(devices=2), but a task has one slot and keeps it; allowed: Fixed(1), "
+                "with cpus and gpus as the size of a slot"
+            ),
+        ),
+        ([], {"slots": 0}, "PyCOMPSs.slots: got 0; allowed: a whole number >= 1"),
+        ([], {"gpus": -1}, "PyCOMPSs.gpus: got -1; allowed: a whole number >= 0"),
+    ],
+)
+def test_what_it_cannot_do_is_refused(arguments, settings, sentence):
+    with pytest.raises(EngineError) as caught:
+        PyCOMPSs(*arguments, **settings)
+    assert str(caught.value) == sentence
+
+
+def test_without_it_a_sentence(monkeypatch):
+    """Where PyCOMPSs is not installed, the error says how to get it and what runs the same program."""
+    monkeypatch.setattr("trainwright.integrations.pycompss.engine.find_spec", lambda _: None)
+    with pytest.raises(MissingExtra) as caught:
+        PyCOMPSs(slots=4)
+    assert str(caught.value) == (
+        "tw.PyCOMPSs needs pycompss, which needs Java and compiles its runtime: pip install pycompss; "
+        "or run the same program on tw.Local(workers=4)"
+    )
