@@ -10,7 +10,7 @@ from trainwright.plan.memory.compiled_plan import CompiledPlan
 from trainwright.plan.memory.link import Link
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import plan_chain
-from trainwright.plan.memory.tradeoff_curve import Curve, trade_off_curve
+from trainwright.plan.memory.tradeoff_curve import TradeOffCurve, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
 from trainwright.validators import check, one_of
 
@@ -114,7 +114,7 @@ def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
     return applied(model, plan)
 
 
-def curve(subject: Any, sample: Any = None, **settings: Any) -> Curve:
+def curve(subject: Any, sample: Any = None, **settings: Any) -> TradeOffCurve:
     """Return memory against time of a model, a chain or a chain file, with the settings of `trade_off_curve`."""
     return trade_off_curve(load_chain(subject, sample), **settings)
 
