@@ -45,7 +45,7 @@ def test_what_nobody_reads_is_not_made():
     made[5, 1] = made[4, 1] = 1
     made[2, 2] = 2
     rows, spent = list_rows(sizes_of(chain), made, away)
-    assert spent == chain.plain_seconds + chain.stages[0].plain_seconds + chain.stages[1].forward_seconds
+    assert spent == chain.plain_seconds + chain.stages[0].no_grad_seconds + chain.stages[1].forward_seconds
     runs = [each.kind for each in operations_of(rows) if each.stage == 2 and each.value is None]
     assert runs == [OperationKind.FORWARD_KEEP, OperationKind.FORWARD_ALL, OperationKind.BACKWARD]
 

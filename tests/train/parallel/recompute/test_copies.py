@@ -152,7 +152,7 @@ def test_a_link_is_measured_with_the_copies_that_plans_make(monkeypatch):
         SynchronousCopies, "send", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1]
     )
     monkeypatch.setattr(
-        SynchronousCopies, "fetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1]
+        SynchronousCopies, "prefetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1]
     )
     link = measure_link("cpu", size=1 << 12, repeats=2)
     assert sent == [1 << 12] * 7
