@@ -142,7 +142,7 @@ class TestInAStudy:
         several = tw.Study(SPACE, ["min loss", "min cost"])
         with pytest.raises(SearchError, match="looks at one objective, the study has 2; leave it out"):
             several.run(train, trials=5, stop_when=tw.ExpectedGain(0.1), progress=False)
-        with pytest.raises(InputError, match=r"stop_when must be tw.ExpectedGain\(...\), got 0.1"):
+        with pytest.raises(InputError, match=r"run.stop_when: got 0.1; allowed: tw.ExpectedGain\(...\)"):
             tw.Study(SPACE, "min loss").run(train, trials=5, stop_when=0.1, progress=False)
 
 

@@ -60,7 +60,7 @@ class PlanQuery:
             raise InputError(f"max_memory_bytes: got {self.max_memory_bytes!r}; allowed: a number > 0")
         precision_of(self.precision)
         optimizer_of(self.optimizer)
-        names = {part for each in self.strategies or FAMILIES for part in each.split("+")}
+        names = {part for item in self.strategies or FAMILIES for part in item.split("+")}
         for name in sorted(names):
             if name not in FAMILIES:
                 raise InputError(
@@ -116,7 +116,7 @@ def _whole(name: str, value: object) -> None:
 
 
 def _nearest(batch: int, wanted: int) -> str:
-    divisors = [each for each in range(1, batch + 1) if batch % each == 0]
-    below = max((each for each in divisors if each < wanted), default=None)
-    above = min((each for each in divisors if each > wanted), default=None)
-    return " and ".join(str(each) for each in (below, above) if each is not None)
+    divisors = [item for item in range(1, batch + 1) if batch % item == 0]
+    below = max((divisor for divisor in divisors if divisor < wanted), default=None)
+    above = min((entry for entry in divisors if entry > wanted), default=None)
+    return " and ".join(str(one) for one in (below, above) if one is not None)

@@ -65,5 +65,5 @@ class ScalingCurve:
         if not ratios:
             return self
         factor = median(ratios)
-        columns = {name: tuple(factor * each for each in getattr(self, name)) for name in ("seconds", "low", "high")}
+        columns = {name: tuple(factor * item for item in getattr(self, name)) for name in ("seconds", "low", "high")}
         return replace(self, **columns)

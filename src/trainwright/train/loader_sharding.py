@@ -8,10 +8,10 @@ from trainwright.train.batching import portion
 from trainwright.train.loader import Loader
 from trainwright.train.streaming import StreamLoader
 
-__all__ = ["Batches", "batches_of"]
+__all__ = ["ShardedBatches", "batches_of"]
 
 
-class Batches(Protocol):
+class ShardedBatches(Protocol):
     """Batches of which each rank gets its share; a pass over them is an epoch."""
 
     @property
@@ -28,7 +28,7 @@ class Batches(Protocol):
         """Return how many steps a pass has."""
 
 
-def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> tuple[Batches, int | None]:
+def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> tuple[ShardedBatches, int | None]:
     """Return the batches of a loader for this rank, and how many samples each has over all ranks, if that is known.
 
     `ranks` processes go through them together, more than `world` where several take the same samples. Raises

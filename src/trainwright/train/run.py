@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
-from trainwright.train.batch_slicing import cut, samples_in
-from trainwright.train.batching import Batching, BatchRule, Step
-from trainwright.train.loader_sharding import Batches, batches_of
+from trainwright.train.batch_slicing import samples_in, slice_batch
+from trainwright.train.batching import Batching, BatchRule, BatchStep
+from trainwright.train.loader_sharding import ShardedBatches, batches_of
 from trainwright.train.placing import PlacedBatches
 from trainwright.train.rescaling import RateRule, Rescaling
 from trainwright.train.slots import Slots
@@ -70,9 +70,9 @@ class Run:
         self._bare = model.to(self.device)
         self._loss = loss
         self._loader = loader
-        self._batches: Batches | None = None
+        self._batches: ShardedBatches | None = None
         self._batching: Batching | None = None
-        self._step: Step | None = None
+        self._step: BatchStep | None = None
         self._micro_batch = micro_batch
         self._rate = Rescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
         self._slots: Slots | None = None
@@ -185,7 +185,7 @@ class Run:
         if self._slots is not None:
             count = self._slots.count
             size, times = self._step.batch // count, count // self._trial.world_size
-            self._step = Step(batch=self._step.batch, micro_batch=size, accumulate=times)
+            self._step = BatchStep(batch=self._step.batch, micro_batch=size, accumulate=times)
         if self._budgeted is not None:
             self._budgeted.accumulate = self._step.accumulate > 1
         self._batches.arrange(self._step.batch)
@@ -243,7 +243,7 @@ class Run:
         """The part of the global batch that this rank's batch is."""
         return 1 / self._place[1] if self._batches is None else self._batches.share
 
-    def _arranged(self) -> Step:
+    def _arranged(self) -> BatchStep:
         if self._step is None:
             raise TrialError(
                 "the micro-batch is known if trial.prepare gets a loader that tells its batch; give tw.train.Loader, "
@@ -257,7 +257,7 @@ class Run:
 
         from trainwright.train.parallel.recompute.budgeted import Budgeted
 
-        trained = sum(each.nbytes for each in self._bare.parameters() if each.requires_grad)
+        trained = sum(parameter.nbytes for parameter in self._bare.parameters() if parameter.requires_grad)
         return Budgeted(
             self._bare,
             memory,
@@ -286,7 +286,9 @@ class Run:
     def _refuse_unused(self) -> None:
         """Raise if ranks still wait for gradients of this one: the next thing they exchange would be taken for them."""
         exchanged, self._exchanged = self._exchanged, 0
-        if not self._unused and exchanged < sum(each.numel() for each in self.model.parameters() if each.requires_grad):
+        if not self._unused and exchanged < sum(
+            parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad
+        ):
             raise TrialError(
                 "run.step: some parameters of the model had no part in the loss of this step, and other ranks wait for "
                 "their gradients; give trial.prepare(..., unused_parameters=True), or freeze them before prepare"
@@ -354,7 +356,7 @@ class Run:
         count = samples_in(batch)
         if count <= size:
             return [(1.0, batch)]
-        return [(samples_in(part) / count, part) for part in cut(batch, size)]
+        return [(samples_in(part) / count, part) for part in slice_batch(batch, size)]
 
 
 def _loss_on(

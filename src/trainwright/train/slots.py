@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import TrialError
-from trainwright.train.batch_slicing import cut, samples_in
+from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.worker_dataset import generators_kept, sample_key, seed_generators
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class Slots:
         import torch
 
         own = self.count // self._world
-        parts = _cut(batch, own)
+        parts = _slice(batch, own)
         before = [buffer.clone() for buffer in self._model.buffers()]
         gradients = _Sum(self._parameters, self)
         buffers = _Sum(self._buffers, self)
@@ -185,7 +185,7 @@ def _seed_devices(parameters: "Sequence[torch.Tensor]") -> None:
         torch.cuda.default_generators[index].manual_seed(torch.default_generator.initial_seed())
 
 
-def _cut(batch: Any, count: int) -> list[Any]:
+def _slice(batch: Any, count: int) -> list[Any]:
     """Return `count` equal parts of a batch."""
     samples = samples_in(batch)
     if samples % count or not samples:
@@ -193,4 +193,4 @@ def _cut(batch: Any, count: int) -> list[Any]:
             f"a batch of {samples} cannot be cut into {count} slots of one size; give the loader drop_last=True and a "
             "global_batch that is a multiple of the slots"
         )
-    return cut(batch, samples // count)
+    return slice_batch(batch, samples // count)

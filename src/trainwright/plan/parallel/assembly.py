@@ -82,7 +82,7 @@ def _caveat(pricer: Pricer, query: PlanQuery) -> str:
     if unknown := pricer.arrays.profile.uncounted:
         names = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         found.append(f"the work of {names} is not known and counts as none")
-    return "; ".join(each for each in found if each)
+    return "; ".join(item for item in found if item)
 
 
 def _most(pricer: Pricer, degrees: Degrees, query: PlanQuery) -> int:

@@ -73,9 +73,9 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
         runs = cut.runs[fullest].T
         slowest = (cut.runs @ seconds).max(axis=0).reshape(shape)
         waits = (saved * np.tile(runs, len(choices))).sum(axis=0).reshape(shape)
-        elements = np.stack([(each.T * runs).sum(axis=0) for each in (without.weights, without.trained)])
+        elements = np.stack([(entry.T * runs).sum(axis=0) for entry in (without.weights, without.trained)])
         found.append((slowest, waits, elements, most[fullest]))
-    slot, waiting, elements, flying = (np.concatenate(each, axis=-1)[..., place] for each in zip(*found, strict=True))
+    slot, waiting, elements, flying = (np.concatenate(item, axis=-1)[..., place] for item in zip(*found, strict=True))
     slots = mesh.microbatches
     passes = slots + bubble_slots(mesh)
     slot *= _SAFE * passes

@@ -72,7 +72,7 @@ def _times(rows: Ints, axis: int, degrees: Ints, devices: int) -> Ints:
 
 
 def _with_microbatches(rows: Ints, arrays: ModelArrays, query: PlanQuery) -> Mesh:
-    divisors = np.array([each for each in range(1, query.batch + 1) if query.batch % each == 0])
+    divisors = np.array([item for item in range(1, query.batch + 1) if query.batch % item == 0])
     if query.micro is not None:
         divisors = np.array([query.micro])
     replica_batch = query.batch // rows[:, _REPLICAS].prod(axis=1)
@@ -87,7 +87,7 @@ def _with_microbatches(rows: Ints, arrays: ModelArrays, query: PlanQuery) -> Mes
         woven = (stages > 1) & (stages * chunks <= arrays.parts) & (slots % stages == 0)
         chosen.append(np.flatnonzero(woven) if chunks > 1 else np.arange(len(degrees)))
     places = np.concatenate(chosen)
-    chunks_of = np.repeat(CHUNKS, [len(each) for each in chosen])
+    chunks_of = np.repeat(CHUNKS, [len(entry) for entry in chosen])
     schedule = np.where(stages[places] == 1, 0, np.where(chunks_of > 1, 3, 2))
     return Mesh.of(query.batch, degrees[places], axes=AXES, micro=micro[places], chunks=chunks_of, schedule=schedule)
 

@@ -1,4 +1,4 @@
-"""Footprint: peak bytes of the fullest device, from state and what micro-batches in flight keep."""
+"""MemoryFootprint: peak bytes of the fullest device, from state and what micro-batches in flight keep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -8,18 +8,18 @@ import numpy as np
 from trainwright.plan.parallel.block_costs import BlockCosts
 from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.pipeline_stages import Stages
+from trainwright.plan.parallel.pipeline_stages import PipelineStages
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.strategies.pipeline import in_flight
 
-__all__ = ["Footprint", "footprint", "reserved_bytes"]
+__all__ = ["MemoryFootprint", "footprint", "reserved_bytes"]
 
 _IN_TURN = 8.0  # most bytes an element of temporaries that an optimizer makes of one parameter: two numbers in fp32
 _SMALL, _SEGMENT = 2 * 2**20, 20 * 2**20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
-class Footprint:
+class MemoryFootprint:
     """One entry a candidate, of the stage that needs most."""
 
     peak: Floats
@@ -30,9 +30,9 @@ class Footprint:
     """Parameters that a device updates."""
 
     @classmethod
-    def join(cls, parts: "Sequence[tuple[Ints, Footprint]]", rows: int) -> "Footprint":
+    def join(cls, parts: "Sequence[tuple[Ints, MemoryFootprint]]", rows: int) -> "MemoryFootprint":
         """Return those of parts of the candidates in the order of all."""
-        columns = {each.name: np.zeros(rows) for each in fields(cls)}
+        columns = {item.name: np.zeros(rows) for item in fields(cls)}
         for places, part in parts:
             for name, column in columns.items():
                 column[places] = getattr(part, name)
@@ -40,8 +40,8 @@ class Footprint:
 
 
 def footprint(
-    arrays: ModelArrays, optimizer: Optimizer, mesh: Mesh, costs: BlockCosts, *, place: Ints, stages: Stages
-) -> Footprint:
+    arrays: ModelArrays, optimizer: Optimizer, mesh: Mesh, costs: BlockCosts, *, place: Ints, stages: PipelineStages
+) -> MemoryFootprint:
     """Return the bytes of every candidate.
 
     State: weights are divided at ZeRO level 3, gradients from 2, optimizer state and master copy from 1. Activations:
@@ -90,7 +90,7 @@ def footprint(
     copies = mesh.degrees[:, [axis.copies_weights for axis in mesh.axes]].prod(axis=1)
     alone = np.where((level > 0) & (mesh.shard == copies)[:, None], divided, 0.0)
     replicated = np.where((copies > 1)[:, None], state - alone, 0.0)
-    return Footprint(
+    return MemoryFootprint(
         peak=peak[rows, fullest] + fixed,
         state=state[rows, fullest],
         activations=activations.max(axis=1),

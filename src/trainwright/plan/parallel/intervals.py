@@ -45,7 +45,7 @@ def interval_of(breakdown: Breakdown, cluster: Cluster) -> tuple[float, float]:
     for number, (group, names) in enumerate(_PARTS.items()):
         seconds = math.fsum(getattr(breakdown, name) for name in names)
         total += seconds * np.exp(errors[group] * normal[number])
-    low, high = (float(each) for each in np.quantile(total, [0.05, 0.95]))
+    low, high = (float(item) for item in np.quantile(total, [0.05, 0.95]))
     middle = breakdown.total
     if not cluster.verified:
         low, high = min(low, middle * (1 - UNCALIBRATED)), max(high, middle * (1 + UNCALIBRATED))

@@ -7,11 +7,11 @@ import numpy as np
 from trainwright.plan.parallel.mesh import Floats, Ints
 from trainwright.plan.parallel.model_arrays import ModelArrays
 
-__all__ = ["Stages", "cuts", "stages_of"]
+__all__ = ["PipelineStages", "cuts", "stages_of"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Stages:
+class PipelineStages:
     """The different stages of a pipeline: `runs` (stages, blocks), and the first place at which each stands.
 
     Equal stages are one; the first of them is that with most micro-batches in flight.
@@ -52,7 +52,7 @@ def cuts(seconds: Floats, most: int) -> list[Ints]:
     return found
 
 
-def stages_of(arrays: ModelArrays, ends: Ints, chunks: int) -> Stages:
+def stages_of(arrays: ModelArrays, ends: Ints, chunks: int) -> PipelineStages:
     """Return the stages of a chain cut at `ends`: with chunks, stage i has parts i, i + p, i + 2p, ..."""
     of_run = np.repeat(np.arange(len(arrays.counts)), arrays.counts)
     starts = np.concatenate([[0], ends[:-1]])
@@ -64,7 +64,7 @@ def stages_of(arrays: ModelArrays, ends: Ints, chunks: int) -> Stages:
     runs, first = np.unique(blocks_of_stage, axis=0, return_index=True)
     handed = max((arrays.blocks[of_run[end - 1]].output_bytes for end in ends[:-1]), default=0)
     paths = [begin for block in arrays.blocks for begin in block.begins]
-    return Stages(
+    return PipelineStages(
         begins=tuple(paths[start] for start in starts[1:]) if paths else (),
         runs=runs.astype(np.float64),
         first=first.astype(np.int64),

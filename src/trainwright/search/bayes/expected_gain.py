@@ -10,7 +10,7 @@ import numpy as np
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search.bayes.acquisition import ei
+from trainwright.search.bayes.acquisition import expected_improvement
 from trainwright.search.bayes.candidates import Moves
 from trainwright.search.bayes.estimate import Estimate
 from trainwright.search.view import SearchView
@@ -64,7 +64,7 @@ class ExpectedGain:
         rows = moves.candidates(generator, told[order[:20]], _CANDIDATES)
         greatest = 0.0
         for _ in range(_ROUNDS + 1):
-            scores = ei(*estimate.predict(rows), 0.0, float(means.min()))
+            scores = expected_improvement(*estimate.predict(rows), float(means.min()))
             greatest = max(greatest, float(-scores.min()))
             best = rows[np.argsort(scores, kind="stable")[:_STARTS]]
             rows = moves.neighbours(generator, best, _CANDIDATES // 2)

@@ -53,7 +53,7 @@ def fetch(
 
     `bounds` says who has which rows. Between two ranks there is one message each way at most, and none for no row.
     """
-    return _Fetch.apply(rows, group, dim, bounds, [(each.start, each.stop) for each in wanted])  # type: ignore[no-any-return]
+    return _Fetch.apply(rows, group, dim, bounds, [(item.start, item.stop) for item in wanted])  # type: ignore[no-any-return]
 
 
 class _Fetch(Function):

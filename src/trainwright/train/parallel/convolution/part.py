@@ -131,8 +131,8 @@ def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tenso
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
     """Return the first part among arguments, of which one may be a list."""
-    flat = [each for arg in (*args, *kwargs.values()) for each in (arg if isinstance(arg, list | tuple) else [arg])]
-    return next(each for each in flat if isinstance(each, Part))
+    flat = [item for arg in (*args, *kwargs.values()) for item in (arg if isinstance(arg, list | tuple) else [arg])]
+    return next(entry for entry in flat if isinstance(entry, Part))
 
 
 def _each(items: Any, change: Callable[[Any], Any]) -> Any:

@@ -40,7 +40,7 @@ class FusedColumns(nn.Module):
         bias = None if self.bias is None else self.bias.to_local().T.flatten()
         made = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
         last = Shard(made.ndim - 1)
-        return _Fused([DTensor.from_local(each, self._mesh, [last], run_check=False) for each in made.chunk(3, -1)])
+        return _Fused([DTensor.from_local(item, self._mesh, [last], run_check=False) for item in made.chunk(3, -1)])
 
 
 class _Fused:
@@ -78,7 +78,7 @@ class _Fused:
             asked[asked.index(-1)] = prod(self.shape) // -prod(asked)
         lead = len(self.shape) - 1
         self._check(len(asked) == lead + 3 and asked[lead] == 3, f"view{tuple(asked)}")
-        return torch.stack([each.reshape(*asked[:lead], *asked[lead + 1 :]) for each in self._three], dim=lead)
+        return torch.stack([item.reshape(*asked[:lead], *asked[lead + 1 :]) for item in self._three], dim=lead)
 
     reshape = view
 
@@ -140,14 +140,14 @@ class MultiheadParallel(nn.Module):
     ) -> tuple[torch.Tensor, None]:
         """Return attention to whole tensors, or with sequence parallelism to parts of a sequence, and None."""
         same = query is key and key is value
-        entered = [self._enter(query)] * 3 if same else [self._enter(each) for each in (query, key, value)]
+        entered = [self._enter(query)] * 3 if same else [self._enter(entry) for entry in (query, key, value)]
         weights = self.in_proj_weight.to_local().unbind(1)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.to_local().unbind(1)
         made = [functional.linear(x, w, b) for x, w, b in zip(entered, weights, biases, strict=True)]
         if not self.batch_first:
-            made = [each.transpose(0, 1) for each in made]
+            made = [one.transpose(0, 1) for one in made]
         heads = self.num_heads // self._world
-        q, k, v = (each.unflatten(-1, (heads, -1)).transpose(1, 2) for each in made)
+        q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in made)
         mask = _mask(key_padding_mask, attn_mask, q.dtype)
         rate = self.dropout if self.training else 0.0
         causal = is_causal and mask is None
@@ -201,11 +201,11 @@ def _mask(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: torch.
     if mask is not None and mask.ndim == 3:
         raise UnsupportedPlan.of("tensor", "an attention mask for each head; allowed: one of (queries, keys)")
     total = None
-    for each in (mask, None if padding is None else padding[:, None, None, :]):
-        if each is not None:
-            added = each
-            if each.dtype == torch.bool:
-                added = torch.zeros_like(each, dtype=dtype).masked_fill_(each, float("-inf"))
+    for item in (mask, None if padding is None else padding[:, None, None, :]):
+        if item is not None:
+            added = item
+            if item.dtype == torch.bool:
+                added = torch.zeros_like(item, dtype=dtype).masked_fill_(item, float("-inf"))
             total = added if total is None else total + added
     return total
 

@@ -56,7 +56,7 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
 
 def _fits(stretch: Stretch, world: int, strategy: str) -> None:
     wrong = [name for name, layer in stretch.columns.items() if layer.out_features % world]
-    heads = next((found for each in _HEADS if isinstance(found := getattr(stretch.parent, each, None), int)), world)
+    heads = next((found for item in _HEADS if isinstance(found := getattr(stretch.parent, item, None), int)), world)
     if wrong or heads % world:
         what = f"{heads} attention heads" if heads % world else f"the outputs of {wrong[0]}"
         raise UnsupportedPlan.of(strategy, f"{what} cannot be divided by {world}")
@@ -150,7 +150,7 @@ def _entering(mesh: DeviceMesh, part: _Part | None) -> Callable[..., Any]:
         return DTensor.from_local(each, mesh, [Replicate()], run_check=False)
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(whole(each) for each in args), {name: whole(each) for name, each in kwargs.items()}
+        return tuple(whole(arg) for arg in args), {name: whole(each) for name, each in kwargs.items()}
 
     return hook
 
@@ -192,7 +192,9 @@ def _settle(parameter: torch.Tensor) -> None:
 def _refuse_others(block: nn.Module, stretches: list[Stretch]) -> None:
     """Refuse linear layers that were not told apart: where they are, attention may be, to all of the sequence."""
     for parent in block.modules():
-        known = {name for each in stretches if each.parent is parent for name in (*each.columns, each.row)}
+        known = {
+            name for stretche in stretches if stretche.parent is parent for name in (*stretche.columns, stretche.row)
+        }
         for name, child in parent.named_children():
             if isinstance(child, nn.Linear) and name not in known:
                 raise UnsupportedPlan.of(
