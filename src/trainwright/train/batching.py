@@ -62,6 +62,7 @@ class Batching:
     def at(self, epoch: int) -> BatchStep:
         """Return the step of an epoch."""
         batch = self._batch(epoch)
+        # The largest share of a rank, in micro-batches of one size if the batch divides evenly.
         own = -(-batch // self.processes)
         most = self.micro_batch or max(1, -(-self.reference // self.start_devices))
         even = batch % self.processes == 0  # then micro-batches are to be of one size
@@ -110,6 +111,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _divisors(number: int) -> list[int]:
+    # Divisors come in pairs around the square root.
     low = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({*low, *(number // divisor for divisor in low)})
 

@@ -75,6 +75,7 @@ class Slots:
         losses = []
         with generators_kept():
             for place, part in enumerate(parts):
+                # Every slot starts from the same buffers and from generators of its own, whatever ran before it.
                 with torch.no_grad():
                     for buffer, value in zip(self._model.buffers(), before, strict=True):
                         buffer.copy_(value)
@@ -90,6 +91,7 @@ class Slots:
                     for parameter in self._parameters
                 )
                 buffers.add(self._buffers)
+        # The loss is averaged as gradients are: in the order of the slots.
         total = _Sum(losses[:1], self)
         for value in losses:
             total.add([value])
@@ -158,6 +160,7 @@ class _Sum:
             return []
         flat = torch.stack([torch.cat([tensor.reshape(-1) for tensor in row]) for row in self._rows])
         self._rows.clear()
+        # In pieces, so that the gradients of all slots are never in memory together.
         width = max(1, _GATHERED_BYTES // (self._slots.count * flat.element_size()))
         parts = []
         for start in range(0, flat.shape[1], width):

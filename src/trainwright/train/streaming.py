@@ -82,6 +82,7 @@ class StreamLoader:
         self.global_batch = global_batch
         self.share = 1 / world
         self._steps = steps
+        # A batch has a part for each of `max_ranks` slots; a rank takes a run of them.
         slots = range(max_ranks * rank // world, max_ranks * (rank + 1) // world)
         cut = _Cut(shards=shards, slots=max_ranks, own=slots, each=global_batch // max_ranks, whole=steps is not None)
         self._slice = cut
@@ -120,6 +121,7 @@ class StreamLoader:
         plan, ended = self._plan, 0
         for batch in self._loader:
             plan.step += 1
+            # The epoch is over when all groups of shards have come to their end, one after another.
             ended = ended + 1 if batch is None else 0
             if ended == self._slice.groups:
                 break
@@ -195,6 +197,7 @@ class _Streams:
 
     def __getitem__(self, request: tuple[int, int]) -> Any:
         epoch, step = request
+        # Groups of shards take turns; in each turn a shard gives its next samples.
         turn, group = divmod(step, self._slice.groups)
         with undisturbed():
             samples = []
@@ -224,6 +227,7 @@ class _Streams:
 
     def _opened(self, epoch: int, shard: int, start: int) -> _Open:
         try:
+            # Each shard is read by a copy, as by a worker process of torch.
             dataset = copy.deepcopy(self._dataset)
         except TypeError as error:
             raise TrialError(

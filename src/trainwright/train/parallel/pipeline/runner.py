@@ -18,7 +18,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
-from trainwright.train.parallel.recompute.measure import untouched
+from trainwright.train.parallel.recompute.measure import restored_after
 
 __all__ = ["PipelineRunner"]
 
@@ -42,6 +42,7 @@ class PipelineRunner(nn.Module):
         self._count = len(cuts) + 1
         self._mine = range(self._rank, self._count, self._ranks)
         modes = {module: module.training for module in model.modules()}
+        # Training and evaluation are traced apart: dropout and norms take other branches.
         stages = {mode: cut_model(model.train(mode), plan, cuts) for mode in (True, False)}
         for each, mode in modes.items():  # such as norms that keep their statistics
             each.training = mode
@@ -136,6 +137,7 @@ class PipelineRunner(nn.Module):
                 self._plan.strategy,
                 f"{size} samples cannot be cut into {count} equal micro-batches; give drop_last=True",
             )
+        # The schedule of torch asks for the loss of each micro-batch by its number.
         self._loss, self._parts = loss, slice_batch(batch, size // count)
         inputs = _inputs_of(loss, batch)
         device = inputs[0].device
@@ -167,7 +169,7 @@ class PipelineRunner(nn.Module):
         go into the norms' statistics.
         """
         seen: dict[int, tuple[Any, Any]] = {}
-        with untouched(self.module):
+        with restored_after(self.module):
             self._through(inputs, seen)
         device = inputs[0].device
         stages = [
@@ -177,6 +179,7 @@ class PipelineRunner(nn.Module):
         settings = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
         if self._plan.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, **settings)  # type: ignore[arg-type]
+        # 1F1B needs as many micro-batches as stages.
         few = self._plan.microbatches < self._count  # then the two are one, and torch has it for GPipe only
         kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], **settings)  # type: ignore[arg-type]
@@ -187,6 +190,7 @@ class PipelineRunner(nn.Module):
             parameter.grad = torch.zeros_like(parameter)
         own = getattr(parameter.grad, "_local_tensor", parameter.grad)
         terms = {rank: own.clone() if rank == self._rank else torch.empty_like(own) for rank in ranks}
+        # Every rank sends its term to the others and adds all terms in one order, so that sums are equal to the bit.
         messages = [
             dist.P2POp(kind, terms[of], group=self._group, group_peer=rank)
             for rank in ranks

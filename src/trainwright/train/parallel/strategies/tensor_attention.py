@@ -36,6 +36,7 @@ class FusedColumns(nn.Module):
             if isinstance(input, DTensor)
             else DTensor.from_local(input, self._mesh, [Replicate()], run_check=False)
         )
+        # Each rank finds a part of the sum that is the gradient of the input.
         local = x.to_local(grad_placements=[Partial()])
         bias = None if self.bias is None else self.bias.to_local().T.flatten()
         made = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
@@ -139,6 +140,7 @@ class MultiheadParallel(nn.Module):
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, None]:
         """Return attention to whole tensors, or with sequence parallelism to parts of a sequence, and None."""
+        # Self-attention enters the divided stretch once, so that its input's gradient is summed once.
         same = query is key and key is value
         entered = [self._enter(query)] * 3 if same else [self._enter(entry) for entry in (query, key, value)]
         weights = self.in_proj_weight.to_local().unbind(1)
@@ -152,6 +154,7 @@ class MultiheadParallel(nn.Module):
         rate = self.dropout if self.training else 0.0
         causal = is_causal and mask is None
         found = functional.scaled_dot_product_attention(q, k, v, mask, rate, is_causal=causal)
+        # Each rank's heads give one term of the output; the terms are summed where the stretch ends.
         joined = found.transpose(1, 2).flatten(2)
         term = functional.linear(
             joined if self.batch_first else joined.transpose(0, 1), self.out_proj.weight.to_local()
@@ -159,6 +162,7 @@ class MultiheadParallel(nn.Module):
         out = self._leave(term)
         if self.out_proj.bias is None:
             return out, None
+        # With a divided sequence each rank sees a part of the bias' gradient.
         placed = Partial() if self._sequence else Replicate()
         return out + self.out_proj.bias.to_local(grad_placements=[placed]), None
 
