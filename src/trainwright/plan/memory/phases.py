@@ -19,7 +19,7 @@ from trainwright.kernels import Floats, Ints
 from trainwright.plan.memory.sizes import Sizes
 from trainwright.randomness import rng
 
-__all__ = ["Phases", "annealed", "everything", "phases_of"]
+__all__ = ["Phases", "anneal_all", "phases_of", "save_everything"]
 
 Phases = tuple[Ints, Ints]
 """What each phase makes and what leaves in it; see `_phases`."""
@@ -43,26 +43,26 @@ def phases_of(n: int, rows: Ints) -> Phases:
     return made, away
 
 
-def everything(n: int) -> Phases:
+def save_everything(n: int) -> Phases:
     """Return the phases in which everything is saved and nothing runs again."""
     made = np.zeros((n + 1, n + 1), np.int64)
     made[n, 1:] = 2
     return made, np.zeros((n + 1, n + 1), np.int64)
 
 
-def annealed(
+def anneal_all(
     sizes: Sizes, within: tuple[tuple[int, tuple[float, float, float, float]], Floats], starts: Iterable[Phases],
     *, scale: float,
 ) -> Iterator[tuple[float, Ints]]:  # fmt: skip
     """Yield faster and faster lists and their seconds; `scale` times as many tries as otherwise."""
-    from trainwright.plan.memory._phases import anneal
+    from trainwright.plan.memory._phases import anneal_phases
 
     plans = [(math.inf, number, made, away) for number, (made, away) in enumerate(starts)]
     for count, tries in _ROUNDS:
         changed = []
         for _, number, made, away in sorted(plans, key=lambda each: each[:2])[:count]:
             draws = rng(number, "phases", count).random((int(scale * tries), _NUMBERS))
-            rows, seconds = anneal(sizes, within, (made, away), draws, _HEAT)
+            rows, seconds = anneal_phases(sizes, within, (made, away), draws, _HEAT)
             yield seconds, rows
             changed.append((seconds, number, made, away))
         plans = changed

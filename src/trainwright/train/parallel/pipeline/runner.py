@@ -18,7 +18,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
-from trainwright.train.parallel.recompute.measure import untouched
+from trainwright.train.parallel.recompute.measure import restored_after
 
 __all__ = ["PipelineRunner"]
 
@@ -172,7 +172,7 @@ class PipelineRunner(nn.Module):
         go into the norms' statistics.
         """
         seen: dict[int, tuple[Any, Any]] = {}
-        with untouched(self.module):
+        with restored_after(self.module):
             self._through(inputs, seen)
         device = inputs[0].device
         stages = [
