@@ -3,7 +3,8 @@
 import math
 
 import trainwright as tw
-from trainwright.report import export_csv, export_optuna_journal, write_report
+from trainwright.integrations.optuna.journal import export_optuna_journal
+from trainwright.report import export_csv, write_report
 
 
 def train(trial: tw.Trial) -> None:

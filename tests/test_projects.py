@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainwright.cli._study_file import read_job
+from trainwright.cli.workflow.study_file import read_job
 
 ROOT = Path(__file__).parents[1]
 PROJECTS, STRANGER = ROOT / "examples/projects", ROOT / "examples/stranger"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from source_files import FILES, ROOT, calls, tree
-from trainwright.listening import is_loopback, token_for
+from trainwright.http_security import is_loopback, token_for
 
 PAGE = (ROOT.parents[1] / "SECURITY.md").read_text(encoding="utf-8")
 NAMES = {path.relative_to(ROOT).as_posix(): path for path in FILES}
@@ -18,7 +18,7 @@ NAMES = {path.relative_to(ROOT).as_posix(): path for path in FILES}
 UNPICKLES = {
     "study/forecast/forecast.py": "from a child process that it started itself",
     "checkpoint/tools/formats/dcp.py": "an unpickler with a fixed list",
-    "ui/drawings.py": "a copy of what it holds in memory",
+    "ui/figure_views.py": "a copy of what it holds in memory",
 }
 CONNECTIONS = {  # lines on which multiprocessing's pickles go
     "engine/process/worker.py": "a trial's process and its engine",
@@ -87,9 +87,9 @@ def test_torch_reads_programs_only_with_trust():
     assert text.count("_loaded(") == 2  # its definition, and the call behind the flag
     assert "if not trust:\n            raise\n    return _loaded(" in text
     from trainwright.ensemble import Ensemble, Library
-    from trainwright.ensemble.export.program import network_of
+    from trainwright.ensemble.export.program import load_network
 
-    for function in (Ensemble.load, Library.open, Library.of, network_of):
+    for function in (Ensemble.load, Library.open, Library.of, load_network):
         assert inspect.signature(function).parameters["trust"].default is False
     trusting = {
         name
@@ -100,7 +100,7 @@ def test_torch_reads_programs_only_with_trust():
         if word.arg == "trust" and ast.unparse(word.value) == "True"
     }
     # A program that was just written here is compared with its network; a workflow loads what it exported itself.
-    assert trusting == {"ensemble/export/program.py", "cli/stages/allocation.py", "cli/stages/deployment.py"}
+    assert trusting == {"ensemble/export/program.py", "cli/workflow/allocation.py", "cli/workflow/deployment.py"}
 
 
 def test_programs_are_bounded_as_the_page_says():
@@ -165,7 +165,7 @@ def test_commands_that_listen_bind_to_loopback_unless_told():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "node17"])  # noqa: S104 -- hosts that are not loopback
 def test_beyond_loopback_there_is_a_token(host):
-    from trainwright.serve.http import Server
+    from trainwright.serve.http.server import Server
 
     assert not is_loopback(host)
     assert len(token_for(host) or "") >= 32
@@ -181,7 +181,7 @@ def test_sockets_listen_in_few_places():
         if called.endswith((".listen", ".create_server", "uvicorn.Server", "uvicorn.run", "HTTPServer", ".Listener"))
     }
     assert {name for name in found if not name.startswith("ui/")} == {
-        "listening.py",
+        "http_security.py",
         "serve/http/server.py",
         "engine/ray/remote_worker.py",
         "cluster/presets/laptop_process.py",  # to itself, on 127.0.0.1, for the seconds of a measurement

@@ -197,7 +197,8 @@ def _compared(library: Any, data: dict[str, tuple[Any, Any]]) -> list[dict[str, 
 
 def _dropped(front: Any, library: Any, data: dict[str, tuple[Any, Any]]) -> dict[str, tuple[list[Array], list[float]]]:
     """Return the draws with dropout of the network that is best so on the selection rows."""
-    from trainwright.ensemble import METRICS, Ensemble
+    from trainwright.ensemble import Ensemble
+    from trainwright.ensemble.metrics import METRICS
 
     metric = METRICS["normal_nll"]
     members = [member for member in library.members if member.params["dropout"] >= 0.02]
@@ -243,13 +244,16 @@ def _deep(member: Any, data: dict[str, tuple[Any, Any]]) -> dict[str, tuple[list
 
 
 def _mixed(members: Sequence[Array], weights: Sequence[float]) -> Array:
-    from trainwright.ensemble import Mixture, combine
+    from trainwright.ensemble import combine
+    from trainwright.ensemble.combine.rules import NormalMixture
 
-    return combine(Mixture(), members, weights)
+    return combine(NormalMixture(), members, weights)
 
 
 def _scored(found: Mapping[str, tuple[list[Array], Sequence[float]]], targets: Mapping[str, Array]) -> dict[str, Any]:
-    from trainwright.ensemble import METRICS, calibrate, coverage, crps
+    from trainwright.ensemble.combine.calibration import calibrate
+    from trainwright.ensemble.combine.coverage import coverage, crps
+    from trainwright.ensemble.metrics import METRICS
 
     metric = METRICS["normal_nll"]
     members, weights = found["test"]

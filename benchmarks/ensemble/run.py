@@ -82,14 +82,14 @@ def _speed() -> tuple[float, int]:
     """Processor seconds (median of 9) of 50 greedy steps, and the peak of resident memory."""
     from trainwright.ensemble import BudgetedGreedy
     from trainwright.ensemble.metrics import METRICS
-    from trainwright.ensemble.selection.candidates import Candidates, scorer_of
+    from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 
     draws = np.random.default_rng(0)
     true = draws.random((300, 10_000), dtype=np.float32)
     candidates = Candidates(trials=np.arange(300), targets=draws.integers(0, 100, 10_000), true=true)
     times = []
     for attempt in range(10):
-        scorer = scorer_of(candidates, METRICS["cross_entropy"])
+        scorer = make_scorer(candidates, METRICS["cross_entropy"])
         start = time.process_time()
         BudgetedGreedy(max_members=300, max_additions=50).run(candidates, scorer)
         if attempt:  # the first one compiles
@@ -111,7 +111,7 @@ def _compared(library: Any) -> list[dict[str, Any]]:
     targets = chosen["test"].targets
     seconds = chosen["selection"].seconds
 
-    def weights_of(picks: Sequence[int]) -> dict[int, float]:
+    def serialise_weights(picks: Sequence[int]) -> dict[int, float]:
         return {one: list(picks).count(one) / len(picks) for one in set(picks)}
 
     def of_trials(ensemble: Any) -> dict[int, float]:
@@ -120,7 +120,7 @@ def _compared(library: Any) -> list[dict[str, Any]]:
 
     answers: dict[str, tuple[list[dict[int, float]], dict[int, float]]] = {}
     for name, method in METHODS.items():
-        found = [weights_of(picks) for picks in method(chosen["selection"].true, seconds)]
+        found = [serialise_weights(picks) for picks in method(chosen["selection"].true, seconds)]
         answers[name] = found, found[-1]
     points = [of_trials(front.ensemble(point)) for point in front.points]
     for name, how in zip(OURS, ("best", "fallback"), strict=True):
@@ -156,7 +156,7 @@ def _scored(
     reference: Array,
     alone: Array,
 ) -> dict[str, Any]:
-    from trainwright.ensemble import expected_calibration_error
+    from trainwright.ensemble.combine.calibration import expected_calibration_error
     from trainwright.pareto import hypervolume
 
     pooled = _pooled(test, answer)

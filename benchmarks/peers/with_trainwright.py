@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers.columns import Column
+from benchmarks.peers.constant_liar import ConstantLiar
 from benchmarks.peers.sources import digest
 
 import trainwright as tw
@@ -30,10 +31,11 @@ class Own:
         self._space = tw.Space.of({column.name: _parameter(column) for column in columns})
         self._positions = [{value: index for index, value in enumerate(column.values)} for column in columns]
         settings = settings or {}
-        made = getattr(tw, searcher)(**settings)
+        made = ConstantLiar() if searcher == "ConstantLiar" else getattr(tw, searcher)(**settings)
         self._study = tw.Study(self._space, objectives="min loss", directory=directory, seed=seed, searcher=made)
         named = ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"
-        sources = _sources(type(made).__module__.removeprefix("trainwright."))
+        home = type(made.forest if isinstance(made, ConstantLiar) else made).__module__
+        sources = _sources(home.removeprefix("trainwright."))
         self.version = f"trainwright {tw.__version__}; {searcher} {named}; sources {sources}"
 
     def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
@@ -121,7 +123,7 @@ METHODS = {
     "trainwright-evolution": partial(Own, searcher="EvolutionSearcher"),
     "trainwright-forest-team": Team,
     "trainwright-plain-ucb": partial(Own, settings=_PLAIN),
-    "trainwright-liar": partial(Own, settings={"pending": "liar-min"}),
+    "trainwright-liar": partial(Own, searcher="ConstantLiar"),
     "trainwright-quasirandom": partial(Own, searcher="QuasiRandomSearcher"),
     "trainwright-random": partial(Own, searcher="RandomSearcher"),
 }

@@ -10,11 +10,11 @@ import torch
 from torch import nn
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.combine.rules import rule_of
+from trainwright.ensemble.combine.rules import make_rule
 from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
-from trainwright.ensemble.library.weights import weights_of
-from trainwright.serve import Plan, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.ensemble.library.weights import serialise_weights
+from trainwright.serve import DeploymentPlan, Unit, parse_devices
+from trainwright.serve.placement.deployment_plan import digest_of
 
 __all__ = ["INPUTS", "OUTPUTS", "core", "ensemble", "mlp", "plan"]
 
@@ -35,7 +35,7 @@ def ensemble(directory: Path, params: Sequence[Mapping[str, Any]], *, rule: str 
     members = []
     for trial, one in enumerate(params):
         torch.manual_seed(trial)
-        weights = weights_of(mlp(one))
+        weights = serialise_weights(mlp(one))
         cost = {"device": "cpu", "rows": 128, "seconds": 1.0, "input_shape": [INPUTS], "input_dtype": "float32"}
         told = {
             "schema": SCHEMA,
@@ -60,16 +60,20 @@ def ensemble(directory: Path, params: Sequence[Mapping[str, Any]], *, rule: str 
     return Ensemble(
         members=tuple(members),
         weights=tuple((len(members) - place) / total for place in range(len(members))),
-        rule=rule_of(rule, "classes"),
+        rule=make_rule(rule, "classes"),
     )
 
 
-def plan(found: Ensemble, *, batch: int = 128, units: Sequence[Unit] | None = None, devices: str = "") -> Plan:
+def plan(
+    found: Ensemble, *, batch: int = 128, units: Sequence[Unit] | None = None, devices: str = ""
+) -> DeploymentPlan:
     """Return a plan of all members in one process on one core, or of these units, one instance each per device."""
     everyone = Unit(members=tuple(range(len(found.members))), kind="loop" if len(found.members) > 1 else "process")
     columns = tuple(units or (everyone,))
     rows = parse_devices(devices or core())
-    return Plan(ensemble=digest_of(found), devices=rows, units=columns, matrix=((batch,) * len(columns),) * len(rows))
+    return DeploymentPlan(
+        ensemble=digest_of(found), devices=rows, units=columns, matrix=((batch,) * len(columns),) * len(rows)
+    )
 
 
 def core() -> str:

@@ -90,13 +90,12 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "combination": _Kind(
             group="trainwright.combinations",
             built_in={
-                "weighted": "trainwright.ensemble.combine.means:Weighted",
-                "mean": "trainwright.ensemble.combine.means:Mean",
-                "geometric": "trainwright.ensemble.combine.means:Geometric",
-                "vote": "trainwright.ensemble.combine.means:Vote",
-                "median": "trainwright.ensemble.combine.median:Median",
-                "mixture": "trainwright.ensemble.combine.mixture:Mixture",
-                "stacking": "trainwright.ensemble.combine.stacking:Stacking",
+                "weighted": "trainwright.ensemble.combine.rules:WeightedMean",
+                "mean": "trainwright.ensemble.combine.rules:PlainMean",
+                "geometric": "trainwright.ensemble.combine.rules:GeometricMean",
+                "vote": "trainwright.ensemble.combine.rules:MajorityVote",
+                "median": "trainwright.ensemble.combine.rules:MedianRule",
+                "mixture": "trainwright.ensemble.combine.rules:NormalMixture",
             },
         ),
         # The oracle finds its own strategies in their folder.
@@ -229,7 +228,8 @@ def _identify(kind: str, cls: type) -> tuple[str | None, str | None]:
 
 def _to_plain(kind: str, value: Any) -> Any:
     """Return a value as JSON keeps it, or raise TypeError."""
-    if hasattr(value, "to_json"):  # what an earlier study taught
+    if hasattr(value, "to_json"):
+        # What an earlier study taught.
         value = value.to_json()
     if isinstance(value, np.generic):
         value = value.item()

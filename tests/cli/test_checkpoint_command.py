@@ -14,7 +14,7 @@ from trainwright.checkpoint import Manager
 from trainwright.checkpoint.policy.interval import Costs, exact_interval, plan_saves
 from trainwright.checkpoint.tools.formats.registry import FORMATS
 from trainwright.checkpoint.tools.proof import Proof
-from trainwright.cli._words import seconds, size
+from trainwright.cli.formatting import seconds, size
 from trainwright.errors import InputError
 
 
@@ -379,7 +379,7 @@ class TestVerifyResume:
     def test_what_is_told(self, checkpoint, monkeypatch, found, lines):
         """The verdict first, then where it begins and what may be behind it; exit 1 if anything differs."""
         proof = Proof(steps=5, **{"compared": 9, **found})
-        monkeypatch.setattr("trainwright.checkpoint.tools.proof.verify_resume", lambda *_, **__: proof)
+        monkeypatch.setattr("trainwright.cli._checkpoint_proof.prove", lambda *_, **__: proof)
         said = checkpoint("verify-resume", "t.py", "--steps", 5)
         assert said.status == (0 if found["equal"] else 1)
         assert all(line.startswith(start) for line, start in zip(said.out.splitlines(), lines, strict=True))
@@ -398,7 +398,7 @@ class TestVerifyResume:
             asked.update(settings, what=what)
             return proof
 
-        monkeypatch.setattr("trainwright.engine.process.proof.verify_trial", verify_trial)
+        monkeypatch.setattr("trainwright.cli._checkpoint_proof.verify_trial", verify_trial)
         options = ("--param", "lr=0.5", "--param", "kind=adam", "--epochs", 3)
         said = checkpoint("verify-resume", "mine:train", *options, "--json")
         assert asked["what"] == ("mine:train", {"lr": 0.5, "kind": "adam"})

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 import trainwright as tw
-from trainwright.cli._study_file import read_job
+from trainwright.cli.workflow.study_file import read_job
 from trainwright.ledger import facts
 
 
@@ -302,7 +302,7 @@ class TestExport:
         def interrupted(*_):
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("trainwright.report.follow", interrupted)
+        monkeypatch.setattr("trainwright.cli.export.keep_up", interrupted)
         said = trainwright("export", done, "--optuna-journal", file, "--follow")
         assert (said.status, said.out) == (0, f"\noptuna_journal: {file}\n")
         said = trainwright("export", done, "--optuna-journal", file, "--last", "0")

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from trainwright.engine import checkup
 from trainwright.engine.doctor.finding import Area, Examination, Finding, Grade
 
 
@@ -13,7 +12,7 @@ def found(monkeypatch):
     """Let the command find what a test says."""
 
     def give(*findings):
-        monkeypatch.setattr(checkup, "examine", lambda _folder: Examination(findings=findings))
+        monkeypatch.setattr("trainwright.cli.doctor.examine", lambda _folder: Examination(findings=findings))
 
     return give
 

@@ -17,7 +17,7 @@ from trainwright.plan import Input, ParallelPlan
 @pytest.fixture
 def run(monkeypatch):
     profile = describe_transformer(hidden=256, layers=4, heads=8, sequence=128, vocabulary=1000, precision="fp32")
-    monkeypatch.setattr("trainwright.cli._plan_inputs.profile_of", lambda *_, **__: profile)
+    monkeypatch.setattr("trainwright.cli.plan.profile_of", lambda *_, **__: profile)
     return lambda *arguments: CliRunner().invoke(plan.app, [str(each) for each in arguments])
 
 

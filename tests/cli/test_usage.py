@@ -9,7 +9,9 @@ import pytest
 import typer
 
 import trainwright as tw
-from trainwright.cli.main import app
+from trainwright.cli.main import build_app
+
+APP = build_app()
 
 
 def refused(said):
@@ -116,7 +118,7 @@ def test_what_cannot_be_written(trainwright, tmp_path):
 
 def every_command():
     """Return the words of every command and group, the program itself among them."""
-    found, waiting = [], [((), typer.main.get_command(app))]
+    found, waiting = [], [((), typer.main.get_command(APP))]
     while waiting:
         words, command = waiting.pop()
         found.append(words)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.cli.stages import ORDER
+from trainwright.cli.workflow.stages import ORDER
 
 HERE = Path(__file__).parent
 
@@ -22,7 +22,7 @@ HERE = Path(__file__).parent
 SERVER = """
 import json, os, signal, sys
 import torch
-import trainwright.cli._study_file, trainwright.ensemble, trainwright.report.html
+import trainwright.cli.workflow.study_file, trainwright.ensemble, trainwright.report.html
 import trainwright.study.forecast.search_plan
 from trainwright.cli import main
 
@@ -94,7 +94,7 @@ def manifest(project):
     return (project / "study/ensemble/manifest.json").read_bytes()
 
 
-def points_of(said):
+def find_front(said):
     """Return how many points a whole run passed."""
     return int(re.search(r"(\d+) points", said)[1])
 
@@ -111,7 +111,7 @@ def whole(tmp_path_factory):
 
 def test_killed_and_resumed(project, whole):
     """Killed in the midst of the search, the workflow comes to the same ensemble, bit for bit."""
-    points = points_of(whole[1])
+    points = find_front(whole[1])
     ended = runs(project, random.Random(0).randrange(points // 8, points // 2), 0, more=SEARCH)
     assert ended == [-signal.SIGKILL, 0], (project / "said").read_text()
     assert manifest(project) == manifest(whole[0])
@@ -122,7 +122,7 @@ def test_killed_and_resumed(project, whole):
 @pytest.mark.timeout(3600)
 def test_killed_at_twenty_points(project, whole):
     """Killed at any of twenty points over the whole workflow, it comes to the same ensemble, bit for bit."""
-    points = points_of(whole[1])
+    points = find_front(whole[1])
     draw = random.Random(1)
     for number in range(20):  # one in each twentieth of the work
         at = 1 + draw.randrange(number * points // 20, (number + 1) * points // 20)
@@ -292,7 +292,7 @@ MISTAKES = {
     "pick": (
         ("max_members = 2", 'pick = "bset"'),
         (),
-        r"\[ensemble\] pick: got 'bset'; allowed: best, fal",
+        r"\[ensemble\] pick: got 'bset'; allowed: 'best', 'fal",
     ),
     "space": (("values = [4, 16]", "values = [4, 8]"), (), "study was made with .*width.*; use a new directory"),
     "no export": (

@@ -15,7 +15,9 @@ from blocks import ROOT, blocks_of, matches
 from test_code_blocks import TEXTS
 
 import trainwright
-from trainwright.cli.main import app
+from trainwright.cli.main import build_app
+
+APP = build_app()
 
 COMMANDS = ROOT / "docs" / "reference" / "commands.md"
 
@@ -67,7 +69,7 @@ def commands(text):
 
 def command_of(words):
     """Return the command that the words name, and the words after its name."""
-    command, rest = typer.main.get_command(app), words[1:]
+    command, rest = typer.main.get_command(APP), words[1:]
     while rest and rest[0] in getattr(command, "commands", {}):
         command, rest = command.commands[rest[0]], rest[1:]
     return command, rest
@@ -89,6 +91,6 @@ def test_help_is_as_shown(monkeypatch, capsys):
     assert shown
     for words, expected in shown:
         with pytest.raises(SystemExit):
-            app(words[1:], prog_name="trainwright")
+            APP(words[1:], prog_name="trainwright")
         said = capsys.readouterr().out
         assert matches(expected, said), said

@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 import typer
 
-from trainwright.cli.main import app
+from trainwright.cli.main import build_app
+
+APP = build_app()
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 PACKAGES = (
@@ -34,7 +36,7 @@ def test_reference_has_every_command():
             yield from names(part, f"{prefix} {name}")
 
     shown = re.findall(r"^\$ (trainwright.*) --help$", (DOCS / "reference" / "commands.md").read_text(), re.MULTILINE)
-    assert set(shown) == set(names(typer.main.get_command(app), "trainwright"))
+    assert set(shown) == set(names(typer.main.get_command(APP), "trainwright"))
 
 
 @pytest.mark.slow

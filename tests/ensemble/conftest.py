@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from trainwright.ensemble import Cost, Library, leave
+from trainwright.ensemble import Library, leave
+from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts
 
 
@@ -83,7 +84,7 @@ def filled(tmp_path_factory) -> FakeStudy:
     """Return a study, not to be changed, with eight members that are better the more they cost."""
     study = FakeStudy(tmp_path_factory.mktemp("filled") / "study")
     for number in range(8):
-        cost = Cost(
+        cost = MemberCost(
             parameter_count=number + 1,
             weight_bytes=4 * (number + 1),
             device="cpu",

@@ -59,7 +59,7 @@ def residual(self, x):
     return F.relu(found, inplace=True).mean([2, 3])
 
 
-def scaled(self, x):
+def scale_axes(self, x):
     up = F.interpolate(self.conv(F.max_pool2d(x, 2)), scale_factor=2, mode="bilinear")
     return up.add(F.interpolate(F.avg_pool2d(x, 2), size=(16, 16), mode="nearest")).flatten(1)
 
@@ -152,7 +152,7 @@ NETWORKS = {
         IMAGES,
     ),
     "residual": (Calls(residual, conv=nn.Conv2d(3, 3, 1), norm=nn.BatchNorm2d(3)), IMAGES),
-    "scaled": (Calls(scaled, conv=nn.Conv2d(3, 3, 1)), IMAGES),
+    "scaled": (Calls(scale_axes, conv=nn.Conv2d(3, 3, 1)), IMAGES),
     "squeezed": (Calls(squeezed, down=nn.Conv2d(3, 1, 1), up=nn.Conv2d(1, 3, 1)), IMAGES),
     "vision": (Vision(), IMAGES),
     "encoder": (

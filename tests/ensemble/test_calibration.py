@@ -7,9 +7,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import Mixture, calibrate, combine, expected_calibration_error, judged, reliability
-from trainwright.ensemble.combine.calibration import Calibration
+from trainwright.ensemble import combine
+from trainwright.ensemble.combine.calibration import (
+    Calibration,
+    calibrate,
+    expected_calibration_error,
+    reliability,
+    score_probabilities,
+)
 from trainwright.ensemble.combine.coverage import auroc, coverage, crps, mixture_quantiles, risk_coverage
+from trainwright.ensemble.combine.rules import NormalMixture
 from trainwright.ensemble.metrics import cross_entropy, normal_nll
 from trainwright.errors import EnsembleError
 
@@ -38,7 +45,7 @@ class TestTemperature:
         found = calibrate(told, labels)
         assert found.fitted == pytest.approx(2.5, rel=0.1)
         assert found.applied == pytest.approx(found.fitted, rel=0.01)  # shrunk, by less the more rows there are
-        before, after = judged(told, labels), judged(found.apply(told), labels)
+        before, after = score_probabilities(told, labels), score_probabilities(found.apply(told), labels)
         assert after.nll < before.nll - 0.1
         assert after.ece < before.ece / 3
         assert after.brier < before.brier
@@ -110,7 +117,7 @@ class TestMeasures:
         for each in coverage(members, weights, targets[:, None]):
             assert each.empirical == pytest.approx(each.nominal, abs=0.03)
             assert each.length > 0
-        normal = combine(Mixture(), members, weights)
+        normal = combine(NormalMixture(), members, weights)
         alone = mixture_quantiles([normal], [1], [0.5])
         np.testing.assert_allclose(alone[0], normal[..., 0], atol=1e-9)
 

@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 
-from trainwright.ensemble import Ensemble, calibrate, cross_entropy, leave
+from trainwright.ensemble import Ensemble, leave
+from trainwright.ensemble.combine.calibration import calibrate
+from trainwright.ensemble.metrics import cross_entropy
 
 FRESH = 4000
 

@@ -125,7 +125,7 @@ def test_mistakes(filled, study, trainwright, tmp_path):
     for arguments, sentence in (
         ([tmp_path / "nowhere"], "nowhere"),
         ([filled.directory, "--metric", "acuracy"], "did you mean 'accuracy'"),
-        ([filled.directory, "--pick", "cheapest"], "allowed: best, fallback"),
+        ([filled.directory, "--pick", "cheapest"], "allowed: 'best', 'fallback'"),
         ([filled.directory, "--rule", "mixture"], "rule: got 'mixture' for predictions that are classes"),
         ([filled.directory, "--budget-seconds", "1e-9"], "allowed: at least 0.001"),
         ([filled.directory, "--split", "validation"], "split: got 'validation'; allowed: selection, test"),

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import decide
-from trainwright.ensemble.combine.decision import MEASURES
+from trainwright.ensemble.combine.decision import MEASURES, decide
 from trainwright.errors import EnsembleError
 
 

@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainwright.ensemble import METRICS, BudgetedGreedy, Ensemble, Library, leave, risk_coverage, uncertainty_of
+from trainwright.ensemble import BudgetedGreedy, Ensemble, Library, leave
+from trainwright.ensemble.combine.coverage import risk_coverage
+from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.export.folder import manifest_digest
+from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import EnsembleError, ExportError
 
 torch = pytest.importorskip("torch")
@@ -102,7 +105,7 @@ class TestPredict:
             return
         predicted = found.predict(x["test"])
         np.testing.assert_array_equal(found.labels(x["test"]), predicted.argmax(axis=1))
-        decided = replace(found.decided("f1"), told={})
+        decided = replace(found.decided("f1"), saved_report={})
         decided = replace(decided, decision=replace(decided.decision, applied=0.8))
         np.testing.assert_array_equal(decided.labels(x["test"]), predicted[:, 1] > 0.8)
         assert decided.report().decision["measure"] == "f1"
@@ -116,7 +119,7 @@ class TestPredict:
             with pytest.raises(EnsembleError, match="'vote' for predictions that are moments; allowed: mixture"):
                 found.with_rule("vote")
             return
-        for rule in ("vote", "median", "geometric", "stacking"):
+        for rule in ("vote", "median", "geometric"):
             other = found.with_rule(rule)
             assert other.rule.name == rule
             np.testing.assert_allclose(other.predict(x["test"]).sum(axis=1), 1.0)
@@ -274,7 +277,7 @@ class TestReport:
             assert curve["risk"][-1] == pytest.approx(plain.score("test", metric), abs=1e-3)
             assert curve["coverage"][-1] == 1.0
             assert len(curve["risk"]) == 20
-            each = getattr(uncertainty_of(found.member_predictions("test"), found.weights, found.output), name)
+            each = getattr(decompose_uncertainty(found.member_predictions("test"), found.weights, found.output), name)
             losses = METRICS[metric].per_row(plain.predictions("test"), study.library().members[0].targets("test"))
             assert curve["area"] == pytest.approx(risk_coverage(each.reshape(len(each), -1).mean(axis=1), losses).area)
         if kind == "classes":

@@ -5,9 +5,10 @@ import itertools
 import numpy as np
 import pytest
 
-from trainwright.ensemble import BudgetedGreedy, Front, Point, leave
+from trainwright.ensemble import BudgetedGreedy, Front, leave
 from trainwright.ensemble.metrics import METRICS
-from trainwright.ensemble.selection.candidates import scorer_of
+from trainwright.ensemble.selection.candidates import make_scorer
+from trainwright.ensemble.selection.front import FrontPoint
 from trainwright.errors import EnsembleError
 
 
@@ -58,8 +59,8 @@ class TestFront:
 
     def test_limits_that_no_point_keeps_together(self):
         points = (
-            Point(loss=0.1, seconds_per_row=2.0, bytes=1, members=(0,), weights=(1.0,)),
-            Point(loss=0.2, seconds_per_row=1.0, bytes=2, members=(1,), weights=(1.0,)),
+            FrontPoint(loss=0.1, seconds_per_row=2.0, bytes=1, members=(0,), weights=(1.0,)),
+            FrontPoint(loss=0.2, seconds_per_row=1.0, bytes=2, members=(1,), weights=(1.0,)),
         )
         front = Front(points=points, baselines={}, library={}, metric="accuracy", split="selection")
         with pytest.raises(EnsembleError, match="which no point keeps both"):
@@ -77,7 +78,7 @@ class TestFront:
 
     def test_baselines(self, front):
         assert list(front.baselines) == ["single best", "top-2", "top-3", "top-4", "caruana", "random-4"]
-        losses = [front.ensemble(Point(**alone(trial))).score("selection", "cross_entropy") for trial in range(8)]
+        losses = [front.ensemble(FrontPoint(**alone(trial))).score("selection", "cross_entropy") for trial in range(8)]
         order = np.argsort(losses)
         for count, point in enumerate(list(front.baselines.values())[:4], start=1):
             assert point.members == tuple(sorted(order[:count]))
@@ -87,7 +88,7 @@ class TestFront:
         """Caruana's run knows no limit; random members are neither the best nor the worst of that many."""
         library = filled.library()
         candidates, _ = library.candidates(METRICS["cross_entropy"], "selection")
-        scorer = scorer_of(candidates, METRICS["cross_entropy"])
+        scorer = make_scorer(candidates, METRICS["cross_entropy"])
         free = BudgetedGreedy(max_members=8).run(candidates, scorer)
         caruana = front.baselines["caruana"]
         assert caruana.loss == pytest.approx(scorer.loss(free.picks), abs=1e-12)

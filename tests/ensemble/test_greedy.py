@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from trainwright.ensemble.metrics import METRICS
-from trainwright.ensemble.selection.candidates import Candidates, RowScorer, TrueClassScorer, scorer_of
+from trainwright.ensemble.selection.candidates import Candidates, RowScorer, TrueClassScorer, make_scorer
 from trainwright.ensemble.selection.greedy import BudgetedGreedy
 from trainwright.errors import EnsembleError
 
@@ -141,10 +141,10 @@ class TestAgainstReference:
         library = candidates(seed, ties=ties)
         if not affordable(library, strategy):
             with pytest.raises(EnsembleError, match="budget_"):
-                strategy.run(library, scorer_of(library, METRICS[metric]))
+                strategy.run(library, make_scorer(library, METRICS[metric]))
             return
         picks, length = reference(library, metric, strategy)
-        found = strategy.run(library, scorer_of(library, METRICS[metric]))
+        found = strategy.run(library, make_scorer(library, METRICS[metric]))
         assert [step.index for step in found.steps] == picks
         assert found.length == length
         for count, step in enumerate(found.steps, start=1):
@@ -156,7 +156,7 @@ class TestAgainstReference:
         """Without prices and budgets: at each step the member that lowers the ensemble's loss most."""
         library = candidates(5, members=8, rows=50)
         found = BudgetedGreedy(max_members=8, max_additions=20).run(
-            library, scorer_of(library, METRICS["cross_entropy"])
+            library, make_scorer(library, METRICS["cross_entropy"])
         )
         picks = []
         for step in found.steps:
@@ -187,7 +187,7 @@ class TestAgainstExhaustiveSearch:
     def test_exact_is_not_worse_and_single_is_not_better(self, seed, metric, w):
         library = candidates(seed, members=5, rows=9)
         strategy = BudgetedGreedy(max_members=3, max_additions=4, cost_weight=w)
-        found = strategy.run(library, scorer_of(library, METRICS[metric]))
+        found = strategy.run(library, make_scorer(library, METRICS[metric]))
         greedy = objective(library, metric, list(found.picks), strategy)
         multisets = itertools.chain.from_iterable(
             itertools.combinations_with_replacement(range(5), size) for size in range(1, 5)
@@ -202,7 +202,7 @@ class TestAgainstExhaustiveSearch:
         true = np.full((3, 10), 0.6, dtype=np.float32)
         true[1, :5], true[1, 5:], true[2, :5], true[2, 5:] = 0.99, 0.45, 0.45, 0.99
         library = Candidates(trials=np.arange(3), targets=np.zeros(10, dtype=np.int32), true=true)
-        found = BudgetedGreedy().run(library, scorer_of(library, METRICS["cross_entropy"]))
+        found = BudgetedGreedy().run(library, make_scorer(library, METRICS["cross_entropy"]))
         assert set(found.weights) == {1, 2}
 
 
@@ -212,7 +212,7 @@ class TestLimits:
     def test_pool_keeps_them(self, seed, strategy):
         """Whatever goes to the front keeps members and budgets, in every variant."""
         library = candidates(seed, ties=True)
-        scorer = scorer_of(library, METRICS["cross_entropy"])
+        scorer = make_scorer(library, METRICS["cross_entropy"])
         assume(affordable(library, strategy))
         pool = list(strategy.pool(library, scorer))
         assert pool
@@ -222,7 +222,7 @@ class TestLimits:
 
     def test_a_repeat_costs_nothing(self):
         library = candidates(1)
-        found = BudgetedGreedy(max_members=1, max_additions=5).run(library, scorer_of(library, METRICS["accuracy"]))
+        found = BudgetedGreedy(max_members=1, max_additions=5).run(library, make_scorer(library, METRICS["accuracy"]))
         assert len(found.steps) == 5
         assert found.length == 1
         assert found.steps[-1].seconds == found.steps[0].seconds
@@ -230,12 +230,12 @@ class TestLimits:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            ({"max_members": 0}, "max_members: got 0; allowed: an integer >= 1"),
+            ({"max_members": 0}, "max_members: got 0; allowed: a whole number >= 1"),
             ({"max_additions": -1}, "max_additions: got -1"),
-            ({"sorted_start": -1}, "sorted_start: got -1; allowed: an integer >= 0"),
-            ({"patience": 0}, "patience: got 0; allowed: an integer >= 1, or None"),
-            ({"tolerance": -0.1}, "tolerance: got -0.1; allowed: a finite number >= 0"),
-            ({"cost_weight": -1.0}, "cost_weight: got -1.0; allowed: a finite number >= 0"),
+            ({"sorted_start": -1}, "sorted_start: got -1; allowed: a whole number >= 0"),
+            ({"patience": 0}, "patience: got 0; allowed: a whole number >= 1, or None"),
+            ({"tolerance": -0.1}, "tolerance: got -0.1; allowed: a number >= 0"),
+            ({"cost_weight": -1.0}, "cost_weight: got -1.0; allowed: a number >= 0"),
             ({"bytes_weight": math.nan}, "bytes_weight: got nan"),
             ({"budget_seconds": 0.0}, "budget_seconds: got 0.0; allowed: a number > 0"),
             ({"budget_bytes": math.nan}, "budget_bytes: got nan"),
@@ -247,7 +247,7 @@ class TestLimits:
 
     def test_budget_below_the_cheapest(self):
         library = candidates(2)
-        scorer = scorer_of(library, METRICS["cross_entropy"])
+        scorer = make_scorer(library, METRICS["cross_entropy"])
         cheapest = int(library.seconds.argmin())
         with pytest.raises(EnsembleError, match=rf"got 0.001; allowed: at least .*\(trial {cheapest * 3}\)"):
             BudgetedGreedy(budget_seconds=0.001).run(library, scorer)
@@ -261,13 +261,15 @@ class TestLimits:
             sizes=np.array([8.0, 4.0]),
         )
         with pytest.raises(EnsembleError, match="budget_seconds=1 and budget_bytes=4, which no member keeps both"):
-            BudgetedGreedy(budget_seconds=1, budget_bytes=4).run(library, scorer_of(library, METRICS["cross_entropy"]))
+            BudgetedGreedy(budget_seconds=1, budget_bytes=4).run(
+                library, make_scorer(library, METRICS["cross_entropy"])
+            )
 
     def test_costs_unknown(self):
         library = Candidates(
             trials=np.arange(2), targets=np.zeros(3, dtype=np.int32), true=np.full((2, 3), 0.5, np.float32)
         )
-        scorer = scorer_of(library, METRICS["cross_entropy"])
+        scorer = make_scorer(library, METRICS["cross_entropy"])
         assert len(BudgetedGreedy().run(library, scorer).picks) == 1
         for strategy, what in (
             (BudgetedGreedy(cost_weight=1.0), "seconds"),
@@ -293,7 +295,7 @@ class TestInvariances:
         )
         strategy = BudgetedGreedy(cost_weight=w, max_additions=6)
         metric = METRICS["cross_entropy"]
-        one, two = (strategy.run(each, scorer_of(each, metric)) for each in (library, other))
+        one, two = (strategy.run(each, make_scorer(each, metric)) for each in (library, other))
         assert [library.trials[i] for i in one.picks] == [other.trials[i] for i in two.picks]
 
     @settings(max_examples=40)
@@ -301,12 +303,14 @@ class TestInvariances:
     def test_unit_of_costs(self, seed, power):
         library = candidates(seed)
         assume(library.seconds.min() <= 0.9)
-        scaled = Candidates(
+        scale_axes = Candidates(
             trials=library.trials, targets=library.targets, true=library.true, seconds=library.seconds * 2.0**power
         )
         metric = METRICS["cross_entropy"]
-        one = BudgetedGreedy(cost_weight=0.2, budget_seconds=0.9).run(library, scorer_of(library, metric))
-        two = BudgetedGreedy(cost_weight=0.2, budget_seconds=0.9 * 2.0**power).run(scaled, scorer_of(scaled, metric))
+        one = BudgetedGreedy(cost_weight=0.2, budget_seconds=0.9).run(library, make_scorer(library, metric))
+        two = BudgetedGreedy(cost_weight=0.2, budget_seconds=0.9 * 2.0**power).run(
+            scale_axes, make_scorer(scale_axes, metric)
+        )
         assert one.picks == two.picks
 
     def test_blocks_of_rows(self):
@@ -320,8 +324,8 @@ class TestInvariances:
         """A scorer asked in any order answers like a fresh one, to the last bit."""
         library = candidates(4)
         metric = METRICS["cross_entropy"]
-        used, everyone = scorer_of(library, metric), np.arange(6)
+        used, everyone = make_scorer(library, metric), np.arange(6)
         for picks in ((), (1,), (1, 2), (3,), (1, 2, 2), (3, 0), ()):
             np.testing.assert_array_equal(
-                used.losses(picks, everyone), scorer_of(library, metric).losses(picks, everyone)
+                used.losses(picks, everyone), make_scorer(library, metric).losses(picks, everyone)
             )

@@ -25,7 +25,7 @@ import programs_for_tests as made  # noqa: E402
 import served_networks as networks  # noqa: E402
 from programs_for_tests import MODEL, WEIGHTS, node, packed, tensor  # noqa: E402
 
-from trainwright.ensemble.export.program import network_of, refuse_unknown  # noqa: E402
+from trainwright.ensemble.export.program import load_network, refuse_unknown  # noqa: E402
 
 DRAWS = np.random.default_rng(0)
 WEIGHT, BIAS = DRAWS.normal(size=(3, 4)).astype("f4"), DRAWS.normal(size=3).astype("f4")
@@ -317,7 +317,7 @@ HARMLESS = {
 def read(content):
     """Do what loading does, and then predicting."""
     refuse_unknown(content, whose="it")
-    return network_of(content, whose="it")(X).numpy()
+    return load_network(content, whose="it")(X).numpy()
 
 
 def content_of(case, marker):
@@ -329,7 +329,7 @@ def test_the_honest_one_is_one_for_torch_too():
     """So that the cases are files that torch would read."""
     content = packed(HONEST)
     np.testing.assert_allclose(read(content), EXPECTED, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(network_of(content, whose="it", trust=True)(X).numpy(), EXPECTED, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(load_network(content, whose="it", trust=True)(X).numpy(), EXPECTED, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -393,7 +393,7 @@ MANIFESTS = {
     "weights of others": lambda m: m.update(weights=[0.5, 0.5]),
     "weights that are text": lambda m: m.update(weights="1"),
     "a rule of nowhere": lambda m: m.update(rule={"name": "os.system"}),
-    "a rule with settings of nowhere": lambda m: m.update(rule={"name": "stacking", "weights": 7}),
+    "a rule with settings of nowhere": lambda m: m.update(rule={"name": "median", "weights": 7}),
     "a calibration of nowhere": lambda m: m.update(calibration={"run": "x"}),
     "a threshold that is text": lambda m: m.update(threshold="high"),
     "a report that is a number": lambda m: m.update(report=7),

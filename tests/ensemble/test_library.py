@@ -174,10 +174,10 @@ class TestSelect:
 
     def test_costs_of_different_devices(self, study):
         pytest.importorskip("torch")
-        from trainwright.ensemble.library.cost import Cost
+        from trainwright.ensemble.library.cost import MemberCost
 
         for number, device in enumerate(("cpu", "NVIDIA H100")):
-            cost = Cost(parameter_count=1, weight_bytes=4, device=device, threads=1, dtype="float32", seconds=0.1)
+            cost = MemberCost(parameter_count=1, weight_bytes=4, device=device, threads=1, dtype="float32", seconds=0.1)
             trial = study.trial(number, scratch={"ensemble.cost": cost})
             leave(trial, object(), predictions=study.predictions(number), targets=study.targets)
         with pytest.raises(EnsembleError, match=r"different devices \(cpu: trial 0; NVIDIA H100: trial 1\)"):
@@ -188,11 +188,11 @@ class TestSelect:
         torch = pytest.importorskip("torch")
         from networks_for_tests import linear
 
-        from trainwright.ensemble.library.cost import Cost
+        from trainwright.ensemble.library.cost import MemberCost
 
         for number, (device, shape) in enumerate((("cpu", (3,)), ("NVIDIA H100", (3,)), ("cpu", (3,)))):
             network = linear({"outputs": 4}) if number < 2 else object()
-            cost = Cost(
+            cost = MemberCost(
                 parameter_count=1,
                 weight_bytes=4,
                 device=device,
@@ -225,9 +225,9 @@ class TestSelect:
             study.library().measured()
 
     def test_a_member_without_cost_among_others(self, study):
-        from trainwright.ensemble.library.cost import Cost
+        from trainwright.ensemble.library.cost import MemberCost
 
-        cost = Cost(parameter_count=1, weight_bytes=4, device="cpu", threads=1, dtype="float32", seconds=0.1)
+        cost = MemberCost(parameter_count=1, weight_bytes=4, device="cpu", threads=1, dtype="float32", seconds=0.1)
         trial = study.trial(0, scratch={"ensemble.cost": cost})
         leave(trial, object(), predictions=study.predictions(0), targets=study.targets)
         study.leave(1)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 import networks_for_tests  # noqa: E402
 from honest_networks import NETWORKS  # noqa: E402
 
-from trainwright.ensemble.export.program import exported, network_of  # noqa: E402
+from trainwright.ensemble.export.program import export_network, load_network  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
 
@@ -66,10 +66,10 @@ def test_equal_for_any_number_of_rows():
     network = Convolving()
     network.body[1].eval()
     before, modes = torch.get_rng_state(), [module.training for module in network.modules()]
-    content = exported(network, np.zeros((2, 1, 8, 8)) + np.arange(8), whose="it")
+    content = export_network(network, np.zeros((2, 1, 8, 8)) + np.arange(8), whose="it")
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in network.modules()] == modes
-    again = network_of(content, whose="it")
+    again = load_network(content, whose="it")
     network.eval()
     for rows in (1, 2, 7, 128, 300):
         x = torch.randn(rows, 1, 8, 8)
@@ -81,7 +81,7 @@ def test_equal_for_any_number_of_rows():
 def test_honest_networks_need_no_trust(name):
     """Whatever they are made of; a copy, as fused members are, prints alike and runs without memory."""
     network, x = NETWORKS[name]
-    again = network_of(exported(network, x, whose="it"), whose="it")
+    again = load_network(export_network(network, x, whose="it"), whose="it")
     network.eval()
     for rows in (1, 3, 130):
         batch = x[torch.arange(rows) % len(x)]
@@ -95,10 +95,10 @@ def test_honest_networks_need_no_trust(name):
 @pytest.mark.slow
 def test_what_is_not_known_needs_trust(tmp_path):
     """It can be exported all the same, and the sentence names what it needs."""
-    content = exported(torch.nn.EmbeddingBag(50, 8), torch.randint(0, 50, (4, 9)), whose="it")
+    content = export_network(torch.nn.EmbeddingBag(50, 8), torch.randint(0, 50, (4, 9)), whose="it")
     with pytest.raises(ExportError, match=r"it: model\.pt2 uses 'torch\.ops\.aten\.embedding_bag.*trust=True"):
-        network_of(content, whose="it")
-    assert network_of(content, whose="it", trust=True)(torch.zeros(2, 9, dtype=torch.int64)).shape == (2, 8)
+        load_network(content, whose="it")
+    assert load_network(content, whose="it", trust=True)(torch.zeros(2, 9, dtype=torch.int64)).shape == (2, 8)
 
 
 @pytest.mark.slow  # torch takes seconds to get ready for its first export
@@ -152,7 +152,7 @@ def test_an_ensemble_loads_without_the_factory(study, tmp_path):
 @pytest.mark.slow
 def test_pickles_are_not_read():
     """A file into which somebody put one, or that is no program, is refused before torch reads it."""
-    content = exported(torch.nn.Linear(3, 2), X, whose="it")
+    content = export_network(torch.nn.Linear(3, 2), X, whose="it")
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         files = {name: archive.read(name) for name in archive.namelist()}
     assert all(not one for name, one in files.items() if name.endswith(".pt"))
@@ -167,9 +167,9 @@ def test_pickles_are_not_read():
             for each, one in {**files, **changed}.items():
                 archive.writestr(each, one)
         with pytest.raises(ExportError, match=sentence):
-            network_of(buffer.getvalue(), whose="it")
+            load_network(buffer.getvalue(), whose="it")
     with pytest.raises(ExportError, match=r"is no program of torch\.export"):
-        network_of(b"nothing", whose="it")
+        load_network(b"nothing", whose="it")
 
 
 def test_what_it_needs(study, tmp_path):

@@ -5,7 +5,7 @@ import pytest
 
 from trainwright.ensemble import BudgetedGreedy
 from trainwright.ensemble.metrics import METRICS
-from trainwright.ensemble.selection.candidates import Candidates, scorer_of
+from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 from trainwright.ensemble.selection.protection import cross_validated, protect
 
 CE = METRICS["cross_entropy"]
@@ -35,10 +35,10 @@ class TestOptimism:
             candidates, rest = both.subset(np.arange(400)), both.subset(np.arange(400, 800))
             greedy = BudgetedGreedy(max_members=1, max_additions=1)
             found = checked(candidates, greedy, repeats=2).checked["single best"]
-            picks = greedy.best(candidates, scorer_of(candidates, CE))
+            picks = greedy.best(candidates, make_scorer(candidates, CE))
             told.append(found.corrected)
             seen.append(found.loss)
-            fresh.append(scorer_of(rest, CE).loss(picks))
+            fresh.append(make_scorer(rest, CE).loss(picks))
         error = np.std(np.subtract(told, fresh), ddof=1) / np.sqrt(12)
         assert abs(np.mean(told) - np.mean(fresh)) < 2 * error + 0.01
         assert np.mean(seen) < np.mean(fresh) - error  # the loss where it was chosen is too good

@@ -9,10 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import BudgetedGreedy, Library, Member, Retention, Split, leave
-from trainwright.ensemble.library.retention import Standing
+from trainwright.ensemble import BudgetedGreedy, Library, Member, leave
+from trainwright.ensemble.library.member import Split
+from trainwright.ensemble.library.retention import LibraryRetention, Standing
 from trainwright.ensemble.metrics import METRICS
-from trainwright.ensemble.selection.candidates import scorer_of
+from trainwright.ensemble.selection.candidates import make_scorer
 from trainwright.errors import EnsembleError, MixedSplitsError
 
 
@@ -54,7 +55,7 @@ class TestMoments:
         from dataclasses import replace
 
         priced = replace(candidates, seconds=np.array([8.0, 1.0]))
-        scorer = scorer_of(priced, METRICS["normal_nll"])
+        scorer = make_scorer(priced, METRICS["normal_nll"])
         assert scorer.loss((0,)) < scorer.loss((1,)) < 0
         assert BudgetedGreedy(cost_weight=1.0, max_additions=3).best(priced, scorer) == (1,)
         assert BudgetedGreedy(cost_weight=1e-6, max_additions=3).best(priced, scorer)[0] == 0
@@ -146,7 +147,7 @@ class TestRetention:
     def test_rule(self, members, top, share, data):
         """Pinned and undominated members stay; of the others at most `top`, fully trained or the best of their rung."""
         pinned = data.draw(st.sets(st.sampled_from([one.trial for one in members])) if members else st.just(set()))
-        kept = Retention(library_top=top, rung_share=share).keep(members, pinned)
+        kept = LibraryRetention(library_top=top, rung_share=share).keep(members, pinned)
         undominated = {
             one.trial
             for one in members
@@ -169,7 +170,7 @@ class TestRetention:
         for number in range(6):
             study.leave(number, skill=number / 2)
         library = study.library()
-        gone = library.retain(Retention(library_top=2), pinned=(0,))
+        gone = library.retain(LibraryRetention(library_top=2), pinned=(0,))
         assert set(gone) == {1, 2, 3}
         again = study.library()
         assert [member.trial for member in again.members] == [member.trial for member in library.members] == [0, 4, 5]
@@ -178,9 +179,9 @@ class TestRetention:
 
     def test_settings(self):
         with pytest.raises(EnsembleError, match="library_top: got 0"):
-            Retention(library_top=0)
+            LibraryRetention(library_top=0)
         with pytest.raises(EnsembleError, match=r"rung_share: got 1\.5"):
-            Retention(rung_share=1.5)
+            LibraryRetention(rung_share=1.5)
 
 
 class TestLargeLibrary:
@@ -204,7 +205,7 @@ class TestLargeLibrary:
         resource.setrlimit(resource.RLIMIT_NOFILE, (len(list(Path("/proc/self/fd").iterdir())) + 30, limits[1]))
         try:
             candidates, _ = Library(members).candidates(METRICS["accuracy"], "selection")
-            scorer = scorer_of(candidates, METRICS["accuracy"])
+            scorer = make_scorer(candidates, METRICS["accuracy"])
             tracemalloc.start()
             losses = scorer.losses((), np.arange(200))
             peak = tracemalloc.get_traced_memory()[1]

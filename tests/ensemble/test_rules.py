@@ -5,49 +5,54 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import Geometric, Mean, Median, Mixture, Slots, Stacking, Vote, Weighted, combine, rule_of
-from trainwright.ensemble.combine.rules import RULES
-from trainwright.ensemble.conformance import RuleConformance
+from trainwright.ensemble import WeightedMean, combine
+from trainwright.ensemble.combine.rule import PredictionSlots
+from trainwright.ensemble.combine.rules import (
+    RULES,
+    GeometricMean,
+    MajorityVote,
+    MedianRule,
+    NormalMixture,
+    PlainMean,
+    make_rule,
+)
 from trainwright.errors import EnsembleError
+from trainwright.testing.combination import CombinationConformance
 
 
-class TestWeighted(RuleConformance):
+class TestWeighted(CombinationConformance):
     def make_rule(self):
-        return Weighted()
+        return WeightedMean()
 
 
-class TestMean(RuleConformance):
+class TestMean(CombinationConformance):
     def make_rule(self):
-        return Mean()
+        return PlainMean()
 
 
-class TestGeometric(RuleConformance):
+class TestGeometric(CombinationConformance):
     def make_rule(self):
-        return Geometric()
+        return GeometricMean()
 
 
-class TestVote(RuleConformance):
+class TestVote(CombinationConformance):
     def make_rule(self):
-        return Vote()
+        return MajorityVote()
 
 
-class TestMedian(RuleConformance):
+class TestMedian(CombinationConformance):
     def make_rule(self):
-        return Median()
+        return MedianRule()
 
 
-class TestMixture(RuleConformance):
+class TestMixture(CombinationConformance):
     def make_rule(self):
-        return Mixture()
-
-
-class TestStacking(RuleConformance):
-    def make_rule(self):
-        return Stacking(powers=(0.4, 0.1, 0.3, 0.7), offsets=(0.0, 0.0, 0.0))
+        return NormalMixture()
 
 
 def test_every_rule_is_tested():
-    assert {kind().make_rule().name for kind in RuleConformance.__subclasses__()} == set(RULES)
+    kits = [kind for kind in CombinationConformance.__subclasses__() if kind.__module__ == __name__]
+    assert {kit().make_rule().name for kit in kits} == set(RULES)
 
 
 @st.composite
@@ -65,17 +70,21 @@ class TestFormulas:
     @given(members())
     def test_means(self, given_):
         values, weights = given_
-        np.testing.assert_allclose(combine(Weighted(), values, weights), np.average(values, axis=0, weights=weights))
-        np.testing.assert_allclose(combine(Mean(), values, weights), values.mean(axis=0))
+        np.testing.assert_allclose(
+            combine(WeightedMean(), values, weights), np.average(values, axis=0, weights=weights)
+        )
+        np.testing.assert_allclose(combine(PlainMean(), values, weights), values.mean(axis=0))
         pooled = np.prod(np.maximum(values, 1e-7) ** (np.array(weights) / sum(weights))[:, None, None], axis=0)
-        np.testing.assert_allclose(combine(Geometric(), values, weights), pooled / pooled.sum(axis=1, keepdims=True))
+        np.testing.assert_allclose(
+            combine(GeometricMean(), values, weights), pooled / pooled.sum(axis=1, keepdims=True)
+        )
 
     @settings(max_examples=60)
     @given(members())
     def test_vote(self, given_):
         """The winner has most weight, of equals the greater mean probability, of equals the lower number."""
         values, weights = given_
-        found = combine(Vote(), values, weights)
+        found = combine(MajorityVote(), values, weights)
         mean = np.average(values, axis=0, weights=weights)
         for row in range(values.shape[1]):
             shares = np.zeros(values.shape[2])
@@ -93,7 +102,7 @@ class TestFormulas:
         values, weights = given_
         repeated = np.repeat(values, [round(10 * weight) for weight in weights], axis=0)
         plain = np.median(repeated, axis=0)
-        found = combine(Median(), values, weights)
+        found = combine(MedianRule(), values, weights)
         for row, expected in enumerate(plain):
             if expected.sum():
                 np.testing.assert_allclose(found[row], expected / expected.sum(), atol=1e-12)
@@ -101,11 +110,11 @@ class TestFormulas:
                 np.testing.assert_allclose(found[row], np.average(values[:, row], axis=0, weights=weights))
 
     def test_mixture_against_draws(self):
-        """Mean and variance are those of a million draws from the mixture."""
+        """PlainMean and variance are those of a million draws from the mixture."""
         draws = np.random.default_rng(0)
         means, deviations, weights = np.array([-1.0, 0.5, 2.0]), np.array([0.3, 1.0, 0.1]), [0.2, 0.5, 0.3]
         pairs = np.stack([means, deviations**2], axis=-1)[:, None, None, :]
-        found = combine(Mixture(), pairs, weights)[0, 0]
+        found = combine(NormalMixture(), pairs, weights)[0, 0]
         who = draws.choice(3, 10**6, p=weights)
         sample = means[who] + deviations[who] * draws.normal(size=10**6)
         assert found[0] == pytest.approx(sample.mean(), abs=5e-3)
@@ -115,71 +124,22 @@ class TestFormulas:
         """Means of 1e9 that differ by 1e-3: the naive formula has lost every digit."""
         pairs = np.array([[[[1e9, 1e-6]]], [[[1e9 + 1e-3, 1e-6]]]])
         apart = (pairs[1, 0, 0, 0] - pairs[0, 0, 0, 0]) / 2  # as float64 can hold it
-        assert combine(Mixture(), pairs, [1, 1])[0, 0, 1] == pytest.approx(1e-6 + apart**2, rel=1e-9)
-
-
-class TestStackingFit:
-    def library(self, rows=600):
-        """Two good members and one that is noise."""
-        draws = np.random.default_rng(1)
-        labels = draws.integers(0, 3, rows)
-        values = []
-        for skill in (2.0, 2.0, 0.0):
-            scores = draws.normal(size=(rows, 3))
-            scores[np.arange(rows), labels] += skill
-            odds = np.exp(scores)
-            values.append(odds / odds.sum(axis=1, keepdims=True))
-        return values, labels
-
-    def test_weighs_by_worth(self):
-        values, labels = self.library()
-        head = Stacking.fit([value[:300] for value in values], labels[:300])
-        assert min(head.powers[:2]) > 0.5 > abs(head.powers[2])
-        rest = [value[300:] for value in values]
-        losses = [
-            -np.log(combine(rule, rest, [1, 1, 1])[np.arange(300), labels[300:]]).mean() for rule in (head, Mean())
-        ]
-        assert losses[0] < losses[1] - 0.05
-
-    def test_noise_stays_near_equal_weights(self):
-        """Where nothing can be learned the strongest pull wins."""
-        draws = np.random.default_rng(2)
-        values = [np.full((60, 4), 0.25) + 0.01 * draws.random((60, 4)) for _ in range(3)]
-        values = [value / value.sum(axis=1, keepdims=True) for value in values]
-        head = Stacking.fit(values, draws.integers(0, 4, 60))
-        np.testing.assert_allclose(head.powers, 1 / 3, atol=0.05)
-
-    def test_missing_member(self):
-        head = Stacking(powers=(1.0, 1.0), offsets=(0.0, 0.0))
-        slots = Slots(rule=head, weights=[0.5, 0.5])
-        slots.put(1, np.array([[0.9, 0.1]]))
-        assert slots.combined().rule == "weighted"
-
-    def test_refusals(self):
-        head, value = Stacking(powers=(1.0, 1.0), offsets=(0.0, 0.0)), np.array([[0.9, 0.1]])
-        with pytest.raises(EnsembleError, match=r"not fitted; allowed: Stacking\.fit"):
-            combine(Stacking(), [value], [1])
-        with pytest.raises(EnsembleError, match="got 3 classes; allowed: the 2"):
-            combine(head, [np.full((1, 3), 1 / 3)] * 2, [1, 1])
-        with pytest.raises(EnsembleError, match=r"got members \[0\]; allowed: all 2"):
-            combine(head, [value], [1])
-        with pytest.raises(EnsembleError, match="got 4 rows; allowed: at least 10"):
-            Stacking.fit([np.tile(value, (4, 1))], np.zeros(4, dtype=int))
+        assert combine(NormalMixture(), pairs, [1, 1])[0, 0, 1] == pytest.approx(1e-6 + apart**2, rel=1e-9)
 
 
 class TestRefusals:
     def test_name_and_kind(self):
         with pytest.raises(EnsembleError, match=r"got 'medain'; allowed: .*did you mean 'median'"):
-            rule_of("medain", "classes")
+            make_rule("medain", "classes")
         with pytest.raises(EnsembleError, match="got 'vote' for predictions that are values; allowed: weighted, mean"):
-            rule_of("vote", "values")
+            make_rule("vote", "values")
         with pytest.raises(EnsembleError, match="got 'weighted' for predictions that are moments; allowed: mixture"):
-            rule_of(Weighted(), "moments")
+            make_rule(WeightedMean(), "moments")
         with pytest.raises(EnsembleError, match="'mean': got setting 'power'; allowed: none"):
-            rule_of({"name": "mean", "power": [1]}, "classes")
+            make_rule({"name": "mean", "power": [1]}, "classes")
 
     def test_slots(self):
-        slots = Slots(rule=Mean(), weights=[1, 1])
+        slots = PredictionSlots(rule=PlainMean(), weights=[1, 1])
         with pytest.raises(EnsembleError, match="got no prediction"):
             slots.combined()
         slots.put(0, np.array([[1.0, 0.0]]))

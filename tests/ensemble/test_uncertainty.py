@@ -5,28 +5,30 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import Mixture, combine, uncertainty_of
+from trainwright.ensemble import combine
+from trainwright.ensemble.combine.rules import NormalMixture
+from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.errors import EnsembleError
 
-weights_of = st.lists(st.floats(0.01, 10), min_size=1, max_size=5)
+serialise_weights = st.lists(st.floats(0.01, 10), min_size=1, max_size=5)
 
 
 class TestClasses:
     @settings(max_examples=60)
-    @given(seed=st.integers(0, 10**6), weights=weights_of, sharp=st.sampled_from([0.1, 1.0, 8.0]))
+    @given(seed=st.integers(0, 10**6), weights=serialise_weights, sharp=st.sampled_from([0.1, 1.0, 8.0]))
     def test_identity(self, seed, weights, sharp):
         """Entropies in plain Python: total is the sum; the epistemic part is the mean divergence from the mean."""
         logits = sharp * np.random.default_rng(seed).normal(size=(len(weights), 6, 3))
         values = np.exp(logits) / np.exp(logits).sum(axis=2, keepdims=True)
         share = np.array(weights) / sum(weights)
-        found = uncertainty_of(values, weights, "classes")
+        found = decompose_uncertainty(values, weights, "classes")
         mean = np.average(values, axis=0, weights=weights)
         divergence = (share[:, None, None] * values * np.log(values / mean)).sum(axis=(0, 2))
         np.testing.assert_allclose(found.total, -(mean * np.log(mean)).sum(axis=1), atol=1e-12)
         np.testing.assert_allclose(found.epistemic, divergence, atol=1e-9)
         np.testing.assert_allclose(found.total, found.aleatoric + found.epistemic, atol=1e-6)
         assert (found.epistemic >= 0).all()
-        doubt = uncertainty_of(values, weights, "classes", "confidence")
+        doubt = decompose_uncertainty(values, weights, "classes", "confidence")
         np.testing.assert_allclose(doubt.total, 1 - mean.max(axis=1), atol=1e-12)
         np.testing.assert_allclose(doubt.aleatoric, 1 - share @ values.max(axis=2), atol=1e-12)
         np.testing.assert_allclose(doubt.total, doubt.aleatoric + doubt.epistemic, atol=1e-6)
@@ -34,45 +36,45 @@ class TestClasses:
     def test_ends(self):
         """Certain and contrary: all epistemic. Agreeing on even odds: all aleatoric. One member: epistemic 0."""
         sure = np.array([[1.0, 0.0]])
-        torn = uncertainty_of([sure, sure[:, ::-1]], [1, 1], "classes")
+        torn = decompose_uncertainty([sure, sure[:, ::-1]], [1, 1], "classes")
         assert (torn.aleatoric[0], torn.epistemic[0]) == (0.0, pytest.approx(np.log(2)))
-        even = uncertainty_of([np.array([[0.5, 0.5]])] * 2, [1, 3], "classes")
+        even = decompose_uncertainty([np.array([[0.5, 0.5]])] * 2, [1, 3], "classes")
         assert (even.aleatoric[0], even.epistemic[0]) == (pytest.approx(np.log(2)), 0.0)
-        assert uncertainty_of([np.array([[0.3, 0.7]])], [0.7], "classes").epistemic.tolist() == [0.0]
+        assert decompose_uncertainty([np.array([[0.3, 0.7]])], [0.7], "classes").epistemic.tolist() == [0.0]
 
     def test_refusals(self):
         with pytest.raises(EnsembleError, match=r"got measure 'entrpy' .*allowed: entropy, confidence \(did you mean"):
-            uncertainty_of([np.array([[0.5, 0.5]])], [1], "classes", "entrpy")
+            decompose_uncertainty([np.array([[0.5, 0.5]])], [1], "classes", "entrpy")
         with pytest.raises(EnsembleError, match="predictions that are values; allowed: variance"):
-            uncertainty_of([np.array([[0.5]])], [1], "values", "entropy")
+            decompose_uncertainty([np.array([[0.5]])], [1], "values", "entropy")
         broken = [np.array([[0.5, 0.5], [0.5, np.nan]]), np.array([[0.5, 0.5], [0.5, 0.5]])]
         with pytest.raises(EnsembleError, match="row 1 has a mutual information of"):
-            uncertainty_of(broken, [1, 1], "classes")
+            decompose_uncertainty(broken, [1, 1], "classes")
 
 
 class TestValues:
     @settings(max_examples=60)
-    @given(seed=st.integers(0, 10**6), weights=weights_of, far=st.sampled_from([0.0, 1e6]))
+    @given(seed=st.integers(0, 10**6), weights=serialise_weights, far=st.sampled_from([0.0, 1e6]))
     def test_identity(self, seed, weights, far):
         """The total is the mixture's variance, and the parts are the weighted mean variance and variance of means."""
         draws = np.random.default_rng(seed)
         pairs = np.stack([far + draws.normal(size=(len(weights), 5, 2)), draws.random((len(weights), 5, 2)) + 0.01], -1)
-        found = uncertainty_of(pairs, weights, "moments")
+        found = decompose_uncertainty(pairs, weights, "moments")
         share = np.array(weights) / sum(weights)
         centre = pairs[..., 0] - far
         between = np.tensordot(share, (centre - np.tensordot(share, centre, axes=1)) ** 2, axes=1)
         np.testing.assert_allclose(found.aleatoric, np.tensordot(share, pairs[..., 1], axes=1), rtol=1e-9)
         np.testing.assert_allclose(found.epistemic, between, rtol=1e-6, atol=1e-9)
         np.testing.assert_allclose(found.total, found.aleatoric + found.epistemic, atol=1e-6)
-        np.testing.assert_allclose(found.total, combine(Mixture(), pairs, weights)[..., 1], rtol=1e-9)
+        np.testing.assert_allclose(found.total, combine(NormalMixture(), pairs, weights)[..., 1], rtol=1e-9)
         assert found.per_row().total == pytest.approx(found.total.mean(axis=1))
 
     def test_without_variances(self):
         """Members that give no variance: the aleatoric part is unknown, not 0."""
-        found = uncertainty_of([np.array([[1.0]]), np.array([[3.0]])], [1, 1], "values")
+        found = decompose_uncertainty([np.array([[1.0]]), np.array([[3.0]])], [1, 1], "values")
         assert found.aleatoric is None
         assert found.epistemic.tolist() == found.total.tolist() == [[1.0]]
         assert found.per_row().epistemic.tolist() == [1.0]
 
     def test_one_member(self):
-        assert uncertainty_of([np.array([[[2.0, 0.5]]])], [0.3], "moments").epistemic.tolist() == [[0.0]]
+        assert decompose_uncertainty([np.array([[[2.0, 0.5]]])], [0.3], "moments").epistemic.tolist() == [[0.0]]

@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 
 from trainwright.cli import main
-from trainwright.ensemble import Cost, EnsembleSettings, KeptSettings, Library, leave
+from trainwright.ensemble import EnsembleSettings, Library, leave
+from trainwright.ensemble.ensemble_settings import StoredSettings
+from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report import write_report
-from trainwright.report.ensemble_so_far import ensemble_so_far
-from trainwright.report.ensembles import ensembles_of
 from trainwright.report.figures.ensemble_front import ensemble_front
+from trainwright.report.study_ensemble import choose_study_ensemble, summarise_current_ensemble
 
 ROWS, CLASSES = 200, 5
 TARGETS = {name: np.random.default_rng(3).integers(0, CLASSES, ROWS) for name in ("selection", "test")}
@@ -51,7 +52,7 @@ def library(directory, numbers, *, timed=True, rows=ROWS, epoch=1):
             logits = draws.normal(size=(rows, CLASSES))
             logits[np.arange(rows), labels[:rows]] += 1.0 + number / 20
             predictions[name] = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
-        cost = Cost(
+        cost = MemberCost(
             parameter_count=10, weight_bytes=4000 + number, device="cpu", threads=1, dtype="float32",
             seconds=128e-6 * (1 + number),
         )  # fmt: skip
@@ -79,7 +80,7 @@ def state_of(directory):
 
 def test_front_singles_and_pick(study):
     library(study, range(0, 20, 2))
-    found = ensembles_of(state_of(study), study)
+    found = choose_study_ensemble(state_of(study), study)
     assert [single.trial for single in found.singles] == list(range(0, 20, 2))
     name, score = found.test_score(found.pick)
     assert name == "accuracy"
@@ -98,13 +99,13 @@ def test_front_singles_and_pick(study):
 
 def test_without_times_the_members_are_counted(study):
     library(study, range(6), timed=False)
-    assert ensemble_front(ensembles_of(state_of(study), study)).layout["xaxis"]["title"]["text"] == "members"
+    assert ensemble_front(choose_study_ensemble(state_of(study), study)).layout["xaxis"]["title"]["text"] == "members"
 
 
 def test_a_large_library_is_cut_to_its_best(study):
     library(study, range(12))
-    KeptSettings(settings=EnsembleSettings(library_top=5)).write(study)
-    found = ensembles_of(state_of(study), study)
+    StoredSettings(settings=EnsembleSettings(library_top=5)).write(study)
+    found = choose_study_ensemble(state_of(study), study)
     assert len(found.singles) < 12  # the five best, and those that none beats in loss and cost
     assert (
         f"{12 - len(found.singles)} further models were left out" in ensemble_front(found).caption
@@ -121,17 +122,17 @@ def test_a_library_that_allows_no_choice_costs_only_its_section(study):
 
 
 def test_no_library_no_section(study):
-    assert ensembles_of(state_of(study), study) is None
+    assert choose_study_ensemble(state_of(study), study) is None
     assert 'id="ensembles"' not in write_report(study).read_text(encoding="utf-8")
 
 
 class TestSoFar:
     def test_every_state_has_the_ensemble_of_its_settings(self, study):
         """Newcomers, later epochs of known trials, and entries that cannot be used."""
-        assert ensemble_so_far(state_of(study), study) is None
+        assert summarise_current_ensemble(state_of(study), study) is None
         for numbers, epoch in (([3, 1], 1), ([0, 7], 1), ([], 1), ([1, 5], 2)):
             library(study, numbers, epoch=epoch)
-            found = ensemble_so_far(state_of(study), study)
+            found = summarise_current_ensemble(state_of(study), study)
             chosen = EnsembleSettings().choose(Library.open(study))
             assert found.weights == dict(zip(members_of(chosen.ensemble), chosen.ensemble.weights, strict=True))
             assert found.loss == pytest.approx(chosen.front.points[0].loss, abs=1e-9)
@@ -149,7 +150,7 @@ class TestSoFar:
 
         assert "ensemble" not in said()
         library(study, range(6))
-        found = ensemble_so_far(state_of(study), study)
+        found = summarise_current_ensemble(state_of(study), study)
         trials = ", ".join(map(str, found.weights))
         assert f"ensemble so far: trials {trials} of 6 models, selection cross entropy {found.loss:.6g} (the" in said()
         told = json.loads(said("--json").splitlines()[-1])["ensemble"]

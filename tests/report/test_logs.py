@@ -10,7 +10,7 @@ import trainwright as tw
 from trainwright.errors import InputError, MissingExtra
 from trainwright.integrations.optuna.journal import OptunaJournal
 from trainwright.ledger import DirectoryLedger, facts
-from trainwright.report import Endings, MLflowRuns, TensorBoardLog, export_mlflow, export_tensorboard
+from trainwright.report import FinishedTrials, MLflowRuns, TensorBoardLog, export_mlflow, export_tensorboard
 from trainwright.report import follow as keep_up
 
 SPACE = tw.Space(
@@ -60,7 +60,7 @@ def settle(directory):
 
 
 def trials_of(directory):
-    return Endings(directory).state.trials
+    return FinishedTrials(directory).state.trials
 
 
 theirs = pytest.mark.filterwarnings("ignore")  # what TensorBoard's server and MLflow warn of in their own code
@@ -269,7 +269,7 @@ def test_mlflow_again_adds_only_what_is_new(study, store):
     runs = MLflowRuns(study, uri)
     first, _ = runs_of(client, runs.experiment)
     foreign = client.create_run(runs.experiment, run_name="mine").info.run_id
-    tags = {"trainwright.study": runs.endings.study_id, "trainwright.trial": "3"}
+    tags = {"trainwright.study": runs.finished.study_id, "trainwright.trial": "3"}
     half = client.create_run(runs.experiment, tags=tags).info.run_id
     assert runs.update() == 0
     settle(study)

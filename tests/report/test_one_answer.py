@@ -11,15 +11,16 @@ import numpy as np
 import pytest
 
 from trainwright.cli import main
-from trainwright.cli.stages._stage import Work
-from trainwright.cli.stages.ensemble import Selecting
-from trainwright.ensemble import Cost, EnsembleSettings, KeptSettings, Library, leave
-from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
+from trainwright.cli.workflow.ensemble import EnsembleStage
+from trainwright.cli.workflow.stage import StageRun
+from trainwright.ensemble import EnsembleSettings, Library, leave
+from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
+from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
-from trainwright.report.ensembles import ensembles_of
 from trainwright.report.html import write_report
 from trainwright.report.overview import Overview
-from trainwright.ui.drawings import Drawings
+from trainwright.report.study_ensemble import choose_study_ensemble
+from trainwright.ui.figure_views import FigureViews
 
 CASES = [case if case < 4 else pytest.param(case, marks=pytest.mark.slow) for case in range(20)]
 SPLITS = {"selection": 60, "calibration": 40, "test": 30}
@@ -95,7 +96,7 @@ def fill(directory, draws, kind):
             else:
                 mean = truth + draws.normal(size=len(truth)) / (1 + number / 4)
                 told[name] = mean if kind == "values" else np.stack([mean, np.full(len(truth), 0.1)], axis=-1)
-        cost = Cost(
+        cost = MemberCost(
             parameter_count=1, weight_bytes=4 * (number + 1), device="cpu", threads=1, dtype="float32",
             seconds=128e-6 * (1 + number),
         )  # fmt: skip
@@ -118,16 +119,16 @@ def said(monkeypatch, capsys):
     return run
 
 
-def weights_of(rows):
+def serialise_weights(rows):
     return {row["trial"]: row["weight"] for row in rows}
 
 
 def on_the_page(folder, state):
     """Return the members that the live page shows, when it has drawn them."""
-    drawings = Drawings(Looking(folder, state))
+    drawings = FigureViews(Looking(folder, state))
     while (view := drawings.view("ensembles"))["pending"]:
         time.sleep(0.01)
-    return weights_of(view["members"])
+    return serialise_weights(view["members"])
 
 
 def doors(folder, said):
@@ -136,9 +137,9 @@ def doors(folder, said):
     status = said("status", folder)["ensemble"]
     page = write_report(folder).read_text(encoding="utf-8")
     found = {
-        "command": weights_of(said("ensemble", folder)["pick"]["members"]),
+        "command": serialise_weights(said("ensemble", folder)["pick"]["members"]),
         "status": {int(trial): weight for trial, weight in status["weights"].items()},
-        "report": weights_of(ensembles_of(state, folder).pick.table()),
+        "report": serialise_weights(choose_study_ensemble(state, folder).pick.table()),
         "live page": on_the_page(folder, state),
     }
     count = len(found["report"])
@@ -155,8 +156,8 @@ def test_after_a_run(case, scribe, said):
     folder = scribe.write()
     fill(folder, draws, kind)
     table = settings_of(draws, kind)
-    stage = Selecting.of(table)
-    outcome = stage.run(Work(file=Path("study.toml"), job=None, directory=folder, budget={}))
+    stage = EnsembleStage.of(table)
+    outcome = stage.run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
     summary = stage.summary(outcome.content)
     expected = dict(zip(summary["ensemble_trials"], summary["ensemble_weights"], strict=True))
     chosen = EnsembleSettings(**table).choose(Library.open(folder))
@@ -166,7 +167,7 @@ def test_after_a_run(case, scribe, said):
         assert found == expected, door
     assert summary["cost_limit"] == chosen.cost_limit
     assert (folder / "ensemble.html").read_bytes() == pictures
-    assert KeptSettings.read(folder) == KeptSettings(settings=EnsembleSettings(**table), by_run=True)
+    assert StoredSettings.read(folder) == StoredSettings(settings=EnsembleSettings(**table), by_run=True)
 
 
 def test_without_a_run_the_command_is_the_choice(scribe, said, tmp_path):
@@ -174,14 +175,14 @@ def test_without_a_run_the_command_is_the_choice(scribe, said, tmp_path):
     scribe.create()
     folder = scribe.write()
     fill(folder, np.random.default_rng(5), "classes")
-    first = weights_of(said("ensemble", folder, "--max-members", 2, "--pick", "fallback")["pick"]["members"])
-    assert asdict(KeptSettings.settings_of(folder)) == asdict(EnsembleSettings(max_members=2, pick="fallback"))
+    first = serialise_weights(said("ensemble", folder, "--max-members", 2, "--pick", "fallback")["pick"]["members"])
+    assert asdict(StoredSettings.settings_of(folder)) == asdict(EnsembleSettings(max_members=2, pick="fallback"))
     for door, found in doors(folder, said).items():
         assert found == first, door
     before = (folder / SETTINGS_FILE).read_bytes()
     told = said("ensemble", folder, "--max-members", 1, "--html", tmp_path / "look.html")
     assert (len(told["pick"]["members"]), (folder / SETTINGS_FILE).read_bytes()) == (1, before)
-    Selecting.of({"max_members": 3}).run(Work(file=Path("study.toml"), job=None, directory=folder, budget={}))
+    EnsembleStage.of({"max_members": 3}).run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
     before, pictures = ((folder / name).read_bytes() for name in (SETTINGS_FILE, "ensemble.html"))
     told = said("ensemble", folder, "--max-members", 1)
     assert told["page"] == str(folder / "ensemble-tried.html")

@@ -10,12 +10,12 @@ from trainwright.memory import Chain, Stage
 from trainwright.memory import plan as plan_step
 from trainwright.report import write_report
 from trainwright.report.figures.forecast import forecast_figure
+from trainwright.report.figures.groups import draw_plans
 from trainwright.report.figures.memory_plan import memory_plan_figure
-from trainwright.report.figures.planned import planned_figures
 from trainwright.report.figures.strategies import strategies_figures
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
-from trainwright.report.plans import plans_of
+from trainwright.report.study_plans import plans_of
 
 COST = {"device_hours": 2.0, "device_hours_90": 3.0, "wall_seconds": 600.0, "wall_seconds_90": 900.0}
 
@@ -106,7 +106,7 @@ def test_they_are_in_the_report_as_on_the_page(scribe, memory_plan):
     (scribe.directory / "oracle.json").write_text(json.dumps(told))
     (scribe.directory / "old.json").write_text(json.dumps({"kind": "memory plan", "schema": 0}))
     text = write_report(scribe.directory).read_text()
-    figures = [figure.name for figure in planned_figures(Overview(fold([])), plans_of(scribe.directory)) if figure]
+    figures = [figure.name for figure in draw_plans(Overview(fold([])), plans_of(scribe.directory))]
     assert len(set(figures)) == 3
     assert all(f'id="plot-{name}"' in text for name in figures)
     assert '<section id="plans"' in text

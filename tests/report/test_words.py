@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trainwright.report.words import DASH, aligned, count, duration, embedded_json, escape, number, shown
+from trainwright.report.formatting import DASH, aligned, count, duration, embedded_json, escape, number, shown
 
 MINUS = "\N{MINUS SIGN}"
 

@@ -11,8 +11,9 @@ from scipy.special import ndtri
 
 from trainwright.errors import SearchError, SpaceExhausted, TrialError
 from trainwright.search import ForestSearcher, RandomSearcher, SearchView
-from trainwright.search.bayes.acquisition import ei, pi, ucb
+from trainwright.search.bayes.acquisition import expected_improvement
 from trainwright.search.bayes.candidates import Moves
+from trainwright.search.bayes.forest_model import Forest, Growth
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
 from trainwright.testing.searcher import SearcherConformance, bowl, play
 
@@ -22,33 +23,9 @@ class TestForest(SearcherConformance):
         return ForestSearcher(initial=7)  # below that it is the initial design, which other tests know
 
 
-class TestAlways(SearcherConformance):
+class TestWeighted(SearcherConformance):
     def make_searcher(self):
-        return ForestSearcher(initial=5, refit="always", scaler="minmax", failures="mean", pending="proximity")
-
-
-class TestBestCuts(SearcherConformance):
-    def make_searcher(self):
-        return ForestSearcher(
-            initial=5, kind="forest", acquisition="UCB", failures="ignore", max_rows=20, trees=3, pending="liar-mean",
-            scalarisation="augmented", candidates=50,
-        )  # fmt: skip
-
-
-class TestBagging(SearcherConformance):
-    def make_searcher(self):
-        return ForestSearcher(
-            initial=5, kind="bagging", design="random", acquisition="EI", scaler="minmaxlog",
-            scalarisation="chebyshev", trees=4, candidates=100,
-        )  # fmt: skip
-
-
-class TestSubspace(SearcherConformance):
-    def make_searcher(self):
-        return ForestSearcher(
-            initial=5, kind="subspace", design="sobol", period=1, acquisition="PId", schedule="bandit",
-            scaler="identity", scalarisation="pbi", trees=4, candidates=100,
-        )  # fmt: skip
+        return ForestSearcher(initial=5, scalarisation="augmented", max_rows=20, trees=3, candidates=50)
 
 
 class TestPlainUcb(SearcherConformance):
@@ -56,7 +33,7 @@ class TestPlainUcb(SearcherConformance):
 
     def make_searcher(self):
         return ForestSearcher(
-            initial=5, schedule="constant", pending="ignore", scaler="log", scalarisation="quadratic", trees=4,
+            initial=5, kappa_final=1.96, pending="ignore", scalarisation="quadratic", trees=4,
             candidates=100,
         )  # fmt: skip
 
@@ -109,12 +86,6 @@ def test_kappa_decays_and_returns():
     assert found[5:8] == pytest.approx([1.96, 1.1562, 0.6820], abs=1e-4)
     assert found[14:16] == pytest.approx([0.0170, 1.96], abs=1e-4)
     assert kappas(ForestSearcher(kappa=0.7, kappa_final=0.7))[5:] == [0.7] * 35
-    assert kappas(ForestSearcher(schedule="constant"), 8)[5:] == [1.96] * 3
-    margins = kappas(ForestSearcher(acquisition="EId"), 16)
-    assert margins[5:7] == pytest.approx([0.1, 0.1 * 1e-3**0.1])
-    assert margins[15] == pytest.approx(0.1)
-    grows = kappas(ForestSearcher(schedule="bandit"), 9)[5:]
-    assert grows == pytest.approx([math.sqrt(0.4 * math.log(4 * i**2 * math.pi**2 / 0.3)) for i in (1, 2, 3, 4)])
 
 
 def test_each_worker_slot_has_its_own_kappa():
@@ -142,41 +113,16 @@ def test_batches_draw_their_kappas_from_an_exponential_law():
     assert len({c.key for c in batch}) == 300
 
 
-@given(st.floats(-1, 1), st.floats(1e-3, 1), st.floats(0, 0.5), st.floats(-1, 1))
-def test_acquisitions_are_expectations(mu, deviation, xi, best):
-    """Expected improvement and its probability equal their integrals over the normal law."""
-    normal = (np.arange(20_000) + 0.5) / 20_000
-    draws = mu + deviation * ndtri(normal)
-    gains = best - xi - draws
-    arguments = (np.array([mu]), np.array([deviation]), xi, best)
-    assert -ei(*arguments)[0] == pytest.approx(np.maximum(gains, 0).mean(), abs=2e-3)
-    assert -pi(*arguments)[0] == pytest.approx((gains > 0).mean(), abs=2e-3)
-    assert ucb(*arguments)[0] == mu - xi * deviation
+@given(st.floats(-1, 1), st.floats(1e-3, 1), st.floats(-1, 1))
+def test_expected_improvement_is_an_expectation(mu, deviation, best):
+    """It equals its integral over the normal law."""
+    draws = mu + deviation * ndtri((np.arange(20_000) + 0.5) / 20_000)
+    found = expected_improvement(np.array([mu]), np.array([deviation]), best)[0]
+    assert -found == pytest.approx(np.maximum(best - draws, 0).mean(), abs=2e-3)
 
 
-def test_acquisitions_without_deviation():
-    mu, none = np.array([0.2, 0.5]), np.zeros(2)
-    assert ei(mu, none, 0.1, 0.4).tolist() == pytest.approx([-0.1, 0.0])
-    assert pi(mu, none, 0.1, 0.4).tolist() == [-1.0, 0.0]
-
-
-@pytest.mark.parametrize("acquisition", ["EId", "EI", "PId", "PI", "UCB"])
-def test_every_acquisition_searches(acquisition):
-    assert best_of(ForestSearcher(acquisition=acquisition), seeds=2) < 0.35 * best_of(RandomSearcher(), seeds=2)
-
-
-@pytest.mark.parametrize("lie", ["liar-min", "liar-mean", "liar-max"])
-def test_a_liar_takes_what_is_pending_for_told(lie):
-    """The proposal is that of an honest searcher to whom the pending trial was told with the lie."""
-    view = SearchView(square_space(), 0)
-    play(RandomSearcher(), view, 10, square)
-    [pending] = RandomSearcher().ask(view, [10])
-    view.propose(10, pending)
-    [proposal] = ForestSearcher(pending=lie).ask(view, [11])
-    view.result(10, [{"liar-min": np.min, "liar-mean": np.mean, "liar-max": np.max}[lie](view.losses)],
-                epoch=None, complete=True)  # fmt: skip
-    [honest] = ForestSearcher().ask(view, [11])
-    assert proposal == honest
+def test_expected_improvement_without_deviation():
+    assert expected_improvement(np.array([0.2, 0.5]), np.zeros(2), 0.3).tolist() == pytest.approx([-0.1, 0.0])
 
 
 def test_a_large_batch_is_distinct_and_legal():
@@ -214,23 +160,6 @@ def test_failures_are_not_initial_points_and_are_avoided():
     assert sum(c["x"] > 0.5 for c in done[30:]) < 8
 
 
-def test_pending_trials_push_proposals_away():
-    """With proximity, a pending trial takes away the deviation around it, so the next proposal lies farther off."""
-    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    distances = {}
-    for pending in ("exclude", "proximity"):
-        searcher, found = ForestSearcher(pending=pending, kappa=5.0, kappa_final=5.0), []
-        for seed in range(20):
-            view = SearchView(space, seed)
-            play(searcher, view, 15, lambda c, n: [(c["x"] - 0.5) ** 2])
-            [first] = searcher.ask(view, [15])
-            view.propose(15, first)
-            [second] = searcher.ask(view, [15])  # the same number: only the pending trial differs
-            found.append(math.dist((first["x"], first["y"]), (second["x"], second["y"])))
-        distances[pending] = np.median(found)
-    assert distances["proximity"] > distances["exclude"]
-
-
 def test_intermediate_values_help():
     """Trials that were stopped teach about full ones: losses at a third of the epochs are lower bounds in order."""
     space = square_space()
@@ -262,9 +191,10 @@ def test_grow_predicts_as_always():
     M[:, :4] = view.space.sample(np.random.default_rng(0), 500)
     means = []
     for refit in ("grow", "always"):
-        searcher = ForestSearcher(refit=refit, trees=100)
-        searcher.ask(view, [300])
-        forest = view.memo[searcher]
+        growth = Growth(trees=100, scalarisation="linear", weights=None, max_rows=10_000, refit=refit)
+        forest = Forest(growth, view)
+        forest.update(view)
+        forest.value(np.ones(1))
         means.append(forest.predict(M)[0])
     assert spearmanr(*means).statistic >= 0.95
 
@@ -368,18 +298,16 @@ def test_inactive_parameters_are_no_obstacle():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "boosted"}, "kind must be one of 'extra', 'bagging', 'forest', 'subspace', got 'boosted'"),
-        ({"acquisition": "LCB"}, "acquisition must be one of 'UCBd', 'UCB', 'EId', 'EI', 'PId', 'PI', got 'LCB'"),
+        ({"pending": "liar"}, "ForestSearcher.pending: got 'liar'; allowed: 'exclude', 'ignore'"),
         (
             {"scalarisation": "sum"},
-            "scalarisation must be one of 'dominance', 'linear', 'chebyshev', 'augmented', 'pbi'",
+            "ForestSearcher.scalarisation: got 'sum'; allowed: 'dominance', 'linear', 'chebyshev', 'augmented', 'pbi'",
         ),
         ({"weights": (1.0, -1.0)}, "weights must be numbers >= 0, one per objective and not all 0, got (1.0, -1.0)"),
-        ({"trees": 0}, "trees must be an integer >= 1, got 0"),
-        ({"period": 2.5}, "period must be an integer >= 1, got 2.5"),
-        ({"initial": -1}, "initial must be an integer >= 0, got -1"),
-        ({"max_rows": 5}, "max_rows must be an integer >= 10, got 5"),
-        ({"kappa": 0.001}, "0 < kappa_final <= kappa is needed, got 0.01 and 0.001"),
+        ({"trees": 0}, "ForestSearcher.trees: got 0; allowed: a whole number >= 1"),
+        ({"initial": -1}, "ForestSearcher.initial: got -1; allowed: a whole number >= 0"),
+        ({"max_rows": 5}, "ForestSearcher.max_rows: got 5; allowed: a whole number >= 10"),
+        ({"kappa": 0.001}, "ForestSearcher.kappa_final: got 0.01, above kappa 0.001; allowed: a number up to kappa"),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -33,9 +33,8 @@ SEARCHERS = {
     "sobol": (QuasiRandomSearcher(sequence="sobol"), 40),
     "evolution": (EvolutionSearcher(initial=3), 100),
     "forest": (ForestSearcher(initial=3, candidates=40), 150),
-    "forest with a lie": (ForestSearcher(initial=3, candidates=16, pending="liar-min"), 40),
     "forest by improvement": (
-        ForestSearcher(initial=1, candidates=40, pending="proximity", acquisition="EI", design="random"),
+        ForestSearcher(initial=1, candidates=40, kappa_final=1.96, pending="ignore"),
         40,
     ),
     "gp": (GaussianProcessSearcher(initial=3, candidates=24), 24),

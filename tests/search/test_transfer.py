@@ -177,7 +177,7 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path):
         "warm_start: got 7; allowed: a study, as of tw.Study.open('runs/old'), or its directory": (
             lambda: tw.ForestSearcher(warm_start=7)
         ),
-        "ForestSearcher: transfer must be one of 'surrogate', 'generative', 'priors', got 'all'": (
+        "ForestSearcher.transfer: got 'all'; allowed: 'surrogate', 'generative', 'priors'": (
             lambda: tw.ForestSearcher(transfer="all")
         ),
         "warm_start: the earlier study has x, this study y: they share nothing": (

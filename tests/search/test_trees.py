@@ -1,6 +1,5 @@
 """The compiled trees against a plain Python reference, brute force and the laws that predictions must obey."""
 
-import itertools
 import math
 
 import numpy as np
@@ -99,7 +98,7 @@ class Reference:
 class Grown:
     """Trees grown by the kernels from model rows and losses, for tests."""
 
-    def __init__(self, M, losses, codes, *, trees=1, best=False, tried=None, born=None, key=12345):
+    def __init__(self, M, losses, codes, *, trees=1, born=None, key=12345):
         count, d = M.shape
         room = count + 1
         words = max(1, math.ceil(max(codes) / 64))
@@ -122,7 +121,6 @@ class Grown:
         for t in range(trees):
             self.leaf_of[t, born[t] :] = -1
         self.born, self.codes = born, np.array(codes, np.int64)
-        self.best, self.tried = best, d if tried is None else tried
         self.finite = 0
         self.extend(0, count)
 
@@ -134,14 +132,14 @@ class Grown:
             self.scale(row + 1)
             compiled.grow(
                 self.M, self.targets, row, row + 1, self.born, self.w, self.key,
-                self.codes, self.best, self.tried, 2, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of,
+                self.codes, 2, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of,
                 self.heads, self.chain, self.sizes,
             )  # fmt: skip
         compiled.leaf_means(self.targets[0, :stop], self.leaf_of, self.w, self.sizes, self.means)
 
-    def scale(self, count, *, scaler="quantile-uniform", lenient=False):
+    def scale(self, count, *, scaler="quantile-uniform"):
         scaling.scale(
-            self.losses, self.failed, scaling.SCALERS.index(scaler), lenient, self.order, self.finite, count,
+            self.losses, self.failed, scaling.SCALERS.index(scaler), self.order, self.finite, count,
             self.targets, self.bounds, self.limits, self.bads,
         )  # fmt: skip
 
@@ -195,11 +193,10 @@ def test_a_single_tree_without_threshold_predicts_distinct_rows_exactly():
 @pytest.mark.parametrize("codes", [5, 63, 64, 65, 130, 300])
 def test_choices_of_any_size(codes):
     """Masks of one word or many: rows that differ by their code alone are told apart."""
-    for best in (False, True):
-        generator = np.random.default_rng(codes)
-        M = generator.permutation(codes).astype(float)[:, None]
-        grown = Grown(M, generator.random(codes), [codes + 1], best=best)
-        assert np.array_equal(grown.predict(M)[0], grown.y)
+    generator = np.random.default_rng(codes)
+    M = generator.permutation(codes).astype(float)[:, None]
+    grown = Grown(M, generator.random(codes), [codes + 1])
+    assert np.array_equal(grown.predict(M)[0], grown.y)
 
 
 def test_walks_agree_with_the_leaves_noted_while_growing():
@@ -228,91 +225,35 @@ def test_deviation_is_that_of_the_trees():
         assert within + sd[k] ** 2 == pytest.approx(mixture, abs=1e-12)
 
 
-def explained(y, left):
-    right = ~left
-    return y[left].sum() ** 2 / left.sum() + y[right].sum() ** 2 / right.sum()
-
-
-def best_by_force(M, y, codes):
-    """Return the greatest explained sum of squares over all cuts of all columns and all subsets of all choices."""
-    top = -1.0
-    for c in range(M.shape[1]):
-        values = sorted(set(M[:, c]))
-        if codes[c]:
-            sets = itertools.chain.from_iterable(itertools.combinations(values, k) for k in range(1, len(values)))
-            tests = [np.isin(M[:, c], list(chosen)) for chosen in sets]
-        else:
-            tests = [M[:, c] <= value for value in values[:-1]]
-        top = max([top, *(explained(y, left) for left in tests)])
-    return top
-
-
-@given(seed=st.integers(0, 10_000), count=st.integers(2, 12), choice=st.sampled_from([0, 3, 5]))
-@settings(max_examples=60)
-def test_best_cuts_equal_brute_force(seed, count, choice):
-    """The root of a best-cut tree explains as much as the best of all cuts and subsets."""
-    M, losses, codes = table(np.random.default_rng(seed), count, units=2, choice=choice, ties=seed % 2 == 0)
-    grown = Grown(M, losses, codes, best=True)
-    top = best_by_force(M, grown.y, codes)
-    if grown.sizes[0] == 1:  # no split: all targets or all rows are equal
-        assert top < 0 or len(set(grown.y)) == 1
-        return
-    left = np.array([row_goes_left(grown, row) for row in M])
-    assert explained(grown.y, left) == pytest.approx(top, rel=1e-12)
-
-
-def row_goes_left(grown, row):
-    link = int(grown.bits[0, 0, 1])
-    value = row[link & 0x7FFFFFFF]
-    if link & 0x80000000:
-        return not int(grown.bits[0, 0, 0]) >> int(value) & 1
-    return value <= grown.bits.view(np.float64)[0, 0, 0]
-
-
-def test_columns_tried_are_drawn_evenly():
-    """With one column tried per node, each of six equally good columns splits the root about as often."""
-    generator = np.random.default_rng(5)
-    M = np.repeat(generator.random((30, 1)), 6, axis=1)
-    grown = Grown(M, generator.random(30), [0] * 6, trees=600, best=True, tried=1)
-    counts = np.bincount((grown.bits[:, 0, 1] & np.uint64(0x7FFFFFFF)).astype(int), minlength=6)
-    assert counts.min() > 60  # expected 100, standard deviation 9
-
-
-def plain_targets(losses, *, scaler, lenient=False):
+def plain_targets(losses, *, scaler):
     finite = np.sort(losses[np.isfinite(losses)])
     if not len(finite):
         return np.full(len(losses), 0.5)
     q1, q3 = np.quantile(finite, [0.25, 0.75])
     clipped = np.minimum(losses, q3 + 1.5 * (q3 - q1)) if q1 < q3 else losses
     known = clipped[np.isfinite(losses)]
-    spread = known.max() - known.min()
-    share = (known - known.min()) / spread if spread else np.full(len(known), 0.5)
     targets = np.empty(len(losses))
     targets[np.isfinite(losses)] = {
         # mean rank, from 1
         "quantile-uniform": [((known < v).sum() + (known <= v).sum()) / 2 / len(known) for v in known],
-        "minmax": share,
-        "minmaxlog": np.log(share + 1e-12),
-        "log": np.log(np.maximum(known if known.min() > 0 else known - known.min() + 1e-12, 1e-12)),
         "identity": known,
     }[scaler]
     good = targets[np.isfinite(losses)]
-    targets[~np.isfinite(losses)] = good.mean() if lenient else good.max()
+    targets[~np.isfinite(losses)] = good.max()
     return targets
 
 
 @given(
     st.lists(st.one_of(st.floats(-100, 100), st.sampled_from([0.0, 1.0, math.inf])), min_size=1, max_size=30),
     st.sampled_from(scaling.SCALERS),
-    st.booleans(),
 )
 @settings(max_examples=200)
-def test_scaling_equals_its_formula(losses, scaler, lenient):
+def test_scaling_equals_its_formula(losses, scaler):
     """Targets are clipped mean ranks, or another scale of the clipped losses, incrementally as from scratch."""
     losses = np.array(losses)
     grown = Grown(np.zeros((len(losses), 1)), losses, [0])
-    grown.scale(len(losses), scaler=scaler, lenient=lenient)
-    assert grown.y == pytest.approx(plain_targets(losses, scaler=scaler, lenient=lenient), abs=1e-9)
+    grown.scale(len(losses), scaler=scaler)
+    assert grown.y == pytest.approx(plain_targets(losses, scaler=scaler), abs=1e-9)
 
 
 @pytest.mark.parametrize("scaler", scaling.SCALERS)
@@ -322,8 +263,8 @@ def test_scaling_of_huge_losses_stays_finite(scaler):
     grown.scale(6, scaler=scaler)
     assert np.all(np.isfinite(grown.y))
     assert np.all(np.isfinite(grown.y**2 * 6))
-    assert np.argmin(grown.y) in {1, 3} if scaler in {"log", "identity"} else np.argmin(grown.y) == 3
-    if scaler in {"quantile-uniform", "minmax"}:
+    assert np.argmin(grown.y) in {1, 3} if scaler == "identity" else np.argmin(grown.y) == 3
+    if scaler == "quantile-uniform":
         assert np.all((grown.y >= 0) & (grown.y <= 1))
 
 

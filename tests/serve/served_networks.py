@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.combine.rules import rule_of
+from trainwright.ensemble.combine.rules import make_rule
 from trainwright.ensemble.library.member import (
     MEMBER_FILE,
     PROGRAM_FILE,
@@ -18,7 +18,7 @@ from trainwright.ensemble.library.member import (
     read_member,
     write_folder,
 )
-from trainwright.ensemble.library.weights import weights_of
+from trainwright.ensemble.library.weights import serialise_weights
 
 INPUTS = 5
 
@@ -103,7 +103,7 @@ def ensemble(
         factory = FACTORIES[kind]
         network = (build or factory)(one)
         output = kind if kind in {"moments", "values"} else "classes"
-        weights_file = weights_of(network)
+        weights_file = serialise_weights(network)
         table = {
             "device": "cpu",
             "threads": 1,
@@ -137,7 +137,7 @@ def ensemble(
         members.append(read_member(folder, digests, trial=10 + number))
     weights = weights or [1.0 / len(members)] * len(members)
     default = "mixture" if kind == "moments" else "weighted"
-    return Ensemble(members=tuple(members), weights=tuple(weights), rule=rule_of(rule or default, members[0].output))
+    return Ensemble(members=tuple(members), weights=tuple(weights), rule=make_rule(rule or default, members[0].output))
 
 
 def inputs(rows, seed=0):

@@ -9,9 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from trainwright.ensemble import RULES, Calibration, Stacking
-from trainwright.serve import Deployment, Options, Plan, Settings, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.ensemble.combine.calibration import Calibration
+from trainwright.ensemble.combine.rules import RULES
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options, Unit, parse_devices
+from trainwright.serve.placement.deployment_plan import digest_of
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,7 +36,7 @@ def test_every_rule_and_allocation(tmp_path, rule, allocation):
     """With real networks, calibrated, at batch sizes 1, 8 and 128, and 1 to 1,000 rows."""
     kind = "moments" if rule == "mixture" else "classes"
     found = networks.ensemble(tmp_path, [{}, {}, {}], kind=kind, weights=[0.5, 0.3, 0.2])
-    chosen = RULES[rule] if rule != "stacking" else Stacking(powers=(0.7, 0.2, 0.4), offsets=(0.1, -0.1, 0.0))
+    chosen = RULES[rule]
     calibration = Calibration(
         kind="variance" if kind == "moments" else "temperature",
         fitted=1.7,
@@ -48,7 +49,7 @@ def test_every_rule_and_allocation(tmp_path, rule, allocation):
     batch = {"apart": 8, "together": 128, "mixed": 1}[allocation]
     columns = ALLOCATIONS[allocation]
     devices = parse_devices("cpu:0")
-    plan = Plan(ensemble=digest_of(found), devices=devices, units=columns, matrix=((batch,) * len(columns),))
+    plan = DeploymentPlan(ensemble=digest_of(found), devices=devices, units=columns, matrix=((batch,) * len(columns),))
     with Deployment(found, plan) as service:
         for rows in (1, 7, 128, 129, 1000):
             x = networks.inputs(rows, seed=rows)
@@ -63,7 +64,7 @@ def test_every_segmentation(tmp_path, batch, segment_rows):
     """Segments smaller and larger than batches, with rows joined and cut."""
     found = members.ensemble(tmp_path, 3, weights=[0.5, 0.3, 0.2])
     units = (Unit(members=(0, 1), kind="loop"), Unit(members=(2,)))
-    settings = Settings(segment_rows=segment_rows, max_delay_ms=1.0, queue_rows=100_000)
+    settings = DeploymentSettings(segment_rows=segment_rows, max_delay_ms=1.0, queue_rows=100_000)
     with members.Numpy(found, members.plan(found, units, batch=batch), settings=settings) as service:
         asked = [members.inputs(rows, seed=rows) for rows in (*range(1, 40), 127, 128, 129, 300)]
         answers = [service.submit(x) for x in asked]
@@ -79,7 +80,7 @@ def test_ten_thousand_mixed_requests(tmp_path):
     found = members.ensemble(tmp_path, 3, weights=[0.5, 0.3, 0.2])
     units = (Unit(members=(0, 2), kind="loop"), Unit(members=(1,)))
     wrong, done = [], itertools.count()
-    settings = Settings(queue_rows=1_000_000)
+    settings = DeploymentSettings(queue_rows=1_000_000)
     with members.Numpy(found, members.plan(found, units, batch=64), settings=settings) as service:
 
         def client(number):

@@ -40,14 +40,14 @@ def status(folder, *options):
 def shown(folder):
     """Return the word that each viewer has for trial 0."""
     pytest.importorskip("fastapi")
-    from trainwright.ui.follower import Follower
-    from trainwright.ui.listing import Query, window
-    from trainwright.ui.particulars import study_summary, trial_page
+    from trainwright.ui.study_details import study_summary, trial_page
+    from trainwright.ui.study_follower import StudyFollower
+    from trainwright.ui.trial_table import Query, window
 
     [count] = re.findall(r"^trials: 1 (\w+)", status(folder), flags=re.MULTILINE)
     content = json.loads(status(folder, "--json").splitlines()[-1])
     page = write_report(folder / "study").read_text()
-    follower = Follower(folder / "study", "study")
+    follower = StudyFollower(folder / "study", "study")
     follower.catch_up()
     with follower.reading() as overview:
         rows = window(overview, Query())["rows"]

@@ -8,7 +8,7 @@ import pytest
 from trainwright.ledger import DirectoryLedger, Record, Writer, facts
 from trainwright.randomness import rng
 from trainwright.space import Choice, Float, Space
-from trainwright.ui import Shelf
+from trainwright.ui import StudyRegistry
 
 SPACE = Space(lr=Float(1e-4, 1.0, log=True), optimizer=Choice("sgd", "adamw"))
 
@@ -80,8 +80,8 @@ def small(scribe):
 
 
 @pytest.fixture
-def shelf(small, tmp_path):
-    with_studies = Shelf(tmp_path)
+def registry(small, tmp_path):
+    with_studies = StudyRegistry(tmp_path)
     yield with_studies
     with_studies.close()
 

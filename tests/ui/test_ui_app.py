@@ -6,9 +6,9 @@ import shutil
 import pytest
 
 from trainwright.errors import InputError
+from trainwright.http_security import Guard
 from trainwright.ledger import DirectoryLedger
-from trainwright.listening import Guard
-from trainwright.ui import Follower, Shelf
+from trainwright.ui import StudyFollower, StudyRegistry
 
 httpx = pytest.importorskip("httpx", reason="needs httpx")
 pytest.importorskip("fastapi", reason="needs the extra ui")
@@ -39,8 +39,10 @@ class Client:
 
 
 @pytest.fixture
-def client(shelf, until):
-    made = Client(Guard(application(shelf), host="127.0.0.1", token=None, headers={"content-security-policy": POLICY}))
+def client(registry, until):
+    made = Client(
+        Guard(application(registry), host="127.0.0.1", token=None, headers={"content-security-policy": POLICY})
+    )
     until(lambda: made.told("/api/studies")["studies"][0]["loaded"])
     return made
 
@@ -151,7 +153,7 @@ class TestLive:
 
         ledger = DirectoryLedger(tmp_path / "ledger", create=True)
         ledger.append([Record("reported", {"nonsense": 1}, 3, 1)])
-        follower = Follower(tmp_path, "odd")
+        follower = StudyFollower(tmp_path, "odd")
         follower.catch_up()
         assert follower.error is None
         assert ["epoch is missing" in str(one) for one in follower.dropped] == [True]
@@ -161,7 +163,7 @@ class TestLive:
         DirectoryLedger(tmp_path / "ledger", create=True).close()
         path = tmp_path / "ledger" / "study.json"
         path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
-        follower = Follower(tmp_path, "new")
+        follower = StudyFollower(tmp_path, "new")
         follower.catch_up()
         assert "upgrade trainwright" in follower.error
 
@@ -172,8 +174,8 @@ class TestSecurity:
         for path in ("/", base, f"{base}/trials", f"{base}/trials/1", "/api/studies"):
             assert client.ask(path, method).status_code == 405
 
-    def test_no_route_takes_another_method_than_get(self, shelf):
-        methods = {method for route in application(shelf).routes for method in getattr(route, "methods", ())}
+    def test_no_route_takes_another_method_than_get(self, registry):
+        methods = {method for route in application(registry).routes for method in getattr(route, "methods", ())}
         assert methods == {"GET"}
 
     @pytest.mark.parametrize(
@@ -231,8 +233,8 @@ class TestSecurity:
             assert answer.headers["content-type"] == f"{kind}; charset=utf-8"
             assert "import" in answer.text or kind == "text/css"
 
-    def test_a_foreign_name_and_a_missing_token_are_refused(self, shelf):
-        app = application(shelf)
+    def test_a_foreign_name_and_a_missing_token_are_refused(self, registry):
+        app = application(registry)
         assert Client(Guard(app, host="127.0.0.1", token=None), "http://evil.example").ask("/").status_code == 400
         guarded = Client(Guard(app, host="0.0.0.0", token="t" * 20))  # noqa: S104 -- of this test
         assert guarded.ask("/api/studies").status_code == 401
@@ -247,20 +249,20 @@ class TestSecurity:
 class TestShelf:
     def test_a_directory_without_a_study_is_refused(self, tmp_path):
         with pytest.raises(InputError, match=r"no study in it, nor up to 3 folders down; allowed: "):
-            Shelf(tmp_path)
+            StudyRegistry(tmp_path)
         with pytest.raises(InputError, match="there is no such directory"):
-            Shelf(tmp_path / "nowhere")
+            StudyRegistry(tmp_path / "nowhere")
 
     def test_one_study_is_shown_at_once(self, small):
-        shelf = Shelf(small.directory)
-        assert shelf.single
-        assert [each.name for each in shelf.studies().values()] == ["digits"]
-        shelf.close()
+        registry = StudyRegistry(small.directory)
+        assert registry.single
+        assert [each.name for each in registry.studies().values()] == ["digits"]
+        registry.close()
 
     def test_studies_are_found_three_folders_down_and_no_deeper(self, tmp_path):
         for place in ("a", "b/c/d", "b/c/e/f"):
             DirectoryLedger(tmp_path / place / "ledger", create=True).close()
-        shelf = Shelf(tmp_path)
-        assert sorted(each.name for each in shelf.studies().values()) == ["a", "b/c/d"]
-        assert shelf.find("../a") is None
-        shelf.close()
+        registry = StudyRegistry(tmp_path)
+        assert sorted(each.name for each in registry.studies().values()) == ["a", "b/c/d"]
+        assert registry.find("../a") is None
+        registry.close()

@@ -6,20 +6,20 @@ import threading
 import pytest
 
 from trainwright.errors import ListenError
-from trainwright.ui import Shelf, serve_page
+from trainwright.ui import StudyRegistry, serve_page
 
 pytest.importorskip("fastapi", reason="needs the extra ui")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra ui")
 
-from trainwright.listening import Guard, bind  # noqa: E402 -- after the checks
+from trainwright.http_security import Guard, bind  # noqa: E402 -- after the checks
 from trainwright.ui.app import POLICY, application  # noqa: E402
 
 
 @pytest.fixture
-def address(shelf):
+def address(registry):
     """Serve the page from a thread, as a process of its own would take seconds to start."""
     listener = bind("127.0.0.1", 0)
-    guard = Guard(application(shelf), host="127.0.0.1", token=None, headers={"content-security-policy": POLICY})
+    guard = Guard(application(registry), host="127.0.0.1", token=None, headers={"content-security-policy": POLICY})
     config = uvicorn.Config(guard, log_level="error", timeout_graceful_shutdown=1)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
@@ -173,4 +173,4 @@ def test_studies_that_come_later_are_listed(page, tmp_path, Scribe):
     page.wait_for_selector("text=digits")
     Scribe(tmp_path / "later").trial(0)
     page.wait_for_selector("a:has-text('later')")
-    assert Shelf(tmp_path / "later").single
+    assert StudyRegistry(tmp_path / "later").single

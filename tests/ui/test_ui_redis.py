@@ -4,9 +4,9 @@ import pytest
 
 from servers import Server, needs_redis
 from trainwright.errors import StudyError
+from trainwright.http_security import Guard
 from trainwright.ledger import RedisLedger, Writer, facts
-from trainwright.listening import Guard
-from trainwright.ui import Shelf
+from trainwright.ui import StudyRegistry
 
 needs_redis()
 httpx = pytest.importorskip("httpx", reason="needs httpx")
@@ -52,9 +52,9 @@ def asked(app, path):
 
 def test_a_study_in_redis(server, scribe, until):
     """Rows and figures are those of the stream; a trial that comes later is seen; plans and logs are empty."""
-    shelf = Shelf(server.url("digits"))
+    registry = StudyRegistry(server.url("digits"))
     try:
-        app = Guard(application(shelf), host="127.0.0.1", token=None)
+        app = Guard(application(registry), host="127.0.0.1", token=None)
         [study] = until(lambda: [each for each in asked(app, "/api/studies")["studies"] if each["loaded"]])
         assert (study["name"], study["trials"], study["results"]) == ("digits", 3, 3)
         base = f"/api/studies/{study['id']}"
@@ -65,9 +65,9 @@ def test_a_study_in_redis(server, scribe, until):
         scribe.trial(3)
         until(lambda: asked(app, base)["counts"] == {"complete": 4})
     finally:
-        shelf.close()
+        registry.close()
 
 
 def test_what_is_no_study_there(server):
     with pytest.raises(StudyError, match="no study"):
-        Shelf(server.url("nothing"))
+        StudyRegistry(server.url("nothing"))

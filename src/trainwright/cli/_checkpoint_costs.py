@@ -5,16 +5,21 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from trainwright.checkpoint.policy.interval import Costs, plan_saves
+from trainwright.checkpoint.tools.bench import WRITERS
+from trainwright.checkpoint.tools.bench import bench as measure
+from trainwright.checkpoint.tools.bench_ranks import RanksRow, scale
+from trainwright.checkpoint.tools.bench_targets import collect_state
+from trainwright.checkpoint.tools.estimators import FailureRate, compare_estimators
+from trainwright.checkpoint.tools.formats.registry import FORMATS
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table, seconds, size
+from trainwright.cli.formatting import print_table, seconds, size
 from trainwright.errors import InputError, closest
-
-if TYPE_CHECKING:
-    from trainwright.checkpoint.tools.bench_ranks import RanksRow
+from trainwright.report.formatting import duration
 
 __all__ = ["bench", "interval"]
 
@@ -35,10 +40,6 @@ def interval(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """How often to save: every estimator, and what following it costs."""
-    from trainwright.checkpoint.policy.interval import Costs, plan_saves
-    from trainwright.checkpoint.tools.estimators import FailureRate, compare_estimators
-    from trainwright.report.words import duration
-
     if (mtbf is None) == (losses is None):
         raise InputError(
             f"interval: got {'neither --mtbf nor' if mtbf is None else 'both --mtbf and'} --losses; allowed: one, such "
@@ -105,11 +106,6 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    from trainwright.checkpoint.tools.bench import WRITERS
-    from trainwright.checkpoint.tools.bench import bench as measure
-    from trainwright.checkpoint.tools.bench_targets import collect_state
-    from trainwright.checkpoint.tools.formats.registry import FORMATS
-
     state = collect_state(_made(factory))
     done = measure(
         state,
@@ -153,8 +149,6 @@ def bench(
 
 def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[RanksRow, ...]":
     """Measure on 1, 2, 4, ... ranks, and print."""
-    from trainwright.checkpoint.tools.bench_ranks import scale
-
     numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
     wanted = sorted({*numbers, most})
     shown = _progress if sys.stderr.isatty() else lambda _: None

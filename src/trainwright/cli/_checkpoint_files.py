@@ -3,17 +3,19 @@
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from trainwright.checkpoint.tools.convert import convert as write
+from trainwright.checkpoint.tools.diff import Diff
+from trainwright.checkpoint.tools.diff import diff as compare
+from trainwright.checkpoint.tools.inspect import Inspected, Inspection
+from trainwright.checkpoint.tools.inspect import inspect as look
+from trainwright.checkpoint.tools.verify import verify as check
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table, size
+from trainwright.cli.formatting import print_table, size
 from trainwright.errors import CheckpointFormatError
-
-if TYPE_CHECKING:
-    from trainwright.checkpoint.tools.diff import Diff
-    from trainwright.checkpoint.tools.inspect import Inspected, Inspection
 
 __all__ = ["convert", "diff", "inspect", "verify"]
 
@@ -34,8 +36,6 @@ def inspect(
     json: _Json = False,
 ) -> None:
     """Show what is in a checkpoint, without reading any tensor; of a folder of many, in the newest."""
-    from trainwright.checkpoint.tools.inspect import inspect as look
-
     found = look(path)
     for line in _header(found):
         print(line)
@@ -59,8 +59,6 @@ def inspect(
 
 def verify(path: _Path, *, json: _Json = False) -> None:
     """Compute every checksum again, of a checkpoint or of all in a folder; exit 1 if one is wrong."""
-    from trainwright.checkpoint.tools.verify import verify as check
-
     found = check(path)
     for one in found.checkpoints:
         print(f"{'BAD ' if one.damages else 'good'}  {one.path}: {size(one.bytes)} in {_count(one.files, 'file')}")
@@ -85,8 +83,6 @@ def diff(
     json: _Json = False,
 ) -> None:
     """Compare two checkpoints, tensor by tensor; exit 1 if they differ."""
-    from trainwright.checkpoint.tools.diff import diff as compare
-
     found = compare(a, b, tolerance)
     _show_differences(found)
     if json:
@@ -108,8 +104,6 @@ def convert(
 
     Exit 1 if something would be lost and --allow-lossy was not given.
     """
-    from trainwright.checkpoint.tools.convert import convert as write
-
     try:
         done = write(source, target, to, trust=trust, allow_lossy=allow_lossy)
     except CheckpointFormatError as error:

@@ -4,15 +4,15 @@ import json as json_module
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
+from trainwright.checkpoint.tools.proof import Proof
+from trainwright.checkpoint.tools.proof import verify_resume as prove
 from trainwright.cli._json import print_json
+from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.checkpoint.tools.proof import Proof
 
 __all__ = ["verify_resume"]
 
@@ -56,16 +56,14 @@ def verify_resume(
     It runs four times as it is; its own checkpoints are not touched. Exit 1 if anything differs.
     """
     trial = ":" in target and not Path(target).exists()
-    given = {"--param": param, "--epochs": epochs} if not trial else {"--resume-ranks": resume_ranks, "--": arguments}
-    foreign = next((option for option, value in given.items() if value), None)
+    values = {"--param": param, "--epochs": epochs} if not trial else {"--resume-ranks": resume_ranks, "--": arguments}
+    foreign = next((option for option, value in values.items() if value), None)
     if foreign is not None:
         raise InputError(
             f"verify-resume {target}: {foreign} is for {'scripts' if trial else 'the functions of trials'}; leave it "
             f"out, or give {'a script' if trial else 'MODULE:FUNCTION'}"
         )
     if trial:
-        from trainwright.engine.process.proof import verify_trial
-
         sys.path.insert(0, str(Path.cwd()))
         proof = verify_trial(
             target,
@@ -78,8 +76,6 @@ def verify_resume(
             timeout_seconds=timeout,
         )
     else:
-        from trainwright.checkpoint.tools.proof import verify_resume as prove
-
         if steps is None:
             raise InputError("verify-resume: --steps is missing; give how many steps of the script to interrupt after")
         proof = prove(
@@ -127,11 +123,14 @@ def _told(proof: "Proof", what: str, how: str, resized: tuple[int, int | None] |
         )
     others = f" and {proof.others} more items" if proof.others else ""
     first = f"first difference at step {proof.step}: {proof.item}{others}"
-    apart = f"; parameters are apart by up to {proof.max_difference:.2g} in the end" if proof.max_difference else ""
+    difference = (
+        f"; parameters are apart by up to {proof.max_difference:.2g} in the end" if proof.max_difference else ""
+    )
     if not proof.repeatable:
-        return f"{what}: two runs without interruption differ\n  {first}{apart}\n  {proof.suspect}"
+        return f"{what}: two runs without interruption differ\n  {first}{difference}\n  {proof.suspect}"
     suspect = f"\n  suspect: {proof.suspect}" if proof.suspect else ""
-    return f"{what}: {how} at step {proof.steps} and resumed{_from(proof)}, it is NOT equal\n  {first}{apart}{suspect}"
+    resumed = f"{how} at step {proof.steps} and resumed{_from(proof)}"
+    return f"{what}: {resumed}, it is NOT equal\n  {first}{difference}{suspect}"
 
 
 def _from(proof: "Proof") -> str:

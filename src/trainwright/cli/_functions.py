@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from trainwright.engine import load_function
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["function_of", "made_by"]
@@ -12,8 +13,6 @@ __all__ = ["function_of", "made_by"]
 
 def function_of(option: str, text: str) -> Callable[[], Any]:
     """Return the function that a text names; raise InputError with the option's name if there is none."""
-    from trainwright.engine import load_function
-
     sys.path.insert(0, str(Path.cwd()))
     return load_function(text, option)
 

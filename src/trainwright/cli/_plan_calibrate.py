@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table
+from trainwright.cli.formatting import print_table
+from trainwright.cluster import Cluster
+from trainwright.errors import InputError
 
 if TYPE_CHECKING:
-    from trainwright.cluster import Cluster
     from trainwright.cluster.calibration.ranks import RankPlace
 
 __all__ = ["add", "calibrate"]
@@ -42,7 +43,6 @@ def calibrate(
     """Measure compute, memory, storage and, on two ranks or more, links; write them with their errors."""
     from trainwright.cluster.calibration.calibrate import calibrate as measure
     from trainwright.cluster.calibration.ranks import find_rank_place
-    from trainwright.errors import InputError
 
     here = find_rank_place(launch)
     folder = storage if storage is not None else out.parent

@@ -1,24 +1,19 @@
 """What `trainwright plan` is given: a model or a profile, a cluster, numbers of devices, costs of input and saves."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from trainwright.cli._functions import function_of, made_by
+from trainwright.cluster import Cluster
 from trainwright.errors import InputError, MissingExtra
-
-if TYPE_CHECKING:
-    from trainwright.cluster import Cluster
-    from trainwright.model.profile import Profile
-    from trainwright.plan import Input
+from trainwright.model.profile import Profile
+from trainwright.plan import Input
+from trainwright.plan.parallel.precision import optimizer_of
 
 __all__ = ["cluster_of", "devices_of", "input_of", "profile_of"]
 
 
 def profile_of(model: str, sample: str | None, *, precision: str, optimizer: str) -> "Profile":
     """Return the profile in a .json file, or that of a factory, traced on its sample without running it."""
-    from trainwright.model.profile import Profile
-    from trainwright.plan.parallel.precision import optimizer_of
-
     if model.endswith(".json"):
         return Profile.load(model)
     if sample is None:
@@ -44,8 +39,6 @@ def cluster_of(text: str, nodes: int | None, *, force_units: bool) -> "Cluster":
     """Return a preset by its name, or the cluster of a file."""
     from dataclasses import replace
 
-    from trainwright.cluster import Cluster
-
     path = Path(text)
     if path.suffix not in {".toml", ".yaml", ".yml"}:
         return Cluster.preset(text, nodes=nodes)
@@ -70,16 +63,16 @@ def devices_of(text: str, cluster: "Cluster") -> list[int]:
 
 def input_of(text: str) -> "Input":
     """Return the costs of input that "bytes=110e3,decode=8e-3" says."""
-    from trainwright.plan import Input
-
-    given: dict[str, float] = {}
+    values: dict[str, float] = {}
     for part in text.split(","):
         name, _, number = part.partition("=")
         try:
-            given[name.strip()] = float(number)
+            values[name.strip()] = float(number)
         except ValueError:
             raise InputError(f"--input: got {part!r}; allowed: such as bytes=110e3,decode=8e-3,workers=8") from None
-    unknown = sorted(set(given) - {"bytes", "decode", "workers"})
+    unknown = sorted(set(values) - {"bytes", "decode", "workers"})
     if unknown:
         raise InputError(f"--input: got {unknown[0]!r}; allowed: bytes, decode, workers")
-    return Input(bytes=given.get("bytes", 0.0), decode=given.get("decode", 0.0), workers=int(given.get("workers", 8)))
+    return Input(
+        bytes=values.get("bytes", 0.0), decode=values.get("decode", 0.0), workers=int(values.get("workers", 8))
+    )

@@ -7,7 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.cli._plan_inputs import cluster_of
+from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError
+from trainwright.plan import Oracle
+from trainwright.report.formatting import duration
+from trainwright.schedule import Scheduler
+from trainwright.study.forecast.search_cost import search_cost
 
 __all__ = ["add", "search"]
 
@@ -33,13 +39,6 @@ def search(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Predict what a study costs: its searcher and scheduler on a virtual clock, its epochs as the oracle says."""
-    from trainwright.cli._plan_inputs import cluster_of
-    from trainwright.cli._study_file import read_job
-    from trainwright.plan import Oracle
-    from trainwright.report.words import duration
-    from trainwright.schedule import Scheduler
-    from trainwright.study.forecast.search_cost import search_cost
-
     job = read_job(file)
     profile_of, samples = _needed(file, "profile_of"), _needed(file, "samples")
     if not callable(profile_of):

@@ -1,15 +1,18 @@
 """`trainwright serve allocate ENSEMBLE`: which member runs where, with which batch size, and what that is worth."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table
-
-if TYPE_CHECKING:
-    from trainwright.serve import Plan
+from trainwright.cli._plan_inputs import cluster_of
+from trainwright.cli.formatting import print_table
+from trainwright.ensemble import Ensemble
+from trainwright.errors import ServeConfigError
+from trainwright.serve import DeploymentPlan
+from trainwright.serve import allocate as search
+from trainwright.serve.placement.objectives import objective_of
 
 __all__ = ["allocate", "show_plan"]
 
@@ -35,12 +38,6 @@ def allocate(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Find which member runs where, with which batch size; say what is expected and, if it was run, measured."""
-    from trainwright.cli._plan_inputs import cluster_of
-    from trainwright.ensemble import Ensemble
-    from trainwright.errors import ServeConfigError
-    from trainwright.serve import allocate as search
-    from trainwright.serve import objective_of
-
     if cost not in {"profile", "real"}:
         raise ServeConfigError(f"--cost: got {cost!r}; allowed: profile, real")
     goal = objective_of(objective)
@@ -60,7 +57,7 @@ def allocate(
         print_json({**plan.to_json(), "out": None if out is None else str(out)})
 
 
-def show_plan(plan: "Plan") -> None:
+def show_plan(plan: "DeploymentPlan") -> None:
     """Print who runs where, units by devices that have an instance, and what it is worth if that is known."""
     used = [place for place, row in enumerate(plan.matrix) if any(row)]
     simulated = " (simulated devices)" if plan.simulated else ""
@@ -77,7 +74,7 @@ def show_plan(plan: "Plan") -> None:
         _show_worth(plan)
 
 
-def _show_worth(plan: "Plan") -> None:
+def _show_worth(plan: "DeploymentPlan") -> None:
     latency = plan.objective.startswith("p99")
     print(f"\n{plan.objective}, in {'ms' if latency else 'rows a second'}:\n")
     simpler = (("worst fit", "worst_fit"), ("batch sizes tuned", "batch_only"))
@@ -91,9 +88,11 @@ def _show_worth(plan: "Plan") -> None:
     if "low" in plan.expected:
         low, high = (_figure(plan.expected[end], latency) for end in ("low", "high"))
         print(f"expected between {low} and {high}, as far as the times are known")
-    for what, told in (("expected", plan.expected), ("measured", plan.measured)):
-        if "value" in told and not latency:
-            gains = [f"{told['value'] / told[key]:.2f} x {label}" for label, key in simpler if told.get(key, 0) > 0]
+    for what, content in (("expected", plan.expected), ("measured", plan.measured)):
+        if "value" in content and not latency:
+            gains = [
+                f"{content['value'] / content[key]:.2f} x {label}" for label, key in simpler if content.get(key, 0) > 0
+            ]
             print(f"{what} gain: {', '.join(gains)}")
     if "bound" in plan.expected:
         gap = 1 - plan.expected["value"] / plan.expected["bound"]

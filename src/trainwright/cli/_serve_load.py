@@ -4,16 +4,17 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table
+from trainwright.cli.formatting import print_table
+from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.serve import LoadResult
+from trainwright.http_security import token_for
+from trainwright.serve import LoadTest, Options
+from trainwright.serve.http.load import LoadResult
 
 __all__ = ["load"]
 
@@ -42,12 +43,8 @@ def load(
 
     Exit 1 if an answer differs from the reference.
     """
-    from trainwright.ensemble import Ensemble
-    from trainwright.listening import token_for
-    from trainwright.serve import Load, Options
-
     sys.path.append(str(Path.cwd()))  # where the factories of the reference's networks may be
-    result = Load(
+    result = LoadTest(
         rate=rate,
         kind=arrivals,
         rows=_range(rows),

@@ -2,16 +2,19 @@
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.ensemble import Ensemble
-    from trainwright.serve import Plan, Server, Service
+from trainwright.http_security import token_for
+from trainwright.integrations.ray_serve import RayService
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server, Throughput
+from trainwright.serve.placement.allocate import placed
+from trainwright.serve.placement.timing import can_be_timed
+from trainwright.serve.service import Service
 
 __all__ = ["run"]
 
@@ -43,32 +46,25 @@ def run(
     Without a plan the members are timed and a placement is searched for, as `serve allocate` does, which takes
     seconds; members that left no sample batch are placed by size alone.
     """
-    from trainwright.ensemble import Ensemble
-    from trainwright.listening import token_for
-    from trainwright.serve import Server, Settings
-
     if engine not in _ENGINES:
         raise InputError(f"--engine: got {engine!r}; allowed: {', '.join(_ENGINES)}")
     if not drain >= 0:
         raise InputError(f"--drain: got {drain}; allowed: seconds >= 0")
     given = {"deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
-    settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    settings = DeploymentSettings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     token = token_for(host, token_file)
     sys.path.append(str(Path.cwd()))  # where the networks' factories may be
     loaded = Ensemble.load(ensemble, trust=trust)
     placed = _placed(loaded, plan, devices, slo_ms)
     service = _started(loaded, placed, settings, engine)
     server = Server(service, host=host, port=port, token=token, name=name)
-    told = server.run(drain_seconds=drain, on_ready=_show)
-    _summarise(told)
+    content = server.run(drain_seconds=drain, on_ready=_show)
+    _summarise(content)
     if json:
-        print_json(told)
+        print_json(content)
 
 
-def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "Plan":
-    from trainwright.serve import Plan, Throughput, placed
-    from trainwright.serve.timing import can_be_timed
-
+def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "DeploymentPlan":
     if file is None:
         goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
         plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
@@ -81,18 +77,14 @@ def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms
         where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"
         print(f"placed: {len(plan.units)} units {where}{told}")
         return plan
-    plan = Plan.load(file)
+    plan = DeploymentPlan.load(file)
     plan.check(ensemble, devices)
     return plan
 
 
-def _started(ensemble: "Ensemble", plan: "Plan", settings: Any, engine: str) -> "Service":
-    from trainwright.serve import Deployment
-
+def _started(ensemble: "Ensemble", plan: "DeploymentPlan", settings: Any, engine: str) -> "Service":
     if engine == "local":
         return Deployment(ensemble, plan, settings=settings).start()
-    from trainwright.serve.ray import RayService
-
     print("ray: on one machine it is slower than --engine local, by design; it is for several")
     return RayService(ensemble, plan, settings=settings)
 
@@ -102,6 +94,6 @@ def _show(server: "Server") -> None:
     print(f"ready: {entry}", flush=True)
 
 
-def _summarise(told: Any) -> None:
-    requests = ", ".join(f"{count} with status {status}" for status, count in sorted(told["requests"].items()))
-    print(f"requests: {requests or 'none'}; rows: {told['rows']}; degraded: {told['degraded']}")
+def _summarise(content: Any) -> None:
+    requests = ", ".join(f"{count} with status {status}" for status, count in sorted(content["requests"].items()))
+    print(f"requests: {requests or 'none'}; rows: {content['rows']}; degraded: {content['degraded']}")

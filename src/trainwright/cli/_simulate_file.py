@@ -57,14 +57,14 @@ def read_plan(
     scaling = _scaling(table.get("scaling", {}), where)
     task = table.get("task", {})
     _check_table(task, f"{where} task")
-    own = _study_of(task, path, where)
-    made = None if own is not None else _task(task, path, where)
+    source = _study_of(task, path, where)
+    result = None if source is not None else _task(task, path, where)
 
     def engine(devices: int) -> Simulated:
         cluster = _cluster(devices, per_node)
-        if own is None:
-            return Simulated(cluster=cluster, task=made or Parametric(), scaling=scaling, **settings)
-        with Study.open(own) as study:
+        if source is None:
+            return Simulated(cluster=cluster, task=result or Parametric(), scaling=scaling, **settings)
+        with Study.open(source) as study:
             measured = study.measured(cluster)
         known = {field.name: getattr(measured, field.name) for field in fields(measured)}
         return Simulated(**{**known, "scaling": scaling, **settings})
@@ -80,16 +80,16 @@ def read_plan(
 
 def _schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where: str) -> dict[str, Scheduler]:
     """Return the file's own rule and policy, and those of [simulate.schedulers], which may name only one of the two."""
-    own = {kind: content[kind] for kind in ("rule", "policy") if kind in content}
+    source = {kind: content[kind] for kind in ("rule", "policy") if kind in content}
     named = table.get("schedulers", {})
     _check_table(named, f"{where} schedulers")
-    if not own and not named:
+    if not source and not named:
         raise InputError(f"{where}: no scheduler; give a [rule], or [simulate.schedulers.NAME] with rule and policy")
-    found = {_OWN: _scheduler(own)} if own else {}
+    found = {_OWN: _scheduler(source)} if source else {}
     for name, parts in named.items():
         _check_table(parts, f"{where} schedulers.{name}")
         refuse_unknown(parts, ("rule", "policy"), f"{where} schedulers.{name}")
-        found[name] = _scheduler({**own, **parts})
+        found[name] = _scheduler({**source, **parts})
     return found
 
 
@@ -99,14 +99,15 @@ def _scheduler(parts: Mapping[str, Any]) -> Scheduler:
     return Scheduler(**{kind: make(kind, table) for kind, table in parts.items()})
 
 
-def _scaling(given: Any, where: str) -> Scaling:
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return Scaling(alpha=given)
-    if not isinstance(given, Mapping):
+def _scaling(values: Any, where: str) -> Scaling:
+    if isinstance(values, int | float) and not isinstance(values, bool):
+        return Scaling(alpha=values)
+    if not isinstance(values, Mapping):
         raise InputError(
-            f"{where} scaling: got {given!r}; allowed: an exponent such as 0.9, or speed-ups such as {{2 = 1.8, 4 = 3}}"
+            f"{where} scaling: got {values!r}; allowed: an exponent such as 0.9, or speed-ups such as "
+            "{2 = 1.8, 4 = 3}"
         )
-    return Scaling(curve={_number(key, f"{where} scaling"): float(value) for key, value in given.items()})
+    return Scaling(curve={_number(key, f"{where} scaling"): float(value) for key, value in values.items()})
 
 
 def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
@@ -116,12 +117,12 @@ def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
     return path.parent / str(task["study"])
 
 
-def _task(given: Mapping[str, Any], path: Path, where: str) -> Task:
-    if "table" in given:
-        refuse_unknown(given, ("table", *_TABLE), f"{where} task")
-        return tables(path.parent / str(given["table"]), **{key: given[key] for key in _TABLE if key in given})
-    refuse_unknown(given, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
-    return Parametric(**given)
+def _task(values: Mapping[str, Any], path: Path, where: str) -> Task:
+    if "table" in values:
+        refuse_unknown(values, ("table", *_TABLE), f"{where} task")
+        return tables(path.parent / str(values["table"]), **{key: values[key] for key in _TABLE if key in values})
+    refuse_unknown(values, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
+    return Parametric(**values)
 
 
 def _cluster(devices: int, per_node: int) -> Cluster:
@@ -137,10 +138,10 @@ def _cluster(devices: int, per_node: int) -> Cluster:
     return Cluster(devices // per_node, per_node)
 
 
-def _numbers(given: Any, where: str) -> list[int]:
-    found = given if isinstance(given, list) else [given]
-    if not found or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in found):
-        shown = "nothing" if given is None else repr(given)
+def _numbers(values: Any, where: str) -> list[int]:
+    found = values if isinstance(values, list) else [values]
+    if not found or any(isinstance(item, bool) or not isinstance(item, int) or item < 1 for item in found):
+        shown = "nothing" if values is None else repr(values)
         raise InputError(f"{where}: got {shown}; allowed: a whole number >= 1")
     return found
 
@@ -149,7 +150,7 @@ def _by_number(value: Any) -> Any:
     """Return a table by numbers, which TOML's keys are not, as such."""
     if not isinstance(value, Mapping):
         return value
-    return {int(_number(key, "[simulate]")): each for key, each in value.items()}
+    return {int(_number(key, "[simulate]")): item for key, item in value.items()}
 
 
 def _number(text: str, where: str) -> float:
@@ -159,6 +160,6 @@ def _number(text: str, where: str) -> float:
         raise InputError(f"{where}: got the key {text!r}; allowed: numbers of devices, such as 2") from None
 
 
-def _check_table(given: Any, where: str) -> None:
-    if not isinstance(given, dict):
-        raise InputError(f"{where}: got {given!r}; allowed: a table, its entries below its name in brackets")
+def _check_table(values: Any, where: str) -> None:
+    if not isinstance(values, dict):
+        raise InputError(f"{where}: got {values!r}; allowed: a table, its entries below its name in brackets")

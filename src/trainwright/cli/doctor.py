@@ -3,14 +3,14 @@
 import shutil
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from trainwright import __version__
 from trainwright.cli._json import print_json
-
-if TYPE_CHECKING:
-    from trainwright.engine.doctor.finding import Examination, Finding
+from trainwright.engine.doctor.examination import examine
+from trainwright.engine.doctor.finding import Examination, Finding, Grade
 
 __all__ = ["doctor"]
 
@@ -30,9 +30,6 @@ def doctor(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Tell what is installed, which devices and engines are there, and whether a folder will do for studies."""
-    from trainwright import __version__
-    from trainwright.engine.doctor.examination import examine
-
     found = examine(directory)
     if json:
         findings = [
@@ -61,14 +58,12 @@ def _show(finding: "Finding") -> None:
 
 
 def _verdict(found: "Examination") -> str:
-    from trainwright.engine.doctor.finding import Grade
-
     broken, poor = found.of(Grade.BROKEN), found.of(Grade.POOR)
-    told = ". ".join(
+    content = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"
         for word, findings in (("Worth a look (!)", poor), ("Broken (X)", broken))
         if findings
     )
     if broken:
-        return f"Something essential is broken. {told}."
-    return f"All that is essential works. {told}." if told else "All that is essential works."
+        return f"Something essential is broken. {content}."
+    return f"All that is essential works. {content}." if content else "All that is essential works."

@@ -2,42 +2,29 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table, size
+from trainwright.cli.formatting import print_table, size
+from trainwright.cli.options import options_of
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSettings, StoredSettings
+from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.ensemble import ChosenEnsemble
+from trainwright.report.ensemble_page import write_ensemble_page
 
 __all__ = ["ensemble"]
 
 _PAGE, _TRIED_PAGE = "ensemble.html", "ensemble-tried.html"
 
 
+@options_of(EnsembleSettings, common_rows="--common-rows/--all-rows")
 def ensemble(
     directory: Annotated[Path, typer.Argument(help="The study's directory.")],
     *,
-    metric: Annotated[
-        str | None, typer.Option("--metric", help="What to select by [the likelihood that fits].")
-    ] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Rows to select on [selection].")] = None,
-    test_split: Annotated[str | None, typer.Option("--test-split", help="Rows that judge [test].")] = None,
-    max_members: Annotated[int | None, typer.Option("--max-members", help="Most different members [8].")] = None,
-    library_top: Annotated[
-        int | None, typer.Option("--library-top", help="Candidates: the best so many models [200].")
-    ] = None,
-    budget_seconds: Annotated[
-        float | None, typer.Option("--budget-seconds", help="Most seconds per row at batch 128.")
-    ] = None,
-    budget_bytes: Annotated[float | None, typer.Option("--budget-bytes", help="Most bytes of weights.")] = None,
-    cost_factor: Annotated[
-        float | None, typer.Option("--cost-factor", help="Most seconds, as times those of the best single model.")
-    ] = None,
+    changes: dict[str, Any],
     measure: Annotated[
         bool, typer.Option("--measure", help="Time all models anew, here, in place of what the trials measured.")
     ] = False,
@@ -46,19 +33,6 @@ def ensemble(
         typer.Option("--sample", help="With --measure: MODULE:FUNCTION that returns a batch."),
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="With --measure: as in serve run.")] = False,
-    rule: Annotated[str | None, typer.Option("--rule", help="How predictions are combined.")] = None,
-    pick: Annotated[
-        str | None,
-        typer.Option("--pick", help="best: of least loss; fallback: the simplest that cross-validates as well [best]."),
-    ] = None,
-    decide_by: Annotated[
-        str | None,
-        typer.Option("--decide-by", help="Of two classes: threshold by accuracy, balanced_accuracy or f1."),
-    ] = None,
-    common_rows: Annotated[
-        bool | None,
-        typer.Option("--common-rows/--all-rows", help="Select on the rows that all models left, or refuse others."),
-    ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Export the ensemble into this new folder.")] = None,
     self_contained: Annotated[
         bool, typer.Option("--self-contained", help="Export networks too, so that loading needs no factory.")
@@ -74,38 +48,20 @@ def ensemble(
     by this command. It is kept for the report and the live page, which show the same ensemble, unless it is only to
     be looked at: with --html, or other than a run chose (then the pictures go to DIR/ensemble-tried.html).
     """
-    from trainwright.ensemble import KeptSettings
-    from trainwright.report.ensemble_page import write_ensemble_page
-
     if sample is not None and not measure:
         raise InputError(f"--sample: got {sample} without --measure; allowed: both; the batch is for timing")
-    given = {
-        "metric": metric,
-        "split": split,
-        "test_split": test_split,
-        "max_members": max_members,
-        "library_top": library_top,
-        "budget_seconds": budget_seconds,
-        "budget_bytes": budget_bytes,
-        "cost_factor": cost_factor,
-        "rule": rule,
-        "pick": pick,
-        "decide_by": decide_by,
-        "common_rows": common_rows,
-    }
-    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
-    kept = KeptSettings.read(directory)
-    settings = replace(KeptSettings.settings_of(directory), **changes)
+    stored = StoredSettings.read(directory)
+    settings = replace(StoredSettings.settings_of(directory), **changes)
     library = settings.open_library(directory, trust=trust)
     if measure:
         library = library.measured(
             None if sample is None else made_by("--sample", sample, function_of("--sample", sample))
         )
     choice = settings.choose(library)
-    tried = measure or (kept is not None and kept.by_run and kept.settings != settings)
+    tried = measure or (stored is not None and stored.by_run and stored.settings != settings)
     page = write_ensemble_page(choice, html or directory / (_TRIED_PAGE if tried else _PAGE))
     if html is None and not tried:
-        KeptSettings(settings=settings, by_run=kept is not None and kept.by_run).write(directory)
+        StoredSettings(settings=settings, by_run=stored is not None and stored.by_run).write(directory)
     exported = None if out is None else choice.ensemble.save(out, self_contained=self_contained)
 
     content = _content(choice) | {"page": str(page), "export": None if exported is None else str(exported)}
@@ -170,8 +126,6 @@ def _warnings(library: Any) -> list[str]:
 
 
 def _loss_of(front: Any, ensemble: Any, split: str) -> float:
-    from trainwright.ensemble import METRICS
-
     return float(METRICS[front.metric].loss(ensemble.score(split, front.metric)))
 
 
@@ -254,11 +208,11 @@ def _show_judged(pick: dict[str, Any]) -> None:
     if pick["before"] is None:
         print(f"{rows} rows: not available, so nothing here is of rows that chose nothing")
     for when in ("before", "after"):
-        told = pick[when]
-        if told is not None and "ece" in told:
+        table = pick[when]
+        if table is not None and "ece" in table:
             print(
-                f"{rows} rows, {when} calibration: accuracy {told['accuracy']:.4f}, nll {told['nll']:.4f}, "
-                f"brier {told['brier']:.4f}, calibration error {told['ece']:.4f}"
+                f"{rows} rows, {when} calibration: accuracy {table['accuracy']:.4f}, nll {table['nll']:.4f}, "
+                f"brier {table['brier']:.4f}, calibration error {table['ece']:.4f}"
             )
     if pick["calibration"] is None and pick["output"] != "values":
         print("calibration: not available, the models left no such rows")

@@ -1,15 +1,22 @@
 """`trainwright export DIR`: the trials for other tools."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from trainwright.cli._json import print_json
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.report import Growing
+from trainwright.integrations.optuna.journal import OptunaJournal
+from trainwright.report import (
+    Growing,
+    MLflowRuns,
+    TensorBoardLog,
+    export_csv,
+    export_importance,
+    export_parquet,
+)
+from trainwright.report import follow as keep_up
 
 __all__ = ["export"]
 
@@ -38,16 +45,6 @@ def export(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Write the trials of a study for other tools; to do so again adds what is new."""
-    from trainwright.integrations.optuna.journal import OptunaJournal
-    from trainwright.report import (
-        MLflowRuns,
-        TensorBoardLog,
-        export_csv,
-        export_importance,
-        export_parquet,
-    )
-    from trainwright.report import follow as keep_up
-
     tables = {
         "csv": (export_csv, csv),
         "parquet": (export_parquet, parquet),

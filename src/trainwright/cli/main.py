@@ -5,54 +5,57 @@
 
 import signal
 import sys
+from collections.abc import Iterable, Mapping
+from importlib import import_module
 from typing import Annotated, NoReturn
 
 import typer
 
-from trainwright.cli import (
-    checkpoint,
-    doctor,
-    ensemble,
-    export,
-    memory,
-    plan,
-    report,
-    run,
-    serve,
-    simulate,
-    status,
-    ui,
-    worker,
-)
 from trainwright.cli._usage import UsageError, sentence
 from trainwright.errors import InputError, TrainwrightError
 from trainwright.signals import LAUNCHER_SIGNALS, raise_interrupt
 
-__all__ = ["app", "main"]
+__all__ = ["COMMANDS", "build_app", "main"]
 
 _INTERRUPTED = 130
 
-app = typer.Typer(
-    name="trainwright",
-    help="From hyperparameter search to a served ensemble.",
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command(short_help="Run a study file, all its stages, or go on with it.")(run.run)
-app.command(short_help="Work on a study from anywhere that sees its ledger.")(worker.worker)
-app.command(short_help="Show how a study stands, or what became of a trial.")(status.status)
-app.command()(report.report)
-app.command(short_help="Show studies in a browser as they run.")(ui.ui)
-app.command(short_help="Write the trials of a study for other tools.")(export.export)
-app.command(short_help="Select an ensemble from the models of a study.")(ensemble.ensemble)
-app.command(short_help="Forecast a study on a cluster that is simulated.")(simulate.simulate)
-app.command(short_help="Tell what is installed and here, and what is missing.")(doctor.doctor)
-app.add_typer(checkpoint.app, short_help="Look at checkpoints, verify and compare them.")
-app.add_typer(plan.app, short_help="Predict the parallel strategies of a model.")
-app.add_typer(memory.app, short_help="Train within a memory budget.")
-app.add_typer(serve.app, short_help="Place an ensemble on devices and answer requests.")
+COMMANDS: Mapping[str, tuple[str, str]] = {
+    "run": ("trainwright.cli.run", "Run a study file, all its stages, or go on with it."),
+    "worker": ("trainwright.cli.worker", "Work on a study from anywhere that sees its ledger."),
+    "status": ("trainwright.cli.status", "Show how a study stands, or what became of a trial."),
+    "report": ("trainwright.cli.report", "Write the report of a study as one self-contained HTML file."),
+    "ui": ("trainwright.cli.ui", "Show studies in a browser as they run."),
+    "export": ("trainwright.cli.export", "Write the trials of a study for other tools."),
+    "ensemble": ("trainwright.cli.ensemble", "Select an ensemble from the models of a study."),
+    "simulate": ("trainwright.cli.simulate", "Forecast a study on a cluster that is simulated."),
+    "doctor": ("trainwright.cli.doctor", "Tell what is installed and here, and what is missing."),
+    "checkpoint": ("trainwright.cli.checkpoint", "Look at checkpoints, verify and compare them."),
+    "plan": ("trainwright.cli.plan", "Predict the parallel strategies of a model."),
+    "memory": ("trainwright.cli.memory", "Train within a memory budget."),
+    "serve": ("trainwright.cli.serve", "Place an ensemble on devices and answer requests."),
+}
+"""Of each command its module, imported only when needed, and its line in the help."""
+
+
+def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """Return the command line with these commands, whose modules are imported."""
+    app = typer.Typer(
+        name="trainwright",
+        help="From hyperparameter search to a served ensemble.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for name in names:
+        path, short_help = COMMANDS[name]
+        module = import_module(path)
+        if hasattr(module, "app"):  # a command with commands of its own
+            app.add_typer(module.app, short_help=short_help)
+        else:
+            app.command(short_help=short_help)(getattr(module, name))
+    return app
 
 
 def _show_version(asked: bool) -> None:
@@ -63,7 +66,6 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _root(
     *,
     version: Annotated[
@@ -76,10 +78,13 @@ def _root(
 def main() -> NoReturn:
     """Run the command line and exit with its status."""
     for number in LAUNCHER_SIGNALS:
+        # A handler that is not the default was set on purpose, or ignores the signal as nohup does.
         if signal.getsignal(number) == signal.SIG_DFL:  # Python itself handles SIGINT, if it is not ignored
             signal.signal(number, raise_interrupt)  # a batch system's warning is handled like Ctrl-C
+    # A word that is no command, or none, needs them all: for the help, or to name the nearest.
+    named = [word for word in sys.argv[1:2] if word in COMMANDS]
     try:
-        status = app(prog_name="trainwright", standalone_mode=False)
+        status = build_app(named or COMMANDS)(prog_name="trainwright", standalone_mode=False)
     except UsageError as error:
         if error.ctx is not None and error.message == error.ctx.get_help():  # a command that was given nothing
             error.show()

@@ -1,18 +1,26 @@
 """`trainwright memory ...`: plan a step within a memory budget, its curve, what a plan does, its picture."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._functions import function_of, made_by
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table
+from trainwright.cli.formatting import print_table
 from trainwright.errors import BudgetError, InputError, PlanMismatch
 from trainwright.files import write_text
-
-if TYPE_CHECKING:
-    from trainwright.memory import Chain, CompiledPlan
+from trainwright.memory import Chain, CompiledPlan, fit
+from trainwright.memory import curve as trade_offs
+from trainwright.memory import pipeline as plan_stages
+from trainwright.memory import plan as plan_step
+from trainwright.memory.chain_files import load_chain
+from trainwright.plan.memory.budget import format_bytes, read_size
+from trainwright.plan.memory.compiled_plan import read_plan
+from trainwright.plan.memory.explain import explain_plan
+from trainwright.plan.memory.memory_timeline import draw_timeline
+from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
 __all__ = ["app"]
 
@@ -51,11 +59,6 @@ def plan(
     json: _JSON = False,
 ) -> None:
     """Find the fastest plan within a budget."""
-    from trainwright.memory import plan as plan_step
-    from trainwright.plan.memory.budget import format_bytes, read_size
-    from trainwright.plan.memory.minimum_budget import lowest_with_copies
-    from trainwright.plan.memory.planning import full_bytes, minimal_bytes
-
     if backend not in {"eager", "compile"}:
         raise BudgetError(f"--backend: got {backend!r}; allowed: eager, compile")
     if backend == "compile":
@@ -100,9 +103,6 @@ def curve(
     json: _JSON = False,
 ) -> None:
     """Show memory against time, from the least feasible budget up, with baselines."""
-    from trainwright.memory import curve as trade_offs
-    from trainwright.plan.memory.budget import format_bytes
-
     chain = _chain(spec)
     found = trade_offs(chain, points=points)
     rows = [
@@ -130,18 +130,13 @@ def explain(file: _PLAN, *, json: _JSON = False) -> None:
     """Say what a plan does with each stage, and who holds the bytes of its peak."""
     from dataclasses import asdict
 
-    from trainwright.memory import CompiledPlan
-    from trainwright.plan.memory.budget import format_bytes
-    from trainwright.plan.memory.compiled_plan import read_plan
-    from trainwright.plan.memory.explain import explain_plan as explained
-
     made = read_plan(file)
     if isinstance(made, CompiledPlan):
         _print_compiled(made)
         if json:
             print_json(made.to_json())
         return
-    reports = explained(made)
+    reports = explain_plan(made)
     print_table(
         ("stage", "name", "", "forwards", "option", "bytes saved", "seconds paid"),
         [
@@ -177,10 +172,6 @@ def plot(
     json: _JSON = False,
 ) -> None:
     """Draw memory over time, with the lanes of compute and copies."""
-    from trainwright.memory import CompiledPlan
-    from trainwright.plan.memory.compiled_plan import read_plan
-    from trainwright.plan.memory.memory_timeline import draw_timeline
-
     made = read_plan(file)
     if isinstance(made, CompiledPlan):
         raise PlanMismatch(
@@ -213,9 +204,6 @@ def pipeline(
     json: _JSON = False,
 ) -> None:
     """Cut a chain into pipeline stages that recompute what they cannot hold."""
-    from trainwright.memory import pipeline as plan_stages
-    from trainwright.plan.memory.budget import format_bytes, read_size
-
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else float("inf")
     chain = _chain(spec)
     made = plan_stages(
@@ -257,8 +245,6 @@ def pipeline(
 
 
 def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None, *, json: bool) -> None:
-    from trainwright.memory import fit
-
     parts = _model(spec)
     if parts is None:
         raise BudgetError(
@@ -276,8 +262,6 @@ def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None, *, jso
 
 
 def _print_compiled(made: "CompiledPlan") -> None:
-    from trainwright.plan.memory.budget import format_bytes
-
     print_table(
         ("", "plan"),
         [
@@ -292,8 +276,6 @@ def _print_compiled(made: "CompiledPlan") -> None:
 
 def _chain(spec: str, optimizer: str | None = None) -> "Chain":
     """Return the chain that SPEC names."""
-    from trainwright.memory.chain_files import load_chain
-
     model, sample, loss = _model(spec) or (spec, None, None)
     return load_chain(model, sample, loss=loss, optimizer=optimizer)
 

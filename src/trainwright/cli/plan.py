@@ -2,20 +2,20 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
 from trainwright.cli import _plan_calibrate, _plan_search
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table, size
-
-if TYPE_CHECKING:
-    from trainwright.cluster import Cluster
-    from trainwright.model.profile import Profile
-    from trainwright.plan import Forecast
-    from trainwright.plan.forecast import Ranking
+from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
+from trainwright.cli.formatting import print_table, size
+from trainwright.cluster import Cluster
+from trainwright.model.profile import Profile
+from trainwright.plan import Forecast, Oracle, Saving
+from trainwright.plan.forecast import Ranking
+from trainwright.plan.parallel.precision import precision_of
 
 __all__ = ["app", "model"]
 
@@ -79,10 +79,6 @@ def model(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Rank the strategies for a model: seconds with an interval, memory, what limits each, and why others are out."""
-    from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
-    from trainwright.plan import Oracle, Saving
-    from trainwright.plan.forecast import Ranking
-
     machine = cluster_of(cluster, nodes, force_units=force_units)
     numbers = devices_of(devices, machine)
     choices: dict[str, Any] = {
@@ -146,8 +142,6 @@ def _content(plan: "Forecast", samples: int | None) -> dict[str, Any]:
 
 def _speeds(plan: "Forecast", profile: "Profile", machine: "Cluster") -> list[str]:
     """Return samples a second, and the model's operations a second on a device with their share of what it can."""
-    from trainwright.plan.parallel.precision import precision_of
-
     rate = plan.batch / plan.seconds_per_iteration
     work = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers) / profile.batch
     speed = rate * work / plan.devices

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.report import write_report
 
 __all__ = ["report"]
 
@@ -17,8 +18,6 @@ def report(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Write the report of a study as one self-contained HTML file."""
-    from trainwright.report import write_report
-
     path = write_report(directory, out)
     if json:
         print_json({"report": str(path), "bytes": path.stat().st_size})

@@ -2,15 +2,17 @@
 
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.cli.workflow.deployment import DeploymentStage
+from trainwright.cli.workflow.stages import StageRun, WorkflowStage, choose_stages
+from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError
-
-if TYPE_CHECKING:
-    from trainwright.cli.stages import Stage, Work
+from trainwright.report import write_report, write_summary
+from trainwright.study.stages import StageRecords
 
 __all__ = ["run"]
 
@@ -31,15 +33,9 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Run a study, or go on with it, and the further stages of its file; what is done and unchanged is skipped."""
-    from trainwright.cli._study_file import read_job
-    from trainwright.cli.stages import Work, chosen
-    from trainwright.cli.stages.deployment import Deploying
-    from trainwright.report import write_report, write_summary
-    from trainwright.study.stages import StageRecords
-
     job = read_job(file, directory=directory, workers=workers)
     where = [] if directory is None else ["--directory", str(directory)]
-    work = Work(
+    work = StageRun(
         file=file,
         job=job,
         directory=job.directory,
@@ -47,8 +43,8 @@ def run(
         progress=not quiet,
         command=("trainwright", "run", str(file), *where),
     )
-    wanted = chosen(job.stages, stage or [], file)
-    served = next((each for each in wanted if isinstance(each, Deploying)), None)
+    wanted = choose_stages(job.stages, stage or [], file)
+    served = next((item for item in wanted if isinstance(item, DeploymentStage)), None)
     if serve and served is None:
         raise InputError(f"--serve: {file} has no [deployment], or --stage leaves it out; add the table")
     if work.directory is None and len(job.stages) == 1:
@@ -58,20 +54,21 @@ def run(
         if json:
             print_json(content)
         return
-    if work.made:
+    # Before any stage: a file of another study must not change anything in this folder.
+    if work.study_exists:
         job.open_study().close()  # refuses a file of another study before anything is done
     stages = StageRecords(work.folder)
     ran = [_done(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
     summary: dict[str, Any] = {}
     report = work.folder / "report.html"
-    if work.made:
+    if work.study_exists:
         summary = write_summary(work.folder, also=_entries(job.stages, work, stages))
         if any(ran) or not report.exists():
             write_report(work.folder)
         summary["report"] = str(report)
     else:
         summary |= _entries(job.stages, work, stages)
-    if not quiet and work.made:
+    if not quiet and work.study_exists:
         print(f"\nreport:     {report}")
         if served is not None and not serve:
             print(f"to serve:   {shlex.join([*work.command, '--serve'])}")
@@ -82,9 +79,10 @@ def run(
         print_json(summary)
 
 
-def _done(stage: "Stage", work: "Work", stages: Any, *, force: bool, quiet: bool, titled: bool) -> bool:
+def _done(stage: "WorkflowStage", work: "StageRun", stages: Any, *, force: bool, quiet: bool, titled: bool) -> bool:
     """Run a stage unless it is unchanged, and show what came out; return whether it ran."""
     inputs = stage.inputs(work)
+    # Unknown inputs mean that the stage cannot be skipped.
     why = "" if inputs is None else stages.changed(stage.name, inputs)
     record = stages.read(stage.name)
     if why is None and not force:
@@ -103,7 +101,7 @@ def _done(stage: "Stage", work: "Work", stages: Any, *, force: bool, quiet: bool
     return True
 
 
-def _entries(all_stages: "tuple[Stage, ...]", work: "Work", stages: Any) -> dict[str, Any]:
+def _entries(all_stages: "tuple[WorkflowStage, ...]", work: "StageRun", stages: Any) -> dict[str, Any]:
     """Return what the stages give to the summary that are done, and rest on nothing that changed since."""
     found: dict[str, Any] = {}
     for stage in all_stages:

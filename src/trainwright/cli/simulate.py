@@ -3,15 +3,18 @@
 import hashlib
 import math
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.cli._words import print_table
-
-if TYPE_CHECKING:
-    from trainwright.study import Forecast, Spread
+from trainwright.cli._simulate_file import read_plan
+from trainwright.cli.formatting import print_table
+from trainwright.engine.devices import cores
+from trainwright.plugins import describe
+from trainwright.report.gantt import check_gantt, write_gantt
+from trainwright.study import Forecast, Spread
+from trainwright.study.forecast.forecast import forecasts
 
 __all__ = ["simulate"]
 
@@ -31,11 +34,6 @@ def simulate(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
-    from trainwright.cli._simulate_file import read_plan
-    from trainwright.engine.devices import cores
-    from trainwright.report.gantt import check_gantt, write_gantt
-    from trainwright.study.forecast.forecast import forecasts
-
     if gantt is not None:
         check_gantt(gantt)
     plan = read_plan(file, gpus=gpus, trials=trials, seeds=seeds)
@@ -53,8 +51,8 @@ def simulate(
     if gantt is not None:
         panels = {
             (name if len(plan.gpus) == 1 else f"{name}, {devices} GPUs"): (devices, forecast.runs[0])
-            for devices, each in found.items()
-            for name, forecast in each.items()
+            for devices, item in found.items()
+            for name, forecast in item.items()
         }
         write_gantt(gantt, panels)
         print(f"gantt: {gantt}")
@@ -65,8 +63,8 @@ def simulate(
                 "seeds": plan.seeds,
                 "forecasts": [
                     {"gpus": devices, "scheduler": name, **_content(forecast)}
-                    for devices, each in found.items()
-                    for name, forecast in each.items()
+                    for devices, item in found.items()
+                    for name, forecast in item.items()
                 ],
             }
         )
@@ -79,13 +77,11 @@ _SPREADS = (
 
 
 def _content(forecast: "Forecast") -> dict[str, Any]:
-    from trainwright.plugins import describe
-
     spreads = {name: getattr(forecast, name) for name in _SPREADS}
     return {
         "rule": describe("rule", forecast.scheduler.rule),
         "policy": describe("policy", forecast.scheduler.policy),
-        **{name: {"mean": each.mean, "low": each.low, "high": each.high} for name, each in spreads.items()},
+        **{name: {"mean": item.mean, "low": item.low, "high": item.high} for name, item in spreads.items()},
         "stalls": forecast.stalls,
         "substitutions": forecast.substitutions,
         "digest": hashlib.sha256("".join(run.digest for run in forecast.runs).encode()).hexdigest(),
@@ -135,7 +131,7 @@ def _times(spread: "Spread") -> str:
     if math.isinf(spread.mean):
         return "never" if math.isinf(spread.low) else "not always"
     units = (("d", 172_800, 86_400), ("h", 7200, 3600), ("min", 120, 60))
-    unit, seconds = next(((name, each) for name, least, each in units if spread.mean >= least), ("s", 1))
+    unit, seconds = next(((name, item) for name, least, item in units if spread.mean >= least), ("s", 1))
     return _spread(spread, seconds, f" {unit}")
 
 

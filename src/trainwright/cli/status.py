@@ -7,7 +7,10 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli._json import print_json
-from trainwright.errors import InputError
+from trainwright.errors import EnsembleError, InputError
+from trainwright.ledger import state_counts
+from trainwright.report.study_ensemble import summarise_current_ensemble
+from trainwright.study import Study
 
 __all__ = ["status"]
 
@@ -26,8 +29,6 @@ def status(
     trial: Annotated[int | None, typer.Option("--trial", help="What happened to this trial, and why.")] = None,
 ) -> None:
     """Show the counts by state, who has which devices, the best trial and ensemble, and what the ledger had to drop."""
-    from trainwright.study import Study
-
     with Study.open(where) as study:
         if trial is not None:
             _tell(study, trial, json=json)
@@ -45,8 +46,6 @@ def status(
 
 
 def _content(study: Any) -> dict[str, Any]:
-    from trainwright.ledger import state_counts
-
     words = study.under_way
     front = [
         {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
@@ -67,11 +66,8 @@ def _content(study: Any) -> dict[str, Any]:
 def _ensemble(study: Any) -> dict[str, Any]:
     if study.directory is None or not any(trial.offered for trial in study.state.trials.values()):
         return {}
-    from trainwright.errors import EnsembleError
-    from trainwright.report.ensemble_so_far import ensemble_so_far
-
     try:
-        found = ensemble_so_far(study.state, study.directory)
+        found = summarise_current_ensemble(study.state, study.directory)
     except EnsembleError as error:  # a library that allows no selection must not cost the rest
         return {"ensemble": {"error": str(error)}}
     return {} if found is None else {"ensemble": asdict(found)}

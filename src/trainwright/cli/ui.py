@@ -6,6 +6,10 @@ from typing import Annotated
 
 import typer
 
+from trainwright.http_security import token_for
+from trainwright.ui.server_load import ServerLoad
+from trainwright.ui.serving import serve_page
+
 __all__ = ["ui"]
 
 
@@ -31,18 +35,14 @@ def ui(
     ] = None,
 ) -> None:
     """Show studies in a browser as they run; nothing can be changed there. Ctrl-C ends it."""
-    from trainwright.listening import token_for
-    from trainwright.ui.server_load import ServerLoad
-    from trainwright.ui.serving import serve_page
-
     load = None
     if server is not None:
         token = None if server_token_file is None else token_for("127.0.0.1", server_token_file)
         load = ServerLoad(server, ensemble=ensemble, token=token)
 
-    def told(address: str) -> None:
+    def announce(address: str) -> None:
         print(f"{where}: {address}", flush=True)
         print("Ctrl-C ends it", flush=True)
 
     with suppress(KeyboardInterrupt):  # how it ends
-        serve_page(where, host=host, port=port, names=name or (), token_file=token_file, server=load, ready=told)
+        serve_page(where, host=host, port=port, names=name or (), token_file=token_file, server=load, ready=announce)

@@ -7,6 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli._json import print_json
+from trainwright.cli.workflow.study_file import read_job
+from trainwright.engine import Local
+from trainwright.engine.devices import visible_gpus
+from trainwright.study import Study, Worker
+from trainwright.study.driver.budget import Budget
 
 __all__ = ["worker"]
 
@@ -31,12 +36,6 @@ def worker(
 
     Any launcher starts it (a shell loop, mpirun, srun); workers may come, go and die at any time.
     """
-    from trainwright.cli._study_file import read_job
-    from trainwright.engine import Local
-    from trainwright.engine.devices import visible_gpus
-    from trainwright.study import Study, Worker
-    from trainwright.study.driver.budget import Budget
-
     sys.path.append(str(Path.cwd()))  # where the module of --train may be
     settings: dict[str, Any] = {"train": train}
     stop_when = None

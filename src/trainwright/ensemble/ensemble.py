@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainwright.ensemble.combine.calibration import Calibration, calibrate
-from trainwright.ensemble.combine.decision import Decision, decide
-from trainwright.ensemble.combine.rule import Rule, combine
-from trainwright.ensemble.combine.rules import default_rule, rule_of
-from trainwright.ensemble.combine.stacking import Stacking
-from trainwright.ensemble.combine.uncertainty import Uncertainty, uncertainty_of
-from trainwright.ensemble.ensemble_report import Report, report_of
+from trainwright.ensemble.combine.decision import DecisionThreshold, decide
+from trainwright.ensemble.combine.rule import CombinationRule, combine
+from trainwright.ensemble.combine.rules import default_rule, find_rule, make_rule
+from trainwright.ensemble.combine.uncertainty import Uncertainty, decompose_uncertainty
+from trainwright.ensemble.ensemble_report import EnsembleReport, make_report
 from trainwright.ensemble.export.folder import read_export, write_export
 from trainwright.ensemble.library.member import Member
-from trainwright.ensemble.library.networks import outputs_of
-from trainwright.ensemble.library.predictions import Output, normalised
-from trainwright.ensemble.library.weights import built
-from trainwright.ensemble.metrics import SMALLEST, Array, metric_of
+from trainwright.ensemble.library.networks import predict_member
+from trainwright.ensemble.library.predictions import Output, normalise_rows
+from trainwright.ensemble.library.weights import build_network
+from trainwright.ensemble.metrics import SMALLEST, Array, find_metric
 from trainwright.errors import EnsembleError, ExportError
 
 if TYPE_CHECKING:
@@ -38,11 +37,15 @@ class Ensemble:
 
     members: tuple[Member, ...]
     weights: tuple[float, ...]
-    rule: Rule = None  # type: ignore[assignment]  # None, or a name, becomes a rule that fits the predictions
+    rule: CombinationRule = None  # type: ignore[assignment]  # None, or a name, becomes a rule that fits the predictions
     calibration: Calibration | None = None  # fitted to the pooled prediction; see `calibrated`
     threshold: float | None = None  # epistemic uncertainty above which a row is unlike the calibration rows
-    decision: Decision | None = None  # from which probability on class 1 is called, of two classes; see `decided`
-    told: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)  # report of a loaded ensemble
+    decision: DecisionThreshold | None = (
+        None  # from which probability on class 1 is called, of two classes; see `decided`
+    )
+    saved_report: Mapping[str, Any] = field(
+        default_factory=dict, repr=False, compare=False
+    )  # report of a loaded ensemble
 
     def __post_init__(self) -> None:
         if not self.members or len(self.weights) != len(self.members):
@@ -50,7 +53,7 @@ class Ensemble:
                 f"Ensemble: got {len(self.members)} members and {len(self.weights)} weights; allowed: one member or "
                 "more, with a weight each"
             )
-        rule = default_rule(self.output) if self.rule is None else rule_of(self.rule, self.output)
+        rule = default_rule(self.output) if self.rule is None else make_rule(self.rule, self.output)
         object.__setattr__(self, "rule", rule)
 
     @property
@@ -89,7 +92,7 @@ class Ensemble:
         self, x: "Array | torch.Tensor", measure: str | None = None, *, batch_rows: int = 512, device: str = "cpu"
     ) -> Uncertainty:
         """Return the uncertainty of the members' weighted mixture for a batch x [N, ...], before calibration."""
-        return uncertainty_of(self._member_outputs(x, batch_rows, device), self.weights, self.output, measure)
+        return decompose_uncertainty(self._member_outputs(x, batch_rows, device), self.weights, self.output, measure)
 
     def predictions(self, split: str = "test") -> Array:
         """Return what `predict` says to the rows of a split, by ascending row id, from the kept predictions.
@@ -101,26 +104,27 @@ class Ensemble:
     def member_predictions(self, split: str = "test") -> Iterator[Array]:
         """Yield the members' kept predictions of a split, one at a time in memory; probabilities sum to 1."""
         for member in self.members:
-            kept = member.predictions(split)
-            yield normalised(kept) if self.output == "classes" else kept.astype(np.float64)
+            stored = member.predictions(split)
+            yield normalise_rows(stored) if self.output == "classes" else stored.astype(np.float64)
 
     def score(self, split: str = "test", metric: str = "accuracy") -> float:
         """Return a metric, such as "accuracy" or "cross_entropy", of what the ensemble predicts on a split.
 
         "test" rows are read here and in `report`, and nowhere else: no choice is made on them.
         """
-        chosen = metric_of(metric, self.output)
+        chosen = find_metric(metric, self.output)
+        # A linear rule needs only the true class's column, which was kept before rounding to float16.
         untouched = self.calibration is None or self.calibration.applied == 1.0
         if chosen.of_true is not None and self.rule.linear and untouched:  # from unrounded probabilities
             true = (member.true(split).clip(SMALLEST)[:, None] for member in self.members)
             return float(chosen.of_true(combine(self.rule, true, self.weights)[:, 0]).mean())
         return chosen.score(self.predictions(split), self.members[0].targets(split))
 
-    def with_rule(self, rule: str | Rule, split: str = "selection") -> "Ensemble":
-        """Return the same members under another rule; "stacking" is fitted on the kept predictions of `split`."""
-        rule = rule_of(rule, self.output)
-        if rule == Stacking():  # by its name alone it is not fitted
-            rule = Stacking.fit(list(self.member_predictions(split)), self.members[0].targets(split))
+    def with_rule(self, rule: str | CombinationRule, split: str = "selection") -> "Ensemble":
+        """Return the same members under another rule; one that learns is fitted on the kept predictions of `split`."""
+        rule = make_rule(rule, self.output)
+        if type(rule).fit is not CombinationRule.fit and rule == find_rule(rule.name):  # not fitted yet
+            rule = rule.fit(list(self.member_predictions(split)), self.members[0].targets(split))
         return replace(self, rule=rule, calibration=None, decision=None)
 
     def calibrated(self, split: str = "calibration") -> "Ensemble":
@@ -129,8 +133,9 @@ class Ensemble:
         The epistemic uncertainty that 95 % of those rows stay below becomes the `threshold`. Values without variances
         have nothing to calibrate.
         """
+        # The threshold is found before calibration, as is the uncertainty that it is compared with.
         targets = self.members[0].targets(split)
-        spread = uncertainty_of(self.member_predictions(split), self.weights, self.output).per_row().epistemic
+        spread = decompose_uncertainty(self.member_predictions(split), self.weights, self.output).per_row().epistemic
         return replace(
             self,
             calibration=None if self.output == "values" else calibrate(self._pooled(split), targets),
@@ -147,14 +152,14 @@ class Ensemble:
             raise EnsembleError(f"Ensemble.decided: got predictions that are {self.output}; allowed: two classes")
         return replace(self, decision=decide(self.predictions(split), self.members[0].targets(split), measure))
 
-    def report(self, split: str = "test", selection: str = "selection") -> Report:
+    def report(self, split: str = "test", selection: str = "selection") -> EnsembleReport:
         """Return who is in it and what each is worth on the `selection` rows, and how good all are on `split`'s.
 
         A loaded ensemble has no kept predictions: its report is the one it was saved with.
         """
-        if not any(member.splits for member in self.members) and self.told:
-            return Report(**self.told)
-        return report_of(
+        if not any(member.splits for member in self.members) and self.saved_report:
+            return EnsembleReport(**self.saved_report)
+        return make_report(
             self.members,
             {
                 name: list(self.member_predictions(name))
@@ -176,8 +181,9 @@ class Ensemble:
         needed to load them. The folder appears whole or not at all, and must not exist; with `replace` an ensemble that
         was saved there gives way. Returns it.
         """
+        # A loaded ensemble has no kept predictions; it passes on the report that it was saved with.
         splits = self.members[0].splits
-        report = self.report().to_json() if {"test", "selection"} <= set(splits) else dict(self.told)
+        report = self.report().to_json() if {"test", "selection"} <= set(splits) else dict(self.saved_report)
         return write_export(
             Path(directory),
             self.members,
@@ -203,17 +209,17 @@ class Ensemble:
         that needs more is loaded too, as a program with your rights. A member with a factory alone is your own code:
         the function that it names is imported from your machine when it first predicts.
         """
-        members, told = read_export(Path(directory), trust=trust)
-        calibration, decision, threshold = told["calibration"], told.get("decision"), told["threshold"]
+        members, manifest = read_export(Path(directory), trust=trust)
+        calibration, decision, threshold = manifest["calibration"], manifest.get("decision"), manifest["threshold"]
         try:
             return cls(
                 members=members,
-                weights=tuple(told["weights"]),
-                rule=rule_of(told["rule"], members[0].output),
+                weights=tuple(manifest["weights"]),
+                rule=make_rule(manifest["rule"], members[0].output),
                 calibration=None if calibration is None else Calibration.from_json(calibration),
                 threshold=None if threshold is None else float(threshold),
-                decision=None if decision is None else Decision.from_json(decision),
-                told=dict(told["report"]),
+                decision=None if decision is None else DecisionThreshold.from_json(decision),
+                saved_report=dict(manifest["report"]),
             )
         except (TypeError, ValueError) as error:
             raise ExportError(
@@ -239,7 +245,7 @@ class Ensemble:
     @cached_property
     def networks(self) -> "tuple[torch.nn.Module, ...]":
         """The members' networks in evaluation mode, in member order, built once."""
-        return tuple(built(member) for member in self.members)
+        return tuple(build_network(member) for member in self.members)
 
     def _pooled(self, split: str) -> Array:
         return combine(self.rule, self.member_predictions(split), self.weights)
@@ -249,4 +255,4 @@ class Ensemble:
 
     def _member_outputs(self, x: "Array | torch.Tensor", batch_rows: int, device: str) -> Iterator[Array]:
         for member, network in zip(self.members, self.networks, strict=True):
-            yield outputs_of(network, x, member, batch_rows=batch_rows, device=device)
+            yield predict_member(network, x, member, batch_rows=batch_rows, device=device)

@@ -7,22 +7,22 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.ensemble.combine.calibration import Calibration, judged, reliability
+from trainwright.ensemble.combine.calibration import Calibration, reliability, score_probabilities
 from trainwright.ensemble.combine.coverage import coverage, crps, risk_coverage
-from trainwright.ensemble.combine.decision import Decision
-from trainwright.ensemble.combine.rule import Rule, combine
-from trainwright.ensemble.combine.uncertainty import uncertainty_of
+from trainwright.ensemble.combine.decision import DecisionThreshold
+from trainwright.ensemble.combine.rule import CombinationRule, combine
+from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 from trainwright.strict_json import plain
 
-__all__ = ["Report", "report_of"]
+__all__ = ["EnsembleReport", "make_report"]
 
 _SHARES = 20  # points of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
-class Report:
+class EnsembleReport:
     """Plain numbers, of the split `rows` unless it says otherwise; None where there is nothing to say it of.
 
     `before` and `after` calibration hold for classes accuracy, nll, brier, ece and its interval; for means and
@@ -57,30 +57,31 @@ class Report:
         return found
 
 
-def report_of(
+def make_report(
     members: Sequence[Member],
     predictions: Mapping[str, Sequence[Array]],
     weights: Sequence[float],
-    rule: Rule,
+    rule: CombinationRule,
     *,
     calibration: Calibration | None,
-    decision: Decision | None,
+    decision: DecisionThreshold | None,
     split: str,
     selection: str,
-) -> Report:
+) -> EnsembleReport:
     """Return the report of members' predictions per split; `split` judges, `selection` is where they were chosen."""
     first = members[0]
     metric = METRICS[default_metric(first.output)]
     targets = {name: first.targets(name) for name in predictions}
-    pooled = {name: combine(rule, each, weights) for name, each in predictions.items()}
-    told = pooled if calibration is None else {name: calibration.apply(each) for name, each in pooled.items()}
+    # Each split is combined once; all figures below are of these arrays.
+    pooled = {name: combine(rule, item, weights) for name, item in predictions.items()}
+    content = pooled if calibration is None else {name: calibration.apply(item) for name, item in pooled.items()}
     before = _measures(first.output, pooled.get(split), targets.get(split), predictions.get(split), weights)
     after = None
     curves: dict[str, Any] = {}
     if split in pooled and first.output == "classes":
         curves["before"] = asdict(reliability(pooled[split], targets[split]))
     if split in pooled and calibration is not None:
-        mended = told[split]
+        mended = content[split]
         after = _measures(first.output, mended, targets[split], None, weights)
         if first.output == "classes":
             curves["after"] = asdict(reliability(mended, targets[split]))
@@ -88,17 +89,17 @@ def report_of(
     seconds = [member.seconds_per_row for member in members]
     sizes = [member.weight_bytes for member in members]
     count = len(members)
-    return Report(
+    return EnsembleReport(
         output=first.output,
         rule=rule.name,
         metric=metric.name,
         rows=split,
-        losses={name: float(metric.loss(metric.per_row(each, targets[name]).mean())) for name, each in told.items()},
+        losses={name: float(metric.loss(metric.per_row(item, targets[name]).mean())) for name, item in content.items()},
         members=_table(members, predictions.get(selection), targets.get(selection), weights, rule),
         before=before,
         after=after,
         calibration=None if calibration is None else calibration.to_json(),
-        decision=_decided(decision, told.get(split), targets.get(split)),
+        decision=_decided(decision, content.get(split), targets.get(split)),
         reliability=curves,
         disagreement=_disagreement(predictions[split], first.output) if split in predictions else (),
         error_correlation=None if wrong is None or count < 2 else _mean_pair(wrong, _correlation),
@@ -120,12 +121,13 @@ def _risks(
 
     The loss is the cross-entropy, or the squared error.
     """
+    # The most uncertain rows are refused first; a useful uncertainty makes the rest lose less.
     metric = METRICS["cross_entropy" if output == "classes" else "squared_error"]
     losses = metric.per_row(pooled, targets)
-    unsure = uncertainty_of(members, weights, output).per_row()
+    unsure = decompose_uncertainty(members, weights, output).per_row()
     found = {}
-    for name, each in (("total", unsure.total), ("epistemic", unsure.epistemic)):
-        curve = risk_coverage(each, losses)
+    for name, item in (("total", unsure.total), ("epistemic", unsure.epistemic)):
+        curve = risk_coverage(item, losses)
         places = np.unique(np.linspace(0, len(losses) - 1, _SHARES).round().astype(int)).tolist()
         found[name] = {
             "coverage": [curve.coverage[at] for at in places],
@@ -135,13 +137,15 @@ def _risks(
     return found
 
 
-def _decided(decision: Decision | None, predicted: Array | None, targets: Array | None) -> dict[str, Any] | None:
+def _decided(
+    decision: DecisionThreshold | None, predicted: Array | None, targets: Array | None
+) -> dict[str, Any] | None:
     if decision is None:
         return None
-    told = decision.to_json()
+    content = decision.to_json()
     if predicted is not None and targets is not None:
-        told["before"], told["after"] = decision.score(predicted, targets)
-    return told
+        content["before"], content["after"] = decision.score(predicted, targets)
+    return content
 
 
 def _measures(
@@ -150,7 +154,7 @@ def _measures(
     if pooled is None or targets is None:
         return None
     if output == "classes":
-        return asdict(judged(pooled, targets))
+        return asdict(score_probabilities(pooled, targets))
     squared = float(METRICS["squared_error"].per_row(pooled, targets).mean())
     if output == "values":
         return {"rows": len(targets), "squared_error": squared}
@@ -170,17 +174,18 @@ def _table(
     predictions: Sequence[Array] | None,
     targets: Array | None,
     weights: Sequence[float],
-    rule: Rule,
+    rule: CombinationRule,
 ) -> list[dict[str, Any]]:
     metric = METRICS[default_metric(members[0].output)]
 
-    def loss(chosen: Sequence[int], by: Rule) -> float | None:
+    def loss(chosen: Sequence[int], by: CombinationRule) -> float | None:
         if predictions is None or targets is None or not chosen:
             return None
         found = combine(by, [predictions[one] for one in chosen], [weights[one] for one in chosen])
         return float(metric.loss(metric.per_row(found, targets).mean()))
 
     every = list(range(len(members)))
+    # A member's gain is what the ensemble loses without it, its weight given to the others.
     whole = loss(every, rule)
     rows = []
     for place, member in enumerate(members):
@@ -204,18 +209,19 @@ def _table(
 def _errors(predictions: Sequence[Array], targets: Array) -> Array:
     """Return per member and row 1 for a wrong class, or the residual of a value [K, N]."""
     if targets.dtype.kind in "iu":
-        return np.stack([(each.argmax(axis=1) != targets).astype(np.float64) for each in predictions])
-    return np.stack([((each[..., 0] if each.ndim == 3 else each) - targets).mean(axis=1) for each in predictions])
+        return np.stack([(item.argmax(axis=1) != targets).astype(np.float64) for item in predictions])
+    return np.stack([((item[..., 0] if item.ndim == 3 else item) - targets).mean(axis=1) for item in predictions])
 
 
 def _disagreement(predictions: Sequence[Array], output: str) -> list[list[float]]:
     if output == "classes":
-        answers = np.stack([each.argmax(axis=1) for each in predictions])
-        apart = (answers[:, None, :] != answers[None, :, :]).mean(axis=2)
+        # Pairs of members at once: [K, 1, N] against [1, K, N].
+        answers = np.stack([item.argmax(axis=1) for item in predictions])
+        difference = (answers[:, None, :] != answers[None, :, :]).mean(axis=2)
     else:
-        answers = np.stack([(each[..., 0] if each.ndim == 3 else each).reshape(-1) for each in predictions])
-        apart = np.sqrt(((answers[:, None, :] - answers[None, :, :]) ** 2).mean(axis=2))
-    found: list[list[float]] = apart.tolist()
+        answers = np.stack([(item[..., 0] if item.ndim == 3 else item).reshape(-1) for item in predictions])
+        difference = np.sqrt(((answers[:, None, :] - answers[None, :, :]) ** 2).mean(axis=2))
+    found: list[list[float]] = difference.tolist()
     return found
 
 
@@ -232,6 +238,7 @@ def _correlation(one: Array, two: Array) -> float | None:
 
 
 def _yule(one: Array, two: Array) -> float | None:
+    # Yule's Q (Kuncheva and Whitaker, 2003): 1 for members wrong on the same rows, 0 for independent ones.
     both, neither = float((one * two).sum()), float(((1 - one) * (1 - two)).sum())
     left, right = float((one * (1 - two)).sum()), float(((1 - one) * two).sum())
     total = both * neither + left * right

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Annotated
 
 from trainwright.ensemble.combine.decision import MEASURES
-from trainwright.ensemble.combine.rules import RULES
+from trainwright.ensemble.combine.rules import find_rule
 from trainwright.ensemble.ensemble import Ensemble
-from trainwright.ensemble.ensemble_report import Report
+from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.library.library import Library
 from trainwright.ensemble.metrics import METRICS
 from trainwright.ensemble.selection.front import PICKS, Front
@@ -25,7 +25,7 @@ from trainwright.ledger import State
 from trainwright.settings import Settings
 from trainwright.validators import flag, integer, number, one_of, optional, text
 
-__all__ = ["SETTINGS_FILE", "ChosenEnsemble", "EnsembleSettings", "KeptSettings"]
+__all__ = ["SETTINGS_FILE", "ChosenEnsemble", "EnsembleSettings", "StoredSettings"]
 
 SETTINGS_FILE = "ensemble.json"
 
@@ -43,7 +43,7 @@ class ChosenEnsemble:
     dropped_rows: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
-    def report(self) -> Report:
+    def report(self) -> EnsembleReport:
         """What the ensemble is and how good, judged by the settings' test rows."""
         return self.ensemble.report(self.settings.test_split, selection=self.settings.split)
 
@@ -82,14 +82,23 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
     cost_factor: Annotated[
         float | None, optional(number(above=0)), "times the seconds of the single best model that it may take"
     ] = None
-    rule: Annotated[str | None, optional(one_of(*RULES)), "combination rule; default: that of the front"] = None
+    rule: Annotated[
+        str | None, optional(text("the name of a combination rule")), "combination rule; default: that of the front"
+    ] = None
     pick: Annotated[
-        str, one_of(*PICKS), "best: of least loss; fallback: the simplest that cross-validation finds as good"
+        str,
+        one_of(*PICKS),
+        "point of the front: best (of least loss) or fallback (the simplest that cross-validation finds as good)",
     ] = "best"
     decide_by: Annotated[
         str | None, optional(one_of(*MEASURES)), "of two classes: the measure that chooses the threshold between them"
     ] = None
     common_rows: Annotated[bool, flag(), "judge members on the rows that all of them left"] = False
+
+    def check_together(self) -> None:
+        """Refuse a rule that is neither built in nor installed."""
+        if self.rule is not None:
+            find_rule(self.rule)
 
     def open_library(self, directory: str | Path, state: State | None = None, *, trust: bool = False) -> Library:
         """Return the library of the study in a folder, or of a state of it, as these settings want its rows."""
@@ -99,10 +108,12 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
 
     def choose(self, library: Library) -> ChosenEnsemble:
         """Return the ensemble that these settings choose from a library: top, select, pick, combine, calibrate."""
+        # What the library was before it is cut, for the report.
         models, dropped = len(library.members), dict(library.dropped_rows)
         strategy = BudgetedGreedy(
             max_members=self.max_members, budget_seconds=self.budget_seconds, budget_bytes=self.budget_bytes
         )
+        # Selection reads the best models alone: its cost grows with their number.
         library = library.top(self.library_top, self.metric, self.split)
         front = library.select(strategy, self.metric, self.split)
         cost = front.single_best.cost_seconds
@@ -110,6 +121,7 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         chosen = front.pick(self.pick, max_seconds=limit)
         if self.rule is not None:
             chosen = chosen.with_rule(self.rule, self.split)
+        # Calibration changes no choice above: it reads rows of its own.
         if "calibration" in chosen.members[0].splits:
             chosen = chosen.calibrated()
         if self.decide_by is not None:
@@ -126,31 +138,35 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class KeptSettings:
+class StoredSettings:
     """The settings that a study's ensemble was chosen with, and whether a run's [ensemble] stage chose it."""
 
     settings: EnsembleSettings
     by_run: bool = False  # then an export and a summary follow from them, and a command does not replace them
 
     @classmethod
-    def read(cls, directory: str | Path) -> "KeptSettings | None":
+    def read(cls, directory: str | Path) -> "StoredSettings | None":
         """Return what is kept in a study's folder; None if nothing has chosen an ensemble there."""
         path = Path(directory) / SETTINGS_FILE
         if not path.exists():
             return None
         allowed = "what `trainwright run` or `trainwright ensemble` wrote; remove it"
-        told = read_json(path, "settings", allowed=allowed, error=EnsembleError)
-        if not isinstance(told, dict) or not isinstance(told.get("settings"), dict):
+        content = read_json(path, "settings", allowed=allowed, error=EnsembleError)
+        if not isinstance(content, dict) or not isinstance(content.get("settings"), dict):
             raise EnsembleError(f"settings {str(path)!r}: they are no settings of an ensemble; allowed: {allowed}")
-        return cls(settings=EnsembleSettings.from_table(told["settings"], str(path)), by_run=told.get("by_run") is True)
+        return cls(
+            settings=EnsembleSettings.from_table(content["settings"], str(path)), by_run=content.get("by_run") is True
+        )
 
     @classmethod
     def settings_of(cls, directory: str | Path) -> EnsembleSettings:
         """Return the settings that every door to a study's ensemble starts from: those kept, or the defaults."""
-        kept = cls.read(directory)
-        return EnsembleSettings() if kept is None else kept.settings
+        stored = cls.read(directory)
+        return EnsembleSettings() if stored is None else stored.settings
 
     def write(self, directory: str | Path) -> None:
         """Keep the settings in a study's folder."""
-        told = {"settings": asdict(self.settings), "by_run": self.by_run}
-        write_text(Path(directory) / SETTINGS_FILE, "settings", json.dumps(told, indent=1) + "\n", error=EnsembleError)
+        content = {"settings": asdict(self.settings), "by_run": self.by_run}
+        write_text(
+            Path(directory) / SETTINGS_FILE, "settings", json.dumps(content, indent=1) + "\n", error=EnsembleError
+        )

@@ -17,7 +17,7 @@ __all__ = [
     "accuracy",
     "cross_entropy",
     "default_metric",
-    "metric_of",
+    "find_metric",
     "normal_nll",
     "squared_error",
 ]
@@ -91,7 +91,7 @@ METRICS = {
 }
 
 
-def metric_of(name: str, output: str) -> Metric:
+def find_metric(name: str, output: str) -> Metric:
     """Return the metric called `name`, refusing one that members of this output kind cannot be scored by."""
     if name not in METRICS:
         raise EnsembleError(f"metric: got {name!r}; allowed: {', '.join(METRICS)}{closest(name, METRICS)}")

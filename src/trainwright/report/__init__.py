@@ -1,6 +1,6 @@
 """What a study leaves to be looked at: the self-contained HTML report, and exports to other tools."""
 
-from trainwright.report.endings import Endings, Growing, follow
+from trainwright.report.finished_trials import FinishedTrials, Growing, follow
 from trainwright.report.html import render, write_report
 from trainwright.report.mlflow import MLflowRuns, export_mlflow
 from trainwright.report.summary import write_summary
@@ -8,7 +8,7 @@ from trainwright.report.tabular import export_csv, export_importance, export_par
 from trainwright.report.tensorboard import TensorBoardLog, export_tensorboard
 
 __all__ = [
-    "Endings",
+    "FinishedTrials",
     "Growing",
     "MLflowRuns",
     "TensorBoardLog",

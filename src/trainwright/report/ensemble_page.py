@@ -2,23 +2,16 @@
 
 from pathlib import Path
 
-from trainwright.ensemble import ChosenEnsemble, Report
-from trainwright.report.ensembles import Ensembles
-from trainwright.report.figures.disagreement import disagreement_figure
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.report.figures.ensemble_front import ensemble_front
-from trainwright.report.figures.figure import Figure
-from trainwright.report.figures.reliability import reliability_figure
+from trainwright.report.figures.groups import draw_ensemble_report
 from trainwright.report.files import write
+from trainwright.report.formatting import escape
 from trainwright.report.page import figure_html, page_html
+from trainwright.report.study_ensemble import StudyEnsemble
 from trainwright.report.tables import pick
-from trainwright.report.words import escape
 
-__all__ = ["pictures", "write_ensemble_page"]
-
-
-def pictures(report: Report) -> list[Figure]:
-    """Return the figures that an ensemble's report has: reliability and disagreement, as far as they apply."""
-    return [figure for figure in (reliability_figure(report), disagreement_figure(report)) if figure is not None]
+__all__ = ["write_ensemble_page"]
 
 
 def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
@@ -27,22 +20,22 @@ def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
     An earlier page is replaced as a whole.
     """
     where, report = Path(path), chosen.report
-    told = Ensembles.of(chosen)
-    drawn = {"front": [ensemble_front(told)], "members": pictures(report)}
+    found = StudyEnsemble.of(chosen)
+    drawn = {"front": [ensemble_front(found)], "members": draw_ensemble_report(report)}
     headings = {"front": "Loss against cost", "members": "The ensemble"}
     sections = [
         (
             name,
             headings[name],
             "\n".join(figure_html(figure, alone=len(figures) == 1) for figure in figures)
-            + (pick(told) if name == "members" else ""),
+            + (pick(found) if name == "members" else ""),
         )
         for name, figures in drawn.items()
     ]
     cost = f'<p class="soft">{escape(report.cost)}</p>' if report.cost else ""
     page = page_html(
         title="Ensemble",
-        header=f"<h1>Ensemble of {len(told.pick.members)} from {len(told.front.library)} models</h1>{cost}",
+        header=f"<h1>Ensemble of {len(found.pick.members)} from {len(found.front.library)} models</h1>{cost}",
         sections=sections,
         figures=[figure for figures in drawn.values() for figure in figures],
         footer="",

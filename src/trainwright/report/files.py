@@ -10,15 +10,15 @@ from trainwright.publishing import publish, write_file
 __all__ = ["folder", "replacing", "target", "write"]
 
 
-def target(directory: str | Path, file: str | Path, endings: tuple[str, ...] = ()) -> Path:
-    """Return `file` as a path that may be written, or raise `InputError`; no `endings` allow any.
+def target(directory: str | Path, file: str | Path, finished: tuple[str, ...] = ()) -> Path:
+    """Return `file` as a path that may be written, or raise `InputError`; no `finished` allow any.
 
     What lies in the study's own records is never overwritten.
     """
     path = Path(file)
-    if endings and path.suffix.lower() not in endings:
-        given = repr(path.suffix) if path.suffix else "no ending"
-        raise InputError(f"cannot write {path}: its name must end in {' or '.join(endings)}, got {given}")
+    if finished and path.suffix.lower() not in finished:
+        values = repr(path.suffix) if path.suffix else "no ending"
+        raise InputError(f"cannot write {path}: its name must end in {' or '.join(finished)}, got {values}")
     if path.is_dir():
         raise InputError(f"cannot write {path}: it is a directory; give the name of a file in it")
     if not path.parent.is_dir():
@@ -52,14 +52,18 @@ def _told(path: Path) -> Iterator[None]:
 
 def folder(directory: str | Path, path: str | Path) -> Path:
     """Return `path` as a folder that may be written to, made if it is not there, or raise `InputError`."""
-    made = Path(path)
+    result = Path(path)
     records = (Path(directory) / "ledger").resolve()
-    if records in (made.resolve(), *made.resolve().parents):
-        raise InputError(f"cannot write to {made}: it lies in the study's own records, {records}; choose another place")
+    if records in (result.resolve(), *result.resolve().parents):
+        raise InputError(
+            f"cannot write to {result}: it lies in the study's own records, {records}; choose another place"
+        )
     try:
-        made.mkdir(exist_ok=True)
+        result.mkdir(exist_ok=True)
     except FileNotFoundError:
-        raise InputError(f"cannot write to {made}: the directory {made.parent} does not exist; make it first") from None
+        raise InputError(
+            f"cannot write to {result}: the directory {result.parent} does not exist; make it first"
+        ) from None
     except OSError as error:
-        raise InputError(f"cannot write to {made}: {(error.strerror or str(error)).lower()}") from error
-    return made
+        raise InputError(f"cannot write to {result}: {(error.strerror or str(error)).lower()}") from error
+    return result

@@ -9,7 +9,7 @@ from pathlib import Path
 from trainwright.engine.simulated.record import DeviceHold, SimulatedStudy
 from trainwright.errors import InputError
 from trainwright.files import write_text
-from trainwright.report.words import escape
+from trainwright.report.formatting import escape
 
 __all__ = ["check_gantt", "gantt_svg", "write_gantt"]
 
@@ -46,7 +46,7 @@ def write_gantt(path: Path, panels: Mapping[str, tuple[int, SimulatedStudy]]) ->
 def gantt_svg(panels: Mapping[str, tuple[int, SimulatedStudy]]) -> str:
     """Return the picture: a panel a run, all on one axis of time; a bar is a trial on its devices."""
     longest = max((run.makespan_seconds for _, run in panels.values()), default=0.0) or 1.0
-    unit, seconds = next(((name, each) for name, each in (("h", 3600), ("min", 60)) if longest >= 2 * each), ("s", 1))
+    unit, seconds = next(((name, item) for name, item in (("h", 3600), ("min", 60)) if longest >= 2 * item), ("s", 1))
     axis = _Axis((_WIDTH - _LEFT - _RIGHT) / longest, seconds, unit)
     parts: list[str] = []
     y = 34.0
@@ -145,4 +145,4 @@ def _step(length: float) -> float:
     """Return a round step that cuts a length into about eight."""
     raw = max(length / 8, 1e-9)
     power: float = 10.0 ** math.floor(math.log10(raw))
-    return next(power * each for each in (1, 2, 5, 10) if power * each >= raw)
+    return next(power * item for item in (1, 2, 5, 10) if power * item >= raw)

@@ -4,8 +4,8 @@ import shlex
 from pathlib import Path
 
 from trainwright.ledger import Status
+from trainwright.report.formatting import count, date, duration, escape, number
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, date, duration, escape, number
 
 __all__ = ["footer_html", "header_html"]
 
@@ -48,8 +48,10 @@ def _facts(overview: Overview) -> list[tuple[str, str, str]]:
     elif best is not None:
         facts.append(("on the front", f"{len(overview.front):,}", f"of {count(len(overview.results), 'result')}"))
     if overview.limits and len(overview.results):
-        kept = int(overview.within[overview.results].sum())
-        facts.append(("feasible", f"{kept:,}" if kept else "none", f"of {count(len(overview.results), 'result')}"))
+        feasible = int(overview.within[overview.results].sum())
+        facts.append(
+            ("feasible", f"{feasible:,}" if feasible else "none", f"of {count(len(overview.results), 'result')}")
+        )
     facts.append(("trials", f"{len(overview.trials):,}", f"{overview.state.results:,} with a result"))
     epochs = sum(len(trial.reports) for trial in overview.trials)
     if epochs:
@@ -71,11 +73,11 @@ def _way_on(overview: Overview, directory: Path | None) -> str:
     commands = [
         value for _, name, value in overview.state.notes.values() if name == "resume" and isinstance(value, str)
     ]
-    given = commands[-1] if commands else ""
+    options = commands[-1] if commands else ""
     place = shlex.quote(str(directory))
     how = (
-        f"To go on: <code>{escape(given)}</code>."
-        if given
+        f"To go on: <code>{escape(options)}</code>."
+        if options
         else "To go on, start the study again as before: ended trials are kept, others go on from their checkpoints."
     )
     return f'<p class="go-on">{still}{how} How it stands: <code>trainwright status {escape(place)}</code></p>'

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import Status, TrialState
 from trainwright.ledger.rows import final_metrics
-from trainwright.report.endings import Endings
+from trainwright.report.finished_trials import FinishedTrials
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -44,18 +44,18 @@ class MLflowRuns:
             from mlflow.tracking import MlflowClient
         except ImportError:
             raise MissingExtra.of("the MLflow export", "mlflow", "mlflow") from None
-        self.endings = Endings(directory, last=last)
+        self.finished = FinishedTrials(directory, last=last)
         self.uri = uri
         with self._told():
             self._client = MlflowClient(tracking_uri=uri)
-            self.experiment: str = self._experiment(self.endings.name)
+            self.experiment: str = self._experiment(self.finished.name)
             self._parent, self._known = self._runs()
         self.update()
 
     def update(self) -> int:
         """Add the trials that have ended since the last call and are not there; returns how many."""
-        self.endings.read()
-        trials = [trial for trial in self.endings.news() if trial.number not in self._known]
+        self.finished.read()
+        trials = [trial for trial in self.finished.news() if trial.number not in self._known]
         for trial in trials:
             with self._told():
                 self._write(trial)
@@ -76,7 +76,7 @@ class MLflowRuns:
         parent, known, token = None, set(), None
         while token != "":
             page = self._client.search_runs(
-                [self.experiment], f"tags.`{_STUDY}` = '{self.endings.study_id}'", page_token=token
+                [self.experiment], f"tags.`{_STUDY}` = '{self.finished.study_id}'", page_token=token
             )
             for run in page:
                 number = run.data.tags.get(_TRIAL)
@@ -90,9 +90,9 @@ class MLflowRuns:
         return parent or self._study_run(), known
 
     def _study_run(self) -> str:
-        state = self.endings.state
-        tags = {_STUDY: self.endings.study_id, "trainwright.objectives": ", ".join(map(str, state.objectives))}
-        run = self._client.create_run(self.experiment, tags=tags, run_name=self.endings.name)
+        state = self.finished.state
+        tags = {_STUDY: self.finished.study_id, "trainwright.objectives": ", ".join(map(str, state.objectives))}
+        run = self._client.create_run(self.experiment, tags=tags, run_name=self.finished.name)
         self._client.log_param(run.info.run_id, "seed", str(state.seed))
         self._client.set_terminated(run.info.run_id)
         return str(run.info.run_id)
@@ -103,7 +103,7 @@ class MLflowRuns:
         starts = [lease.started_at for lease in trial.leases.values() if lease.started_at is not None]
         ended = _ms(trial.end.at) if trial.end is not None else 0
         tags = {
-            _STUDY: self.endings.study_id,
+            _STUDY: self.finished.study_id,
             _TRIAL: str(trial.number),
             "trainwright.state": trial.status.value,
             "mlflow.parentRunId": self._parent,

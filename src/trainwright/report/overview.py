@@ -38,20 +38,21 @@ class Overview:
     @cached_property
     def results(self) -> NDArray[np.int64]:
         """Positions of the trials with a finite result in every objective, in the order in which they ended."""
+        # In the order of ending, which is what a best-so-far line goes by.
         found = np.flatnonzero(np.isfinite(self.losses).all(axis=1)) if self.objectives else np.empty(0, np.int64)
         return found[np.argsort([_ended(self.trials[at]) for at in found], kind="stable")]
 
     @cached_property
     def within(self) -> NDArray[np.bool_]:
         """True [trials] where a result keeps every bound and every constraint."""
-        kept: NDArray[np.bool_] = np.asarray(np.isfinite(self.losses).all(axis=1))
+        feasible: NDArray[np.bool_] = np.asarray(np.isfinite(self.losses).all(axis=1))
         for place, objective in enumerate(self.objectives):
             if math.isfinite(objective.limit):
-                kept &= self.losses[:, place] <= objective.limit
+                feasible &= self.losses[:, place] <= objective.limit
         for constraint in self.state.constraints:
             losses = [constraint.loss(metrics.get(constraint.metric, math.nan)) for metrics in self._finals]
-            kept &= np.array(losses, dtype=np.float64) <= constraint.limit
-        return kept
+            feasible &= np.array(losses, dtype=np.float64) <= constraint.limit
+        return feasible
 
     @cached_property
     def limits(self) -> tuple[Outcome, ...]:
@@ -63,11 +64,12 @@ class Overview:
         """Positions of the results that no other dominates, within the bounds if any result is, by first objective."""
         if not len(self.results):
             return self.results
+        # Infeasible results count only while there is no feasible one.
         pool = self.results[self.within[self.results]]
         pool = pool if len(pool) else self.results
         losses = self.losses[pool]
-        kept = pool[losses[:, 0] == losses.min() if len(self.objectives) == 1 else non_dominated(losses)]
-        return kept[np.lexsort((kept, *self.losses[kept].T[::-1]))]
+        front = pool[losses[:, 0] == losses.min() if len(self.objectives) == 1 else non_dominated(losses)]
+        return front[np.lexsort((front, *self.losses[front].T[::-1]))]
 
     @cached_property
     def ranking(self) -> NDArray[np.int64]:
@@ -76,6 +78,7 @@ class Overview:
             return self.results
         found = np.sort(self.results)
         losses = self.losses[found]
+        # Mean rank over the objectives makes no assumption about their units.
         places = np.argsort(np.argsort(losses, axis=0, kind="stable"), axis=0, kind="stable").mean(axis=1)
         behind = ~np.isin(found, self.front)
         return found[np.lexsort((found, places, behind, ~self.within[found]))]
@@ -146,9 +149,11 @@ class Clock:
         if not len(spans):
             return cls(np.zeros(0), np.zeros(0))
         spans = spans[np.argsort(spans[:, 0], kind="stable")]
+        # The latest end so far: a later start beyond it leaves a gap in which nothing ran.
         reach = np.maximum.accumulate(spans[:, 1])
         gaps = np.maximum(spans[1:, 0] - reach[:-1], 0.0)
         busy = reach[-1] - spans[0, 0] - gaps.sum()
+        # Short gaps are part of the work, such as the start of a worker.
         breaks = np.flatnonzero(gaps > max(_BREAK_SECONDS, _BREAK_SHARE * busy))
         return cls(spans[np.concatenate([[0], breaks + 1]), 0], reach[np.concatenate([breaks, [len(spans) - 1]])])
 
@@ -166,6 +171,7 @@ class Clock:
         """Return seconds of work at wall times; a time within a break is at its start."""
         if not len(self.starts):
             return np.zeros(len(times))
+        # Seconds of all earlier sessions, then those within the present one.
         before = np.concatenate([[0.0], np.cumsum(self.ends - self.starts)])
         session = np.maximum(np.searchsorted(self.starts, times, side="right") - 1, 0)
         inside = np.clip(times - self.starts[session], 0.0, self.ends[session] - self.starts[session])

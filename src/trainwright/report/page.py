@@ -12,7 +12,7 @@ from dataclasses import asdict
 from importlib import resources
 
 from trainwright.report.figures.figure import Figure
-from trainwright.report.words import embedded_json, escape
+from trainwright.report.formatting import embedded_json, escape
 
 __all__ = ["Section", "figure_html", "page_html"]
 
@@ -26,6 +26,7 @@ def page_html(*, title: str, header: str, sections: Sequence[Section], figures: 
     """Return the whole page; `figures` are those whose places are in the sections."""
     style, scripts = _asset("page.css"), [_bundled(*_MODULES)] if figures else []
     data = embedded_json([asdict(figure) for figure in figures])
+    # Scripts are allowed by their digest, so that no text of the study can run even if its escaping failed.
     allowed = " ".join(f"'sha256-{_digest(text)}'" for text in scripts) or "'none'"
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
     links = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in sections)

@@ -54,6 +54,7 @@ def _outcome(state: State) -> dict[str, Any]:
 
 def _busy_seconds(state: State) -> float:
     """Return the length of the union of all leases' spans: pauses between two sessions do not count."""
+    # Overlapping leases of parallel workers count once.
     spans = sorted(
         (lease.started_at, lease.started_at + lease.seconds)
         for trial in state.trials.values()

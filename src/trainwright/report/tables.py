@@ -7,9 +7,9 @@ from typing import Any
 
 from trainwright.ledger import Dropped, TrialState
 from trainwright.ledger.rows import final_metrics
-from trainwright.report.ensembles import Ensembles
+from trainwright.report.formatting import DASH, aligned, count, duration, escape, number, shown
 from trainwright.report.overview import Overview
-from trainwright.report.words import DASH, aligned, count, duration, escape, number, shown
+from trainwright.report.study_ensemble import StudyEnsemble
 
 __all__ = ["best_trials", "dropped_records", "failures", "pick"]
 
@@ -35,12 +35,12 @@ def best_trials(overview: Overview) -> str:
         return '<p class="card soft">There is no trial yet.</p>'
     states, reasons = [overview.word(trial) for trial in trials], [_sentence(trial) for trial in trials]
     metrics = list(dict.fromkeys(outcome.metric for outcome in overview.state.outcomes))
-    kept = overview.within[overview.ranking[: len(ranked)]].tolist() + [None] * (len(trials) - len(ranked))
+    feasible = overview.within[overview.ranking[: len(ranked)]].tolist() + [None] * (len(trials) - len(ranked))
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     columns = [
         _Column("trial", [str(trial.number) for trial in trials], right=True),
         *(_Column(name, aligned([final_metrics(t).get(name) for t in trials]), right=True) for name in metrics),
-        *([_Column("feasible", [_FEASIBLE[each] for each in kept])] if overview.limits else []),
+        *([_Column("feasible", [_FEASIBLE[item] for item in feasible])] if overview.limits else []),
         _Column("epochs", [f"{trial.epoch:,}" for trial in trials], right=True),
         _Column("state", states, classes=[f"state {state}" for state in states]),
         *([_Column("failure", reasons, classes=["long"] * len(trials))] if any(reasons) else []),
@@ -57,7 +57,7 @@ def best_trials(overview: Overview) -> str:
     return _table(caption, columns, first=bool(ranked) and alone)
 
 
-def pick(ensembles: Ensembles) -> str:
+def pick(ensembles: StudyEnsemble) -> str:
     """Return the members of the picked ensemble, and how it compares with the best single model on held-out rows."""
     chosen, single = ensembles.pick, ensembles.front.single_best
     members = chosen.table()

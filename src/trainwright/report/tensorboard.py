@@ -15,8 +15,8 @@ from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
 from trainwright.publishing import write_file
-from trainwright.report.endings import Endings
 from trainwright.report.files import folder
+from trainwright.report.finished_trials import FinishedTrials
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
 
 __all__ = ["TensorBoardLog", "export_tensorboard"]
@@ -40,19 +40,19 @@ class TensorBoardLog:
             import tensorboard.compat.proto  # noqa: F401 -- before anything is made
         except ImportError:
             raise MissingExtra.of("the TensorBoard export", "tensorboard", "tensorboard") from None
-        self.endings = Endings(directory, last=last)
+        self.finished = FinishedTrials(directory, last=last)
         self.path = folder(directory, path)
-        self._suffix = f".trainwright-{self.endings.study_id}"
-        state = self.endings.state
+        self._suffix = f".trainwright-{self.finished.study_id}"
+        state = self.finished.state
         # Without requirements, which may be functions of modules that are not here.
         self._parameters = Space.from_json({"parameters": (state.space or {})["parameters"]}).parameters
-        self._write(self.path, 0.0, [_experiment(self.endings.name, state, self._parameters)])
+        self._write(self.path, 0.0, [_experiment(self.finished.name, state, self._parameters)])
         self.update()
 
     def update(self) -> int:
         """Add the trials that have ended since the last call; returns how many."""
-        self.endings.read()
-        trials = self.endings.news()
+        self.finished.read()
+        trials = self.finished.news()
         for trial in trials:
             run = self.path / f"trial-{trial.number:06d}"
             try:

@@ -127,25 +127,6 @@ class SearchView:
         self._pending.pop(number, None)
         self._reports.pop(number, None)
 
-    def supposing(self, rows: NDArray[np.float64], losses: NDArray[np.float64]) -> "SearchView":
-        """Return another view in which nothing is pending, and trials of `rows` have all ended with these losses."""
-        self.settle()
-        other = copy.copy(self)
-        count = len(rows)
-        vars(other).update(
-            memo={},
-            _tried=self._tried | set(self.space.row_keys(rows)),
-            _pending={},
-            _count=self._count + count,
-            _rows=np.concatenate([self.rows, rows]),
-            _losses=np.concatenate([self.outcomes, np.tile(losses, (count, 1))]),
-            _numbers=np.concatenate([self.numbers, np.arange(-count, 0)]),
-            _epoch=np.concatenate([self._epoch[: self._count], np.full(count, np.inf)]),
-            _rung=np.concatenate([self.rungs, np.full(count, self.top)]),
-            _failed=np.concatenate([self.failed, np.zeros(count, dtype=np.bool_)]),
-        )
-        return other
-
     def part(self, places: NDArray[np.intp], losses: NDArray[np.float64]) -> "SearchView":
         """Return another view of the told rows at `places` alone, with other losses [places, objectives]."""
         self.settle()

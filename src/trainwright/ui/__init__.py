@@ -1,8 +1,8 @@
 """The live page over ledgers: studies as they run, in a browser, read only."""
 
-from trainwright.ui.follower import Follower
 from trainwright.ui.server_load import ServerLoad
 from trainwright.ui.serving import serve_page
-from trainwright.ui.shelf import Shelf
+from trainwright.ui.study_follower import StudyFollower
+from trainwright.ui.study_registry import StudyRegistry
 
-__all__ = ["Follower", "ServerLoad", "Shelf", "serve_page"]
+__all__ = ["ServerLoad", "StudyFollower", "StudyRegistry", "serve_page"]

@@ -15,13 +15,13 @@ from fastapi.responses import StreamingResponse
 
 from trainwright.errors import InputError
 from trainwright.strict_json import plain
-from trainwright.ui.drawings import VIEWS, Drawings
-from trainwright.ui.follower import Follower
-from trainwright.ui.listing import MOST_ROWS, window
-from trainwright.ui.listing import Query as Rows
-from trainwright.ui.particulars import log_tail, study_summary, trial_page
+from trainwright.ui.figure_views import VIEWS, FigureViews
 from trainwright.ui.server_load import ServerLoad
-from trainwright.ui.shelf import Shelf
+from trainwright.ui.study_details import log_tail, study_summary, trial_page
+from trainwright.ui.study_follower import StudyFollower
+from trainwright.ui.study_registry import StudyRegistry
+from trainwright.ui.trial_table import MOST_ROWS, window
+from trainwright.ui.trial_table import Query as Rows
 
 __all__ = ["POLICY", "application"]
 
@@ -38,30 +38,30 @@ _MOST_STREAMS = 64
 _BEAT_SECONDS, _READ_SECONDS, _LOOK_SECONDS = 10.0, 1.0, 0.1
 
 
-def application(shelf: Shelf, server: ServerLoad | None = None) -> FastAPI:
+def application(registry: StudyRegistry, server: ServerLoad | None = None) -> FastAPI:
     """Return the ASGI application over the studies of a shelf, without a guard in front."""
     app = FastAPI(title="Trainwright", docs_url=None, redoc_url=None, openapi_url=None)
-    drawings: dict[str, Drawings] = {}
+    drawings: dict[str, FigureViews] = {}
     streams = _Streams()
 
-    def found(study: str) -> Follower:
-        follower = shelf.find(study)
+    def found(study: str) -> StudyFollower:
+        follower = registry.find(study)
         if follower is None:
             raise HTTPException(404, "there is no such study here")
         return follower
 
-    def drawn(study: str) -> Drawings:
+    def drawn(study: str) -> FigureViews:
         follower = found(study)
-        return drawings.setdefault(study, Drawings(follower))
+        return drawings.setdefault(study, FigureViews(follower))
 
     @app.get("/api/studies")
     def studies() -> Response:
-        followers = shelf.studies()
+        followers = registry.studies()
         for follower in followers.values() if len(followers) <= _MOST_STREAMS else ():
             follower.want()
         return _json(
             {
-                "single": shelf.single,
+                "single": registry.single,
                 "server": server is not None,
                 "studies": [{"id": key, **_brief(follower)} for key, follower in followers.items()],
             }
@@ -87,10 +87,10 @@ def application(shelf: Shelf, server: ServerLoad | None = None) -> FastAPI:
 
     @app.get("/api/studies/{study}/trials/{number}")
     def trial(study: str, number: int) -> Response:
-        told = trial_page(found(study), number)
-        if told is None:
+        table = trial_page(found(study), number)
+        if table is None:
             raise HTTPException(404, "the study has no trial of that number")
-        return _json(told)
+        return _json(table)
 
     @app.get("/api/studies/{study}/trials/{number}/log")
     def log(
@@ -100,8 +100,8 @@ def application(shelf: Shelf, server: ServerLoad | None = None) -> FastAPI:
         rank: Annotated[int, Query(ge=0, le=10**6)] = 0,
     ) -> Response:
         folder = found(study).directory
-        told = None if folder is None else log_tail(folder, number, lease, rank)
-        return _json(told or {"text": "", "bytes": 0, "whole": True})
+        table = None if folder is None else log_tail(folder, number, lease, rank)
+        return _json(table or {"text": "", "bytes": 0, "whole": True})
 
     @app.get("/api/studies/{study}/views/{name}")
     def view(study: str, name: str) -> Response:
@@ -153,7 +153,7 @@ class _Streams:
         self._open += 1
         return True
 
-    async def of(self, follower: Follower, request: Request) -> AsyncIterator[str]:
+    async def of(self, follower: StudyFollower, request: Request) -> AsyncIterator[str]:
         seen, quiet = -1, 0.0
         try:
             while not await request.is_disconnected():
@@ -168,10 +168,10 @@ class _Streams:
             self._open -= 1
 
 
-def _brief(follower: Follower) -> Mapping[str, Any]:
-    told = study_summary(follower)
+def _brief(follower: StudyFollower) -> Mapping[str, Any]:
+    table = study_summary(follower)
     names = ("name", "loaded", "records", "error", "objectives", "metrics", "counts", "trials", "results", "best")
-    return {name: told[name] for name in (*names, "front", "created_at")}
+    return {name: table[name] for name in (*names, "front", "created_at")}
 
 
 def _natural() -> Any:

@@ -42,6 +42,7 @@ class ServerLoad:
             raise InputError(f"--server: got {url!r}; allowed: the address of a server, such as http://127.0.0.1:8000")
         self.url = url.rstrip("/")
         self._ensemble, self._token = ensemble, token
+        # No proxy and no redirect: the token goes to the named server only.
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
         self._samples: deque[_Sample] = deque(maxlen=_KEPT)
         self._about: Mapping[str, Any] = {}
@@ -68,8 +69,8 @@ class ServerLoad:
             sample = _sample(metrics, time.time())
             about: Mapping[str, Any] = {}
             try:
-                told = json.loads(self._get(f"/v2/ensembles/{quote(self._ensemble, safe='')}"))
-                about = told if isinstance(told, dict) else {}
+                table = json.loads(self._get(f"/v2/ensembles/{quote(self._ensemble, safe='')}"))
+                about = table if isinstance(table, dict) else {}
             except (OSError, ValueError, HTTPException):
                 about = {}  # the ensemble has another name there; its counts are told all the same
             with self._lock:
@@ -106,6 +107,7 @@ class ServerLoad:
         if self._token is not None:
             request.add_header("Authorization", f"Bearer {self._token}")
         with self._opener.open(request, timeout=_LONGEST) as answer:
+            # One byte more than allowed shows that there is more, without reading all of it.
             content: bytes = answer.read(_MOST_BYTES + 1)
         if len(content) > _MOST_BYTES:
             raise ValueError("its answer is too long")

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainwright.errors import MissingExtra
-from trainwright.listening import Guard, bind, is_loopback, token_for
+from trainwright.http_security import Guard, bind, is_loopback, token_for
 from trainwright.ui.server_load import ServerLoad
-from trainwright.ui.shelf import Shelf
+from trainwright.ui.study_registry import StudyRegistry
 
 __all__ = ["serve_page"]
 
@@ -34,11 +34,11 @@ def serve_page(
     except ImportError:
         raise MissingExtra.of("the live page", "fastapi and uvicorn", "ui") from None
     token = token_for(host, token_file)
-    shelf = Shelf(where)
+    registry = StudyRegistry(where)
     try:
         with bind(host, port) as listener:
             guard = Guard(
-                application(shelf, server),
+                application(registry, server),
                 host=host,
                 token=token,
                 names=names,
@@ -57,7 +57,7 @@ def serve_page(
             ready(_address(listener, host, token))
             uvicorn.Server(settings).run(sockets=[listener])
     finally:
-        shelf.close()
+        registry.close()
         if server is not None:
             server.close()
 

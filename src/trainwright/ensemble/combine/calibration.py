@@ -15,7 +15,15 @@ from trainwright.ensemble.metrics import SMALLEST, Array, cross_entropy, normal_
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
 
-__all__ = ["Calibration", "Judged", "Reliability", "calibrate", "expected_calibration_error", "judged", "reliability"]
+__all__ = [
+    "Calibration",
+    "ProbabilityScores",
+    "Reliability",
+    "calibrate",
+    "expected_calibration_error",
+    "reliability",
+    "score_probabilities",
+]
 
 _LEAST, _MOST = 0.05, 20.0  # temperatures
 _BINS = 15
@@ -57,9 +65,9 @@ class Calibration:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Calibration":
+    def from_json(cls, content: Mapping[str, Any]) -> "Calibration":
         """Return the calibration whose `to_json` this was."""
-        return cls(**told)
+        return cls(**content)
 
 
 def calibrate(prediction: Array, targets: Array) -> Calibration:
@@ -77,18 +85,22 @@ def calibrate(prediction: Array, targets: Array) -> Calibration:
     if len(targets) < _FEWEST:
         raise EnsembleError(f"calibrate: got {len(targets)} rows; allowed: at least {_FEWEST}, better hundreds")
     moments = prediction.ndim == 3
+    # One number either way: with so few degrees of freedom some hundred rows are enough.
     fit = _variance_factor if moments else _temperature
     losses_of = normal_nll if moments else cross_entropy
     fitted = fit(prediction, targets)
     losses = losses_of(prediction, targets)
+    # Wilks' theorem: without anything to correct this is chi-square with one degree of freedom.
     statistic = 2.0 * float((losses - losses_of(_corrected(prediction, fitted), targets)).sum())
+    # Cross-fitting: the gain is measured on rows that the number was not fitted on.
     folds = np.arange(len(targets)) % _FOLDS
     gains = np.zeros(len(targets))
     for fold in np.unique(folds):
-        held, rest = folds == fold, folds != fold
+        held_out, rest = folds == fold, folds != fold
         other = fit(prediction[rest], targets[rest])
-        gains[held] = losses[held] - losses_of(_corrected(prediction[held], other), targets[held])
+        gains[held_out] = losses[held_out] - losses_of(_corrected(prediction[held_out], other), targets[held_out])
     gain, error = float(gains.mean()), float(gains.std(ddof=1) / math.sqrt(len(gains)))
+    # Both must hold: a large statistic alone can come from a few outliers.
     sure = statistic > _CERTAIN and gain > error
     return Calibration(
         kind="variance" if moments else "temperature",
@@ -107,11 +119,12 @@ def _corrected(prediction: Array, by: float) -> Array:
 
 
 def _variance_factor(prediction: Array, targets: Array) -> float:
+    # The maximum-likelihood factor of a normal distribution has this closed form.
     return max(float(((targets - prediction[..., 0]) ** 2 / prediction[..., 1]).mean()), _SMALLEST_FACTOR)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Judged:
+class ProbabilityScores:
     """How good a prediction of classes is on some rows, in every way that matters for its probabilities."""
 
     rows: int
@@ -123,12 +136,13 @@ class Judged:
     ece_high: float
 
 
-def judged(prediction: Array, targets: Array, seed: int = 0) -> Judged:
+def score_probabilities(prediction: Array, targets: Array, seed: int = 0) -> ProbabilityScores:
     """Return accuracy, negative log-likelihood, Brier score and calibration error of probabilities [N, C]."""
+    # The interval is of the error itself, whose estimate is biased upwards on few rows.
     confidence, right = _top(prediction, targets)
     draws = rng(seed, "calibration error", 0).integers(0, len(right), (_DRAWS, len(right)))
     low, high = np.quantile([_ece(confidence[rows], right[rows], _BINS) for rows in draws], [0.025, 0.975])
-    return Judged(
+    return ProbabilityScores(
         rows=len(targets),
         accuracy=float(right.mean()),
         nll=float(cross_entropy(prediction, targets).mean()),
@@ -172,13 +186,14 @@ def _top(prediction: Array, targets: Array) -> tuple[Array, Array]:
 
 
 def _binned(confidence: Array, bins: int) -> list[Array]:
+    # Equal mass: bins of equal width would be nearly empty but for the last.
     order = confidence.argsort(kind="stable")
     return [part for part in np.array_split(order, bins) if len(part)]
 
 
 def _ece(confidence: Array, right: Array, bins: int) -> float:
-    apart = (right - confidence)[confidence.argsort(kind="stable")]
-    return sum(abs(float(part.sum())) for part in np.array_split(apart, bins)) / len(apart)
+    difference = (right - confidence)[confidence.argsort(kind="stable")]
+    return sum(abs(float(part.sum())) for part in np.array_split(difference, bins)) / len(difference)
 
 
 def _tempered(prediction: Array, temperature: float) -> Array:
@@ -190,6 +205,7 @@ def _tempered(prediction: Array, temperature: float) -> Array:
 def _temperature(prediction: Array, targets: Array) -> float:
     from scipy.optimize import minimize_scalar
 
+    # The loss is convex in 1 / T, so one bounded search over log T finds the minimum.
     found = minimize_scalar(
         lambda log: float(cross_entropy(_tempered(prediction, math.exp(log)), targets).mean()),
         bounds=(math.log(_LEAST), math.log(_MOST)),

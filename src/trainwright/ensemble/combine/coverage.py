@@ -29,6 +29,8 @@ def coverage(
     """Return the coverage of targets [N, T] by central intervals of the mixture of members, K times [N, T, 2]."""
     found = []
     for level in levels:
+        # Quantiles of the mixture itself, which may have several modes, not of a normal distribution with its
+        # variance.
         low, high = mixture_quantiles(members, weights, [0.5 - level / 2, 0.5 + level / 2])
         inside = (targets >= low) & (targets <= high)
         found.append(Coverage(nominal=level, empirical=float(inside.mean()), length=float((high - low).mean())))
@@ -41,11 +43,13 @@ def mixture_quantiles(members: Sequence[Array], weights: Sequence[float], levels
 
     pairs = np.stack(members).astype(np.float64)
     mean, deviation = pairs[..., 0], np.sqrt(pairs[..., 1])
+    # The mixture's distribution function is the weighted mean of the members', which is monotone.
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     found = []
     for level in levels:
         ends = mean + deviation * ndtri(level)  # the mixture's quantile lies between its members'
         low, high = ends.min(axis=0), ends.max(axis=0)
+        # 60 halvings reach the precision of float64 from any range.
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
             below = np.tensordot(share, ndtr((middle - mean) / deviation), axes=1) < level
@@ -82,6 +86,7 @@ def risk_coverage(uncertainty: Array, losses: Array) -> RiskCoverage:
     Rows of equal uncertainty are refused together: they share their mean loss. The area is the
     mean risk over all shares.
     """
+    # Rows of equal uncertainty get the mean loss of their group, so that their order does not matter.
     levels, place, amounts = np.unique(uncertainty, return_inverse=True, return_counts=True)
     means = np.bincount(place, weights=losses, minlength=len(levels)) / amounts
     risk = np.repeat(means, amounts).cumsum() / np.arange(1, len(losses) + 1)
@@ -93,6 +98,7 @@ def auroc(inside: Array, outside: Array) -> float:
     """Return the chance that a row of `outside` [M] is more uncertain than one of `inside` [N]; equals count half."""
     if not len(inside) or not len(outside):
         raise EnsembleError(f"auroc: got {len(inside)} and {len(outside)} rows; allowed: at least one of each")
+    # The statistic of Mann and Whitney by binary search: O((N + M) log N).
     ordered = np.sort(inside)
     low, high = (np.searchsorted(ordered, outside, side=side) for side in ("left", "right"))
     return float((low + high).mean() / (2 * len(inside)))

@@ -15,14 +15,14 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
 from trainwright.randomness import rng
 
-__all__ = ["MEASURES", "Decision", "decide"]
+__all__ = ["MEASURES", "DecisionThreshold", "decide"]
 
 _DRAWS = 200  # bootstrap samples
 _HALF = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Decision:
+class DecisionThreshold:
     """A threshold, and what it gained on the rows that it was chosen on, with the gain's standard error.
 
     `applied` is `fitted` if the measure rose by more than one standard error, and else one half: the likelier class.
@@ -52,12 +52,12 @@ class Decision:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Decision":
+    def from_json(cls, content: Mapping[str, Any]) -> "DecisionThreshold":
         """Return the decision whose `to_json` this was."""
-        return cls(**told)
+        return cls(**content)
 
 
-def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy", seed: int = 0) -> Decision:
+def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy", seed: int = 0) -> DecisionThreshold:
     """Return the threshold of greatest "accuracy", "balanced_accuracy" or "f1" for probabilities [N, 2]. O(N log N).
 
     Of equals the one nearest to one half. Use rows that chose nothing, the same that calibrated the prediction.
@@ -69,16 +69,19 @@ def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy"
         raise EnsembleError(f"decide: got {len(targets)} rows of one class; allowed: rows of both classes")
     order = prediction[:, 1].argsort(kind="stable")
     chance, truth = prediction[order, 1].astype(np.float64), targets[order] == 1
+    # Only between two different probabilities does a threshold change any label.
     cuts = np.flatnonzero(np.diff(chance)) + 1  # rows from there on are called 1
     cuts = np.concatenate([[0], cuts, [len(chance)]])
     edges = np.concatenate([[0.0], chance, [1.0]])
     thresholds = (edges[cuts] + edges[cuts + 1]) / 2
+    # Counts of all thresholds at once, by cumulated sums over the sorted rows.
     below = np.concatenate([[0], truth.cumsum()])[cuts]  # rows of class 1 that are called 0
     scores = of(truth.sum() - below, (len(chance) - cuts) - (truth.sum() - below), below, cuts - below)
+    # Of thresholds that are equally good the one nearest to one half.
     best = np.lexsort((np.abs(thresholds - _HALF), -scores.round(12)))[0]
     fitted = float(thresholds[best])
     gain, error = _gain(prediction, targets, fitted, of, seed)
-    return Decision(
+    return DecisionThreshold(
         measure=measure,
         fitted=fitted,
         applied=fitted if gain > error else _HALF,
@@ -92,13 +95,14 @@ def _gain(
     prediction: Array, targets: Array, threshold: float, of: Callable[..., Array], seed: int
 ) -> tuple[float, float]:
     """Return how much the measure rises from one half to a threshold, and the bootstrap's standard error of that."""
+    # Rows differ only in truth and the two labels: eight kinds.
     kinds = 4 * (targets == 1) + 2 * _labels(prediction, _HALF) + _labels(prediction, threshold)
     counts = np.bincount(kinds, minlength=8)
     # Drawing rows anew is drawing how many there are of each of the eight kinds.
     draws = rng(seed, "decision threshold", 0).multinomial(len(targets), counts / len(targets), _DRAWS)
     cells = np.concatenate([counts[None], draws]).reshape(-1, 2, 2, 2)  # truth, label before, label after
     before, after = (
-        of(*(each[:, truth, label] for truth, label in _CELLS)) for each in (cells.sum(axis=3), cells.sum(axis=2))
+        of(*(item[:, truth, label] for truth, label in _CELLS)) for item in (cells.sum(axis=3), cells.sum(axis=2))
     )
     return float(after[0] - before[0]), float((after - before)[1:].std(ddof=1))
 

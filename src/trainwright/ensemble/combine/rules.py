@@ -1,42 +1,233 @@
-"""The combination rules by name, and which of them fits which kind of prediction."""
+"""The built-in combination rules (means, votes, the median, the mixture of normal distributions) and rules by name.
+
+Rules of other distributions come in by entry points of the group "trainwright.combinations".
+"""
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar
 
-from trainwright.ensemble.combine.means import Weighted
-from trainwright.ensemble.combine.mixture import Mixture
-from trainwright.ensemble.combine.rule import Rule
+import numpy as np
+
+from trainwright.ensemble.combine.rule import AllMembersRule, CombinationRule
+from trainwright.ensemble.metrics import SMALLEST, Array
 from trainwright.errors import EnsembleError, closest
 from trainwright.plugins import Registry
 
-__all__ = ["RULES", "default_rule", "rule_of"]
+__all__ = [
+    "RULES",
+    "GeometricMean",
+    "MajorityVote",
+    "MedianRule",
+    "NormalMixture",
+    "PlainMean",
+    "WeightedMean",
+    "default_rule",
+    "find_rule",
+    "make_rule",
+]
 
-RULES: Mapping[str, Any] = Registry("combination", EnsembleError)
-"""Every rule by name, with its default settings."""
+_TIE = 1e-9  # share of the mean probability in a vote
+_HALF_WIDTH = 1e-12  # by which a share of the weights may differ from one half and still be one half
 
 
-def rule_of(told: str | Mapping[str, Any] | Rule, output: str) -> Rule:
-    """Return the rule of a name, or of what `to_json` gave, that combines predictions of kind `output`."""
-    rule = _made(told) if isinstance(told, str | Mapping) else told
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightedSum:
+    """The state of a mean: the weighted sum of the members' terms in float64, and the sum of weights."""
+
+    total: Array
+    weight: float
+
+
+@dataclass(frozen=True)
+class WeightedMean(CombinationRule):
+    """The weighted mean; a missing member's weight is shared by the others."""
+
+    name: ClassVar[str] = "weighted"
+    outputs: ClassVar[tuple[str, ...]] = ("classes", "values")
+    linear: ClassVar[bool] = True
+
+    def init(self, rows: int, outputs: int) -> WeightedSum:
+        """Return the state before any member."""
+        return WeightedSum(total=np.zeros((rows, outputs)), weight=0.0)
+
+    def add(self, state: WeightedSum, member: int, prediction: Array, weight: float) -> WeightedSum:  # noqa: ARG002
+        """Return the state with one member's prediction [N, C] folded in."""
+        # float64 throughout: sums of many float16 predictions must not depend on their order.
+        term = self._term(prediction.astype(np.float64))
+        return WeightedSum(total=state.total + weight * term, weight=state.weight + weight)
+
+    def merge(self, one: WeightedSum, other: WeightedSum) -> WeightedSum:
+        """Return the state of the members of both."""
+        return WeightedSum(total=one.total + other.total, weight=one.weight + other.weight)
+
+    def finish(self, state: WeightedSum) -> Array:
+        """Return the combined prediction [N, C]."""
+        return np.asarray(state.total / state.weight)
+
+    def _term(self, prediction: Array) -> Array:
+        return prediction
+
+
+@dataclass(frozen=True)
+class PlainMean(WeightedMean):
+    """The plain mean: every member counts once, whatever its weight."""
+
+    name: ClassVar[str] = "mean"
+
+    def add(self, state: WeightedSum, member: int, prediction: Array, weight: float) -> WeightedSum:  # noqa: ARG002
+        """Return the state with one member's prediction [N, C] folded in."""
+        return super().add(state, member, prediction, 1.0)
+
+
+@dataclass(frozen=True)
+class GeometricMean(WeightedMean):
+    """The logarithmic opinion pool: softmax of the weighted mean of log p, clipped at 1e-7 (Genest, Zidek 1986)."""
+
+    name: ClassVar[str] = "geometric"
+    outputs: ClassVar[tuple[str, ...]] = ("classes",)
+    linear: ClassVar[bool] = False
+
+    def finish(self, state: WeightedSum) -> Array:
+        """Return the combined probabilities [N, C]."""
+        # Subtracting the row's maximum keeps exp from overflowing, and cancels in the shares.
+        logs = state.total / state.weight
+        odds = np.exp(logs - logs.max(axis=1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+
+    def _term(self, prediction: Array) -> Array:
+        return np.log(np.maximum(prediction, SMALLEST))
+
+
+@dataclass(frozen=True)
+class MajorityVote(WeightedMean):
+    """Shares of the weighted votes for each member's likeliest class; ties go to the greater mean p, then lower class.
+
+    The mean p enters the shares with a weight of 1e-9, which is what decides between equal shares.
+    """
+
+    name: ClassVar[str] = "vote"
+    outputs: ClassVar[tuple[str, ...]] = ("classes",)
+    linear: ClassVar[bool] = False
+
+    def _term(self, prediction: Array) -> Array:
+        votes = np.zeros_like(prediction)
+        votes[np.arange(len(prediction)), prediction.argmax(axis=1)] = 1.0
+        return np.asarray((1.0 - _TIE) * votes + _TIE * prediction)
+
+
+@dataclass(frozen=True)
+class MedianRule(AllMembersRule):
+    """The weighted median of each class's probability, rows then divided by their sum.
+
+    Where half of the weights lie on either side of a gap it is the gap's middle, so with equal weights the plain
+    median. A row whose medians are all 0 is the weighted mean.
+    """
+
+    name: ClassVar[str] = "median"
+    outputs: ClassVar[tuple[str, ...]] = ("classes",)
+
+    def combine_all(self, predictions: Array, weights: Array) -> Array:
+        """Return the combined probabilities [N, C] of predictions [K, N, C]."""
+        # Sorted per row and class, the weighted median is where the cumulated weights pass one half.
+        order = predictions.argsort(axis=0, kind="stable")
+        ordered = np.take_along_axis(predictions, order, axis=0)
+        # Half of the weight to within rounding, so that 0.1 + 0.2 against 0.3 is a tie.
+        share = weights[order].cumsum(axis=0) / weights.sum()
+        low, high = ((share < half).sum(axis=0) for half in (0.5 - _HALF_WIDTH, 0.5 + _HALF_WIDTH))
+        high = np.minimum(high, len(predictions) - 1)
+        ends = [np.take_along_axis(ordered, at[None], axis=0)[0] for at in (low, high)]
+        middle = (ends[0] + ends[1]) / 2
+        # Medians of the classes need not sum to 1, and may all be 0 where members disagree.
+        sums = middle.sum(axis=1, keepdims=True)
+        mean = np.tensordot(weights / weights.sum(), predictions, axes=1)
+        return np.where(sums > 0, middle / np.where(sums > 0, sums, 1.0), mean)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MixtureMoments:
+    """Sum of weights, and per row and output [N, T] the mean, squared deviations from it, and variances, weighted."""
+
+    weight: float
+    mean: Array
+    spread: Array  # sum w (mu_k - mean)^2
+    noise: Array  # sum w sigma_k^2
+
+
+@dataclass(frozen=True)
+class NormalMixture(CombinationRule):
+    """The mean and variance [N, T, 2] of the weighted mixture of the members' normal distributions.
+
+    Law of total variance, as in AutoDEUQ (Egele et al., arXiv 2110.13511, section III): mu = sum w mu_k and
+    variance = sum w sigma_k^2 + sum w (mu_k - mu)^2, the first term aleatoric, the second epistemic.
+    """
+
+    name: ClassVar[str] = "mixture"
+    outputs: ClassVar[tuple[str, ...]] = ("moments",)
+
+    def init(self, rows: int, outputs: int) -> MixtureMoments:
+        """Return the state before any member."""
+        nothing = np.zeros((rows, outputs))
+        return MixtureMoments(weight=0.0, mean=nothing, spread=nothing, noise=nothing)
+
+    def add(self, state: MixtureMoments, member: int, prediction: Array, weight: float) -> MixtureMoments:  # noqa: ARG002
+        """Return the state with one member's means and variances [N, T, 2] folded in."""
+        wide = prediction.astype(np.float64)
+        mean, variance = wide[..., 0], wide[..., 1]
+        one = MixtureMoments(weight=weight, mean=mean, spread=np.zeros_like(mean), noise=weight * variance)
+        return self.merge(state, one)
+
+    def merge(self, one: MixtureMoments, other: MixtureMoments) -> MixtureMoments:
+        """Return the state of the members of both."""
+        if one.weight == 0.0 or other.weight == 0.0:
+            return other if one.weight == 0.0 else one
+        # Partial sums merged after Chan, Golub, LeVeque (1979): nothing cancels however far the means lie from 0.
+        weight = one.weight + other.weight
+        difference = other.mean - one.mean
+        return MixtureMoments(
+            weight=weight,
+            mean=one.mean + difference * (other.weight / weight),
+            spread=one.spread + other.spread + difference**2 * (one.weight * other.weight / weight),
+            noise=one.noise + other.noise,
+        )
+
+    def finish(self, state: MixtureMoments) -> Array:
+        """Return means and variances [N, T, 2]."""
+        return np.stack([state.mean, (state.noise + state.spread) / state.weight], axis=-1)
+
+
+RULES: Mapping[str, CombinationRule] = Registry("combination", EnsembleError)
+"""Every rule by name, built in or installed, with its default settings."""
+
+
+def default_rule(output: str) -> CombinationRule:
+    """Return the weighted mean, or for pairs of mean and variance the mixture."""
+    return NormalMixture() if output == "moments" else WeightedMean()
+
+
+def find_rule(name: str) -> CombinationRule:
+    """Return the rule of a name, built in or installed, with its default settings; refuse unknown names."""
+    if name not in RULES:
+        raise EnsembleError(f"rule: got {name!r}; allowed: {', '.join(RULES)}{closest(name, RULES)}")
+    return RULES[name]
+
+
+def make_rule(description: str | Mapping[str, Any] | CombinationRule, output: str) -> CombinationRule:
+    """Return the rule of a name, or of what `to_json` returned, that combines predictions of kind `output`."""
+    rule = description
+    if isinstance(rule, str | Mapping):
+        rule = _make(rule)
     if output not in rule.outputs:
         fitting = ", ".join(name for name, other in RULES.items() if output in other.outputs)
         raise EnsembleError(f"rule: got {rule.name!r} for predictions that are {output}; allowed: {fitting}")
     return rule
 
 
-def default_rule(output: str) -> Rule:
-    """Return the weighted mean, or for pairs of mean and variance the mixture."""
-    return Mixture() if output == "moments" else Weighted()
-
-
-def _made(told: str | Mapping[str, Any]) -> Rule:
-    settings = {"name": told} if isinstance(told, str) else dict(told)
+def _make(description: str | Mapping[str, Any]) -> CombinationRule:
+    settings = {"name": description} if isinstance(description, str) else dict(description)
     name = str(settings.pop("name", None))
-    if name not in RULES:
-        raise EnsembleError(f"rule: got {name!r}; allowed: {', '.join(RULES)}{closest(name, RULES)}")
-    known = [field.name for field in fields(RULES[name])]
+    rule = find_rule(name)
+    known = [field.name for field in fields(rule)]  # type: ignore[arg-type]  # every rule is a dataclass
     if unknown := sorted(set(settings) - set(known)):
         raise EnsembleError(f"rule {name!r}: got setting {unknown[0]!r}; allowed: {', '.join(known) or 'none'}")
-    rule: Rule = type(RULES[name])(**{key: tuple(value) for key, value in settings.items()})
-    return rule
+    return type(rule)(**{key: tuple(value) for key, value in settings.items()})

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.ensemble.combine.mixture import Mixture
+from trainwright.ensemble.combine.rules import NormalMixture
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
 
-__all__ = ["MEASURES", "Uncertainty", "uncertainty_of"]
+__all__ = ["MEASURES", "Uncertainty", "decompose_uncertainty"]
 
 MEASURES = ("entropy", "confidence", "variance")
 
@@ -44,7 +44,7 @@ class Uncertainty:
         )
 
 
-def uncertainty_of(
+def decompose_uncertainty(
     predictions: Iterable[Array], weights: Sequence[float], output: str, measure: str | None = None
 ) -> Uncertainty:
     """Return the uncertainty of members' predictions, taken one at a time, in member order.
@@ -66,6 +66,7 @@ def uncertainty_of(
 
 def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure: str) -> Uncertainty:
     of = _entropy if measure == "entropy" else _doubt
+    # One pass over the members: only the mean prediction and the mean of their own uncertainties are kept.
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     mean, inner = np.zeros(()), np.zeros(())
     for weight, prediction in zip(share, predictions, strict=True):
@@ -80,17 +81,19 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure:
             f"uncertainty: row {row} has a mutual information of {between[row]:.3g}; allowed: none below 0; give class "
             "probabilities"
         )
+    # Rounding may leave a difference slightly below 0 where all members agree.
     epistemic = np.maximum(between, 0.0)
     return Uncertainty(measure=measure, total=inner + epistemic, aleatoric=inner, epistemic=epistemic)
 
 
 def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
-    rule, state = Mixture(), None
+    rule, state = NormalMixture(), None
     for member, (weight, prediction) in enumerate(zip(weights, predictions, strict=True)):
+        # Values without variances are a mixture of points: all its variance is disagreement.
         pair = prediction if output == "moments" else np.stack([prediction, np.zeros_like(prediction)], axis=-1)
         state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
     if state is None:
-        raise ValueError("uncertainty_of needs at least one prediction")
+        raise ValueError("decompose_uncertainty needs at least one prediction")
     epistemic, noise = state.spread / state.weight, state.noise / state.weight
     if output == "values":
         return Uncertainty(measure="variance", total=epistemic, aleatoric=None, epistemic=epistemic)

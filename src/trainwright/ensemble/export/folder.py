@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.ensemble.export.program import exported, refuse_unknown
+from trainwright.ensemble.export.program import export_network, refuse_unknown
 from trainwright.ensemble.library.cost import BATCH_ROWS
 from trainwright.ensemble.library.member import (
     MEMBER_FILE,
@@ -21,7 +21,7 @@ from trainwright.ensemble.library.member import (
     read_member,
     write_folder,
 )
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.library.weights import build_network
 from trainwright.errors import EnsembleError, ExportError
 from trainwright.files import read_json
 from trainwright.publishing import publish
@@ -48,22 +48,23 @@ def write_export(
 
     With `replace` it takes the place of an earlier export there.
     """
+    # Only a folder that is an export may be replaced: --out may name any other by mistake.
     if directory.exists() and not (replace and (directory / MANIFEST_FILE).is_file()):
         what = "is no exported ensemble" if replace else "exists already"
         raise ExportError(f"{directory}: {what}; allowed: a new folder; give another name or remove it")
     files: dict[str, bytes] = {}
     listed = []
     for member in members:
-        own = {WEIGHTS_FILE: member.weights()}
+        member_files = {WEIGHTS_FILE: member.weights()}
         program = member.program() or (_exported(member) if self_contained else None)
         if program is not None:
-            own[PROGRAM_FILE] = program
-        told = json.loads((member.folder / MEMBER_FILE).read_bytes())
-        told |= {"splits": {}, "files": {file: len(one) for file, one in own.items()}}
-        own[MEMBER_FILE] = json.dumps(told, indent=1, allow_nan=False).encode()
+            member_files[PROGRAM_FILE] = program
+        table = json.loads((member.folder / MEMBER_FILE).read_bytes())
+        table |= {"splits": {}, "files": {file: len(one) for file, one in member_files.items()}}
+        member_files[MEMBER_FILE] = json.dumps(table, indent=1, allow_nan=False).encode()
         name = f"members/trial-{member.trial:06d}"
-        files |= {f"{name}/{file}": one for file, one in own.items()}
-        digests = {file: member.digest_of(one) for file, one in own.items()}
+        files |= {f"{name}/{file}": one for file, one in member_files.items()}
+        digests = {file: member.digest_of(one) for file, one in member_files.items()}
         listed.append({"trial": member.trial, "folder": name, "digests": digests})
     manifest = {"schema": _SCHEMA, **content, "members": listed, "versions": _versions()}
     manifest["digest"] = manifest_digest(manifest)
@@ -79,17 +80,17 @@ def write_export(
 def read_export(directory: Path, *, trust: bool = False) -> tuple[tuple[Member, ...], Mapping[str, Any]]:
     """Return the members, their weights verified, and the rest of the manifest.
 
-    Without `trust` a program is refused that asks for more than `network_of` runs for anybody.
+    Without `trust` a program is refused that asks for more than `load_network` runs for anybody.
     """
     path = directory / MANIFEST_FILE
     if not directory.is_dir():
         raise ExportError(
             f"ensemble {str(directory)!r}: there is no such folder; allowed: one that Ensemble.save wrote"
         )
-    told = read_json(path, "ensemble", allowed="a folder that Ensemble.save wrote", error=ExportError)
-    _check_manifest(path, told)
+    table = read_json(path, "ensemble", allowed="a folder that Ensemble.save wrote", error=ExportError)
+    _check_manifest(path, table)
     try:
-        return _members(directory, path, told["members"], trust=trust), told
+        return _members(directory, path, table["members"], trust=trust), table
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_manifest(path, repr(error)[:200]) from error
 
@@ -98,6 +99,7 @@ def _members(directory: Path, path: Path, listed: Any, *, trust: bool) -> tuple[
     members = []
     for one in listed:
         folder = directory / one["folder"]
+        # A manifest from elsewhere must not name folders outside of its own.
         if not folder.resolve().is_relative_to(directory.resolve()):
             raise ExportError(
                 f"{path}: got the folder {one['folder']!r} of trial {one['trial']}, which lies outside of {directory}; "
@@ -124,26 +126,26 @@ def manifest_digest(manifest: Mapping[str, Any]) -> str:
     return Member.digest_of(json.dumps(rest, sort_keys=True, separators=(",", ":")).encode())
 
 
-def _check_manifest(path: Path, told: Any) -> None:
-    if not isinstance(told, dict) or not isinstance(told.get("schema"), int):
+def _check_manifest(path: Path, table: Any) -> None:
+    if not isinstance(table, dict) or not isinstance(table.get("schema"), int):
         raise _no_manifest(path)
-    if told["schema"] > _SCHEMA:
-        raise ExportError(f"{path}: got schema {told['schema']}; allowed: {_SCHEMA}; install a newer Trainwright")
-    if told["schema"] < _SCHEMA:
-        raise ExportError(f"{path}: got schema {told['schema']}; allowed: {_SCHEMA}; export the ensemble again")
-    if any(key not in told for key in _KEYS) or not isinstance(told["members"], list) or not told["members"]:
+    if table["schema"] > _SCHEMA:
+        raise ExportError(f"{path}: got schema {table['schema']}; allowed: {_SCHEMA}; install a newer Trainwright")
+    if table["schema"] < _SCHEMA:
+        raise ExportError(f"{path}: got schema {table['schema']}; allowed: {_SCHEMA}; export the ensemble again")
+    if any(key not in table for key in _KEYS) or not isinstance(table["members"], list) or not table["members"]:
         raise _no_manifest(path)
-    found = manifest_digest(told)
-    if found != told["digest"]:
+    found = manifest_digest(table)
+    if found != table["digest"]:
         raise ExportError(
-            f"{path}: was changed after it was written: its digest is {found}, expected {told['digest']}; "
+            f"{path}: was changed after it was written: its digest is {found}, expected {table['digest']}; "
             "export the ensemble again"
         )
-    weights = told["weights"]
+    weights = table["weights"]
     if not isinstance(weights, list) or not all(isinstance(one, int | float) for one in weights):
         raise _no_manifest(path, "weights that are no numbers")
-    if len(weights) != len(told["members"]) or not all(one >= 0 for one in weights) or not 0 < sum(weights) < math.inf:
-        raise _no_manifest(path, f"{len(weights)} weights of {len(told['members'])} members: {weights!r:.100}")
+    if len(weights) != len(table["members"]) or not all(one >= 0 for one in weights) or not 0 < sum(weights) < math.inf:
+        raise _no_manifest(path, f"{len(weights)} weights of {len(table['members'])} members: {weights!r:.100}")
 
 
 def _no_manifest(path: Path, why: str = "") -> ExportError:
@@ -168,7 +170,7 @@ def _exported(member: Member) -> bytes:
         draws = torch.randn(BATCH_ROWS, *shape, generator=torch.Generator().manual_seed(0))
         return draws.to(kind) if kind.is_floating_point else torch.zeros_like(draws, dtype=kind)
 
-    return exported(built(member), example, whose=whose)
+    return export_network(build_network(member), example, whose=whose)
 
 
 def _versions() -> dict[str, str]:

@@ -17,7 +17,7 @@ from trainwright.errors import ExportError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["OPERATORS", "NeedsTrust", "arguments_of", "call_checked", "operator_of", "refuse_target"]
+__all__ = ["OPERATORS", "NeedsTrust", "arguments_of", "find_check", "find_operator", "refuse_target"]
 
 # Of each name any overload that returns tensors and writes to none but, where the name ends so, its first argument.
 _NAMES = """
@@ -108,24 +108,27 @@ def refuse_target(target: str) -> None:
         raise NeedsTrust(f"uses {target[:100]!r}")
 
 
-def operator_of(target: str) -> Callable[..., Any]:
+def find_operator(target: str) -> Callable[..., Any]:
     """Return the function of an operator as a graph names it, such as "torch.ops.aten.linear.default".
 
     Raises `NeedsTrust` for every other than those of this module.
     """
     import torch
 
+    # Sizes computed from sizes stay bounded, so that no later shape can exhaust memory.
     if target in _OF_NUMBERS:
         return _bounded(_OF_NUMBERS[target])
     if target in _OF_SHAPES:
         return _OF_SHAPES[target]
     refuse_target(target)
     spelled = target.split(".")[-2:]
+    # The overload decides which arguments are written to, so it is looked up too.
     packet = getattr(torch.ops.aten, spelled[0], None)
     if packet is None or spelled[1] not in packet.overloads():
         raise NeedsTrust(f"uses {target!r}, which torch {torch.__version__} does not have")
     found: Callable[..., Any] = getattr(packet, spelled[1])
     schema = found._schema  # type: ignore[attr-defined]  # noqa: SLF001 - its only name
+    # Only the first argument of an in-place operator may be written to.
     written = [at for at, one in enumerate(schema.arguments) if one.alias_info is not None and one.alias_info.is_write]
     in_place = spelled[0].endswith("_") and written == [0]
     if any(str(one.type) not in {"Tensor", "List[Tensor]"} for one in schema.returns) or (written and not in_place):
@@ -133,16 +136,16 @@ def operator_of(target: str) -> Callable[..., Any]:
     return found
 
 
-def arguments_of(target: str, given: Mapping[str, Any]) -> None:
+def arguments_of(target: str, values: Mapping[str, Any]) -> None:
     """Refuse arguments, by name, with which an operator would be random."""
     name = target.split(".")[-2]
-    for argument, value in given.items():
+    for argument, value in values.items():
         trains = argument in _TRAINS and name != _MAY_TRAIN and value is not False
         if trains or (argument == "dropout_p" and value != 0):
             raise NeedsTrust(f"uses {target!r} with {argument} = {value!r}, which is random")
 
 
-def call_checked(target: str) -> Callable[..., None] | None:
+def find_check(target: str) -> Callable[..., None] | None:
     """Return what refuses tensors that an operator's kernel would take on trust; None where torch checks them."""
     return _CHECKS.get(target)
 
@@ -165,20 +168,21 @@ def _refuse(*, unless: bool, what: str) -> None:
 def _check_recurrent(gates: int) -> Callable[..., None]:
     """Return the check of an LSTM, GRU or RNN whose weights have so many gates; one kernel views them by its sizes."""
 
-    def check(*given: Any) -> None:
-        x, state, weights, has_biases, layers, _, _, bidirectional, batch_first = given
+    def check(*values: Any) -> None:
+        x, state, weights, has_biases, layers, _, _, bidirectional, batch_first = values
         states = list(state) if isinstance(state, list | tuple) else [state]
-        directions, each = (2 if bidirectional else 1), (4 if has_biases else 2)
-        fits = x.dim() == 3 and layers >= 1 and len(weights) == layers * directions * each and len(states) > 0
+        directions, item = (2 if bidirectional else 1), (4 if has_biases else 2)
+        fits = x.dim() == 3 and layers >= 1 and len(weights) == layers * directions * item and len(states) > 0
         fits = fits and max(x.shape[:2]) <= _PIECES
         _refuse(unless=fits and weights[1].dim() == 2, what="a recurrent layer")
+        # The kernel reads weights by these sizes without checking them.
         hidden, width, rows = weights[1].shape[1], x.shape[2], x.shape[0 if batch_first else 1]
         shape = (layers * directions, rows, hidden)
         _refuse(unless=all(tuple(one.shape) == shape for one in states), what="a recurrent layer")
         for at in range(layers * directions):
             inner = width if at < directions else hidden * directions
-            wanted = [(gates * hidden, inner), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,)][:each]
-            found = [tuple(one.shape) for one in weights[at * each : (at + 1) * each]]
+            wanted = [(gates * hidden, inner), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,)][:item]
+            found = [tuple(one.shape) for one in weights[at * item : (at + 1) * item]]
             _refuse(unless=found == wanted, what="a recurrent layer")
 
     return check

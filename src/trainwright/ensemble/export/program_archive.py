@@ -19,7 +19,7 @@ from trainwright.errors import ExportError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Archive", "Weight", "dtype_of", "read_archive", "read_text", "whole"]
+__all__ = ["Archive", "Weight", "find_dtype", "read_archive", "read_text", "whole"]
 
 _ENTRY = re.compile(
     r"archive/(byteorder|archive_format|archive_version|\.data/version|\.data/serialization_id|\.format_version"
@@ -71,6 +71,7 @@ def read_text(content: bytes) -> tuple[Mapping[str, bytes], Mapping[str, Any]]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         _check_entries(archive.infolist(), len(content))
         files = {entry.filename.removeprefix("archive/"): archive.read(entry) for entry in archive.infolist()}
+    # A pickle may run any code when it is read; ours has none.
     if files.get("data/sample_inputs/model.pt"):
         raise NeedsTrust("holds data/sample_inputs/model.pt as a pickle")
     if files.get("byteorder", b"little") != b"little":
@@ -80,12 +81,13 @@ def read_text(content: bytes) -> tuple[Mapping[str, bytes], Mapping[str, Any]]:
 
 
 def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
-    """Refuse what `exported` does not write: other names, one name twice, links, compressed or overlapping entries."""
+    """Refuse what `export_network` does not write: other or equal names, links, compressed or overlapping entries."""
     if len(entries) > _ENTRIES:
         raise ExportError(f"has {len(entries)} entries; allowed: {_ENTRIES:,}")
     seen = set()
     for entry in entries:
         name = entry.filename
+        # Names are a fixed list of patterns, so that no entry can leave the archive's folder.
         if _ENTRY.fullmatch(name) is None:
             text = f"holds {name[:100]!r}, which is no part of a graph and its weights"
             # Compiled libraries and extra files are honest uses of the format, beyond what is read here.
@@ -97,6 +99,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
             raise ExportError(f"holds {name!r} as a link or encrypted; allowed: plain entries")
         if entry.compress_type != zipfile.ZIP_STORED:
             raise ExportError(f"holds {name!r} compressed; allowed: entries as they are, as torch.export writes them")
+    # Overlapping entries are how a small file unpacks into a huge one.
     if sum(entry.file_size for entry in entries) > size:
         raise ExportError("has entries that are larger than the file; allowed: entries that do not overlap")
 
@@ -106,14 +109,14 @@ def _tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[str, 
 
     bases: dict[str, torch.Tensor] = {}
     found = {}
-    for name, told in json.loads(files[folder + config])["config"].items():
-        record = told["path_name"]
-        if told["use_pickle"] is not False:
+    for name, table in json.loads(files[folder + config])["config"].items():
+        record = table["path_name"]
+        if table["use_pickle"] is not False:
             raise NeedsTrust(f"holds {name!r} as a pickle")
         if not isinstance(record, str) or _RECORD.fullmatch(record) is None:
             raise ExportError(f"holds {name!r} in {record!r:.100}; allowed: an entry of the archive")
-        meta = told["tensor_meta"]
-        kind = dtype_of(meta["dtype"])
+        meta = table["tensor_meta"]
+        kind = find_dtype(meta["dtype"])
         data = files[folder + record]
         if record not in bases:
             bases[record] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=kind)
@@ -123,7 +126,7 @@ def _tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[str, 
         offset = whole(meta["storage_offset"]["as_int"], _MOST)
         _check_extent(name, sizes, strides, offset, base)
         tensor = torch.as_strided(base, sizes, strides, offset) if data else torch.empty(sizes, dtype=kind)
-        found[name] = Weight(tensor=tensor, is_param=told["is_param"] is True)
+        found[name] = Weight(tensor=tensor, is_param=table["is_param"] is True)
     return found
 
 
@@ -138,7 +141,7 @@ def _check_extent(name: str, sizes: list[int], strides: list[int], offset: int, 
         raise ExportError(f"has a tensor {name!r} of {count} numbers, far more than it has bytes in the file")
 
 
-def dtype_of(number: Any) -> "torch.dtype":
+def find_dtype(number: Any) -> "torch.dtype":
     """Return the torch dtype of a number of the format, refusing others."""
     import torch
 

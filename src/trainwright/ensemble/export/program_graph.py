@@ -11,11 +11,11 @@ from typing import Any
 
 import torch
 
-from trainwright.ensemble.export.operators import NeedsTrust, arguments_of, call_checked, operator_of
-from trainwright.ensemble.export.program_archive import Archive, dtype_of, whole
+from trainwright.ensemble.export.operators import NeedsTrust, arguments_of, find_check, find_operator
+from trainwright.ensemble.export.program_archive import Archive, find_dtype, whole
 from trainwright.errors import ExportError
 
-__all__ = ["Program"]
+__all__ = ["ProgramNetwork"]
 
 _NODES = 50_000
 _ROW_BYTES = 1 << 30  # of what one node computes for a batch of one row
@@ -47,7 +47,7 @@ class _Step:
     frees: tuple[int, ...]  # places that no later step reads
 
 
-class Program(torch.nn.Module):
+class ProgramNetwork(torch.nn.Module):
     """The network of a `model.pt2`: one tensor [rows, ...] in, one out. Two of one graph have one structure."""
 
     def __init__(self, archive: Archive) -> None:
@@ -55,15 +55,16 @@ class Program(torch.nn.Module):
         super().__init__()
         reader = _Reader(archive)
         self._steps, self._input, self._answer = reader.steps, reader.input, reader.answer
-        self._held = {}
+        self._weight_names = {}
         for place, weight in reader.weights.items():
             name = f"w{place}"
             if weight.is_param:
                 self.register_parameter(name, torch.nn.Parameter(weight.tensor, requires_grad=False))
             else:
                 self.register_buffer(name, weight.tensor)
-            self._held[place] = name
+            self._weight_names[place] = name
         self._text = reader.text
+        # Shapes are computed on the meta device: it allocates nothing, however large the graph claims to be.
         self._try(reader.row_shape, reader.row_dtype)
         self.eval()
 
@@ -73,7 +74,7 @@ class Program(torch.nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the network's output for a batch."""
-        weights = {place: getattr(self, name) for place, name in self._held.items()}
+        weights = {place: getattr(self, name) for place, name in self._weight_names.items()}
         return self._run(x, weights)
 
     def _run(self, x: torch.Tensor, weights: Mapping[int, torch.Tensor], most_bytes: int | None = None) -> torch.Tensor:
@@ -92,6 +93,8 @@ class Program(torch.nn.Module):
             if most_bytes is not None and _bytes(found) > most_bytes:
                 size = f"{_bytes(found) >> 20:,} MiB"
                 raise ExportError(f"computes {size} at once for one row; allowed: {most_bytes >> 20:,} MiB")
+            # Values that no later step reads are dropped at once, which bounds memory as in the original
+            # network.
             for place in step.frees:
                 values.pop(place, None)
         answer: torch.Tensor = values[self._answer]
@@ -100,7 +103,9 @@ class Program(torch.nn.Module):
     def _try(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Run on tensors without memory, which shows what does not fit together and what would grow too large."""
         with torch.no_grad():
-            weights = {p: torch.empty_like(getattr(self, name), device="meta") for p, name in self._held.items()}
+            weights = {
+                p: torch.empty_like(getattr(self, name), device="meta") for p, name in self._weight_names.items()
+            }
             found = self._run(torch.empty(*shape, dtype=dtype, device="meta"), weights, _ROW_BYTES)
         if not isinstance(found, torch.Tensor):
             raise ExportError(f"answers with {type(found).__name__}; allowed: a tensor")
@@ -117,18 +122,19 @@ class _Reader:
         inputs = [one["as_tensor"]["name"] for one in graph["inputs"]]
         specs = signature["input_specs"]
         users = []
-        for name, told in zip(inputs, specs, strict=True):
-            ((kind, spec),) = told.items()
+        for name, content in zip(inputs, specs, strict=True):
+            ((kind, spec),) = content.items()
             place = self._new(name)
             if kind == "user_input" and spec["arg"]["as_tensor"]["name"] == name:
                 users.append((name, place))
             elif kind in _SOURCES and spec["arg"]["name"] == name:
                 source, key = _SOURCES[kind]
-                held = archive.constants if source == "constants" else archive.weights
+                stored = archive.constants if source == "constants" else archive.weights
                 fallback = archive.constants  # buffers that a network does not keep in its state
-                self.weights[place] = held[spec[key]] if spec[key] in held else fallback[spec[key]]
+                self.weights[place] = stored[spec[key]] if spec[key] in stored else fallback[spec[key]]
             else:
                 raise NeedsTrust(f"takes an input that is {kind!r}")
+        # All other inputs are weights, buffers and constants from the archive.
         if len(users) != 1:
             raise ExportError(f"takes {len(users)} inputs; allowed: one")
         user, self.input = users[0]
@@ -139,10 +145,12 @@ class _Reader:
         nodes = graph["nodes"]
         if len(nodes) > _NODES:
             raise ExportError(f"has {len(nodes):,} nodes; allowed: {_NODES:,}")
+        # Each node is checked as it is read; nothing has run so far.
         steps = [self._step(node) for node in nodes]
         self.answer = self.places[graph["outputs"][0]["as_tensor"]["name"]]
+        # Equal graphs print alike, which is how serving finds members that can share one `vmap`.
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr([(each.target, each.args, each.kwargs, each.puts) for each in steps]).encode())
+        digest.update(repr([(item.target, item.args, item.kwargs, item.puts) for item in steps]).encode())
         self.text = f"graph={digest.hexdigest()}, steps={len(steps)}"
         self.steps = _with_frees(steps, {self.answer})
 
@@ -153,8 +161,8 @@ class _Reader:
 
     def _step(self, node: Mapping[str, Any]) -> _Step:
         target = node["target"]
-        function = operator_of(target)
-        given = {one["name"]: self._argument(one["arg"]) for one in node["inputs"]}
+        function = find_operator(target)
+        options = {one["name"]: self._argument(one["arg"]) for one in node["inputs"]}
         schema = getattr(function, "_schema", None)
         args: list[Any] = []
         kwargs = {}
@@ -162,23 +170,25 @@ class _Reader:
             args = [self._argument(one["arg"]) for one in node["inputs"]]
         else:
             known = [one.name for one in schema.arguments]
-            if len(given) != len(node["inputs"]) or not set(given) <= set(known):
+            if len(options) != len(node["inputs"]) or not set(options) <= set(known):
                 raise ExportError(f"gives {target!r} arguments that it does not have")
-            arguments_of(target, given)
+            arguments_of(target, options)
+            # An operator that makes a tensor makes it on the device of the input, not where the program
+            # was exported.
             makes = "device" in known and not any("Tensor" in str(one.type) for one in schema.arguments)
             if makes:
-                given["device"] = _Device
+                options["device"] = _Device
             if target == _ASSERTS:  # about where the program was exported, not where it runs
-                given.pop("device", None)
+                options.pop("device", None)
             for one in schema.arguments:
-                if one.name in given and not one.kwarg_only and len(args) == known.index(one.name):
-                    args.append(given[one.name])
-                elif one.name in given:
-                    kwargs[one.name] = given[one.name]
+                if one.name in options and not one.kwarg_only and len(args) == known.index(one.name):
+                    args.append(options[one.name])
+                elif one.name in options:
+                    kwargs[one.name] = options[one.name]
         return _Step(
             target=target,
             function=function,
-            check=call_checked(target),
+            check=find_check(target),
             args=tuple(args),
             kwargs=kwargs,
             puts=self._puts(node["outputs"]),
@@ -192,14 +202,14 @@ class _Reader:
             return tuple(self._new(one["name"]) for one in outputs[0]["as_tensors"])
         places = []
         for output in outputs:
-            ((kind, told),) = output.items()
+            ((kind, content),) = output.items()
             if kind not in _ANSWERS:
                 raise NeedsTrust(f"computes a value that is {kind!r}")
-            places.append(self._new(told[_ANSWERS[kind]]))
+            places.append(self._new(content[_ANSWERS[kind]]))
         return places[0] if len(places) == 1 else tuple(places)
 
-    def _argument(self, told: Mapping[str, Any]) -> Any:
-        ((kind, value),) = told.items()
+    def _argument(self, content: Mapping[str, Any]) -> Any:
+        ((kind, value),) = content.items()
         read = _PLAIN.get(kind)
         if read is not None:
             return read(value)
@@ -213,9 +223,9 @@ class _Reader:
             return [self._either(one) for one in value]
         raise NeedsTrust(f"uses an argument that is {kind!r}")
 
-    def _either(self, told: Mapping[str, Any]) -> Any:
-        ((kind, value),) = told.items()
-        return self._value(value) if kind == "as_name" else self._argument(told)
+    def _either(self, content: Mapping[str, Any]) -> Any:
+        ((kind, value),) = content.items()
+        return self._value(value) if kind == "as_name" else self._argument(content)
 
     def _value(self, name: str) -> _Value:
         return _Value(self.places[name])
@@ -255,7 +265,7 @@ _PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "as_bool": lambda value: value is True,
     "as_bools": lambda values: tuple(one is True for one in values),
     "as_string": str,
-    "as_scalar_type": dtype_of,
+    "as_scalar_type": find_dtype,
     "as_memory_format": lambda value: _FORMATS[value],
     "as_layout": _layout,
     "as_device": lambda _: _Device,
@@ -269,11 +279,12 @@ def _row_of(meta: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
         raise NeedsTrust("takes rows of any size")
     rows = whole(first["as_int"], _LARGEST_SIZE) if "as_int" in first else 1
     shape = [rows, *(whole(one["as_int"], _LARGEST_SIZE) for one in rest)]
-    return shape, dtype_of(meta["dtype"])
+    return shape, find_dtype(meta["dtype"])
 
 
 def _with_frees(steps: Sequence[_Step], stay: set[int]) -> tuple[_Step, ...]:
     """Return the steps, each with the places that it is the last to use."""
+    # Backwards: the first use that is met is the last one of the run.
     done, seen = [], set(stay)
     for step in reversed(steps):
         used = set(_places((step.args, tuple(step.kwargs.values()))))
@@ -284,20 +295,20 @@ def _with_frees(steps: Sequence[_Step], stay: set[int]) -> tuple[_Step, ...]:
     return tuple(reversed(done))
 
 
-def _places(told: Any) -> Iterable[int]:
-    if isinstance(told, _Value):
-        yield told.place
-    elif isinstance(told, list | tuple):
-        for one in told:
+def _places(content: Any) -> Iterable[int]:
+    if isinstance(content, _Value):
+        yield content.place
+    elif isinstance(content, list | tuple):
+        for one in content:
             yield from _places(one)
 
 
-def _resolved(told: Any, values: Mapping[int, Any], device: torch.device) -> Any:
-    if isinstance(told, _Value):
-        return values[told.place]
-    if isinstance(told, list):
-        return [_resolved(one, values, device) for one in told]
-    return device if told is _Device else told
+def _resolved(content: Any, values: Mapping[int, Any], device: torch.device) -> Any:
+    if isinstance(content, _Value):
+        return values[content.place]
+    if isinstance(content, list):
+        return [_resolved(one, values, device) for one in content]
+    return device if content is _Device else content
 
 
 def _bytes(found: Any) -> int:

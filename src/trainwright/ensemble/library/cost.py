@@ -15,14 +15,14 @@ from trainwright.errors import EnsembleError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BATCH_ROWS", "Cost", "batch_of", "evaluating", "measure", "summed", "unwrapped"]
+__all__ = ["BATCH_ROWS", "MemberCost", "evaluation_mode", "make_batch", "measure", "summed", "unwrap"]
 
 BATCH_ROWS = 128
 _WARM_UP, _LEAST, _MOST, _ENOUGH_SECONDS = 3, 7, 50, 0.2  # calls before, least and most timed calls, when to stop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Cost:
+class MemberCost:
     """One model's footprint and, if a sample was given, its measured time for one batch on one kind of device."""
 
     parameter_count: int
@@ -43,7 +43,7 @@ def summed(total: float, seconds: Array) -> Array:
     return total + seconds
 
 
-def measure(model: object, sample: object | Callable[[], object] | None) -> Cost:
+def measure(model: object, sample: object | Callable[[], object] | None) -> MemberCost:
     """Measure a torch module in evaluation mode without gradients; its modes and the random state are put back.
 
     `sample` is a batch [rows, ...] (tensor or array; tiled or cut to 128 rows, moved to the model's device) or a
@@ -53,20 +53,20 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Cost
 
     if not isinstance(model, torch.nn.Module):
         raise EnsembleError(f"leave, model: got {type(model).__name__}; allowed: a torch.nn.Module, or None")
-    module = unwrapped(model)
+    module = unwrap(model)
     tensors = [*module.parameters(), *module.buffers()]
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     dtype = torch.get_default_dtype() if first is None else first.dtype
     timing: dict[str, Any] = {}
     if sample is not None:
-        batch = batch_of(sample, device, dtype)
+        batch = make_batch(sample, device, dtype)
         seconds = _time(module, batch, device)
         median = statistics.median(seconds)
         quarters = statistics.quantiles(seconds, n=4)
         timing = {"seconds": median, "repeats": len(seconds), "spread": (quarters[2] - quarters[0]) / median}
         timing |= {"input_shape": tuple(batch.shape[1:]), "input_dtype": str(batch.dtype).removeprefix("torch.")}
-    return Cost(
+    return MemberCost(
         parameter_count=sum(tensor.numel() for tensor in module.parameters()),
         weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
@@ -76,7 +76,7 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Cost
     )
 
 
-def unwrapped(model: "torch.nn.Module") -> "torch.nn.Module":
+def unwrap(model: "torch.nn.Module") -> "torch.nn.Module":
     """Return the module inside a data-parallel wrapper, whose forward would speak to other ranks."""
     import torch
 
@@ -86,7 +86,7 @@ def unwrapped(model: "torch.nn.Module") -> "torch.nn.Module":
 
 
 @contextmanager
-def evaluating(model: "torch.nn.Module") -> Iterator[None]:
+def evaluation_mode(model: "torch.nn.Module") -> Iterator[None]:
     """Hold a module in evaluation mode; afterwards each of its modules is in its own mode again."""
     modes = [(module, module.training) for module in model.modules()]  # one by one: some may be frozen in evaluation
     try:
@@ -97,7 +97,7 @@ def evaluating(model: "torch.nn.Module") -> Iterator[None]:
             module.training = training
 
 
-def batch_of(sample: object | Callable[[], object], device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
+def make_batch(sample: object | Callable[[], object], device: "torch.device", dtype: "torch.dtype") -> "torch.Tensor":
     """Return a sample, or what the function of it returns, as a batch of 128 rows on a device; floats in `dtype`."""
     import torch
 
@@ -122,14 +122,17 @@ def _time(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device
     def call() -> float:
         started = time.perf_counter()
         model(batch)
+        # Kernels run asynchronously on accelerators; without this only their launch would be timed.
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
         return time.perf_counter() - started
 
+    # Dropout or sampling layers may draw numbers; the trial's own random state is put back.
     forked = [device] if device.type == "cuda" else []
-    with evaluating(model), torch.no_grad(), torch.random.fork_rng(forked):  # must not shift the trial's own draws
+    with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(forked):  # must not shift the trial's own draws
         for _ in range(_WARM_UP):
             call()
+        # At least 7 calls, then until 0.2 s are measured: fast networks get more repeats.
         seconds: list[float] = []
         while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _ENOUGH_SECONDS):
             seconds.append(call())

@@ -7,20 +7,20 @@ from typing import overload
 
 import numpy as np
 
-from trainwright.ensemble.library.aligned_rows import on_common_rows
+from trainwright.ensemble.library.aligned_rows import align_rows
 from trainwright.ensemble.library.member import REMOVED_FILE, Member, read_member
 from trainwright.ensemble.library.predictions import Output, check_kept
-from trainwright.ensemble.library.retention import Retention, Standing
-from trainwright.ensemble.library.split_rows import divided
-from trainwright.ensemble.library.timing import timed
-from trainwright.ensemble.metrics import Array, Metric, default_metric, metric_of
-from trainwright.ensemble.selection.candidates import Candidates, scorer_of
-from trainwright.ensemble.selection.front import Front, Strategy, point_of, points_of
-from trainwright.ensemble.selection.greedy import baselines, columns_of
+from trainwright.ensemble.library.retention import LibraryRetention, Standing
+from trainwright.ensemble.library.split_rows import split_rows
+from trainwright.ensemble.library.timing import measure_member
+from trainwright.ensemble.metrics import Array, Metric, default_metric, find_metric
+from trainwright.ensemble.selection.candidates import Candidates, make_scorer
+from trainwright.ensemble.selection.front import Front, SelectionStrategy, find_front, make_point
+from trainwright.ensemble.selection.greedy import cost_columns, find_baselines
 from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
 from trainwright.ledger import Offer, State, TrialState, open_ledger, state_of
 
-__all__ = ["Library", "newest"]
+__all__ = ["Library", "find_newest_offer"]
 
 
 class Library:
@@ -42,10 +42,11 @@ class Library:
                 "Library: got no member; allowed: at least one trial that left its predictions; call tw.ensemble.leave "
                 f"in the training function{f' (left out: {len(self.excluded)}, {reason})' if reason else ''}"
             )
+        # Before the check for equal rows: this is what makes different rows equal.
         if common_rows:
-            self.members, self.dropped_rows = on_common_rows(self.members)
+            self.members, self.dropped_rows = align_rows(self.members)
         _refuse_mixed(self.members)
-        self.members = divided(self.members)
+        self.members = split_rows(self.members)
 
     @classmethod
     def open(cls, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
@@ -59,11 +60,12 @@ class Library:
     @classmethod
     def of(cls, state: State, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
         """Return the library of a study's state: of each trial the entry of the highest lease's latest epoch."""
+        # A damaged entry costs its trial, not the library.
         members: list[Member] = []
         excluded: dict[int, str] = {}
         for number, trial in sorted(state.trials.items()):
             if trial.offered:
-                offer = newest(trial)
+                offer = find_newest_offer(trial)
                 try:
                     members.append(read_member(Path(directory) / offer.path, offer.digests, trial=number, trust=trust))
                 except EnsembleError as error:
@@ -82,7 +84,7 @@ class Library:
 
     def top(self, count: int, metric: str | None = None, split: str = "selection") -> "Library":
         """Return the library of the `count` best members on a split, and those that none beats in loss and costs."""
-        policy = Retention(library_top=count, rung_share=1.0)
+        policy = LibraryRetention(library_top=count, rung_share=1.0)
         keep = policy.keep(self._standings(metric, split))
         return Library([member for member in self.members if member.trial in keep], self.excluded)
 
@@ -98,7 +100,7 @@ class Library:
         excluded = dict(self.excluded)
         for member in self.members:
             try:
-                members.append(timed(member, sample, device))
+                members.append(measure_member(member, sample, device))
             except CostError:
                 raise
             except EnsembleError as error:
@@ -106,13 +108,18 @@ class Library:
         return Library(members, excluded)
 
     def retain(
-        self, policy: Retention, metric: str | None = None, split: str = "selection", pinned: Collection[int] = ()
+        self,
+        policy: LibraryRetention,
+        metric: str | None = None,
+        split: str = "selection",
+        pinned: Collection[int] = (),
     ) -> tuple[int, ...]:
         """Delete from disk the entries that a policy does not keep; returns their trials.
 
         Trials named in `pinned`, such as the members of an ensemble in use, stay. Do it when no trial is running.
         """
         known = self._standings(metric, split)
+        # Decide first, delete then: an error while reading must not leave half of a decision.
         gone_trials = {one.trial for one in known} - policy.keep(known, pinned)
         gone = [member for member in self.members if member.trial in gone_trials]
         for member in gone:
@@ -121,21 +128,22 @@ class Library:
         self.members = tuple(member for member in self.members if member.trial not in gone_trials)
         return tuple(member.trial for member in gone)
 
-    def select(self, strategy: Strategy, metric: str | None = None, split: str = "selection") -> Front:
+    def select(self, strategy: SelectionStrategy, metric: str | None = None, split: str = "selection") -> Front:
         """Return the front of the ensembles that a strategy finds, by a metric on one split's kept predictions.
 
         Without a name the metric is the likelihood that fits the predictions: "cross_entropy", "normal_nll" for means
         and variances, "squared_error" for values.
         """
         metric = metric or default_metric(self.output)
-        chosen = metric_of(metric, self.output)
+        chosen = find_metric(metric, self.output)
+        # Reads predictions once for all runs of the strategy.
         candidates, excluded = self.candidates(chosen, split)
-        scorer = scorer_of(candidates, chosen)
+        scorer = make_scorer(candidates, chosen)
         return Front(
-            points=points_of(candidates, strategy.pool(candidates, scorer)),
+            points=find_front(candidates, strategy.pool(candidates, scorer)),
             baselines={
-                name: point_of(candidates, picks, loss)
-                for name, picks, loss in baselines(candidates, scorer, strategy.max_members)
+                name: make_point(candidates, picks, loss)
+                for name, picks, loss in find_baselines(candidates, scorer, strategy.max_members)
             },
             library={member.trial: member for member in self.members},
             metric=metric,
@@ -146,10 +154,10 @@ class Library:
         )
 
     def _standings(self, metric: str | None, split: str) -> list[Standing]:
-        chosen = metric_of(metric or default_metric(self.output), self.output)
+        chosen = find_metric(metric or default_metric(self.output), self.output)
         candidates, _ = self.candidates(chosen, split)
-        losses = scorer_of(candidates, chosen).losses((), np.arange(len(candidates)))
-        seconds, sizes = columns_of(candidates)
+        losses = make_scorer(candidates, chosen).losses((), np.arange(len(candidates)))
+        seconds, sizes = cost_columns(candidates)
         epochs = {member.trial: member.epoch for member in self.members}
         return [
             Standing(trial=trial, epoch=epochs[trial], loss=loss, seconds=cost, bytes=size)
@@ -166,10 +174,11 @@ class Library:
         members: list[Member] = []
         true: list[Array] = []
         excluded: dict[int, str] = {}
-        timed = any(member.seconds_per_row is not None for member in self.members)
+        measure_member = any(member.seconds_per_row is not None for member in self.members)
+        # A cost that only some members know cannot be compared, so those without it are left out.
         sized = any(member.weight_bytes is not None for member in self.members)
         for member in self.members:
-            if (timed and member.seconds_per_row is None) or (sized and member.weight_bytes is None):
+            if (measure_member and member.seconds_per_row is None) or (sized and member.weight_bytes is None):
                 excluded[member.trial] = (
                     "its cost is unknown, others' is not; give model and sample to tw.ensemble.leave"
                 )
@@ -203,7 +212,7 @@ class Library:
         ), excluded
 
 
-def newest(trial: TrialState) -> Offer:
+def find_newest_offer(trial: TrialState) -> Offer:
     """Return what counts of a trial that has left entries: the latest epoch of the highest lease."""
     return max(trial.offered.values(), key=lambda offer: (offer.lease, offer.epoch))
 

@@ -86,13 +86,13 @@ class Member:
         """Return the same without verifying it again; an open map holds a file open, so keep few."""
         known = self._split(split)
         rows = self.kept_rows.get(split, known.rows)
-        kept: Array = np.memmap(
+        stored: Array = np.memmap(
             self.folder / f"{self._stem(split)}.{known.storage}",
             dtype=f"<{known.storage[0]}{int(known.storage[1:]) // 8}",
             mode="r",
             shape=(rows, known.columns, 2) if self.output == "moments" else (rows, known.columns),
         )
-        return kept[self.takes[split]] if split in self.takes else kept
+        return stored[self.takes[split]] if split in self.takes else stored
 
     def true(self, split: str) -> Array:
         """Return the probability of the true class [N] in float32, from before any rounding of the predictions."""
@@ -104,8 +104,8 @@ class Member:
         known = self._split(split)
         if self.output == "classes":
             return self._taken(split, np.fromfile(self._verified(f"{self._stem(split)}.targets.i32"), dtype="<i4"))
-        kept = np.fromfile(self._verified(f"{self._stem(split)}.targets.f32"), dtype="<f4")
-        return self._taken(split, kept.reshape(-1, known.columns))
+        stored = np.fromfile(self._verified(f"{self._stem(split)}.targets.f32"), dtype="<f4")
+        return self._taken(split, stored.reshape(-1, known.columns))
 
     def row_ids(self, split: str) -> Array | None:
         """Return the row ids [N] of a split, ascending; None if the trial left none."""
@@ -141,8 +141,8 @@ class Member:
     def _stem(self, split: str) -> str:
         return self.sources.get(split, split)
 
-    def _taken(self, split: str, kept: Array) -> Array:
-        return kept[self.takes[split]] if split in self.takes else kept
+    def _taken(self, split: str, stored: Array) -> Array:
+        return stored[self.takes[split]] if split in self.takes else stored
 
     def _split(self, name: str) -> Split:
         if name not in self.splits:
@@ -173,6 +173,7 @@ def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) ->
     to, so it stays and the new one gets the next free name: `name-2`, `name-3`.
     """
     make_folder(parent)
+    # An existing folder may be what the ledger points to: never replace it.
     target, copy = parent / name, 1
     while target.exists():
         copy += 1
@@ -218,40 +219,42 @@ def _refused(constant: str) -> None:
     raise ValueError(f"the number {constant}")
 
 
-def _member_of(folder: Path, told: Any, digests: Mapping[str, str], *, trial: int, trust: bool) -> Member:
+def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: int, trust: bool) -> Member:
     path = folder / MEMBER_FILE
-    if told["schema"] > SCHEMA:
+    if table["schema"] > SCHEMA:
         raise EnsembleError(
-            f"{path}: got schema {told['schema']}; allowed: up to {SCHEMA}; install a newer Trainwright"
+            f"{path}: got schema {table['schema']}; allowed: up to {SCHEMA}; install a newer Trainwright"
         )
-    for name, size in told["files"].items():
+    for name, size in table["files"].items():
+        # A description from elsewhere must not reach files outside of its folder.
         if name != Path(name).name:
             raise ValueError(f"a file named {name!r}")
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
             state = "is missing" if found is None else f"has {found} bytes instead of {size}"
             raise EnsembleError(f"{folder / name}: {state}; run the trial again")
-    cost = told["cost"]
+    cost = table["cost"]
     shape = tuple(cost[0]["input_shape"]) if cost and cost[0].get("input_shape") else None
     if shape is not None and not all(isinstance(size, int) and size > 0 for size in shape):
         raise ValueError(f"an input of shape {shape}")
+    # An honest input row is far smaller; this would exhaust memory when a batch is made.
     if shape is not None and math.prod(shape) > _ROW_NUMBERS:
         raise ValueError(f"an input of {math.prod(shape)} numbers")
     return Member(
         trial=trial,
-        epoch=told["epoch"],
-        output=cast(Output, told["output"]),
-        splits={name: Split(**split) for name, split in told["splits"].items()},
+        epoch=table["epoch"],
+        output=cast(Output, table["output"]),
+        splits={name: Split(**split) for name, split in table["splits"].items()},
         folder=folder,
         digests=dict(digests),
-        params=told["params"],
+        params=table["params"],
         device=cost[0]["device"] if cost else None,
         seconds_per_row=cost[0]["seconds"] / cost[0]["rows"] if cost else None,
-        weight_bytes=told["weight_bytes"],
-        parameter_count=told["parameter_count"],
-        data=told["data"],
-        factory=told.get("factory"),
-        link=told.get("link", "identity"),
+        weight_bytes=table["weight_bytes"],
+        parameter_count=table["parameter_count"],
+        data=table["data"],
+        factory=table.get("factory"),
+        link=table.get("link", "identity"),
         input_shape=shape,
         input_dtype=cost[0].get("input_dtype") if cost else None,
         trust=trust,

@@ -10,7 +10,7 @@ import numpy as np
 from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
 from trainwright.errors import PredictionError
 
-__all__ = ["TOLERANCE", "Output", "SplitRows", "check_kept", "check_split", "digest_of", "normalised"]
+__all__ = ["TOLERANCE", "Output", "SplitRows", "check_kept", "check_split", "digest_of", "normalise_rows"]
 
 Output = Literal["classes", "values", "moments"]  # probabilities, numbers, pairs of mean and variance
 
@@ -46,9 +46,11 @@ class SplitRows:
             rounded = self.predictions.astype("<f2")
         metric = METRICS[default_metric(self.output)]
         exact = metric.score(self.predictions.astype(np.float64), self.targets)
-        kept = normalised(rounded) if self.output == "classes" else rounded.astype(np.float64)
+        retained = normalise_rows(rounded) if self.output == "classes" else rounded.astype(np.float64)
+        # A variance may round to 0, which gives an infinite loss and so float32.
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a variance may round to 0: refused too
-            drift = abs(metric.score(kept, self.targets) - exact)
+            drift = abs(metric.score(retained, self.targets) - exact)
+        # float16 halves the library where it changes the loss by less than 1e-4 relative.
         if drift <= _FLOAT16_DRIFT * max(abs(exact), SMALLEST):
             return "f16", rounded
         return "f32", self.predictions.astype("<f4")
@@ -64,16 +66,16 @@ def digest_of(data: str | None, name: str, output: str, targets: Array, ids: Arr
     return digest.hexdigest()
 
 
-def normalised(probabilities: Array) -> Array:
+def normalise_rows(probabilities: Array) -> Array:
     """Return rows [N, C] in float64, each divided by its sum: rounding to float16 leaves sums beside 1."""
     wide = probabilities.astype(np.float64)
     return np.asarray(wide / wide.sum(axis=1, keepdims=True))
 
 
-def check_kept(kept: Array, output: Output) -> None:
+def check_kept(retained: Array, output: Output) -> None:
     """Refuse what `check_split` would not have let pass: kept predictions, or probabilities of the true class [N]."""
-    for start in range(0, len(kept), _BLOCK_ROWS):
-        block = kept[start : start + _BLOCK_ROWS].astype(np.float32)
+    for start in range(0, len(retained), _BLOCK_ROWS):
+        block = retained[start : start + _BLOCK_ROWS].astype(np.float32)
         rows = block.reshape(len(block), -1)
         wrong, why = ~np.isfinite(rows).all(axis=1), "is not finite"
         if output == "classes" and not wrong.any():
@@ -158,6 +160,7 @@ def _check_classes(where: str, name: str, values: Array, labels: Array) -> tuple
 
 
 def _check_values(where: str, name: str, values: Array, truth: Array) -> tuple[Array, Array]:
+    # One axis of 2 more than the targets means pairs of mean and variance.
     paired = values.shape == (*truth.shape, 2)  # mean and variance
     values, truth = (
         values[:, None] if values.ndim == 1 + paired else values,

@@ -2,13 +2,16 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from trainwright.errors import EnsembleError
 from trainwright.pareto import non_dominated
+from trainwright.settings import Settings
+from trainwright.validators import integer, number
 
-__all__ = ["Retention", "Standing"]
+__all__ = ["LibraryRetention", "Standing"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,31 +26,28 @@ class Standing:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Retention:
+class LibraryRetention(Settings, error=EnsembleError):
     """Keep the fully trained, of each lower rung the best share (cheap candidates), at most `library_top` of them.
 
     Members that none beats in loss, seconds and bytes together always stay, and so do those `pinned` by an ensemble.
     """
 
-    library_top: int = 200
-    rung_share: float = 0.2
-
-    def __post_init__(self) -> None:
-        if self.library_top < 1:
-            raise EnsembleError(f"Retention.library_top: got {self.library_top!r}; allowed: an integer >= 1")
-        if not 0.0 <= self.rung_share <= 1.0:
-            raise EnsembleError(f"Retention.rung_share: got {self.rung_share!r}; allowed: a number from 0 to 1")
+    library_top: Annotated[int, integer(minimum=1), "most members"] = 200
+    rung_share: Annotated[float, number(minimum=0, maximum=1), "share of each lower rung"] = 0.2
 
     def keep(self, members: Sequence[Standing], pinned: Collection[int] = ()) -> set[int]:
         """Return the trials that stay."""
         if not members:
             return set()
         axes = np.array([[one.loss, one.seconds, one.bytes] for one in members])
+        # Whatever their loss, members that are cheapest for it may be picked under a budget.
         always = {one.trial for one, best in zip(members, non_dominated(axes).tolist(), strict=True) if best}
         wanted: list[Standing] = []
         full = max(one.epoch for one in members)
         for epoch in sorted({one.epoch for one in members}):
             rung = sorted((one for one in members if one.epoch == epoch), key=_rank)
+            # Trials that were stopped early are cheap candidates for diversity, but only the best of each
+            # rung.
             wanted += rung if epoch == full else rung[: int(np.ceil(self.rung_share * len(rung)))]
         best = {one.trial for one in sorted(wanted, key=_rank)[: self.library_top]}
         return best | always | {one.trial for one in members if one.trial in set(pinned)}

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
-from trainwright.ensemble.export.program import exported
-from trainwright.ensemble.library.cost import Cost, measure
+from trainwright.ensemble.export.program import export_network
+from trainwright.ensemble.library.cost import MemberCost, measure
 from trainwright.ensemble.library.member import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
 from trainwright.ensemble.library.predictions import SplitRows, check_split
-from trainwright.ensemble.library.weights import LINKS, factory_name, weights_of
+from trainwright.ensemble.library.weights import LINKS, factory_name, serialise_weights
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, SplitOverlapError
 
@@ -91,6 +91,7 @@ def leave(
         raise EnsembleError(f"leave, data: got {type(data).__name__}; allowed: a string that names the data set")
     if sample is not None and model is None:
         raise EnsembleError("leave, sample: got a batch but no model; allowed: both; pass the model as second argument")
+    # All checks come before anything is measured or written.
     splits = _checked(predictions, targets, rows or {})
     output = splits[0].output
     link = link or ("softmax" if output == "classes" else "identity")
@@ -104,6 +105,7 @@ def leave(
             "leave, export: got no model or no sample; allowed: both; the sample shows the input's shape"
         )
     builder = None if factory is None else factory_name(factory)
+    # Measured once per trial: the network does not change between epochs, only its weights.
     cost = _cost(trial, model, sample)
     epoch = trial.next_epoch
     files, described = _files(splits, data)
@@ -122,19 +124,22 @@ def leave(
         "factory": builder,
         "link": link,
     }
+    # All ranks of a trial know where the entry lies; rank 0 alone writes it.
     parent, name = trial.library_directory(), f"epoch-{epoch:06d}"
+    # Other ranks have the same predictions.
     if trial.rank:
         return parent / name
     if builder is not None or export:
-        files[WEIGHTS_FILE] = weights_of(model)
+        files[WEIGHTS_FILE] = serialise_weights(model)
     if export:
-        files[PROGRAM_FILE] = exported(
+        files[PROGRAM_FILE] = export_network(
             cast("torch.nn.Module", model), sample, whose=f"leave, export: the model of trial {trial.number}"
         )
     sizes = {name: len(one) if isinstance(one, bytes) else one.nbytes for name, one in files.items()}
     member["files"] = sizes
     text = json.dumps(member, indent=1, allow_nan=False).encode()
     folder, digests = write_folder(parent, name, {**files, MEMBER_FILE: text})
+    # The ledger's record is what makes the entry visible: a crash before it leaves the earlier entry in force.
     trial.offer(folder, digests, epoch=epoch)
     for other in parent.iterdir():  # only now: until the offer the ledger points to the epoch before
         if other != folder:
@@ -162,6 +167,7 @@ def _checked(predictions: Mapping[str, Any], targets: Mapping[str, Any], rows: M
                 f"leave, predictions: got {columns} columns ({kind}) for {first.name!r} and {other} ({other_kind}) for "
                 f"{split.name!r}; allowed: equal columns in all splits"
             )
+        # A row in two splits would let selection see what is to judge it.
         for earlier in splits[:index]:
             _refuse_overlap(earlier, split)
     return splits
@@ -179,16 +185,16 @@ def _refuse_overlap(one: SplitRows, other: SplitRows) -> None:
         )
 
 
-def _cost(trial: Leaver, model: object | None, sample: object | None) -> Cost | None:
+def _cost(trial: Leaver, model: object | None, sample: object | None) -> MemberCost | None:
     if model is None:
         return None
-    cost: Cost | None = trial.scratch.get("ensemble.cost")
+    cost: MemberCost | None = trial.scratch.get("ensemble.cost")
     if cost is None or (cost.seconds is None and sample is not None):
         cost = trial.scratch["ensemble.cost"] = measure(model, sample)
     return cost
 
 
-def _measured(cost: Cost) -> dict[str, Any]:
+def _measured(cost: MemberCost) -> dict[str, Any]:
     table = asdict(cost)
     del table["parameter_count"], table["weight_bytes"]
     return table

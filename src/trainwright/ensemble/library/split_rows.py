@@ -14,13 +14,13 @@ from trainwright.ensemble.library.predictions import digest_of
 from trainwright.ensemble.metrics import Array
 from trainwright.randomness import rng
 
-__all__ = ["SEEN", "divided"]
+__all__ = ["SEEN", "split_rows"]
 
 SEEN = "validation"  # the split's name
 _TURNS = ("selection", "selection", "selection", "calibration", "test")  # 60 %, 20 %, 20 %
 
 
-def divided(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
+def split_rows(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
     """Return members that left nothing but "validation" with its rows divided too, as all others are given.
 
     Classes are in all parts in equal shares as far as their numbers allow. The rows drawn depend on the seed alone.
@@ -29,6 +29,7 @@ def divided(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
         return tuple(members)
     first = members[0]
     targets = first.targets(SEEN)
+    # The same seed for every member: all are divided alike, whatever trial they come from.
     order = rng(seed, "divided validation rows", 0).permutation(len(targets))
     if first.output == "classes":
         order = order[np.argsort(targets[order], kind="stable")]  # rows of a class go to the parts in turn
@@ -38,6 +39,7 @@ def divided(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
     }
     parts = {name: rows for name, rows in parts.items() if len(rows)}
     ids = first.row_ids(SEEN)
+    # New digests, since a part of the rows is another set of rows.
     digests = {
         name: digest_of(first.data, name, first.output, targets[rows], rows if ids is None else ids[rows])
         for name, rows in parts.items()

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from trainwright.ensemble.library.cost import measure
 from trainwright.ensemble.library.member import Member
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.library.weights import build_network
 from trainwright.errors import CostError
 
-__all__ = ["timed"]
+__all__ = ["measure_member"]
 
 
-def timed(member: Member, sample: object | Callable[[], object] | None = None, device: str = "cpu") -> Member:
+def measure_member(member: Member, sample: object | Callable[[], object] | None = None, device: str = "cpu") -> Member:
     """Return a member with its costs measured on a device ("cpu", "cuda:1") at batch 128.
 
     `sample` is a batch or a function of one; without it rows of zeros do, of the shape that the trial's own sample had.
@@ -26,7 +26,7 @@ def timed(member: Member, sample: object | Callable[[], object] | None = None, d
                 "known; allowed: a sample for all members; give sample="
             )
         sample = torch.zeros((1, *member.input_shape), dtype=getattr(torch, member.input_dtype))
-    cost = measure(built(member).to(device), sample)
+    cost = measure(build_network(member).to(device), sample)
     return replace(
         member,
         device=cost.device,

@@ -6,27 +6,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.ensemble.export.program import network_of
-from trainwright.ensemble.library.cost import unwrapped
+from trainwright.ensemble.export.program import load_network
+from trainwright.ensemble.library.cost import unwrap
 from trainwright.ensemble.library.member import Member
 from trainwright.errors import EnsembleError, ExportError, MissingExtra
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LINKS", "built", "factory_name", "weights_of"]
+__all__ = ["LINKS", "build_network", "factory_name", "serialise_weights"]
 
 LINKS = ("softmax", "identity")
 
 
-def weights_of(model: object) -> bytes:
+def serialise_weights(model: object) -> bytes:
     """Return the state of a torch module as the bytes of a safetensors file; tied weights are kept twice."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
         raise EnsembleError(f"leave, factory: got a model that is {type(model).__name__}; allowed: a torch.nn.Module")
     state = {}
-    for name, tensor in unwrapped(model).state_dict().items():
+    for name, tensor in unwrap(model).state_dict().items():
         if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "full_tensor"):
             raise EnsembleError(
                 f"leave, factory: {name!r} is {type(tensor).__name__}; allowed: plain tensors on this device; leave "
@@ -38,6 +38,7 @@ def weights_of(model: object) -> bytes:
 
 def factory_name(factory: str | Callable[..., Any]) -> str:
     """Return "module:function", refusing what another process could not import."""
+    # A name is checked in form only: it is imported where the ensemble is loaded.
     if isinstance(factory, str):
         if factory.count(":") != 1 or not all(factory.split(":")):
             raise EnsembleError(f"leave, factory: got {factory!r}; allowed: 'module:function', or a function")
@@ -58,11 +59,12 @@ def factory_name(factory: str | Callable[..., Any]) -> str:
     return f"{module}:{name}"
 
 
-def built(member: Member) -> "torch.nn.Module":
+def build_network(member: Member) -> "torch.nn.Module":
     """Return a member's network with its weights, in evaluation mode, on the CPU; from its program if it has one."""
+    # A program needs no code of the user's, so it goes first.
     program = member.program()
     if program is not None:
-        return network_of(program, whose=f"trial {member.trial}", trust=member.trust)
+        return load_network(program, whose=f"trial {member.trial}", trust=member.trust)
     content = member.weights()
     if member.factory is None:
         raise ExportError(
@@ -90,6 +92,7 @@ def _imported(factory: str) -> Callable[..., Any]:
             f"factory {factory!r} cannot be imported ({error}); allowed: a function that Python finds; put its file's "
             "folder on PYTHONPATH"
         ) from error
+    # The name comes from a file that somebody else may have written.
     if not callable(found):
         raise ExportError(f"factory {factory!r} is {type(found).__name__}; allowed: a function of the parameters")
     # A name alone must not reach the tools that run programs, such as subprocess:run.

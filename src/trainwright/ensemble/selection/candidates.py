@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from trainwright.ensemble.library.predictions import normalised
+from trainwright.ensemble.library.predictions import normalise_rows
 from trainwright.ensemble.metrics import SMALLEST, Array, Metric
 
-__all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "prior_loss", "scorer_of"]
+__all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "make_scorer", "prior_loss"]
 
 Indices = npt.NDArray[np.intp]
 Picks = tuple[int, ...]  # indices of candidates in the order of picking; repeats count
@@ -43,27 +43,28 @@ class Candidates:
         """Return one member's terms: what is summed over members, in float64; see `terms`."""
         return self.terms(self.predictions[index], 0, len(self.targets))
 
-    def terms(self, kept: Array, start: int, stop: int) -> Array:
+    def terms(self, stored: Array, start: int, stop: int) -> Array:
         """Return rows of a member's kept predictions as terms of a sum, of which `combined` makes predictions again.
 
         Class probabilities that sum to 1, values as they are; of means and variances [N, T, 2] the distance from the
         target and its second moment, so that sums of them are those of the mixture, and nothing cancels far from 0.
         """
-        block = kept[start:stop] if self.chosen is None else kept[self.chosen[start:stop]]
+        block = stored[start:stop] if self.chosen is None else stored[self.chosen[start:stop]]
+        # Kept probabilities were rounded to float16, so each row is divided by its sum again.
         if self.targets.dtype.kind in "iu":
-            return normalised(block)
+            return normalise_rows(block)
         wide = block.astype(np.float64)
         if wide.ndim == 2:
             return wide
-        apart = wide[..., 0] - self.targets[start:stop]
-        return np.stack([apart, apart**2 + wide[..., 1]], axis=-1)
+        difference = wide[..., 0] - self.targets[start:stop]
+        return np.stack([difference, difference**2 + wide[..., 1]], axis=-1)
 
     def combined(self, mean: Array, start: int) -> Array:
         """Return the predictions of which `mean` is the mean of terms, rows from `start` on."""
         if mean.ndim == 2:
             return mean
-        apart, second = mean[..., 0], mean[..., 1]
-        return np.stack([apart + self.targets[start : start + len(mean)], second - apart**2], axis=-1)
+        difference, second = mean[..., 0], mean[..., 1]
+        return np.stack([difference + self.targets[start : start + len(mean)], second - difference**2], axis=-1)
 
     def subset(self, rows: Array) -> "Candidates":
         """Return the same members on the rows at these positions."""
@@ -83,18 +84,20 @@ class Scorer(ABC):
 
     def __init__(self, candidates: Candidates, metric: Metric) -> None:
         self.candidates, self.metric = candidates, metric
-        self._kept: dict[Picks, Array] = {}
+        self._losses: dict[Picks, Array] = {}
         self._last: tuple[Picks, Array] | None = None
 
     def losses(self, picks: Picks, wanted: Indices) -> Array:
         """Return the float64 losses of `picks` with each wanted candidate added."""
-        kept = self._kept.get(picks)
-        if kept is None:
-            kept = self._kept[picks] = np.full(len(self.candidates), np.nan)
-        missing = wanted[np.isnan(kept[wanted])]
+        # Losses are cached by the picks so far, since runs under other prices repeat the same first steps.
+        stored = self._losses.get(picks)
+        if stored is None:
+            stored = self._losses[picks] = np.full(len(self.candidates), np.nan)
+        # Only candidates that no earlier run asked for are computed.
+        missing = wanted[np.isnan(stored[wanted])]
         if len(missing):
-            kept[missing] = self._compute(self._total(picks), len(picks) + 1, missing)
-        return np.asarray(kept[wanted])
+            stored[missing] = self._compute(self._total(picks), len(picks) + 1, missing)
+        return np.asarray(stored[wanted])
 
     def loss(self, picks: Picks) -> float:
         """Return the loss of picks, at least one."""
@@ -146,13 +149,14 @@ class RowScorer(Scorer):
 
     def _compute(self, total: Array, count: int, wanted: Indices) -> Array:
         rows = len(total)
+        # Rows go in blocks that fit a core's cache: the temporary mean of a block is used while it is there.
         height = max(1, _BLOCK_BYTES // (8 * (total.size // rows)))
         scores = np.empty((len(wanted), rows))
         for position, index in enumerate(wanted):
-            kept = self.candidates.predictions[int(index)]
+            stored = self.candidates.predictions[int(index)]
             for start in range(0, rows, height):
                 part = slice(start, min(start + height, rows))
-                mean = (total[part] + self.candidates.terms(kept, part.start, part.stop)) / count
+                mean = (total[part] + self.candidates.terms(stored, part.start, part.stop)) / count
                 found = self.candidates.combined(mean, start)
                 scores[position, part] = self.metric.per_row(found, self.candidates.targets[part])
         return np.asarray(self.metric.loss(scores.mean(axis=1)))
@@ -189,8 +193,9 @@ class TrueClassScorer(Scorer):
         return np.asarray(math.log(count) - self._log_sums(total, self._true, wanted) / self._rows)
 
 
-def scorer_of(candidates: Candidates, metric: Metric) -> Scorer:
+def make_scorer(candidates: Candidates, metric: Metric) -> Scorer:
     """Return the fastest scorer of this metric for these candidates."""
+    # Cross-entropy needs one column of each prediction, so its scorer reads C times less.
     if metric.of_true is not None and candidates.true is not None:
         return TrueClassScorer(candidates, metric)
     return RowScorer(candidates, metric)
@@ -200,9 +205,11 @@ def prior_loss(candidates: Candidates, metric: Metric) -> float:
     """Return the loss of a predictor that knows only the targets' distribution: class shares, or mean and variance."""
     targets = candidates.targets
     if targets.dtype.kind in "iu":
+        # Classes: every row gets the share of each class as its probability.
         shares = np.bincount(targets) / len(targets)
         found = np.broadcast_to(shares, (len(targets), len(shares)))
     else:
+        # Values: every row gets the mean, and where variances are predicted the variance of the targets.
         mean = np.broadcast_to(targets.mean(axis=0, dtype=np.float64), targets.shape)
         variance = np.broadcast_to(targets.var(axis=0, dtype=np.float64) + SMALLEST, targets.shape)
         found = np.stack([mean, variance], axis=-1) if len(candidates.shape) == 3 else mean

@@ -14,18 +14,18 @@ from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array
 from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, prior_loss
-from trainwright.ensemble.selection.front_subset import scaled, spanning
-from trainwright.ensemble.selection.greedy import columns_of
+from trainwright.ensemble.selection.front_subset import choose_subset, scale_axes
+from trainwright.ensemble.selection.greedy import cost_columns
 from trainwright.ensemble.selection.protection import Protection, cross_validated, protect
 from trainwright.errors import CostError, EnsembleError, closest
 from trainwright.pareto import hypervolume, non_dominated
 
-__all__ = ["PICKS", "Front", "Point", "Strategy", "point_of", "points_of"]
+__all__ = ["PICKS", "Front", "FrontPoint", "SelectionStrategy", "find_front", "make_point"]
 
 PICKS = ("best", "fallback")
 
 
-class Strategy(Protocol):
+class SelectionStrategy(Protocol):
     """How ensembles are found: everything worth comparing, as picks of candidates (repeats count) with their loss."""
 
     @property
@@ -41,12 +41,12 @@ class Strategy(Protocol):
     def admits(self, candidates: Candidates, picks: Picks) -> bool:
         """Say whether picks keep this strategy's limits."""
 
-    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> "Strategy":
+    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> "SelectionStrategy":
         """Return this strategy with limits at least as tight as those given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Point:
+class FrontPoint:
     """One ensemble on the selection rows: its loss, what it costs, and who is in it with which weight."""
 
     loss: float
@@ -66,13 +66,13 @@ class Front:
     `Ensemble.score` gives those of held-out rows.
     """
 
-    points: tuple[Point, ...]
-    baselines: Mapping[str, Point]
+    points: tuple[FrontPoint, ...]
+    baselines: Mapping[str, FrontPoint]
     library: Mapping[int, Member] = field(repr=False)
     metric: str
     split: str
     excluded: Mapping[int, str] = field(default_factory=dict)
-    strategy: Strategy | None = field(default=None, repr=False)
+    strategy: SelectionStrategy | None = field(default=None, repr=False)
     candidates: Candidates | None = field(default=None, repr=False)
 
     def pick(self, how: str = "best", *, max_seconds: float | None = None, max_bytes: float | None = None) -> Ensemble:
@@ -83,8 +83,10 @@ class Front:
         """
         if how not in PICKS:
             raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(PICKS)}{closest(how, PICKS)}")
+        # Without limits the cross-validation is the cached one.
         if how == "fallback" and max_seconds is None and max_bytes is None:
             return self._fallback(self.protection)
+        # Limits are checked against the cheapest point first, so that the error can name what is possible.
         points = self.points
         for what, limit, costs in (
             ("seconds", max_seconds, [point.seconds_per_row for point in points]),
@@ -116,7 +118,7 @@ class Front:
             return self._fallback(self.protect(max_seconds=max_seconds, max_bytes=max_bytes))
         return self.ensemble(within[0])
 
-    def ensemble(self, point: Point) -> Ensemble:
+    def ensemble(self, point: FrontPoint) -> Ensemble:
         """Return a point of the front or of the baselines as an ensemble."""
         members = tuple(self.library[trial] for trial in point.members)
         return Ensemble(members=members, weights=point.weights, rule=default_rule(members[0].output))
@@ -136,6 +138,7 @@ class Front:
         seed: int = 0,
     ) -> Protection:
         """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
+        # The strategy gets the same limits, so that every fold chooses under them too.
         strategy, candidates = self._source()
         limited = strategy.within(strategy.max_members, max_seconds, max_bytes)
         return protect(
@@ -149,7 +152,7 @@ class Front:
             seed=seed,
         )
 
-    def corrected(self, point: Point, *, folds: int = 5, repeats: int = 1, seed: int = 0) -> float:
+    def corrected(self, point: FrontPoint, *, folds: int = 5, repeats: int = 1, seed: int = 0) -> float:
         """Return a point's loss plus its optimism: what the best choice at its cost and size loses out of fold."""
         strategy, candidates = self._source()
         limits = [None if limit is None else limit * _ROOM for limit in (point.seconds_per_row, point.bytes)]
@@ -159,32 +162,32 @@ class Front:
         )
         return point.loss + optimism
 
-    def thinned(self, most: int = 12) -> tuple[Point, ...]:
+    def thinned(self, most: int = 12) -> tuple[FrontPoint, ...]:
         """Return at most `most` points, those that span most hypervolume, the one of least loss among them."""
         axes = np.array([_axes(point) for point in self.points])
-        return tuple(self.points[at] for at in spanning(axes, self.reference, most))
+        return tuple(self.points[at] for at in choose_subset(axes, self.reference, most))
 
     @property
     def reference(self) -> Array:
         """The worst corner: the loss of the targets' own distribution, seconds and bytes of the whole library."""
         _, candidates = self._source()
-        seconds, sizes = columns_of(candidates)
+        seconds, sizes = cost_columns(candidates)
         return np.array([prior_loss(candidates, METRICS[self.metric]), seconds.sum(), sizes.sum()])
 
     @property
     def hypervolume(self) -> float:
         """Share of the box between the ideal corner and `reference` that the points dominate."""
         axes = np.array([_axes(point) for point in self.points])
-        return hypervolume(*scaled(axes, self.reference))
+        return hypervolume(*scale_axes(axes, self.reference))
 
-    def _source(self) -> tuple[Strategy, Candidates]:
+    def _source(self) -> tuple[SelectionStrategy, Candidates]:
         if self.strategy is None or self.candidates is None:
             raise EnsembleError("Front: got no candidates; allowed: the front that Library.select returns")
         return self.strategy, self.candidates
 
     def _fallback(self, protection: Protection) -> Ensemble:
         _, candidates = self._source()
-        return self.ensemble(point_of(candidates, protection.picks, protection.checked[protection.chosen].loss))
+        return self.ensemble(make_point(candidates, protection.picks, protection.checked[protection.chosen].loss))
 
     @property
     def single_best(self) -> Ensemble:
@@ -203,12 +206,13 @@ class Front:
 _ROOM = 1.0 + 1e-9  # for sums in another order
 
 
-def point_of(candidates: Candidates, picks: Picks, loss: float) -> Point:
+def make_point(candidates: Candidates, picks: Picks, loss: float) -> FrontPoint:
     """Return picks as a point; a member picked more often weighs more and costs the same."""
+    # Repeats become weights; costs count each member once.
     counts = sorted(Counter(picks).items())
     indices = [index for index, _ in counts]
     seconds, sizes = candidates.seconds, candidates.sizes
-    return Point(
+    return FrontPoint(
         loss=loss,
         seconds_per_row=None if seconds is None else math.fsum(seconds[indices]),
         bytes=None if sizes is None else int(sizes[indices].sum()),
@@ -217,19 +221,21 @@ def point_of(candidates: Candidates, picks: Picks, loss: float) -> Point:
     )
 
 
-def points_of(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> tuple[Point, ...]:
+def find_front(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> tuple[FrontPoint, ...]:
     """Return the non-dominated points of a pool by rising loss; of equal ones the first."""
-    points: dict[tuple[tuple[int, ...], tuple[float, ...]], Point] = {}
+    # The same members with the same weights come from many runs; the first is kept.
+    points: dict[tuple[tuple[int, ...], tuple[float, ...]], FrontPoint] = {}
     for picks, loss in pool:
-        point = point_of(candidates, picks, loss)
+        point = make_point(candidates, picks, loss)
         points.setdefault((point.members, point.weights), point)
     found = list(points.values())
     axes = np.array([_axes(point) for point in found]).reshape(len(found), 3)
+    # Dominance is judged on loss, seconds and bytes together.
     front = np.flatnonzero(non_dominated(axes))
     _, firsts = np.unique(axes[front], axis=0, return_index=True)
     return tuple(found[index] for index in front[firsts])
 
 
-def _axes(point: Point) -> tuple[float, float, float]:
+def _axes(point: FrontPoint) -> tuple[float, float, float]:
     # Losses that differ by rounding alone are equal: the same members may have been picked in another order.
     return round(point.loss, 12), point.seconds_per_row or 0.0, float(point.bytes or 0)

@@ -5,20 +5,21 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.pareto import hypervolume
 
-__all__ = ["scaled", "spanning"]
+__all__ = ["choose_subset", "scale_axes"]
 
 
-def scaled(axes: Array, reference: Array) -> tuple[Array, Array]:
+def scale_axes(axes: Array, reference: Array) -> tuple[Array, Array]:
     """Return axes [n, m] and reference [m] in units of the range from the best value to the reference; drop flat axes.
 
     An axis on which no point is better than the reference, or which is unknown, plays no part.
     """
+    # An axis without any improvement over the reference would give a box of no width.
     best = axes.min(axis=0)
     known = reference > best
     return (axes[:, known] - best[known]) / (reference - best)[known], np.ones(int(known.sum()))
 
 
-def spanning(axes: Array, reference: Array, most: int) -> list[int]:
+def choose_subset(axes: Array, reference: Array, most: int) -> list[int]:
     """Return positions of at most `most` rows of axes [n, m], ascending: the first row, then by what each adds most.
 
     Adding greedily gives at least 1 - 1/e of the greatest hypervolume (Nemhauser et al., 1978); it is lazy, since what
@@ -26,12 +27,15 @@ def spanning(axes: Array, reference: Array, most: int) -> list[int]:
     """
     if len(axes) <= most:
         return list(range(len(axes)))
-    rows, corner = scaled(axes, reference)
+    rows, corner = scale_axes(axes, reference)
+    # The first row has the least loss and always stays.
     chosen = [0]
     volume = hypervolume(rows[chosen], corner)
     gains = np.full(len(rows), np.inf)
     gains[0] = -np.inf
     while len(chosen) < most:
+        # Lazy greedy: gains only fall, so a candidate whose recomputed gain is still the greatest is the best
+        # of all.
         fresh: set[int] = set()
         while True:
             best = int(gains.argmax())

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 
@@ -17,8 +17,10 @@ from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.errors import CostError, EnsembleError
 from trainwright.randomness import rng
+from trainwright.settings import Settings
+from trainwright.validators import flag, integer, number, optional
 
-__all__ = ["BudgetedGreedy", "Selection", "Step", "baselines", "columns_of", "ranked", "top"]
+__all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_baselines", "rank_members", "top"]
 
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
@@ -27,7 +29,7 @@ _DRAWS = 21  # random ensembles, of which the median is shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class GreedyStep:
     """One addition: the candidate picked, and loss, seconds per row, bytes and objective of all picks up to it."""
 
     index: int
@@ -41,11 +43,11 @@ class Step:
 class Selection:
     """A finished run: every step, and how many of the first steps make the result."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[GreedyStep, ...]
     length: int
 
     @classmethod
-    def of(cls, steps: Sequence[Step]) -> "Selection":
+    def of(cls, steps: Sequence[GreedyStep]) -> "Selection":
         """Return steps, at least one, with their best prefix."""
         least = min(range(len(steps)), key=lambda step: (round(steps[step].objective, 12), step))
         return cls(steps=tuple(steps), length=least + 1)
@@ -62,62 +64,55 @@ class Selection:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BudgetedGreedy:
+class BudgetedGreedy(Settings, error=EnsembleError):
     """Add, again and again, the member for which loss / loss0 + w seconds / seconds0 + v bytes / bytes0 is least.
 
     The scales are those of the best single member. Ties go to a member already in, the cheaper, the lower trial number.
     """
 
-    max_members: int = 8  # different members of the result
-    max_additions: int = 50  # greedy steps
-    budget_seconds: float | None = None  # per row at batch 128, summed over different members
-    budget_bytes: float | None = None
-    cost_weight: float = 0.0  # w
-    bytes_weight: float = 0.0  # v
-    replacement: bool = True  # the same member may be added again, which raises its weight
-    sorted_start: int = 0  # the first steps take the best so many single members, as Caruana et al. may start
-    patience: int | None = None  # stop after so many steps that have not lowered the objective; None: never early
-    tolerance: float = 0.0  # by which a step must lower the least objective so far to count for patience
-
-    def __post_init__(self) -> None:
-        for name in ("max_members", "max_additions"):
-            if getattr(self, name) < 1:
-                raise EnsembleError(f"BudgetedGreedy.{name}: got {getattr(self, name)!r}; allowed: an integer >= 1")
-        if self.sorted_start < 0:
-            raise EnsembleError(f"BudgetedGreedy.sorted_start: got {self.sorted_start!r}; allowed: an integer >= 0")
-        if self.patience is not None and self.patience < 1:
-            raise EnsembleError(
-                f"BudgetedGreedy.patience: got {self.patience!r}; allowed: an integer >= 1, or None to take all steps"
-            )
-        for name in ("cost_weight", "bytes_weight", "tolerance"):
-            value = getattr(self, name)
-            if not 0.0 <= value < math.inf:
-                raise EnsembleError(f"BudgetedGreedy.{name}: got {value!r}; allowed: a finite number >= 0")
-        for name in ("budget_seconds", "budget_bytes"):
-            value = getattr(self, name)
-            if value is not None and not value > 0.0:
-                raise EnsembleError(
-                    f"BudgetedGreedy.{name}: got {value!r}; allowed: a number > 0, or None for no budget"
-                )
+    max_members: Annotated[int, integer(minimum=1), "different members of the result"] = 8
+    max_additions: Annotated[int, integer(minimum=1), "greedy steps"] = 50
+    budget_seconds: Annotated[
+        float | None, optional(number(above=0)), "seconds per row at batch 128, summed over different members"
+    ] = None
+    budget_bytes: Annotated[float | None, optional(number(above=0)), "bytes of parameters"] = None
+    cost_weight: Annotated[float, number(minimum=0), "w, the price of seconds"] = 0.0
+    bytes_weight: Annotated[float, number(minimum=0), "v, the price of bytes"] = 0.0
+    replacement: Annotated[bool, flag(), "a member may be added again, which raises its weight"] = True
+    sorted_start: Annotated[
+        int, integer(minimum=0), "the first steps take the best so many single members, as Caruana et al. may start"
+    ] = 0
+    patience: Annotated[
+        int | None, optional(integer(minimum=1)), "stop after so many steps that have not lowered the objective"
+    ] = None
+    tolerance: Annotated[
+        float, number(minimum=0), "by which a step must lower the least objective so far to count for patience"
+    ] = 0.0
 
     def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
         """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""
         self.check(candidates)
-        seconds, sizes = columns_of(candidates)
+        # Costs count once per different member, so a repeat is free.
+        seconds, sizes = cost_columns(candidates)
         objective_of = self.objective(candidates, scorer)
-        steps: list[Step] = []
+        steps: list[GreedyStep] = []
         picks: Picks = ()
         inside = np.zeros(len(candidates), dtype=bool)
         spent, weight = 0.0, 0.0
         alone = scorer.losses((), np.arange(len(candidates))) if self.sorted_start else np.empty(0)
         while len(steps) < self.max_additions and not self._stalled(steps):
+            # What the ensemble would cost with each candidate: a member already in it adds nothing.
             cost, size = np.where(inside, spent, summed(spent, seconds)), np.where(inside, weight, weight + sizes)
             wanted = np.flatnonzero(self._allowed(inside, cost, size))
             if len(wanted) == 0:
                 break
+            # The sorted start takes the best single members first, as Caruana et al. propose against
+            # overfitting.
             fresh = wanted[~inside[wanted]]
             starting = len(steps) < self.sorted_start and len(fresh) > 0
             wanted = fresh if starting else wanted
+            # The loss of the mean of all picks so far and one candidate more, for every candidate that
+            # the limits allow.
             losses = scorer.losses(picks, wanted)
             objective = objective_of(losses, cost[wanted], size[wanted])
             by = alone[wanted] if starting else objective
@@ -128,7 +123,7 @@ class BudgetedGreedy:
             picks, inside[chosen] = (*picks, chosen), True
             spent, weight = float(cost[chosen]), float(size[chosen])
             steps.append(
-                Step(
+                GreedyStep(
                     index=chosen,
                     loss=float(losses[first]),
                     seconds=spent,
@@ -147,11 +142,13 @@ class BudgetedGreedy:
 
         A loss that may be negative is scaled by how far the best single member is below the prior's.
         """
+        # The scale makes prices comparable over libraries: a weight of 1 lets the loss of the best single
+        # member double for its seconds.
         if self.cost_weight == 0 and self.bytes_weight == 0:
             # Without a price the raw loss is compared: a division could turn a tie into a win by rounding.
             return lambda losses, _seconds, _sizes: losses
-        seconds, sizes = columns_of(candidates)
-        best = int(ranked(candidates, scorer)[0])
+        seconds, sizes = cost_columns(candidates)
+        best = int(rank_members(candidates, scorer)[0])
         least = scorer.loss((best,))
         scale = max(prior_loss(candidates, scorer.metric) - least if scorer.metric.signed else least, 1e-12)
         w = self.cost_weight / seconds[best] if self.cost_weight > 0 else 0.0
@@ -175,12 +172,14 @@ class BudgetedGreedy:
         All of them keep this strategy's own budgets and `max_members`.
         """
         self.check(candidates)
-        order = ranked(candidates, scorer)
+        # First what needs no search: single members and the k best, which greedy runs under budgets may miss.
+        order = rank_members(candidates, scorer)
         singles = scorer.losses((), np.arange(len(candidates)))
         yield from (((int(index),), float(singles[index])) for index in order if self.admits(candidates, (int(index),)))
         for picks, loss in top(candidates, scorer, self.max_members):
             if self.admits(candidates, picks):
                 yield picks, loss
+        # Every prefix of every run is an ensemble of its own: short prefixes are cheap, long ones lose less.
         for variant in self._variants(candidates, int(order[0])):
             steps = variant.run(candidates, scorer).steps
             picks = tuple(step.index for step in steps)
@@ -189,7 +188,7 @@ class BudgetedGreedy:
     def admits(self, candidates: Candidates, picks: Picks) -> bool:
         """Say whether picks keep `max_members` and the budgets."""
         members = np.array(sorted(set(picks)))
-        seconds, sizes = columns_of(candidates)
+        seconds, sizes = cost_columns(candidates)
         return (
             len(members) <= self.max_members
             and bool(seconds[members].sum() <= _limit(self.budget_seconds))
@@ -219,15 +218,16 @@ class BudgetedGreedy:
                 "which no member keeps both; allowed: budgets that one member keeps; raise either"
             )
 
-    def _stalled(self, steps: Sequence[Step]) -> bool:
+    def _stalled(self, steps: Sequence[GreedyStep]) -> bool:
         """Say whether the last `patience` steps have not lowered the objective by more than the tolerance."""
         if self.patience is None or len(steps) <= self.patience:
             return False
+        # Rounded, so that a fall by rounding alone does not count as progress.
         values = [round(step.objective, 12) for step in steps]
         return min(values[-self.patience :]) >= min(values[: -self.patience]) - self.tolerance
 
     def _affordable(self, candidates: Candidates) -> Array:
-        seconds, sizes = columns_of(candidates)
+        seconds, sizes = cost_columns(candidates)
         return np.asarray((seconds <= _limit(self.budget_seconds)) & (sizes <= _limit(self.budget_bytes)))
 
     def _allowed(self, inside: Array, cost: Array, size: Array) -> Array:
@@ -237,6 +237,7 @@ class BudgetedGreedy:
         return np.asarray(allowed if self.replacement else allowed & ~inside)
 
     def _variants(self, candidates: Candidates, best: int) -> Iterator["BudgetedGreedy"]:
+        # Prices and budgets that span the front: from free to ten times the best single member's cost.
         prices = [(self.cost_weight, self.bytes_weight), (0.0, 0.0)]
         budgets = [self.budget_seconds]
         if candidates.seconds is not None:
@@ -251,21 +252,24 @@ class BudgetedGreedy:
                 yield replace(self, cost_weight=w, bytes_weight=v, budget_seconds=budget)
 
 
-def ranked(candidates: Candidates, scorer: Scorer) -> Indices:
+def rank_members(candidates: Candidates, scorer: Scorer) -> Indices:
     """Return the candidates by rising loss alone; ties: cheaper, then lower trial number."""
     losses = scorer.losses((), np.arange(len(candidates))).round(12)
-    return np.lexsort((candidates.trials, columns_of(candidates)[0], losses))
+    # lexsort takes its last key first: loss, then seconds, then trial number.
+    return np.lexsort((candidates.trials, cost_columns(candidates)[0], losses))
 
 
 def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
     """Yield the k best members with equal weights, and their loss, for k = 1 to `largest`."""
-    order = ranked(candidates, scorer)
+    order = rank_members(candidates, scorer)
     for count in range(1, min(largest, len(order)) + 1):
         picks = tuple(int(index) for index in order[:count])
         yield picks, scorer.loss(picks)
 
 
-def baselines(candidates: Candidates, scorer: Scorer, most: int, seed: int = 0) -> Iterator[tuple[str, Picks, float]]:
+def find_baselines(
+    candidates: Candidates, scorer: Scorer, most: int, seed: int = 0
+) -> Iterator[tuple[str, Picks, float]]:
     """Yield by name what an ensemble is compared with, and its loss: picks that keep no budget.
 
     "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits;
@@ -273,17 +277,19 @@ def baselines(candidates: Candidates, scorer: Scorer, most: int, seed: int = 0) 
     """
     for picks, loss in top(candidates, scorer, most):
         yield "single best" if len(picks) == 1 else f"top-{len(picks)}", picks, loss
+    # Greedy selection as published: no budget, no price, no limit on members.
     free = BudgetedGreedy(max_members=len(candidates)).run(candidates, scorer)
     yield "caruana", free.picks, free.steps[free.length - 1].loss
     count = min(most, len(candidates))
     order = np.argsort(candidates.trials)  # a draw is of trials, however the library is sorted
     drawn = [order[rng(seed, "random members", draw).permutation(len(order))[:count]] for draw in range(_DRAWS)]
     losses = [scorer.loss(tuple(picks.tolist())) for picks in drawn]
+    # The median draw stands for all: one draw alone would be luck.
     middle = sorted(range(_DRAWS), key=losses.__getitem__)[_DRAWS // 2]
     yield f"random-{count}", tuple(drawn[middle].tolist()), losses[middle]
 
 
-def columns_of(candidates: Candidates) -> tuple[Array, Array]:
+def cost_columns(candidates: Candidates) -> tuple[Array, Array]:
     """Return seconds per row and weight bytes [L], 0 where they are not known."""
     nothing = np.zeros(len(candidates))
     return (

@@ -27,17 +27,21 @@ def log_sums(total: Array, added: Array, wanted: Array) -> Array:
     bits = product.view(np.int64)  # of IEEE 754 doubles above 0: 11 of exponent plus 1023, 52 of mantissa
     for position in range(len(wanted)):
         row = added[wanted[position]]
+        # One product of 32 terms per column: 32 multiplications instead of 32 logarithms.
         product[:] = 1.0
         for term in range(TERMS):
             start = term * width
             for column in range(width):  # contiguous, so that it becomes vector instructions
                 product[column] *= total[start + column] + row[start + column]
+        # Split each product into exponent and mantissa by its bits: the exponents add up exactly in integers.
         exponents = -1023 * width
         for column in range(width):
             exponents += bits[column] >> 52
         for column in range(width):
+            # Set the exponent to 0, which leaves the mantissa in [1, 2) in place of the product.
             bits[column] = (bits[column] & 0xFFFFFFFFFFFFF) | 0x3FF0000000000000
         logs = exponents * _LOG_2
+        # 512 mantissas multiply to less than 2 ** 512, so one logarithm serves for all of them.
         for start in range(0, width, _MANTISSAS):
             mantissas = 1.0
             for column in range(start, min(start + _MANTISSAS, width)):

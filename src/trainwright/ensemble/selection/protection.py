@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.ensemble.metrics import Array, Metric
-from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, scorer_of
+from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, make_scorer
 from trainwright.ensemble.selection.greedy import top
 from trainwright.randomness import rng
 
-__all__ = ["Checked", "Protection", "cross_validated", "protect"]
+__all__ = ["ProcedureEstimate", "Protection", "cross_validated", "protect"]
 
 Procedure = Callable[[Candidates, Scorer], Picks]
 
@@ -24,7 +24,7 @@ _FEWEST_PER_FOLD = 50
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Checked:
+class ProcedureEstimate:
     """One procedure of choice: its loss where it chose, out of fold, and the difference, all means per row."""
 
     loss: float  # on the selection rows, where the choice was made
@@ -42,7 +42,7 @@ class Checked:
 class Protection:
     """What cross-validation says of the choices "single best", "top-k" and "greedy", from simple to complex."""
 
-    checked: Mapping[str, Checked]
+    checked: Mapping[str, ProcedureEstimate]
     chosen: str  # the simplest whose `behind` is within its standard error
     reason: str
     picks: Picks  # of the chosen one, on all selection rows
@@ -65,34 +65,38 @@ def protect(
     `admits` keeps all three to the same limits. With fewer than 50 rows a fold, or a class that a fold may lack, the
     greedy procedure is left out of the choice.
     """
+    # From simple to complex: the first within one standard error of the best is chosen.
     single, uniform = _best_of_top(1, admits), _best_of_top(max_members, admits)
     procedures: dict[str, Procedure] = {"single best": single, "top-k": uniform, "greedy": procedure}
     warnings = _warnings(candidates, folds)
+    # With so few rows a fold the estimate for greedy selection says nothing.
     if len(warnings) > 1 or len(candidates.targets) // folds < _FEWEST_PER_FOLD:
         del procedures["greedy"]
-    scorer = scorer_of(candidates, metric)
+    scorer = make_scorer(candidates, metric)
     every = {name: found(candidates, scorer) for name, found in procedures.items()}
     outside = {
         name: cross_validated(candidates, metric, found, folds=folds, repeats=repeats, seed=seed)
         for name, found in procedures.items()
     }
+    # Differences are taken row by row: the same hard rows cost every procedure, which cancels.
     least = min(outside, key=lambda name: float(outside[name][0].mean()))
     checked = {}
     for name, (rows, optimism) in outside.items():
         behind = rows - outside[least][0]
-        checked[name] = Checked(
+        checked[name] = ProcedureEstimate(
             loss=scorer.loss(every[name]),
             optimism=optimism,
             behind=float(behind.mean()),
             standard_error=float(behind.std(ddof=1) / math.sqrt(len(behind))) if len(behind) > 1 else 0.0,
         )
+    # The one-standard-error rule (Breiman et al., 1984).
     chosen = next(name for name, one in checked.items() if one.behind <= one.standard_error)
-    told = checked[chosen]
+    content = checked[chosen]
     reason = (
         f"{chosen} is least out of fold"
         if chosen == least
-        else f"{chosen} is simpler and {told.behind:.2g} behind {least} out of fold, within one standard error "
-        f"({told.standard_error:.2g})"
+        else f"{chosen} is simpler and {content.behind:.2g} behind {least} out of fold, within one standard error "
+        f"({content.standard_error:.2g})"
     )
     return Protection(checked=checked, chosen=chosen, reason=reason, picks=every[chosen], warnings=warnings)
 
@@ -110,13 +114,15 @@ def cross_validated(
     for repeat in range(repeats):
         fold = _folds(candidates.targets, folds, seed, repeat)
         for one in range(folds):
+            # The whole procedure is repeated on the inner rows, its choice included.
             inner, outer = np.flatnonzero(fold != one), np.flatnonzero(fold == one)
             if not len(outer) or not len(inner):
                 continue
             inside = candidates.subset(inner)
-            scorer = scorer_of(inside, metric)
+            scorer = make_scorer(inside, metric)
             picks = procedure(inside, scorer)
-            left = scorer_of(candidates.subset(outer), metric).per_row(picks)
+            # The rows left out played no part in the choice, so their loss is unbiased.
+            left = make_scorer(candidates.subset(outer), metric).per_row(picks)
             lost[outer] += left / repeats
             gaps.append(float(left.mean()) - scorer.loss(picks))
     return lost, float(np.mean(gaps)) if gaps else 0.0
@@ -136,6 +142,7 @@ def _best_of_top(largest: int, admits: Callable[[Candidates, Picks], bool]) -> P
 def _folds(targets: Array, folds: int, seed: int, repeat: int) -> Array:
     order = rng(seed, "selection folds", repeat).permutation(len(targets))
     if targets.dtype.kind in "iu":
+        # A stable sort keeps the random order within each class.
         order = order[np.argsort(targets[order], kind="stable")]  # rows of a class go to the folds in turn
     fold = np.empty(len(targets), dtype=np.int64)
     fold[order] = np.arange(len(targets)) % folds

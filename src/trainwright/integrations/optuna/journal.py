@@ -15,8 +15,8 @@ from typing import Any
 from trainwright.errors import InputError
 from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
-from trainwright.report.endings import Endings
 from trainwright.report.files import target, write
+from trainwright.report.finished_trials import FinishedTrials
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
 
 __all__ = ["OptunaJournal", "export_optuna_journal"]
@@ -50,31 +50,31 @@ class OptunaJournal:
         self, directory: str | Path, file: str | Path, *, last: int | None = None, follow: bool = False
     ) -> None:
         self.path = target(directory, file)
-        self.endings = Endings(directory, last=last, lost=not follow)
-        self._writer = f"{_WRITER}{self.endings.study_id}"
+        self.finished = FinishedTrials(directory, last=last, lost=not follow)
+        self._writer = f"{_WRITER}{self.finished.study_id}"
         _refuse_foreign(self.path)
-        self._parameters = _parameters(self.endings.state)
-        lines = [*self._head(self.endings.name), *map(self._trial, self.endings.news())]
+        self._parameters = _parameters(self.finished.state)
+        lines = [*self._head(self.finished.name), *map(self._trial, self.finished.news())]
         write(self.path, "".join(lines))
 
     def update(self) -> int:
         """Append the trials that have ended since the last call, in the order of their numbers; returns how many."""
-        self.endings.read()
-        trials = self.endings.news()
+        self.finished.read()
+        trials = self.finished.news()
         if trials:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write("".join(map(self._trial, trials)))
         return len(trials)
 
     def _head(self, name: str) -> Iterable[str]:
-        objectives = self.endings.state.objectives
+        objectives = self.finished.state.objectives
         directions = [1 if objective.direction == "min" else 2 for objective in objectives]
         yield self._line(0, study_name=name, directions=directions)
         names = [objective.metric for objective in objectives]
         yield self._line(3, study_id=0, system_attr={"study:metric_names": names})
 
     def _trial(self, trial: TrialState) -> str:
-        objectives, metrics = self.endings.state.objectives, dict(final_metrics(trial))
+        objectives, metrics = self.finished.state.objectives, dict(final_metrics(trial))
         goals = [metrics.pop(objective.metric, math.nan) for objective in objectives]
         values = goals if all(map(math.isfinite, goals)) else None
         code = _CODES[trial.status]

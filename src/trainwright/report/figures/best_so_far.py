@@ -5,8 +5,8 @@ from numpy.typing import NDArray
 
 from trainwright.ledger import Status
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned, value_axis
+from trainwright.report.formatting import count, duration, escape, number, time_unit
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, duration, escape, number, time_unit
 
 __all__ = ["best_so_far"]
 
@@ -19,8 +19,11 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
         return None
     goal = overview.objectives[objective]
     order = overview.results
-    values, kept = overview.values[order, objective], overview.within[order]
-    losses = np.where(kept | ~kept.any(), overview.losses[order, objective], np.inf)  # the best is feasible if it can
+    values, feasible = overview.values[order, objective], overview.within[order]
+    losses = np.where(
+        feasible | ~feasible.any(), overview.losses[order, objective], np.inf
+    )  # the best is feasible if it can
+    # A record is a result below all before it.
     records = np.flatnonzero(losses < np.concatenate([[np.inf], np.minimum.accumulate(losses)[:-1]]))
     ended = np.array([end.at if (end := overview.trials[at].end) is not None else np.nan for at in order])
     seconds = overview.clock.seconds(ended)
@@ -29,6 +32,7 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
     y, remark = value_axis(metric, values, low_is_good=goal.direction == "min")
     last = int(records[-1])
     best = f"{number(values[last])} by trial {overview.trials[order[last]].number}"
+    # Records are never thinned away: the line goes through them.
     thin = thinned(len(order), _MOST_POINTS, records.tolist())
     if len(thin) < len(order):
         remark = f"{remark} {len(thin):,} of {len(order):,} results are drawn.".strip()
@@ -70,13 +74,13 @@ def _dots(
     thin: NDArray[np.int64],
 ) -> list[Json]:
     stopped = np.array([overview.trials[at].status is not Status.COMPLETE for at in order])
-    kept = overview.within[order]
+    feasible = overview.within[order]
     size, opacity = (6, 0.9) if len(thin) <= 300 else (4, 0.5)
     traces = []
     for name, mask, colour, symbol in (
         ("stopped early", stopped, "--muted", "x-thin-open"),
-        ("infeasible", ~stopped & ~kept, "--red", "circle-open"),
-        ("complete", ~stopped & kept, "--blue", "circle"),
+        ("infeasible", ~stopped & ~feasible, "--red", "circle-open"),
+        ("complete", ~stopped & feasible, "--blue", "circle"),
     ):
         chosen = thin[mask[thin]]
         if len(chosen):

@@ -4,16 +4,16 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from trainwright.report.ensembles import Ensembles
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, value_axis
-from trainwright.report.words import count, escape, number
+from trainwright.report.formatting import count, escape, number
+from trainwright.report.study_ensemble import StudyEnsemble
 
 __all__ = ["ensemble_front"]
 
 _WORDS = {"cross_entropy": "cross-entropy", "squared_error": "squared error"}
 
 
-def ensemble_front(ensembles: Ensembles) -> Figure:
+def ensemble_front(ensembles: StudyEnsemble) -> Figure:
     """Return the figure; where seconds were not measured, the number of members stands for the cost."""
     front, singles, pick = ensembles.front, ensembles.singles, ensembles.pick
     timed = all(single.seconds_per_row is not None for single in singles)
@@ -66,7 +66,7 @@ def ensemble_front(ensembles: Ensembles) -> Figure:
     )
 
 
-def _caption(ensembles: Ensembles, remark: str) -> str:
+def _caption(ensembles: StudyEnsemble, remark: str) -> str:
     front, pick = ensembles.front, ensembles.pick
     best, single = front.points[0].loss, front.baselines["single best"].loss
     gain = f"{(single - best) / abs(single):.0%} below" if single > best and single else "no better than"

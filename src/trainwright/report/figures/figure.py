@@ -52,12 +52,14 @@ def value_axis(title: str, values: NDArray[np.float64], *, low_is_good: bool) ->
     if not len(known):
         return axis(title), ""
     low, high = float(known[0]), float(known[-1])
+    # Outliers beyond three times the range of the rest would flatten everything else.
     q05, q95 = np.quantile(known, [0.05, 0.95])
     remark = ""
     if low_is_good and high - q95 > 3 * (q95 - low) > 0:
         high, remark = float(q95), "Values above the axis are cut off."
     if not low_is_good and q05 - low > 3 * (high - q05) > 0:
         low, remark = float(q05), "Values below the axis are cut off."
+    # Thirty-fold is about 1.5 decades.
     log = low > 0 and high / low > 30
     ends = np.log10([low, high]) if log else np.array([low, high])
     pad = 0.05 * (ends[1] - ends[0]) or 0.05 * abs(ends[1]) or 1.0

@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned
+from trainwright.report.formatting import count, duration, number
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, duration, number
 
 __all__ = ["forecast_figure"]
 
@@ -20,8 +20,8 @@ def forecast_figure(overview: Overview, plan: Mapping[str, Any] | None) -> Figur
     cost, trials = (plan or {}).get("cost"), (plan or {}).get("trials")
     if not isinstance(cost, Mapping) or not isinstance(trials, int) or trials < 1:
         return None
-    told = [cost.get(name) for name in ("device_hours", "device_hours_90", "wall_seconds", "wall_seconds_90")]
-    hours, most, wall, wall_most = (float(each) if isinstance(each, int | float) else math.nan for each in told)
+    content = [cost.get(name) for name in ("device_hours", "device_hours_90", "wall_seconds", "wall_seconds_90")]
+    hours, most, wall, wall_most = (float(item) if isinstance(item, int | float) else math.nan for item in content)
     if not math.isfinite(hours) or not math.isfinite(most):
         return None
     spent = np.cumsum([overview.trials[at].device_seconds / 3600 for at in overview.results])

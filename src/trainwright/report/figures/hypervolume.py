@@ -5,7 +5,7 @@ import numpy as np
 from trainwright.errors import StudyError
 from trainwright.ledger import State
 from trainwright.report.figures.figure import Figure, axis, layout, rounded, thinned
-from trainwright.report.words import count, number
+from trainwright.report.formatting import count, number
 from trainwright.study.results import Results
 
 __all__ = ["hypervolume_figure"]

@@ -1,7 +1,7 @@
 """Which parameters matter: each one's share of the variance of a metric, with its interval, where it is known."""
 
 from trainwright.report.figures.figure import Figure, axis, layout, rounded
-from trainwright.report.words import count, escape
+from trainwright.report.formatting import count, escape
 from trainwright.search.importance import Importance
 
 __all__ = ["importance_figure", "nothing_known"]

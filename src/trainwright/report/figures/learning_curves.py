@@ -8,8 +8,8 @@ import numpy as np
 
 from trainwright.ledger import Objective, Status, TrialState
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, value_axis
+from trainwright.report.formatting import count, escape, number
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, escape, number
 
 __all__ = ["learning_curves"]
 
@@ -21,6 +21,7 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
     goal = overview.objectives[objective]
     if overview.epochs < 2:
         return None
+    # The best third and an even choice of the rest.
     results = [overview.trials[at] for at in overview.drawn(_MOST_CURVES)]
     best = _best(overview)
     others = [t for t in overview.trials if not t.has_result and goal.metric in _metrics(t)]
@@ -37,6 +38,7 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
     values: list[float] = []
     drawn = 0
     for name, colour, opacity, trials in groups:
+        # The best trial has a group of its own, drawn last on top.
         shown = [t for t in trials if goal.metric in _metrics(t) and (t is not best or name == "best")]
         if shown:
             traces.append(_curves(name, (colour, opacity), shown, goal))
@@ -44,6 +46,7 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
             drawn += len(shown)
     if not traces:
         return None
+    # A cross where a rule stopped a trial: its curve alone could be one that runs.
     stopped = [t for t in results if t.status is Status.STOPPED and t is not best and goal.metric in _metrics(t)]
     if stopped:
         traces.insert(1, _crosses(stopped, goal))

@@ -5,7 +5,7 @@ import numpy as np
 from trainwright.memory import Plan
 from trainwright.plan.memory.budget import format_bytes
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
-from trainwright.report.words import duration, escape
+from trainwright.report.formatting import duration, escape
 
 __all__ = ["memory_plan_figure"]
 
@@ -27,17 +27,17 @@ def memory_plan_figure(plan: Plan, name: str) -> Figure:
     simulation = plan.simulation
     points = simulation.points
     most = max(plan.budget_bytes, simulation.peak_bytes)
-    size, unit = next(each for each in _UNITS if most >= each[0] or each[0] == 1)
-    per, clock = next(each for each in _TIMES if simulation.seconds >= 2 * each[0] or each[0] == 1e-6)
+    size, unit = next(item for item in _UNITS if most >= item[0] or item[0] == 1)
+    per, clock = next(item for item in _TIMES if simulation.seconds >= 2 * item[0] or item[0] == 1e-6)
     x = rounded([*(point.seconds / per for point in points), simulation.seconds / per])
     below = np.zeros(len(points) + 1)
     traces: list[Json] = []
     for attribute, owner, colour in _OWNERS:
-        held = np.array([getattr(point, attribute) for point in points], dtype=np.float64) / size
-        held = np.append(held, held[-1:] if len(held) else 0.0)
-        if not held.any():
+        holding = np.array([getattr(point, attribute) for point in points], dtype=np.float64) / size
+        holding = np.append(holding, holding[-1:] if len(holding) else 0.0)
+        if not holding.any():
             continue
-        top = below + held
+        top = below + holding
         traces.append(
             {
                 "type": "scatter",
@@ -46,7 +46,7 @@ def memory_plan_figure(plan: Plan, name: str) -> Figure:
                 "x": x,
                 "y": rounded(top),
                 "under": rounded(below),
-                "customdata": rounded(held, 3),
+                "customdata": rounded(holding, 3),
                 "fill": "tonexty",
                 "fillcolor": colour,
                 "line": {"color": colour, "width": 0.5, "shape": "hv"},

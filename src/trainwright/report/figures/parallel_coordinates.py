@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned
+from trainwright.report.formatting import count, escape, number, shown
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, escape, number, shown
 from trainwright.space import Choice, Column, Space
 
 __all__ = ["parallel_coordinates"]
@@ -42,14 +42,17 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
     """
     if len(overview.results) < 2:
         return None
+    # Thinned along the ranking, so that good and bad results keep their proportion.
     lines = overview.ranking[thinned(len(overview.ranking), _MOST_LINES)].tolist()
+    # Unit coordinates: logarithmic parameters are spread as the search saw them.
     rows = np.array([space.encode(overview.trials[at].params) for at in lines])
     wanted = [column.name for column in space.columns]
     if len(wanted) > _MOST_AXES:
-        kept = set([*first, *(name for name in wanted if name not in first)][:_MOST_AXES])
-        wanted = [name for name in wanted if name in kept]
+        shown_names = set([*first, *(name for name in wanted if name not in first)][:_MOST_AXES])
+        wanted = [name for name in wanted if name in shown_names]
     axes = [_parameter(space, c, rows[:, at]) for at, c in enumerate(space.columns) if c.name in wanted]
     axes += [_result(overview, objective, lines) for objective in range(min(len(overview.objectives), 3))]
+    # Strength of a line by rank: the best are drawn strong and last, on top of the others.
     rank = np.empty(len(overview.trials))
     rank[overview.ranking] = (np.arange(len(overview.ranking)) + 0.5) / len(overview.ranking)
     drawn = (
@@ -69,7 +72,7 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
             xaxis=axis(range=[-0.3, len(axes) - 0.7], visible=False, fixedrange=True),
             yaxis=axis(range=[_INACTIVE - 0.1, 1.1], visible=False, fixedrange=True),
             shapes=[_upright(x) for x in range(len(axes))],
-            annotations=[label for x, each in enumerate(axes) for label in _labels(x, each)],
+            annotations=[label for x, item in enumerate(axes) for label in _labels(x, item)],
             margin={"l": 16, "r": 16},
         ),
         height=420,
@@ -118,7 +121,7 @@ def _few(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
 
 
 def _lines(overview: Overview, lines: Sequence[int], axes: Sequence[_Axis], rank: NDArray[np.float64]) -> list[Json]:
-    places = np.column_stack([each.places for each in axes])
+    places = np.column_stack([item.places for item in axes])
     places = np.where(np.isnan(places), _INACTIVE, places)
     numbers = [overview.trials[at].number for at in lines]
     traces: list[Json] = []
@@ -149,9 +152,9 @@ def _upright(x: int) -> Json:
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1.5}}
 
 
-def _labels(x: int, each: _Axis) -> list[Json]:
+def _labels(x: int, item: _Axis) -> list[Json]:
     plain = {"x": x, "font": {"color": "--ink", "size": 11}}
-    name = {**plain, "y": 1.04, "yanchor": "bottom", "text": f"<b>{escape(each.name, 22)}</b>"}
+    name = {**plain, "y": 1.04, "yanchor": "bottom", "text": f"<b>{escape(item.name, 22)}</b>"}
     ticks = [
         {
             **plain,
@@ -161,8 +164,8 @@ def _labels(x: int, each: _Axis) -> list[Json]:
             "text": text,
             "bgcolor": "--halo",
         }
-        for place, text in each.ticks
+        for place, text in item.ticks
     ]
-    if np.isnan(each.places).any():
+    if np.isnan(item.places).any():
         ticks.append({**ticks[0], "y": _INACTIVE, "text": "none"})
     return [name, *ticks]

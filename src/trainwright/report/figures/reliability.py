@@ -1,13 +1,13 @@
 """Reliability of an ensemble: how often it is right against how sure it is, before and after calibration."""
 
-from trainwright.ensemble import Report
+from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.report.figures.figure import Figure, axis, layout, rounded
-from trainwright.report.words import escape, number
+from trainwright.report.formatting import escape, number
 
 __all__ = ["reliability_figure"]
 
 
-def reliability_figure(report: Report) -> Figure | None:
+def reliability_figure(report: EnsembleReport) -> Figure | None:
     """Return the figure; None for predictions that are no classes."""
     if not report.reliability or report.before is None:
         return None
@@ -51,16 +51,16 @@ def reliability_figure(report: Report) -> Figure | None:
     )
 
 
-def _caption(report: Report) -> str:
+def _caption(report: EnsembleReport) -> str:
     before, after = report.before or {}, report.after
     text = (
         f"On {before['rows']:,} {escape(report.rows, 30)} rows, in bins of equal size: below the line it is too sure,"
         f" above it not sure enough. Expected calibration error {number(before['ece'], 3)} (95 % interval "
         f"{number(before['ece_low'], 3)} to {number(before['ece_high'], 3)})"
     )
-    told = report.calibration
-    if after is None or told is None:
+    content = report.calibration
+    if after is None or content is None:
         return text + "."
-    if told["applied"] == 1.0:
-        return text + f"; temperature {number(told['fitted'], 3)} gains less than its error: not used."
-    return text + f"; with temperature {number(told['applied'], 3)} it is {number(after['ece'], 3)}."
+    if content["applied"] == 1.0:
+        return text + f"; temperature {number(content['fitted'], 3)} gains less than its error: not used."
+    return text + f"; with temperature {number(content['applied'], 3)} it is {number(after['ece'], 3)}."

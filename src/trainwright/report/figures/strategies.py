@@ -5,7 +5,7 @@ from typing import Any
 
 from trainwright.plan.memory.budget import format_bytes
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
-from trainwright.report.words import count, escape, number
+from trainwright.report.formatting import count, escape, number
 
 __all__ = ["strategies_figures"]
 
@@ -20,21 +20,21 @@ _PARTS = (
 _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 
-def strategies_figures(told: Mapping[str, Any], name: str) -> Iterator[Figure]:
+def strategies_figures(content: Mapping[str, Any], name: str) -> Iterator[Figure]:
     """Yield a figure per number of devices, at most four, of what `trainwright plan --json` has said."""
-    plans = [plan for plan in told.get("plans", ()) if isinstance(plan, Mapping) and _seconds(plan) > 0]
+    plans = [plan for plan in content.get("plans", ()) if isinstance(plan, Mapping) and _seconds(plan) > 0]
     numbers = sorted({plan.get("devices", 0) for plan in plans})
-    profile = told.get("profile")
+    profile = content.get("profile")
     model = str(profile.get("name", "")) if isinstance(profile, Mapping) else ""
     for devices in numbers[:_MOST_FIGURES]:
         ranked = sorted((plan for plan in plans if plan.get("devices") == devices), key=_seconds)
-        yield _figure(ranked, devices, name, model, len(told.get("rejected", ())))
+        yield _figure(ranked, devices, name, model, len(content.get("rejected", ())))
 
 
 def _figure(ranked: list[Mapping[str, Any]], devices: int, name: str, model: str, rejected: int) -> Figure:
     drawn = ranked[:_MOST]
     slowest = _seconds(drawn[-1])
-    per, unit = next((each for each in _TIMES if slowest >= each[0]), _TIMES[-1])
+    per, unit = next((item for item in _TIMES if slowest >= item[0]), _TIMES[-1])
     labels: list[str] = []
     for plan in drawn:
         label = escape(plan.get("strategy", "?"), 30)
@@ -42,7 +42,7 @@ def _figure(ranked: list[Mapping[str, Any]], devices: int, name: str, model: str
     bases = [0.0] * len(drawn)
     traces: list[Json] = []
     for part, names, colour in _PARTS:
-        lengths = [sum(_part(plan, each) for each in names) / per for plan in drawn]
+        lengths = [sum(_part(plan, item) for item in names) / per for plan in drawn]
         if any(lengths):
             traces.append(
                 {

@@ -4,8 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.report.figures.figure import Figure, Json, layout, rounded, thinned, value_axis
+from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, escape
 
 __all__ = ["trade_offs"]
 
@@ -42,9 +42,11 @@ def _trade_off(overview: Overview, other: int) -> Figure:
     line: Json = {"mode": "lines+markers", "line": {"color": "--orange", "width": 1.5, "shape": "hv"}}
     steps = line if len(overview.objectives) == 2 else {}
     wanted = " and ".join(f"{'low' if goal.direction == 'min' else 'high'} {escape(goal.metric, 40)}" for goal in goals)
-    held = int(overview.within[overview.results].sum())
+    holding = int(overview.within[overview.results].sum())
     bound = (
-        f" Dashed red: the bounds, which {count(held, 'result')} of {len(overview.results):,} keep." if bounds else ""
+        f" Dashed red: the bounds, which {count(holding, 'result')} of {len(overview.results):,} keep."
+        if bounds
+        else ""
     )
     return Figure(
         name=f"front-{other}",

@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from trainwright.ledger import Lease, TrialState
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
+from trainwright.report.formatting import count, duration, escape, time_unit
 from trainwright.report.overview import Overview
-from trainwright.report.words import count, duration, escape, time_unit
 
 __all__ = ["utilisation"]
 
@@ -39,6 +39,7 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
     By "device" each run has a bar on every device that it held, so that a resize is seen as a change of rows; where
     all runs name one device, such as the processor, slots stand for devices.
     """
+    # All runs on one device, such as the processor, would be one row; slots tell more.
     runs = _runs(overview, by)
     word = "device" if by == "device" and len({run.slot for run in runs}) > 1 else "slot"
     runs = runs if word == by else _runs(overview, word)
@@ -49,12 +50,14 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
     unit, per = time_unit(total)
     busy = _busy(runs, slots, total)
     share = float(busy.mean())
+    # Bars by the thousand can neither be read nor drawn quickly.
     many = len(runs) > _MOST_BARS or len(slots) > _MOST_SLOTS
     traces = [_map(busy, total / per)] if many else _bars(runs, per)
     labels = [escape(slot, 24) for slot in slots]
     breaks = overview.clock.breaks / per
     height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
     whole = height + 200
+    # The line below has a fixed height in pixels, so its share of the plot depends on the number of rows.
     foot = 90 / (whole - 90)  # share of the plot that the line below takes
     above = axis(domain=[foot + 0.06, 1.0], showgrid=False)
     if many:
@@ -92,6 +95,7 @@ def _runs(overview: Overview, by: str) -> list[_Run]:
     ]
     writers = overview.state.writers
     hosts = {lease.writer: writers[lease.writer].host if lease.writer in writers else "" for _, lease in leases}
+    # Names of hosts are shown only where there are several.
     several = len(set(hosts.values())) > 1
     clock = overview.clock
     starts = clock.seconds(np.array([lease.started_at for _, lease in leases], dtype=np.float64))
@@ -126,6 +130,7 @@ def _how(overview: Overview, trial: TrialState, lease: Lease) -> str:
 
 
 def _ordered(slots: set[str]) -> list[str]:
+    # Numbers within names sort by value: gpu2 before gpu10.
     return sorted(slots, key=lambda slot: [(not part.isdigit(), part.zfill(9)) for part in _parts(slot)])
 
 
@@ -149,6 +154,8 @@ def _busy(runs: list[_Run], slots: list[str], total: float) -> NDArray[np.float6
         row = rows[run.slot]
         for at, sign in ((run.start, 1.0), (run.end, -1.0)):
             place = min(int(at / width), _BINS - 1)
+            # A start adds busy time from here on, an end takes it away: the rest of its own bin, then
+            # whole bins.
             level[row, place] += sign * ((place + 1) * width - at)
             slope[row, place + 1] += sign * width
     share: NDArray[np.float64] = (level + np.cumsum(slope, axis=1))[:, :_BINS] / width

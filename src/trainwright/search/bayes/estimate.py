@@ -17,7 +17,6 @@ _FOLDS = 5
 _MOST = 2000  # rows
 _GROWTH = Growth(
     trees=50,
-    kind="extra",
     refit="always",
     scaler="identity",
     failures="ignore",

@@ -11,32 +11,29 @@ from trainwright.search.bayes.rung_scale import RungScale, scale_size
 from trainwright.search.bayes.scalarisation import SCALARISATIONS, penalised, simplex
 from trainwright.search.view import SearchView
 
-__all__ = ["Failures", "Forest", "Growth", "Kind", "Refit", "Scaler", "Target", "simplex"]
+__all__ = ["Failures", "Forest", "Growth", "Refit", "Scaler", "Target", "simplex"]
 
 Array = NDArray[np.float64]
-Kind = Literal["extra", "bagging", "forest", "subspace"]
 Refit = Literal["grow", "always"]
-Scaler = Literal["quantile-uniform", "minmax", "minmaxlog", "log", "identity"]
-Failures = Literal["worst", "mean", "ignore"]
+Scaler = Literal["quantile-uniform", "identity"]
+Failures = Literal["worst", "ignore"]
 Target = Literal["dominance", "linear", "chebyshev", "augmented", "pbi", "quadratic"]  # of several objectives
 
 _STEP = 1.1  # "grow" plants tree t afresh at the sizes floor(1.1^(k + t/T))
 _SCALES = 1.02  # and scales the targets afresh at the sizes floor(1.02^k); what comes between is placed among them
-_POISSON = np.cumsum([0.449329, 0.359463, 0.143785, 0.038343, 0.007669, 0.001227])  # of mean 0.8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Growth:
-    """How a forest grows; the words are those of ForestSearcher, which checks them."""
+    """How a forest grows: as ForestSearcher needs it by default, otherwise as `Estimate` does."""
 
     trees: int
-    kind: Kind
-    refit: Refit
-    scaler: Scaler
-    failures: Failures
     scalarisation: Target
     weights: tuple[float, ...] | None
     max_rows: int
+    refit: Refit = "grow"  # rows extend trees, and each tree is replanted once per 10 % more rows; always: all of them
+    scaler: Scaler = "quantile-uniform"  # of losses clipped at Q3 + 1.5 IQR
+    failures: Failures = "worst"  # the target of a failed trial
     least_rows: int = 2  # of a node that is split
     leveled: bool = False  # rungs are laid over each other; else losses of all epochs stay on the scale that they have
 
@@ -72,8 +69,6 @@ class Forest:
         columns = view.space.columns
         self._codes = np.array([*((c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns), 0], np.int64)
         d = len(self._codes)
-        self._best = growth.kind != "extra"
-        self._tried = round(d**0.5) if growth.kind in ("forest", "subspace") else d
         self._key = rng(view.seed, "forest", 0).integers(2**64, dtype=np.uint64)
         self._seed = view.seed
         self._revision = view.revision
@@ -156,7 +151,7 @@ class Forest:
             scale = self._scale_of_growth
             tree_kernels.grow(
                 self._M, self._scalars(self._growth_targets, scale.limits, self._mix, stop, basis=size), start, stop,
-                born, self._w, self._key, self._codes, self._best, self._tried, self.growth.least_rows,
+                born, self._w, self._key, self._codes, self.growth.least_rows,
                 cuts, self._bits, self._masks, self._leaf_of, self._heads, self._chain, self._sizes,
             )  # fmt: skip
             start = stop
@@ -240,24 +235,13 @@ class Forest:
         tree_kernels.predict(M, self._bits.view(np.float64), self._bits, self._masks, self._means, leaves, mu, sd)
         return mu, sd, leaves
 
-    def aleatoric(self, leaves: NDArray[np.int32]) -> Array:
-        """Return the mean over trees of the variance within the given leaves."""
-        y = self._y
-        total = np.zeros(leaves.shape[1])
-        for t, asked in enumerate(leaves):
-            rows = np.flatnonzero(self._leaf_of[t, : self.count] >= 0)
-            of, w = self._leaf_of[t, rows], self._w[t, rows]
-            squares = np.bincount(of, w * (y[rows] - self._means[t, of]) ** 2, self._sizes[t])
-            total += (squares / np.maximum(np.bincount(of, w, self._sizes[t]), 1.0))[asked]
-        return total / len(leaves)
-
     def _scale(self, count: int) -> None:
         from trainwright.search.bayes import targets as target_kernels
 
         self._scaled = count
-        scaler, lenient = target_kernels.SCALERS.index(self.growth.scaler), self.growth.failures == "mean"
+        scaler = target_kernels.SCALERS.index(self.growth.scaler)
         target_kernels.scale(
-            self._losses, self._failed, scaler, lenient, self._order, self._finite, count, self._targets,
+            self._losses, self._failed, scaler, self._order, self._finite, count, self._targets,
             self._bounds, self._limits, self._bads,
         )  # fmt: skip
         self._recall(self._targets)
@@ -276,7 +260,7 @@ class Forest:
         failed[: self._recalled.shape[1]] = False
         if failed.any() and not failed[:basis].all():  # as the worst of all in this scalar, not in each objective
             told = y[:, :basis][:, ~failed[:basis]]
-            y[:, failed] = (told.mean(axis=1) if self.growth.failures == "mean" else told.max(axis=1))[:, None]
+            y[:, failed] = told.max(axis=1)[:, None]
         return y
 
     def _sizes_around(self, t: int, count: int) -> tuple[int, int]:
@@ -309,12 +293,8 @@ class Forest:
         self._leaf_of[t, :size] = np.where(members, 0, -1)
 
     def _weigh(self, start: int, count: int) -> None:
-        """Weigh the new rows in each tree: 1, or as often as a bootstrap of 0.8 n would draw them (Oza, SMC 2005)."""
+        """Weigh the new rows in each tree: 1, or 0 if they failed and failures are ignored."""
         self._w[:, start:count] = 1.0
-        if self.growth.kind in ("bagging", "forest"):
-            for t in range(self.growth.trees):
-                chance = rng(self._seed, "bootstrap", t).random(count)[start:]
-                self._w[t, start:count] = np.searchsorted(_POISSON, chance, side="right")
         if self.growth.failures == "ignore":
             old = self._recalled.shape[1]
             self._w[:, max(start, old) : count][:, self._failed[max(start, old) : count]] = 0.0

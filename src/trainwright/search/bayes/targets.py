@@ -7,10 +7,10 @@ from trainwright.kernels import Flags, Floats, Ints, compiled
 
 __all__ = ["SCALERS", "place", "scale"]
 
-SCALERS = ("quantile-uniform", "minmax", "minmaxlog", "log", "identity")
+SCALERS = ("quantile-uniform", "identity")
 
-_QUANTILE, _MINMAX, _MINMAXLOG, _LOG, _IDENTITY = range(5)
-_TINY, _HUGE = 1e-12, 1e100  # of the logarithms, and of what can be squared and summed
+_QUANTILE, _IDENTITY = range(2)
+_HUGE = 1e100  # whose square can still be summed
 
 
 @compiled
@@ -44,35 +44,26 @@ def place(losses: Floats, failed: Flags, sorted_: Floats, known: Floats, bad: Fl
 
 
 @compiled
-def _scaled(value: float, least: float, greatest: float, scaler: int) -> float:
-    """Return a loss between the least and the greatest one on the scale of any scaler but the quantiles."""
-    if scaler == _IDENTITY:
-        return min(max(value, -_HUGE), _HUGE)
-    if scaler == _LOG:
-        moved = min(value, _HUGE) if least > 0.0 else min(value, _HUGE) - max(least, -_HUGE) + _TINY
-        return float(np.log(max(moved, _TINY)))
-    share = 0.5
-    if least < greatest:  # halves, since the range of doubles is no double
-        share = (0.5 * value - 0.5 * least) / (0.5 * greatest - 0.5 * least)
-    return np.log(max(share, 0.0) + _TINY) if scaler == _MINMAXLOG else share
+def _bounded(value: float) -> float:
+    """Return a loss whose square can be summed."""
+    return min(max(value, -_HUGE), _HUGE)
 
 
 @compiled
 def scale(
-    losses: Floats, failed: Flags, scaler: int, lenient: bool, order: Ints, finite: int, count: int, targets: Floats,
+    losses: Floats, failed: Flags, scaler: int, order: Ints, finite: int, count: int, targets: Floats,
     bounds: Floats, limits: Floats, bads: Floats,
 ) -> None:  # fmt: skip
     """Fill targets [outcomes, rows] with the scaled losses of the first `count` rows, limits with the bounds; O(count).
 
     Losses above Q3 + 1.5 IQR are clipped, if IQR > 0, and not below that much above a bound; then `scaler` counts:
-    (mean rank - 1/2) / finite, (loss - min) / (max - min), the logarithm of that, of the loss, or the loss itself.
-    A failed row gets the worst target, or if `lenient` the mean one; without any: 1/2. That is `bads` [outcomes].
+    (mean rank - 1/2) / finite, or the loss itself. A failed row gets the worst target, or 1/2 if there is none: `bads`
+    [outcomes].
     """
     for j in range(order.shape[0]):
         bad = 0.5
         limits[j] = np.inf
         if finite > 0:
-            total = 0.0
             quartiles = np.empty(2)
             for q in range(2):
                 place = (0.25 + 0.5 * q) * (finite - 1)
@@ -86,27 +77,24 @@ def scale(
                 fence = max(fence, bounds[j] + reach)
             if quartiles[0] == quartiles[1]:  # most losses are one number: nothing says how far others may lie
                 fence = np.inf
-            least = losses[order[j, 0], j]
-            greatest = min(fence, losses[order[j, finite - 1], j])
             start = kept = 0
             while start < finite:
                 value = min(fence, losses[order[j, start], j])
                 stop = start + 1
                 while stop < finite and min(fence, losses[order[j, stop], j]) == value:
                     stop += 1
-                if scaler == _QUANTILE:
+                if scaler == _QUANTILE:  # noqa: SIM108 -- a conditional expression compiles to slower code
                     target = 0.5 * (start + stop) / finite
                 else:
-                    target = _scaled(value, least, greatest, scaler)
+                    target = _bounded(value)
                 for place in range(start, stop):
                     targets[j, order[j, place]] = target
                     if losses[order[j, place], j] <= bounds[j]:  # a clipped one may lie on the bound, but is beyond
                         kept = place + 1
-                total += (stop - start) * target
-                bad = total / finite if lenient else target
+                bad = target
                 start = stop
             if np.isfinite(bounds[j]):
-                limits[j] = kept / finite if scaler == _QUANTILE else _scaled(bounds[j], least, greatest, scaler)
+                limits[j] = kept / finite if scaler == _QUANTILE else _bounded(bounds[j])
         bads[j] = bad
         for i in range(count):
             if failed[i]:

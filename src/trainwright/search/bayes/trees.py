@@ -22,7 +22,7 @@ _COLUMN = np.uint64(0x7FFFFFFF)
 _CHOICE = np.uint64(0x80000000)
 _CHILD = 1 << 30  # a "column" that no space has: its draws are the keys of the two children
 _TREE = 1 << 31  # likewise: its draws are the keys of the trees
-_RANK = 1 << 20  # index of the draw that orders columns where only some are tried
+_RANK = 1 << 20  # index of the draw that cuts the order of very many codes
 _ATTEMPTS = 16  # random subsets drawn before one code is split off
 
 U64 = np.uint64
@@ -120,69 +120,9 @@ def _gain(weight: float, total: float, side_weight: float, side_total: float) ->
 
 
 @compiled
-def _sorted(values: Floats) -> Ints:
-    """Return the positions that sort `values`, ties by position: a merge sort, bottom up."""
-    count = len(values)
-    order, spare = np.arange(count), np.empty(count, np.int64)
-    width = 1
-    while width < count:
-        for start in range(0, count, 2 * width):
-            left, right = start, min(start + width, count)
-            middle, stop = right, min(start + 2 * width, count)
-            for k in range(start, stop):
-                if left < middle and (right >= stop or values[order[left]] <= values[order[right]]):
-                    spare[k] = order[left]
-                    left += 1
-                else:
-                    spare[k] = order[right]
-                    right += 1
-        order, spare = spare, order
-        width *= 2
-    return order
-
-
-@compiled
-def _best_cut(
-    M: Floats, y: Floats, w: Floats, rows: Ints, c: int, weight: float, total: float,
-) -> tuple[float, float, float]:  # fmt: skip
-    """Return (cut, weight left, total left) of the best cut of a numeric column over a node's rows."""
-    values = np.empty(len(rows))
-    for k in range(len(rows)):
-        values[k] = M[rows[k], c]
-    order = _sorted(values)
-    side_weight, side_total, top = 0.0, 0.0, -1.0
-    best = (-np.inf, 0.0, 0.0)
-    for place in range(len(order) - 1):
-        i = rows[order[place]]
-        side_weight += w[i]
-        side_total += w[i] * y[i]
-        here, following = values[order[place]], values[order[place + 1]]
-        if here < following:
-            gain = _gain(weight, total, side_weight, side_total)
-            if gain > top:
-                top = gain
-                middle = here + 0.5 * (following - here)
-                best = (middle if middle < following else here, side_weight, side_total)
-    return best
-
-
-@compiled
-def _best_prefix(ordered: Ints, weights: Floats, totals: Floats, weight: float, total: float) -> int:
-    """Return the length of the best prefix of codes ordered by mean: the best subset of all (Breiman et al., 1984)."""
-    side_weight, side_total, top, best = 0.0, 0.0, -1.0, 1
-    for place in range(1, len(ordered)):
-        side_weight += weights[ordered[place - 1]]
-        side_total += totals[ordered[place - 1]]
-        gain = _gain(weight, total, side_weight, side_total)
-        if gain > top:
-            top, best = gain, place
-    return best
-
-
-@compiled
 def _subset_cut(
-    M: Floats, y: Floats, w: Floats, rows: Ints, start: int, stop: int, c: int, key: U64, codes: int, best: bool,
-    weight: float, total: float, code_weights: Floats, code_totals: Floats, sets: Bits,
+    M: Floats, y: Floats, w: Floats, rows: Ints, start: int, stop: int, c: int, key: U64, codes: int,
+    code_weights: Floats, code_totals: Floats, sets: Bits,
 ) -> tuple[float, float]:  # fmt: skip
     """Fill sets[c] with the codes that go right and return (weight left, total left), over a node's rows."""
     for code in range(codes):
@@ -192,12 +132,9 @@ def _subset_cut(
         i = rows[k]
         code_weights[int(M[i, c])] += w[i]
         code_totals[int(M[i, c])] += w[i] * y[i]
-    if best or codes > 64:  # a random subset of very many codes would tell nothing about each
+    if codes > 64:  # a random subset of very many codes would say little about each: cut their order by mean instead
         ordered = _by_mean(code_weights, code_totals, codes)
-        if best:
-            first = _best_prefix(ordered, code_weights, code_totals, weight, total)
-        else:
-            first = 1 + int(_uniform(key, c, _RANK + 1) * (len(ordered) - 1))
+        first = 1 + int(_uniform(key, c, _RANK + 1) * (len(ordered) - 1))
         _set_suffix(key, c, ordered, first, sets[c])
     else:
         _random_subset(key, c, code_weights, codes, sets[c])
@@ -211,13 +148,12 @@ def _subset_cut(
 
 @compiled
 def _split(
-    M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, codes: Ints, best: bool,
-    tried: int, least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
+    M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, codes: Ints,
+    least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
 ) -> int:  # fmt: skip
     """Grow the leaf `root`, which holds `rows` (ascending; reordered here), depth first; return the new node count.
 
-    `best` False: one random cut per column and the best of these; True: the best cut of each column. `tried` columns
-    are looked at per node; one of fewer than `least_rows` rows stays whole.
+    Each node takes the best of one random cut per column; a node of fewer than `least_rows` rows stays whole.
     """
     d = M.shape[1]
     low, high, tests = np.empty(d), np.empty(d), np.empty(d)
@@ -256,16 +192,8 @@ def _split(
             for c in range(d):
                 low[c] = min(low[c], x[c])
                 high[c] = max(high[c], x[c])
-        varying = 0
         for c in range(d):
             usable[c] = low[c] < high[c]
-            varying += usable[c]
-        for _ in range(varying - tried):  # leave out the columns with the greatest draws
-            last, last_draw = -1, np.uint64(0)
-            for c in range(d):
-                if usable[c] and (last < 0 or _draw(key, c, _RANK) > last_draw):
-                    last, last_draw = c, _draw(key, c, _RANK)
-            usable[last] = False
 
         for c in range(d):
             tests[c] = -np.inf
@@ -274,25 +202,22 @@ def _split(
             if not usable[c]:
                 continue
             if codes[c] == 0:
-                if best:
-                    tests[c], weights[c], totals[c] = _best_cut(M, y, w, rows[start:stop], c, weight, total)
-                else:
-                    tests[c] = low[c] + _uniform(key, c, 0) * (high[c] - low[c])
-                    if tests[c] >= high[c]:
-                        tests[c] = low[c]
+                tests[c] = low[c] + _uniform(key, c, 0) * (high[c] - low[c])
+                if tests[c] >= high[c]:
+                    tests[c] = low[c]
                 continue
             weights[c], totals[c] = _subset_cut(
-                M, y, w, rows, start, stop, c, key, codes[c], best, weight, total, code_weights, code_totals, sets
+                M, y, w, rows, start, stop, c, key, codes[c], code_weights, code_totals, sets
             )
-        if not best:  # the sums of all numeric columns in one pass, which the compiler turns into vectors
-            for k in range(start, stop):
-                i = rows[k]
-                x = M[i]
-                value = w[i] * y[i]
-                for c in range(d):
-                    goes = 1.0 if x[c] <= tests[c] else 0.0
-                    weights[c] += goes * w[i]
-                    totals[c] += goes * value
+        # The sums of all numeric columns in one pass, which the compiler turns into vectors.
+        for k in range(start, stop):
+            i = rows[k]
+            x = M[i]
+            value = w[i] * y[i]
+            for c in range(d):
+                goes = 1.0 if x[c] <= tests[c] else 0.0
+                weights[c] += goes * w[i]
+                totals[c] += goes * value
         chosen, top = -1, -1.0
         for c in range(d):
             if usable[c]:
@@ -331,8 +256,8 @@ def _split(
 
 @compiled
 def grow(
-    M: Floats, y: Floats, first: int, stop: int, born: Ints, w: Floats, key: U64, codes: Ints, best: bool,
-    tried: int, least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, heads: Ints, chain: Ints,
+    M: Floats, y: Floats, first: int, stop: int, born: Ints, w: Floats, key: U64, codes: Ints,
+    least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, heads: Ints, chain: Ints,
     sizes: Ints,
 ) -> None:  # fmt: skip
     """Give rows first to stop - 1, the latest, to every tree that is planted by then: when born[t] rows are there.
@@ -375,7 +300,7 @@ def grow(
             stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
             before = sizes[t]
             sizes[t] = _split(
-                M, y[t % len(y)], w[t], rows, leaf, stamp, codes, best, tried, least_rows,
+                M, y[t % len(y)], w[t], rows, leaf, stamp, codes, least_rows,
                 cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
             )  # fmt: skip
             if sizes[t] > before:

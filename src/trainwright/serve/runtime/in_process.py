@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.combine.rule import Rule, combine
-from trainwright.ensemble.library.networks import checked, linked, shaped
-from trainwright.ensemble.library.weights import built
+from trainwright.ensemble.combine.rule import CombinationRule, combine
+from trainwright.ensemble.library.networks import apply_link, check_outputs, shape_outputs
+from trainwright.ensemble.library.weights import build_network
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.answers import make_answer
-from trainwright.serve.batching import Request
-from trainwright.serve.matrix import Plan
-from trainwright.serve.repeated import timed
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
+from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.responses import make_answer
 
 if TYPE_CHECKING:
     import torch
@@ -41,32 +41,41 @@ _ENDED = "service: has ended; nothing is answered any more"
 class InProcess:
     """The runtime of a plan with `in_process`: the members' networks, a queue, and a thread for what waits in it."""
 
-    def __init__(self, ensemble: Ensemble, plan: Plan, *, input_shape: tuple[int, ...], input_dtype: str) -> None:
+    def __init__(
+        self, ensemble: Ensemble, plan: DeploymentPlan, *, input_shape: tuple[int, ...], input_dtype: str
+    ) -> None:
         self.plan = plan
         self._ensemble = ensemble
         self._batch = plan.instances[0].batch
         self._input_shape, self._dtype = input_shape, np.dtype(input_dtype)
         self._queue: deque[Request] = deque()
-        self._gate = threading.Lock()  # of the queue and the counts
-        self._computing = threading.Lock()  # held by the thread that computes
+        # Of the queue and the counts.
+        self._gate = threading.Lock()
+        # Held by the thread that computes.
+        self._computing = threading.Lock()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainwright-in-process", daemon=True)
         self._counts: Counter[str] = Counter()
         self._networks: list[tuple[Sequence[Callable[[torch.Tensor], torch.Tensor]], torch.dtype | None]] = []
         self._everyone = frozenset(range(len(ensemble.members)))
         self._subsets: dict[tuple[int, ...], _Subset] = {}
-        self._seconds: dict[int, float] = {}  # of a member's last batch
+        # Of a member's last batch.
+        self._seconds: dict[int, float] = {}
         self._batch_seconds = 0.0
-        self.rows = 0  # that wait
-        self.open = 0  # requests that were admitted and not answered
-        self.shed = 0  # requests that were refused because too many rows waited
+        # That wait.
+        self.rows = 0
+        # Requests that were admitted and not answered.
+        self.open = 0
+        # Requests that were refused because too many rows waited.
+        self.shed = 0
         self.over = False
-        self.rate = 1.0  # rows a second, by a batch that was timed at the start
+        # Rows a second, by a batch that was timed at the start.
+        self.rate = 1.0
 
     def start(self) -> None:
         """Load the members and compute a batch of zeros with each, which raises what a member raises."""
         for member in self._ensemble.members:
-            network = built(member)
+            network = build_network(member)
             first = next(network.parameters(), None)
             self._networks.append((_flatten_layers(network), None if first is None else first.dtype))
         x = np.zeros((self._batch, *self._input_shape), self._dtype)
@@ -220,7 +229,7 @@ class InProcess:
         # torch warns of arrays that it may not write to, such as those of an HTTP body.
         if len(requests) == 1 and x.dtype == self._dtype and x.flags.writeable and x.flags.c_contiguous:
             return x
-        with np.errstate(over="ignore"):  # infinite rows are refused by `checked`, which names the row
+        with np.errstate(over="ignore"):  # infinite rows are refused by `check_outputs`, which names the row
             return np.concatenate([one.x for one in requests], dtype=self._dtype, casting="same_kind")
 
     def _combined(
@@ -240,7 +249,7 @@ class InProcess:
                 return prediction if calibration is None else calibration.apply(prediction), {}
         try:
             predictions = {
-                member: checked(shaped(linked(output, one.link).double().numpy(), one.output), one)
+                member: check_outputs(shape_outputs(apply_link(output, one.link).double().numpy(), one.output), one)
                 for member, output, one in zip(first.members, outputs, subset.members, strict=True)
             }
         except EnsembleError as error:
@@ -319,7 +328,7 @@ class _Subset:
 
     members: tuple[Member, ...]
     weights: tuple[float, ...]
-    rule: Rule
+    rule: CombinationRule
     shares: "torch.Tensor | None"  # weights that sum to 1, where the outputs are logits of a weighted mean
 
     @classmethod

@@ -1,0 +1,67 @@
+"""The stage that every study file has: the search itself, whose record is the ledger."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source
+from trainwright.study.stages import StageRecords, digest_of
+
+__all__ = ["SearchStage"]
+
+_CODE = "training code"
+
+
+@dataclass(frozen=True, slots=True)
+class SearchStage:
+    """Run trials until the budget is used; unchanged once it is, until file, training code, budget or ledger differ."""
+
+    name: ClassVar[str] = "search"
+
+    def inputs(self, work: StageRun) -> Mapping[str, Any] | None:
+        """Return the tables that steer the search, the file of its training function, its budget, and the ledger."""
+        tables = work.job.tables
+        if not tables or work.directory is None or "wall_seconds" in work.budget:
+            return None  # a Python file's objects have no digest; another hour is another hour
+        parts = {name: tables.get(name) for name in ("space", "searcher", "rule", "policy", "stop")}
+        settings = {key: value for key, value in tables["study"].items() if key not in {"directory", "trials"}}
+        trials = (
+            None
+            if not work.study_exists
+            else [
+                (number, str(trial.status), trial.lease, trial.epoch, dict(trial.values))
+                for number, trial in sorted(work.state(self.name).trials.items())
+            ]
+        )
+        budget = {key: value for key, value in work.budget.items() if key not in {"stop_when", "grace_seconds"}}
+        code = read_source(tables["study"]["train"], "train")
+        return {**parts, "study": settings, _CODE: code, "budget": budget, "ledger": trials}
+
+    def run(self, work: StageRun) -> StageOutcome:
+        """Run or go on."""
+        job = work.job
+        if work.study_exists and work.progress and self._earlier_code(work):
+            print("results stay as the earlier code made them; to train all trials anew name a new --directory")
+        with job.open_study() as study:
+            study.run(
+                job.train,
+                **work.budget,
+                searcher=job.searcher,
+                scheduler=job.scheduler,
+                engine=job.engine,
+                progress=work.progress,
+            )
+            content = {"trials": len(study.trials), "finished": study.state.results}
+        return StageOutcome(content=content, inputs=self.inputs(work))
+
+    def _earlier_code(self, work: StageRun) -> bool:
+        record, inputs = StageRecords(work.folder).read(self.name), self.inputs(work)
+        return record is not None and inputs is not None and record.inputs.get(_CODE) != digest_of(inputs[_CODE])
+
+    def show(self, content: Mapping[str, Any]) -> None:
+        """Print how many results there are."""
+        print(f"\n{content['finished']} of {content['trials']} trials have a result")
+
+    def summary(self, _content: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return nothing: the summary counts trials itself."""
+        return {}

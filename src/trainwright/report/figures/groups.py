@@ -1,0 +1,168 @@
+"""All figures of a study in one ordered list of groups: the report draws every group, the live page each on request.
+
+A group says by itself whether the study has something to draw: it returns no figure, or a note that says why not.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from trainwright.ensemble.ensemble_report import EnsembleReport
+from trainwright.errors import EnsembleError, SearchError
+from trainwright.report.figures.best_so_far import best_so_far
+from trainwright.report.figures.disagreement import disagreement_figure
+from trainwright.report.figures.ensemble_front import ensemble_front
+from trainwright.report.figures.figure import Figure
+from trainwright.report.figures.forecast import forecast_figure
+from trainwright.report.figures.hypervolume import hypervolume_figure
+from trainwright.report.figures.importance import importance_figure, nothing_known
+from trainwright.report.figures.learning_curves import learning_curves
+from trainwright.report.figures.memory_plan import memory_plan_figure
+from trainwright.report.figures.parallel_coordinates import parallel_coordinates
+from trainwright.report.figures.reliability import reliability_figure
+from trainwright.report.figures.strategies import strategies_figures
+from trainwright.report.figures.trade_off import trade_offs
+from trainwright.report.figures.utilisation import utilisation
+from trainwright.report.overview import Overview
+from trainwright.report.study_ensemble import StudyEnsemble, choose_study_ensemble
+from trainwright.report.study_plans import Plans, plans_of
+from trainwright.search.importance import Importance, importance_of
+from trainwright.space import Space
+
+__all__ = ["GROUPS", "DrawnGroup", "FigureGroup", "FigureSource", "draw_ensemble_report", "draw_plans"]
+
+_MOST_OBJECTIVES = 3
+
+
+@dataclass(slots=True)
+class FigureSource:
+    """What the groups draw from: the study, its folder if it has one, and what an earlier group has found."""
+
+    overview: Overview
+    directory: Path | None = None
+    workers_by: Literal["slot", "device"] = "slot"
+    parameter_order: Sequence[str] = ()  # set by the group "importance" for the group "parallel"
+
+    @property
+    def objectives(self) -> range:
+        """Positions of the objectives that are drawn."""
+        return range(min(len(self.overview.objectives), _MOST_OBJECTIVES))
+
+    @property
+    def space(self) -> Space | None:
+        """The search space; None without one or without trials."""
+        state = self.overview.state
+        if state.space is None or not self.overview.trials:
+            return None
+        # Without requirements, which may be functions of modules that are not here; no row is drawn, only read.
+        return Space.from_json({"parameters": state.space["parameters"]})
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DrawnGroup:
+    """The figures of a group, sentences on what could not be drawn, and the ensemble that was drawn, if any."""
+
+    figures: Sequence[Figure] = ()
+    notes: Sequence[str] = ()
+    ensemble: StudyEnsemble | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FigureGroup:
+    """A section of the report and part of a view of the page; `paired` puts two figures each side by side."""
+
+    heading: str
+    draw: Callable[[FigureSource], DrawnGroup] = field(repr=False)
+    paired: bool = False
+
+
+def draw_ensemble_report(report: EnsembleReport) -> list[Figure]:
+    """Return the figures of an ensemble's report: reliability and disagreement, as far as they apply."""
+    return [figure for figure in (reliability_figure(report), disagreement_figure(report)) if figure is not None]
+
+
+def draw_plans(overview: Overview, plans: Plans) -> list[Figure]:
+    """Return the forecast with what came of it, a figure for each memory plan, and the strategies."""
+    found = [
+        forecast_figure(overview, plans.search),
+        *(memory_plan_figure(plan, name) for name, plan in plans.memory),
+        *(figure for name, table in plans.strategies for figure in strategies_figures(table, name)),
+    ]
+    return [figure for figure in found if figure is not None]
+
+
+def _draw(*figures: Figure | None) -> DrawnGroup:
+    return DrawnGroup(figures=[figure for figure in figures if figure is not None])
+
+
+def _draw_trade_offs(source: FigureSource) -> DrawnGroup:
+    return _draw(*trade_offs(source.overview), hypervolume_figure(source.overview.state))
+
+
+def _draw_progress(source: FigureSource) -> DrawnGroup:
+    pairs = [best_so_far(source.overview, place) for place in source.objectives]
+    return _draw(*(figure for pair in pairs if pair is not None for figure in pair))
+
+
+def _draw_curves(source: FigureSource) -> DrawnGroup:
+    return _draw(*(learning_curves(source.overview, place) for place in source.objectives))
+
+
+def _draw_importance(source: FigureSource) -> DrawnGroup:
+    space, state = source.space, source.overview.state
+    if space is None:
+        return DrawnGroup()
+    found: list[tuple[Importance, str]] = []
+    try:
+        for place in source.objectives:
+            metric = source.overview.objectives[place].metric
+            found.append((importance_of(state, space, metric), metric))
+    except SearchError as error:
+        return DrawnGroup(notes=[f"{error}."])
+    source.parameter_order = found[0][0].ordered if found else ()
+    return DrawnGroup(
+        figures=[figure for place, pair in enumerate(found) if (figure := importance_figure(*pair, place)) is not None],
+        notes=[nothing_known(*pair) for pair in found if not pair[0].known],
+    )
+
+
+def _draw_parallel(source: FigureSource) -> DrawnGroup:
+    space = source.space
+    return (
+        DrawnGroup() if space is None else _draw(parallel_coordinates(source.overview, space, source.parameter_order))
+    )
+
+
+def _draw_ensembles(source: FigureSource) -> DrawnGroup:
+    if source.directory is None:
+        return DrawnGroup()
+    try:
+        found = choose_study_ensemble(source.overview.state, source.directory)
+    except EnsembleError as error:  # a library that allows no selection must not cost the other figures
+        return DrawnGroup(notes=[f"{error}."])
+    if found is None:
+        return DrawnGroup()
+    return DrawnGroup(figures=[ensemble_front(found), *draw_ensemble_report(found.chosen.report)], ensemble=found)
+
+
+def _draw_plans(source: FigureSource) -> DrawnGroup:
+    plans = Plans() if source.directory is None else plans_of(source.directory)
+    return DrawnGroup(figures=draw_plans(source.overview, plans), notes=plans.refused)
+
+
+def _draw_workers(source: FigureSource) -> DrawnGroup:
+    return _draw(utilisation(source.overview, by=source.workers_by))
+
+
+GROUPS: Mapping[str, FigureGroup] = {
+    "front": FigureGroup(heading="Objectives against each other", draw=_draw_trade_offs),
+    "progress": FigureGroup(heading="Progress", draw=_draw_progress, paired=True),
+    "curves": FigureGroup(heading="Learning curves", draw=_draw_curves),
+    "importance": FigureGroup(heading="Which parameters matter", draw=_draw_importance),
+    "parallel": FigureGroup(heading="Parameters and results", draw=_draw_parallel),
+    "ensembles": FigureGroup(heading="StudyEnsemble", draw=_draw_ensembles),
+    "plans": FigureGroup(heading="Plans and forecasts", draw=_draw_plans),
+    "workers": FigureGroup(heading="Workers over time", draw=_draw_workers),
+}
+"""By name, in the order of the report."""

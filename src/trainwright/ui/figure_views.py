@@ -1,0 +1,158 @@
+"""The views of the live page: groups of the report's figures, cached until the study changes."""
+
+import pickle
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from trainwright.ensemble.ensemble_settings import SETTINGS_FILE
+from trainwright.ensemble.library.library import find_newest_offer
+from trainwright.errors import TrainwrightError
+from trainwright.ledger import State
+from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureSource
+from trainwright.report.overview import Overview
+from trainwright.ui.study_follower import StudyFollower
+
+__all__ = ["VIEWS", "FigureViews"]
+
+_IMPORTANCE_TRIALS = 300  # sampled from any number, so that a forest is fitted in seconds
+_GROWTH = 1.1  # importance is computed again when the number of results has grown by this factor
+
+View = dict[str, Any]
+
+VIEWS: Mapping[str, tuple[str, ...]] = {
+    "progress": ("front", "progress"),
+    "curves": ("curves",),
+    "parallel": ("parallel",),
+    "importance": ("importance",),
+    "cluster": ("workers",),
+    "ensembles": ("ensembles",),
+    "plans": ("plans",),
+}
+"""The groups of figures of each view that may be asked for."""
+
+
+@dataclass(slots=True)
+class _CachedView:
+    key: Any = None  # what the view was made of
+    view: View | None = None
+    working: threading.Thread | None = None  # makes a newer one
+
+
+@dataclass(slots=True)
+class FigureViews:
+    """The views of one study. Slow ones are drawn in a thread, from a copy; meanwhile the last one is shown."""
+
+    follower: StudyFollower
+    _cache: dict[str, _CachedView] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def view(self, name: str) -> View:
+        """Return {"figures", "notes", "pending"} of a view in `VIEWS`; `pending` while a newer one is made."""
+        if name == "importance":
+            return self._view_importance()
+        if name == "ensembles":
+            return self._view_ensembles()
+        with self.follower.reading() as overview:
+            # Files of plans may change without a record, so that view is read each time.
+            key = None if name == "plans" else self.follower.revision
+            with self._lock:
+                cached = self._cache.setdefault(name, _CachedView())
+            if cached.view is None or key is None or cached.key != key:
+                cached.view, cached.key = _draw(name, overview, self.follower.directory), key
+            return cached.view
+
+    def _view_importance(self) -> View:
+        """Return which parameters matter, computed again when results have grown by a tenth."""
+        with self.follower.reading() as overview:
+            results = len(overview.results)
+            if overview.state.space is None or not results:
+                return _as_view(DrawnGroup())
+            key = (self.follower.study_id, int(np.log(results) / np.log(_GROWTH)))
+            # Current already: skip copying the state, which takes longer than the answer.
+            if self._is_current("importance", key):
+                return self._draw_in_background("importance", key, dict)
+            numbers = sorted(overview.trials[at].number for at in overview.results)
+            chosen = [numbers[at] for at in np.linspace(0, results - 1, min(results, _IMPORTANCE_TRIALS)).astype(int)]
+            state = _copy_state(overview.state, chosen)
+        return self._draw_in_background("importance", key, lambda: _draw("importance", Overview(state), None))
+
+    def _view_ensembles(self) -> View:
+        """Return the front of ensembles, the pick's reliability, and who disagrees; of the library as it is."""
+        folder = self.follower.directory
+        with self.follower.reading() as overview:
+            offered = [trial.number for trial in overview.trials if trial.offered]
+            if folder is None or not offered:
+                return _as_view(DrawnGroup())
+            entries = tuple(find_newest_offer(trial).path for trial in overview.trials if trial.offered)
+            key = (self.follower.study_id, entries, _read_bytes(folder / SETTINGS_FILE))
+            if self._is_current("ensembles", key):
+                return self._draw_in_background("ensembles", key, dict)
+            state = _copy_state(overview.state, offered)
+        return self._draw_in_background("ensembles", key, lambda: _draw("ensembles", Overview(state), folder))
+
+    def _is_current(self, name: str, key: Any) -> bool:
+        with self._lock:
+            return self._cache.get(name, _CachedView()).key == key
+
+    def _draw_in_background(self, name: str, key: Any, make: Callable[[], View]) -> View:
+        with self._lock:
+            cached = self._cache.setdefault(name, _CachedView())
+            if cached.key != key and cached.working is None:
+
+                def work() -> None:
+                    try:
+                        view = make()
+                    except TrainwrightError as error:
+                        view = _as_view(DrawnGroup(notes=[f"{error}."]))
+                    with self._lock:
+                        cached.view, cached.key, cached.working = view, key, None
+
+                # The request returns at once with the earlier view; the page asks again while one is
+                # pending.
+                cached.working = threading.Thread(target=work, name=f"draw {name}", daemon=True)
+                cached.working.start()
+            view = cached.view or _as_view(DrawnGroup())
+            return {**view, "pending": cached.working is not None}
+
+
+def _draw(name: str, overview: Overview, directory: Path | None) -> View:
+    source = FigureSource(overview, directory, workers_by="device")
+    return _as_view(*(GROUPS[group].draw(source) for group in VIEWS[name]))
+
+
+def _as_view(*groups: DrawnGroup) -> View:
+    view: View = {
+        "figures": [asdict(figure) for group in groups for figure in group.figures],
+        "notes": [note for group in groups for note in group.notes],
+        "pending": False,
+    }
+    for group in groups:
+        if group.ensemble is not None:
+            columns = ("trial", "weight", "seconds_per_row", "parameter_count")
+            view["members"] = [{name: row[name] for name in columns} for row in group.ensemble.pick.table()]
+    return view
+
+
+def _read_bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def _copy_state(state: State, numbers: Sequence[int]) -> State:
+    """Return a copy of the state with some of its trials, to draw from while the study continues."""
+    trials = pickle.loads(pickle.dumps({number: state.trials[number] for number in numbers}))  # noqa: S301 -- our own
+    return State(
+        space=state.space,
+        objectives=state.objectives,
+        constraints=state.constraints,
+        seed=state.seed,
+        trials=trials,
+        writers=dict(state.writers),
+    )

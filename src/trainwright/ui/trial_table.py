@@ -1,0 +1,181 @@
+"""The table of trials as a window: sorted and filtered here, so that a browser holds the rows that it shows."""
+
+import math
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from trainwright.errors import InputError
+from trainwright.ledger import Status, TrialState
+from trainwright.ledger.standing import SILENT
+from trainwright.report.overview import Overview
+
+__all__ = ["MOST_ROWS", "Query", "window"]
+
+MOST_ROWS = 500
+"""Of one window."""
+
+_TERM = re.compile(r"^([^\s<>=!]{1,80})\s*(<=|>=|!=|<|>|=)\s*(\S{1,80})$")
+_SIGNS: dict[str, Callable[[float, float], bool]] = {
+    "<": lambda a, b: a < b,
+    ">": lambda a, b: a > b,
+    "<=": lambda a, b: a <= b,
+    ">=": lambda a, b: a >= b,
+}
+_MOST_TERMS = 10
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """Which rows: those that `words` keep, in the order of a column, from `offset` on.
+
+    `words` are terms such as "lr<0.01 optimizer=adamw state=failed", all of which must hold; a whole number alone is a
+    trial. `sort` is "trial", "state", "epochs", "seconds", "started", a parameter or a metric; "rank" is best first.
+    """
+
+    words: str = ""
+    sort: str = "trial"
+    descending: bool = False
+    offset: int = 0
+    limit: int = 100
+
+
+def window(overview: Overview, query: Query) -> dict[str, Any]:
+    """Return {"total", "matching", "offset", "rows"}; `InputError` tells what of the query cannot be understood."""
+    tests = [_test(term, overview) for term in _terms(query.words)]
+    places: Sequence[int] = range(len(overview.trials))
+    if query.sort == "rank":
+        ranked = overview.ranking.tolist()
+        rest = set(places).difference(ranked)
+        places = [*ranked, *sorted(rest)]
+        if query.descending:
+            places = places[::-1]
+    chosen = [at for at in places if all(test(at) for test in tests)] if tests else list(places)
+    if query.sort not in {"rank", "trial"}:
+        chosen = _sorted(overview, chosen, query)
+    elif query.sort == "trial" and query.descending:
+        chosen.reverse()
+    # A query from a browser must not ask for everything at once.
+    limit = max(0, min(query.limit, MOST_ROWS))
+    offset = max(0, query.offset)
+    return {
+        "total": len(overview.trials),
+        "matching": len(chosen),
+        "offset": offset,
+        "rows": [_row(overview, at) for at in chosen[offset : offset + limit]],
+    }
+
+
+def _row(overview: Overview, at: int) -> dict[str, Any]:
+    trial = overview.trials[at]
+    lease = trial.leases.get(trial.lease)
+    shown = overview.values[at].tolist()
+    if not trial.has_result and (last := trial.reports.get(trial.epoch)) is not None:
+        shown = [last.metrics.get(goal.metric, math.nan) for goal in overview.objectives]
+    return {
+        "trial": trial.number,
+        "state": overview.word(trial),
+        "values": shown,
+        "final": trial.has_result,
+        "params": dict(trial.params),
+        "epochs": trial.epoch,
+        "seconds": trial.seconds,
+        "devices": list(lease.devices) if lease is not None else [],
+        "attempts": len(trial.leases),
+        "started": _started(trial),
+    }
+
+
+def _sorted(overview: Overview, chosen: list[int], query: Query) -> list[int]:
+    """Sort by a column: numbers before texts, what has no value last in either direction."""
+    value = _column(query.sort, overview)
+    # Numbers and texts do not compare, so the kind goes first in the key.
+    known: list[tuple[tuple[int, Any], int]] = []
+    empty: list[int] = []
+    for at in chosen:
+        found = value(at)
+        if found is None or (isinstance(found, float) and math.isnan(found)):
+            empty.append(at)
+        elif isinstance(found, int | float):
+            known.append(((0, found), at))
+        else:
+            known.append(((1, str(found)), at))
+    known.sort(key=lambda pair: pair[0], reverse=query.descending)
+    return [at for _, at in known] + empty
+
+
+def _column(name: str, overview: Overview) -> Callable[[int], Any]:
+    trials = overview.trials
+    if name == "trial":
+        return lambda at: trials[at].number
+    if name == "state":
+        return lambda at: overview.word(trials[at])
+    if name == "epochs":
+        return lambda at: trials[at].epoch
+    if name == "seconds":
+        return lambda at: trials[at].seconds
+    if name == "started":
+        return lambda at: _started(trials[at])
+    for place, goal in enumerate(overview.objectives):
+        if name == goal.metric:
+            return lambda at: float(overview.values[at, place])
+    if name in _parameters(overview):
+        return lambda at: trials[at].params.get(name)
+    allowed = ", ".join(["trial", "state", "epochs", "seconds", "started", *_metrics(overview), *_parameters(overview)])
+    raise InputError(f"{name!r} is no column; there are {allowed}")
+
+
+def _terms(words: str) -> list[str]:
+    terms = words.split()
+    if len(terms) > _MOST_TERMS:
+        raise InputError(f"the filter has {len(terms)} terms; allowed: {_MOST_TERMS}")
+    return terms
+
+
+def _test(term: str, overview: Overview) -> Callable[[int], bool]:
+    if re.fullmatch(r"\d{1,12}", term):
+        number = int(term)
+        return lambda at: overview.trials[at].number == number
+    if term in {*Status, SILENT}:
+        return lambda at: overview.word(overview.trials[at]) == term
+    found = _TERM.match(term)
+    if found is None:
+        raise InputError(f"{term[:80]!r} is no filter; write NAME<VALUE, NAME=VALUE, a state, or a trial's number")
+    name, sign, text = found.groups()
+    value = _column(name, overview)
+    if sign in _SIGNS:
+        try:
+            limit = float(text)
+        except ValueError:
+            raise InputError(f"{term!r}: {text!r} is no number") from None
+        holds = _SIGNS[sign]
+
+        def compared(at: int) -> bool:
+            number_at = value(at)
+            return isinstance(number_at, int | float) and not math.isnan(number_at) and holds(float(number_at), limit)
+
+        return compared
+    wanted = sign == "="
+    return lambda at: _equal(value(at), text) is wanted
+
+
+def _equal(value: Any, text: str) -> bool:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value) == float(text)
+        except ValueError:
+            return False
+    return str(value) == text
+
+
+def _metrics(overview: Overview) -> list[str]:
+    return [goal.metric for goal in overview.objectives]
+
+
+def _parameters(overview: Overview) -> list[str]:
+    return [item["name"] for item in (overview.state.space or {}).get("parameters", [])]
+
+
+def _started(trial: TrialState) -> float | None:
+    return min((lease.started_at for lease in trial.leases.values() if lease.started_at is not None), default=None)
