@@ -37,6 +37,7 @@ class GridSearcher(Settings, error=SearchError):
         taken: set[bytes] = set()
         proposals = []
         for number in numbers:
+            # Trial n takes point n; if that was tried, the next untried one.
             turn = ((number + step) % len(keys) for step in range(len(keys)))
             index = next((i for i in turn if keys[i] not in view.tried and keys[i] not in taken), None)
             if index is None:

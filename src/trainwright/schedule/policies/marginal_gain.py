@@ -112,6 +112,7 @@ class _Planner:
             allocator.remaining_epochs(running) * rows.column("alone")[place],
             1.0,
         )
+        # The sizes of all trials together, so that the latest expected end is least.
         ends, costs = self._choices(allocator, due, work, size, _DOUBLINGS)
         supply = allocator.free + float(((1 - chance) * size).sum())
         return int(running.size) << int(fill(ends, costs * chance, supply)[place])
@@ -142,6 +143,7 @@ class _Planner:
     def _wait(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Hold a trial at its rung if others are about to free what it wants."""
         place = self.rows.place(running.trial)
+        # Waiting is worth a share of what the doubling would save up to the next rung.
         segment = (allocator.rungs[running.rungs] - running.epoch) * self.rows.column("alone")[place]
         ratio = running.size / self.policy.start
         saved = segment / allocator.estimates.speedup(ratio) - segment / allocator.estimates.speedup(2 * ratio)
@@ -175,6 +177,7 @@ class _Planner:
         ends, _ = self._choices(allocator, due, work, rows.column("size"), 1)
         if len(ends) == 1:
             return 0.0  # no growth is worth it
+        # Trials that end last are asked first, as many as could grow on the free devices.
         order = np.argsort(-ends[0], kind="stable")
         size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
         wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
@@ -237,6 +240,7 @@ class _Planner:
             return
         speed = allocator.estimates.speedup
         work = allocator.remaining_epochs(running) * (running.start_epoch_seconds or base)
+        # The start must gain clearly more than the shrinking trial loses.
         loss = work / speed(half / self.policy.start) + restart - work / speed(running.size / self.policy.start)
         start = allocator.rungs[0] * base
         if start / self.policy.start > _WORTH * loss / half and start > 2 * restart:

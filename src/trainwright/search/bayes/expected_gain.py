@@ -57,6 +57,7 @@ class ExpectedGain(Settings, error=SearchError):
         order = np.argsort(means, kind="stable")
         moves, generator = Moves(view.space), rng(view.seed, "gain", view.count_results)
         rows = moves.candidates(generator, told[order[:20]], _CANDIDATES)
+        # The greatest expected improvement over candidates and their neighbours, round by round.
         greatest = 0.0
         for _ in range(_ROUNDS + 1):
             scores = expected_improvement(*estimate.predict(rows), float(means.min()))

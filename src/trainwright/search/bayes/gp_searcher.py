@@ -75,6 +75,7 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         taken: set[bytes] = set()
         if view.count_results < max(1, self._initial(view)):
             return [self._design(view, number, taken) for number in numbers]
+        # Several objectives become one by weights that are drawn anew for each batch.
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
@@ -82,6 +83,7 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         # as the forest does, found less on learning curves (`benchmarks/search/rules.py`).
         targets = _penalised(view.outcomes[places], view.bounds, view.objectives)
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
+        # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
         good = _good(view, places, improvement.means)
         mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
@@ -111,6 +113,7 @@ class GaussianProcessSearcher(Settings, error=SearchError):
 
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
         """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
+        # Hyperparameters are fitted only at certain sizes, so that a resumed study repeats them.
         size, later = _fitted_sizes(view.count, self.max_rows // _GROWTHS)
         state = view.revision, size, view.partial
         known = cast(_Known | None, view.memo.get(self))
@@ -140,6 +143,7 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         moves = _moves(view)
         rows = moves.candidates(rng(view.seed, "candidates", number), good, self.candidates)
         scores = improvement.score(rows)
+        # Local search: neighbours of the best candidates, then gradient steps in the continuous columns.
         generator = rng(view.seed, "mutate", number)
         for _ in range(_ROUNDS):
             near = moves.neighbours(generator, rows[_most(scores, _STARTS)], self.candidates // 2)
@@ -182,6 +186,7 @@ def _standardised(losses: Array, bound: float) -> tuple[Array, float]:
     values = _bent((values - values[:-1].mean()) / deviation)
     deviation = values[:-1].std() or 1.0
     values = (values - values[:-1].mean()) / deviation
+    # A failure counts as the worst result, or the process would return to where trials fail.
     y = np.full(len(losses), values[:-1].max())
     y[fine] = values[:-1]
     return y, float(values[-1]) if np.isfinite(bound) else bound
@@ -221,6 +226,7 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
     rungs = view.rungs[:count]
     kept: list[Places] = []
     room = most
+    # Rows of higher rungs say more about full training, so they are taken first.
     for rung in np.unique(rungs)[::-1]:
         here = np.flatnonzero(rungs == rung)
         if len(here) > room:
