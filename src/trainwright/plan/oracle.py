@@ -84,8 +84,10 @@ class Oracle:
         )
         arrays = ModelArrays(profile_in(profile, precision), query.plan_precision)
         possible = shapes(arrays, query)
+        # The chain is cut into at most so many parts: stages times chunks.
         parts = min(arrays.parts, query.devices * max(CHUNKS))
         pricer = Pricer(arrays, self.cluster, self.assumptions, query.plan_optimizer, most_parts=parts)
+        # The search keeps one candidate a strategy; only these become forecasts.
         found = search(pricer, possible, query)
         rejected = (*possible.rejected, *(_refused(entry, query) for entry in found if entry.prices is None))
         plans = [
@@ -96,6 +98,7 @@ class Oracle:
             for item in found
             if item.prices is not None
         ]
+        # Nothing fits: name the strategy that comes closest.
         if not plans:
             least = min(found, key=lambda each: each.least_bytes)
             wanted, allowed = distinct_sizes(least.least_bytes, query.memory_bytes)
@@ -176,6 +179,7 @@ class Oracle:
         arrays = ModelArrays(profile_in(profile, precision), query.plan_precision, ring)
         _check(arrays, degrees, batch)
         _check_choices(arrays, degrees, recompute=recompute, schedule=schedule, chunks=chunks)
+        # Data and expert ranks work on different samples.
         replicas = degrees.data * degrees.expert
         samples = batch // replicas
         micro = samples if micro is None else micro
@@ -266,8 +270,8 @@ def _check(arrays: ModelArrays, degrees: Degrees, batch: int) -> None:
 
 
 def _shard(degrees: Degrees, wanted: int) -> int:
-    apart = degrees.spatial * degrees.expert > 1
-    most = degrees.data * (1 if apart else degrees.context)
+    only_data = degrees.spatial * degrees.expert > 1
+    most = degrees.data * (1 if only_data else degrees.context)
     if wanted != most and (wanted < 1 or degrees.data % wanted):
         raise InputError(f"shard: got {wanted}; allowed: {most}, or a divisor of the {degrees.data} data ranks")
     return wanted

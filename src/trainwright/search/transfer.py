@@ -90,6 +90,7 @@ class Experience:
             trial = state.trials[number]
             if not trial.key or trial.status not in _LEVELS:
                 continue
+            # Trials that got less far rank behind all that got farther; within a level losses decide.
             level, values = _LEVELS[trial.status], trial.values
             if trial.failure is None and any(objective.metric not in values for objective in state.objectives):
                 continue  # nothing is known of it
@@ -155,6 +156,7 @@ class Recalled:
         # What the earlier space did not have, or was inactive there, says nothing: it is drawn.
         filled = np.where(np.isnan(latent), space.latent(rng(seed, "transfer", 0), len(latent)), latent)
         self.rows: Array = space.settle(filled)
+        # The best earlier configuration opens the new study, with middle values for what it did not have.
         [best] = _best(self.ranks, 1)
         middle = space.quantile(np.full((1, space.dimension), 0.5))
         start = space.settle(np.where(np.isnan(latent[best]), middle, latent[best]))

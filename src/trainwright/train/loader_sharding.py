@@ -102,6 +102,7 @@ class _Shared:
         return samples // self._batch if self._loader.drop_last else -(-samples // self._batch)  # type: ignore[operator]  # known, or equal
 
     def __iter__(self) -> Iterator[Any]:
+        # Alone and with its own batch the DataLoader does as it is.
         if self._ranks == 1 and self._batch == self._loader.batch_size:
             yield from self._loader
             return
@@ -109,14 +110,15 @@ class _Shared:
             self._inner = self._made()
         seed, batches = self._told()
         self._seeds.manual_seed((seed + self._rank) % 2**63)  # of the workers, in which samples may be augmented
+        # Rank 0's order, of which each rank fetches its own part of every batch.
         self._parts.batches = [self._own(batch) for batch in batches]
         for part, batch in zip(self._inner, batches, strict=True):
             self.share = len(portion(len(batch), self._rank, self._world)) / len(batch)
             yield part
 
     def _own(self, batch: Sequence[Any]) -> Sequence[Any]:
-        own = portion(len(batch), self._rank, self._world)
-        return batch[own.start : own.stop] or batch[:1]  # a rank always has something to do
+        share = portion(len(batch), self._rank, self._world)
+        return batch[share.start : share.stop] or batch[:1]  # a rank always has something to do
 
     def _told(self) -> tuple[int, list[Sequence[Any]]]:
         """Return rank 0's seed and order of this epoch; leave the DataLoader's generator as rank 0 has it."""

@@ -92,6 +92,7 @@ class Run:
             self._micro_batch = micro_batch or plan.micro_batch
             self._parallel = self._set_up(to_call, plan, sync_bn=sync_bn)
             self._bare = self._parallel.module
+        # Ranks of one data-parallel place get the same samples.
         place, places = self._place
         if loader is not None:
             self._batches, size = batches_of(loader, rank=place, world=places, ranks=trial.world_size)
@@ -110,6 +111,7 @@ class Run:
                     "batch over the slots"
                 )
             self._slots = Slots(model, count=slots, trial=trial)
+        # What the training calls: the wrapper of a plan, DDP over several ranks, or the model itself.
         self.model: torch.nn.Module
         if self._parallel is not None:
             self.model = self._parallel
@@ -166,6 +168,7 @@ class Run:
         """
         if self._loss is None:
             raise TrialError("run.step needs a loss; give trial.prepare(..., loss=f) with f(model, batch) a scalar")
+        # Gradients of the last step go first, so that their memory is free during the forward pass.
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(batch) if self._slots is None else self._slots.backward(batch, self._loss)
         if self._hooked:
@@ -182,6 +185,7 @@ class Run:
             return
         epoch = self._trial.next_epoch
         self._step = self._batching.at(epoch)
+        # A slot is the micro-batch; a rank takes its share of them one after another.
         if self._slots is not None:
             count = self._slots.count
             size, times = self._step.batch // count, count // self._trial.world_size
@@ -263,7 +267,7 @@ class Run:
             memory,
             optimizer=self.optimizer if isinstance(self.optimizer, Optimizer) else None,
             reserve_bytes=trained if self._trial.world_size > 1 else 0,
-            told=lambda plan: self._trial.note("memory_plan", plan.summary),
+            on_plan=lambda plan: self._trial.note("memory_plan", plan.summary),
         )
 
     def _set_up(self, module: "torch.nn.Module", plan: "Layout", *, sync_bn: bool) -> "Parallel":
@@ -285,6 +289,7 @@ class Run:
 
     def _refuse_unused(self) -> None:
         """Raise if ranks still wait for gradients of this one: the next thing they exchange would be taken for them."""
+        # DDP waits for every parameter: fewer summed elements mean that a later exchange would be taken for them.
         exchanged, self._exchanged = self._exchanged, 0
         if not self._unused and exchanged < sum(
             parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad

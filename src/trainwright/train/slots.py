@@ -67,18 +67,19 @@ class Slots:
         """Set every parameter's gradient to the mean over all slots; return the mean loss, detached."""
         import torch
 
-        own = self.count // self._world
-        parts = _slice(batch, own)
+        slots_here = self.count // self._world
+        parts = _slice(batch, slots_here)
         before = [buffer.clone() for buffer in self._model.buffers()]
         gradients = _Sum(self._parameters, self)
         buffers = _Sum(self._buffers, self)
         losses = []
         with generators_kept():
             for place, part in enumerate(parts):
+                # Every slot starts from the same buffers and from generators of its own, whatever ran before it.
                 with torch.no_grad():
                     for buffer, value in zip(self._model.buffers(), before, strict=True):
                         buffer.copy_(value)
-                seed_generators(self._key, self.steps, self._rank * own + place, 0)
+                seed_generators(self._key, self.steps, self._rank * slots_here + place, 0)
                 _seed_devices(self._parameters)
                 for parameter in self._parameters:
                     parameter.grad = None
@@ -90,6 +91,7 @@ class Slots:
                     for parameter in self._parameters
                 )
                 buffers.add(self._buffers)
+        # The loss is averaged as gradients are: in the order of the slots.
         total = _Sum(losses[:1], self)
         for value in losses:
             total.add([value])
@@ -158,6 +160,7 @@ class _Sum:
             return []
         flat = torch.stack([torch.cat([tensor.reshape(-1) for tensor in row]) for row in self._rows])
         self._rows.clear()
+        # In pieces, so that the gradients of all slots are never in memory together.
         width = max(1, _GATHERED_BYTES // (self._slots.count * flat.element_size()))
         parts = []
         for start in range(0, flat.shape[1], width):

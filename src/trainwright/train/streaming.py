@@ -82,6 +82,7 @@ class StreamLoader:
         self.global_batch = global_batch
         self.share = 1 / world
         self._steps = steps
+        # A batch has a part for each of `max_ranks` slots; a rank takes a run of them.
         slots = range(max_ranks * rank // world, max_ranks * (rank + 1) // world)
         cut = _Cut(shards=shards, slots=max_ranks, own=slots, each=global_batch // max_ranks, whole=steps is not None)
         self._slice = cut
@@ -120,6 +121,7 @@ class StreamLoader:
         plan, ended = self._plan, 0
         for batch in self._loader:
             plan.step += 1
+            # The epoch is over when all groups of shards have come to their end, one after another.
             ended = ended + 1 if batch is None else 0
             if ended == self._slice.groups:
                 break
@@ -195,6 +197,7 @@ class _Streams:
 
     def __getitem__(self, request: tuple[int, int]) -> Any:
         epoch, step = request
+        # Groups of shards take turns; in each turn a shard gives its next samples.
         turn, group = divmod(step, self._slice.groups)
         with undisturbed():
             samples = []
@@ -215,15 +218,16 @@ class _Streams:
 
     def _read(self, epoch: int, shard: int, start: int) -> list[Any]:
         """Return the next samples of a shard from number `start` on; fewer at its end."""
-        held = self._open.get(shard)
-        if held is None or held.epoch != epoch or held.position > start:
-            held = self._open[shard] = self._opened(epoch, shard, start)
-        while held.position < start and self._next(held, shard):  # read again, and dropped
+        reader = self._open.get(shard)
+        if reader is None or reader.epoch != epoch or reader.position > start:
+            reader = self._open[shard] = self._opened(epoch, shard, start)
+        while reader.position < start and self._next(reader, shard):  # read again, and dropped
             pass
-        return [sample for _ in range(self._slice.each) for sample in self._next(held, shard)]
+        return [sample for _ in range(self._slice.each) for sample in self._next(reader, shard)]
 
     def _opened(self, epoch: int, shard: int, start: int) -> _Open:
         try:
+            # Each shard is read by a copy, as by a worker process of torch.
             dataset = copy.deepcopy(self._dataset)
         except TypeError as error:
             raise TrialError(
@@ -238,15 +242,15 @@ class _Streams:
         with _as_worker(shard, self._slice.shards, dataset):
             return _Open(epoch, iter(dataset), 0)
 
-    def _next(self, held: _Open, shard: int) -> list[Any]:
+    def _next(self, reader: _Open, shard: int) -> list[Any]:
         """Return the next sample of a shard in a list, which is empty at its end."""
-        seed_generators(self._keys["sample"], held.epoch, shard, held.position)
+        seed_generators(self._keys["sample"], reader.epoch, shard, reader.position)
         with _as_worker(shard, self._slice.shards, self._dataset):
             try:
-                found = [next(held.iterator)]
+                found = [next(reader.iterator)]
             except StopIteration:
                 return []
-        held.position += 1
+        reader.position += 1
         return found
 
 

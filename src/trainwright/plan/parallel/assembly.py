@@ -38,6 +38,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         framework=float(prices.framework[row]),
     )
     listed = prices.all_exchanges(row)
+    # Reading and saving depend on the step's length, so that they come last.
     waited, saved, factor = query.overheads(mesh.take(np.array([row])), np.array([breakdown.total]))
     breakdown = replace(breakdown, input=float(waited[0]), checkpoint=float(saved[0]))
     plan = Forecast(

@@ -36,6 +36,7 @@ def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
     """Return every product of degrees within the limits, the batch and the devices."""
     most: dict[str, tuple[int, str]] = {}
     rejected = []
+    # The table of degrees grows axis by axis, so that products beyond the devices never appear.
     rows = np.ones((1, len(AXES)), dtype=np.int64)
     for column, strategy in enumerate(STRATEGIES):
         name = strategy.axis.name
@@ -49,6 +50,7 @@ def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
         if wanted and limit.most == 1 < query.devices and name != "data":
             rejected.append(Rejection(strategy=name, reason=limit.by, value=f"{query.devices} devices", allowed="1"))
         rows = _times(rows, column, degrees, query.devices)
+    # Filter, channel and spatial parallelism divide the same layers: one of them at most.
     for columns in exclusive_axes():
         rows = rows[(rows[:, columns] > 1).sum(axis=1) <= 1]
     rows = rows[query.batch % rows[:, _REPLICAS].prod(axis=1) == 0]
@@ -64,6 +66,7 @@ def exclusive_axes() -> list[list[int]]:
 def _times(rows: Ints, axis: int, degrees: Ints, devices: int) -> Ints:
     """Return every row with every degree of an axis, whose product the devices allow."""
     room = devices // rows.prod(axis=1)
+    # Degrees rise, so the ones that fit a row are the first ones.
     fitting = np.searchsorted(degrees, room, side="right")
     found = np.repeat(rows, fitting, axis=0)
     starts = np.repeat(np.cumsum(fitting) - fitting, fitting)
@@ -99,6 +102,7 @@ def choices_of(mesh: Mesh, mode: str, per_node: int) -> tuple[Mesh, Bools]:
     shard = data if level else np.ones_like(data)
     fits = data > 1 if level else np.ones(mesh.rows, dtype=np.bool_)
     if mode == "hsdp":
+        # State is divided inside a node and replicated between nodes.
         inside = np.maximum(1, per_node // mesh.group(("data",))[1])
         shard = np.gcd(data, inside)
         fits = (shard > 1) & (shard < data)

@@ -52,21 +52,26 @@ def footprint(
     rows = np.arange(mesh.rows)
     precision = arrays.precision
     shard, level = mesh.shard[:, None].astype(np.float64), mesh.zero[:, None]
+    # State of each stage: weights, gradients and optimizer state, divided as the ZeRO level says.
     elements = costs.weights[place] @ stages.runs.T
     weights = elements * np.where(level == 3, precision.resident_bytes(3) / shard, precision.weight_bytes)
     trained = costs.trained[place] @ stages.runs.T
     gradients = trained * precision.gradient_bytes / np.where(level >= 2, shard, 1.0)
     optimizing = optimizer.optimizer_bytes(precision, elements, trained) / np.where(level >= 1, shard, 1.0)
     state = weights + gradients + optimizing
+    # FSDP holds the gathered weights of two blocks, this one and the next, and the gradients of one.
     used = stages.runs > 0
     unit = 2 * precision.weight_bytes * costs.weights + precision.gradient_bytes * costs.trained
     gathered = np.where(used[None], unit[place][:, None, :], 0.0).max(axis=2)
+    # Activations: what blocks save of a micro-batch, for all micro-batches that a stage has in flight.
     flying = in_flight(mesh, stages.first)
     saved = costs.saved[mesh.recompute, place]
     activations = flying * (saved @ stages.runs.T)
+    # While a block is recomputed, all that it would have saved exists again.
     standing = np.maximum(0.0, costs.whole[place] - saved)
     top = np.where(used[None], (costs.temporary[place] + standing)[:, None, :], 0.0).max(axis=2)
     peak = state + activations + top + np.where(level == 3, gathered, 0.0)
+    # With one micro-batch gradients appear as activations go, so that the sum of both is too much.
     single = (mesh.axis("pipeline") == 1) & (mesh.microbatches == 1) & (mesh.zero <= 1)
     if single.any():
         top = costs.temporary[place] + standing
@@ -75,7 +80,9 @@ def footprint(
         followed = _timeline(arrays, costs, place, saved, top)
         lean = weights[:, 0] + optimizing[:, 0] + np.maximum(followed, gradients[:, 0])
         peak[:, 0] = np.where(single, lean, peak[:, 0])
+    # The optimizer's step comes after the backward pass, with temporaries of its own.
     peak = np.maximum(peak, state + _updating(arrays, trained / np.where(level >= 1, shard, 1.0)))
+    # Buffers and the input exist all the time.
     fixed = arrays.profile.buffer_bytes + mesh.micro * arrays.profile.input_bytes / arrays.profile.batch
     traced = arrays.profile.peak_bytes
     if traced and (arrays.profile.precision, arrays.profile.optimizer) == (precision.name, optimizer.name):
@@ -84,7 +91,9 @@ def footprint(
         only_data = mesh.degrees.prod(axis=1) // mesh.axis("data") == 1
         least = np.where(mesh.axis("data") == 1, traced - fixed, np.maximum(peak[:, 0], traced - fixed))
         peak[:, 0] = np.where(same & only_data, least, peak[:, 0])
+    # All stages share the fullest one's fate: a plan fits if that does.
     fullest = np.argmax(peak, axis=1)
+    # For the advice on redundancy: the bytes of which another device has a copy.
     divided = np.where(mesh.zero[:, None] == 3, weights, 0.0) + np.where(level >= 2, gradients, 0.0)
     divided = divided + np.where(level >= 1, optimizing, 0.0)
     copies = mesh.degrees[:, [axis.copies_weights for axis in mesh.axes]].prod(axis=1)

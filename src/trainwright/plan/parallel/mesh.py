@@ -105,6 +105,7 @@ class Mesh:
     def group(self, axes: Sequence[str]) -> tuple[Ints, Ints]:
         """Return (ranks, stride) of the groups that these axes, adjacent but for degrees of one, form together."""
         places = sorted(self.place(name) for name in axes)
+        # The stride is the product of all degrees before the first axis of the group that is above one.
         ranks: Ints = self.degrees[:, places].prod(axis=1)
         first = np.where(self.degrees[:, places] > 1, places, len(self.axes)).min(axis=1)
         before = np.concatenate([np.ones((self.rows, 1), dtype=np.int64), self.degrees.cumprod(axis=1)], axis=1)

@@ -135,6 +135,7 @@ class Pricer:
         ahead, back = layer_seconds(arrays, cluster, assumptions, samples=np.ones(1), share=one, weights=one)
         seconds = np.repeat(arrays.per_block(ahead + back)[0], arrays.counts)
         edges = np.append(arrays.part_starts, arrays.runs)
+        # Stages may begin at modules only: runs that lie between two of these go together.
         parts = np.add.reduceat(seconds, arrays.part_starts)
         self._cuts = [edges[ends] for ends in cuts(parts, max(1, min(most_parts, arrays.parts)))]
         self._stages: dict[tuple[int, int], PipelineStages] = {}
@@ -152,6 +153,7 @@ class Pricer:
 
     def price(self, mesh: Mesh) -> Prices:
         """Return what every candidate comes to."""
+        # Many candidates work on a micro-batch in the same way: each way is priced once.
         ways, place = mesh.inner()
         costs = self.costs(ways)
         again = costs.again[mesh.recompute, place]
@@ -163,6 +165,7 @@ class Pricer:
         parts = []
         for rows, stages in self.by_cut(mesh):
             times = ahead[rows] @ stages.runs.T, back[rows] @ stages.runs.T
+            # The iteration follows its slowest stage; the exchanges of weights follow the one with most weights.
             both = times[0] + times[1]
             slowest[rows] = stages.runs[np.argmax(both, axis=1)]
             heaviest[rows] = stages.runs[np.argmax(weights[rows] @ stages.runs.T, axis=1)]
@@ -180,9 +183,11 @@ class Pricer:
         ]
         seconds = all_seconds(self.cluster, exchanges)
         slots = mesh.microbatches.astype(np.float64)
+        # Blocks of the slowest stage, once for every micro-batch, with what recomputation runs again.
         compute = slots * (slowest * ((costs.forward + costs.backward)[place] + again)).sum(axis=1)
         work_ahead, work_back = (slowest * ahead).sum(axis=1), (slowest * back).sum(axis=1)
         transfer, alone, exposed = _exposed(mesh, exchanges, seconds, load=load, ahead=work_ahead, back=work_back)
+        # Candidates were priced by how they cut the chain; their bytes come back in the order of the mesh.
         memory = MemoryFootprint.join(parts, mesh.rows)
         updated = memory.updated_elements * self.optimizer.moved_bytes(self.arrays.precision)
         # The gradients of a micro-batch but the first are added to those there are: two read, one written. A measured
@@ -235,6 +240,7 @@ class Pricer:
         a_pass = share * framework_seconds(arrays, mesh.micro.astype(np.float64))
         stages, gpipe = mesh.axis("pipeline"), mesh.schedule == SCHEDULES.index("gpipe")
         together = mesh.degrees.prod(axis=1) > stages
+        # What a measured pass takes beyond its layers, in every pass that the stage makes or waits for.
         found: Floats = cluster.overhead_seconds + passes * a_pass
         one = busy + a_pass
         earlier = busy - (whole - busy) / np.maximum(1, stages - 1)
@@ -254,6 +260,7 @@ class Pricer:
 
     def by_cut(self, mesh: Mesh) -> list[tuple[Ints, PipelineStages]]:
         """Return candidates by how they cut the chain."""
+        # Chunks are 8 at most, so that 64 keeps both numbers apart in one key.
         keys = mesh.axis("pipeline") * 64 + mesh.chunks
         order = np.argsort(keys, kind="stable")
         different, starts = np.unique(keys[order], return_index=True)
@@ -280,6 +287,7 @@ def _exposed(
         else:
             alone += each
     slots = mesh.microbatches.astype(np.float64)
+    # Weights that are gathered and gradients that are scattered hide behind the computation of their own phase.
     every = np.maximum(0.0, hidden["forward"] - ahead)
     every += np.maximum(0.0, hidden["backward"] + hidden["gradient"] - back)
     # Gradients of a whole iteration are complete during the last backward pass only (of ZeRO-2 during each).

@@ -51,6 +51,7 @@ class _Family:
 
     def take(self, width: int) -> tuple[Ints, Ints]:
         """Return (choices, shapes) of the `width` most promising shapes, and drop those that are no better."""
+        # Keep what may still be better than the best plan, the most promising shapes first.
         best = self.best[self.left]
         left = self.left[(best <= self.found.score) & (best < np.inf)]
         if len(left) > width:
@@ -65,6 +66,7 @@ def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]
     """Return what was found for every strategy that some shape allows."""
     mesh = shapes.mesh
     bounds = bounds_of(pricer, mesh)
+    # A strategy is the set of axes above one, as bits of a code; data parallelism is its lowest bit.
     divided = mesh.degrees > 1
     data = divided[:, mesh.place("data")].copy()
     divided[:, mesh.place("data")] = False
@@ -77,6 +79,7 @@ def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]
     for mode in MODES:
         candidates, fits = choices_of(mesh, mode, query.cluster.devices_per_node)
         sizes = bounds.sizes(LEVELS[mode], candidates.shard)
+        # First filter: shapes whose lower bound of memory exceeds the device are dropped for good.
         possible = fits & (sizes <= query.memory_bytes)
         left_out = np.where(possible, np.inf, sizes).min(axis=0)
         if query.goal == "memory":
@@ -92,6 +95,7 @@ def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]
                 axes = tuple(axis.name for place, axis in enumerate(mesh.axes) if name // 2 >> place & 1)
                 found = FamilyBest(mode=mode if with_data else "", axes=axes, least_bytes=float(left_out[some].min()))
                 families.append(_Family(found, some, best, bound))
+    # Rounds grow by four: the first finds a good plan, whose time then rules out most of the others.
     width = _FIRST_ROUND
     while any(len(item.left) for item in families):
         _round(pricer, mesh, families, query, choices=bounds.choices, width=width)
@@ -137,6 +141,7 @@ def _settle(pricer: Pricer, found: FamilyBest, prices: Prices, *, bound: Floats,
     for row in rows[np.argsort(bound[rows], kind="stable")]:
         if bound[row] > found.score:
             break
+        # Only here is the event list followed: bounds have ruled out nearly all candidates.
         exposed = pricer.exposed(prices, row)
         seconds = float(prices.total[row] - prices.exposed[row]) + exposed
         size = prices.memory.peak[row : row + 1]

@@ -121,6 +121,7 @@ class BuddyAllocator:
     def take(self, size: int) -> Block | None:
         """Return the lowest of the smallest sufficient blocks; it may be larger than `size` inside a node."""
         node = self.slots_per_node
+        # Blocks inside a node are powers of two; larger ones are whole nodes.
         wanted = 1 << (size - 1).bit_length()
         if wanted > node or size == node:  # of a node of 6, 5 slots are the whole
             count = -(-size // node)
@@ -150,6 +151,7 @@ class BuddyAllocator:
             return None if more is None else tuple(sorted((*block, *more)))
         start, length = block[0], len(block)
         grown: list[int] = []
+        # Merge with free buddies around the block as long as they are free.
         while length < size and length * 2 < node:
             buddy = self._buddy(start, length)
             if self._part.get(buddy) != length:

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import MARGIN, Resizing, check_cap, check_factor, check_start, retreat
+from trainwright.schedule.policies.resizing import MARGIN, Resizing, check_cap, retreat
 from trainwright.schedule.rules.promotion_rule import PromotionRule
+from trainwright.validators import integer, number, one_of, optional
 
 __all__ = ["Doubling", "DoublingAsPublished"]
 
@@ -27,22 +28,15 @@ class Doubling(Resizing):
     `DoublingAsPublished`.
     """
 
-    start: int = 1
-    factor: int = 2
-    cap: int | None = None
-    wait_seconds: float | None = None
-    mode: Literal["continue", "block"] = "continue"
+    start: Annotated[int, integer(minimum=1, of="devices")] = 1
+    factor: Annotated[int, integer(minimum=2)] = 2
+    cap: Annotated[int | None, optional(integer(minimum=1))] = None
+    wait_seconds: Annotated[float | None, optional(number(above=0), words="None (what growth saves)")] = None
+    mode: Annotated[Literal["continue", "block"], one_of("continue", "block")] = "continue"
 
-    def __post_init__(self) -> None:
-        check_start("Doubling", self.start)
-        check_factor("Doubling", self.factor)
+    def check_together(self) -> None:
+        """Refuse a cap below the start, and limits of the published mode, which has none."""
         check_cap("Doubling", self.start, self.cap)
-        if self.wait_seconds is not None and not self.wait_seconds > 0:
-            raise ScheduleError(
-                f"Doubling.wait_seconds: got {self.wait_seconds!r}; allowed: a number > 0, or None (what growth saves)"
-            )
-        if self.mode not in {"continue", "block"}:
-            raise ScheduleError(f"Doubling.mode: got {self.mode!r}; allowed: 'continue', 'block'")
         if self.mode == "block" and (self.cap, self.wait_seconds) != (None, None):
             raise ScheduleError(
                 "Doubling.mode: got 'block' with cap or wait_seconds; allowed: either, with mode='continue'"
@@ -104,6 +98,7 @@ class _Planner:
         """Note what the trial's last rung has earned it, if it has not got it."""
         self.wishes = [wish for wish in self.wishes if wish.running.trial != running.trial]
         size = self.policy.start * self.policy.factor**running.rungs
+        # A trial wants the size that its rungs have earned, and is served in the order of rungs, then loss.
         if size <= len(running.block):
             return
         self.wishes.append(_Wish(running, size))
@@ -121,6 +116,7 @@ class _Planner:
                 if wish.until == math.inf:
                     now, then = self._seconds(allocator, wish.running, size)
                     wish.until = allocator.at + (self.policy.wait_seconds or now - then)
+                # Wait for the full size until waiting costs more than growth saves; then take what there is.
                 late = allocator.at >= wish.until
                 smaller = [each for each in allocator.sizes() if len(wish.running.block) < each < size] if late else []
                 if not any(allocator.resize(wish.running, each) for each in (size, *reversed(smaller))) and not late:
@@ -136,6 +132,7 @@ class _Planner:
         # What is not measured is tried one step at a time: a belief in its speed can be far off.
         step = self.policy.factor * max(before, int(self.policy.start * allocator.estimates.known))
         most = min(self.policy.cap or allocator.slots, allocator.slots, wish.size, step)
+        # Sizes up to the knee: each doubling must be faster by the margin.
         for size in allocator.sizes():
             if before < size <= most:
                 if self._faster(allocator, before, size) < MARGIN ** math.log2(size / before):

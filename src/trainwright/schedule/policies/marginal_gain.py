@@ -1,13 +1,14 @@
 """MarginalGain: devices go where they bring the end of all nearer, and growth must be worth its restart."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
-from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
 from trainwright.schedule.policies.filling import Floats, Rows, fill
-from trainwright.schedule.policies.resizing import Resizing, check_cap, check_start, retreat
+from trainwright.schedule.policies.resizing import Resizing, check_cap, retreat
+from trainwright.validators import integer, number, optional
 
 __all__ = ["MarginalGain"]
 
@@ -36,15 +37,13 @@ class MarginalGain(Resizing):
     A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
     """
 
-    start: int = 1
-    delta: float = 0.1
-    cap: int | None = None
+    start: Annotated[int, integer(minimum=1, of="devices")] = 1
+    delta: Annotated[float, number(minimum=0)] = 0.1
+    cap: Annotated[int | None, optional(integer(minimum=1))] = None
 
-    def __post_init__(self) -> None:
-        check_start("MarginalGain", self.start)
+    def check_together(self) -> None:
+        """Refuse a cap below the start."""
         check_cap("MarginalGain", self.start, self.cap)
-        if not self.delta >= 0:
-            raise ScheduleError(f"MarginalGain.delta: got {self.delta!r}; allowed: a number >= 0")
 
     def planner(self) -> "_Planner":
         """Return a planner."""
@@ -113,6 +112,7 @@ class _Planner:
             allocator.remaining_epochs(running) * rows.column("alone")[place],
             1.0,
         )
+        # The sizes of all trials together, so that the latest expected end is least.
         ends, costs = self._choices(allocator, due, work, size, _DOUBLINGS)
         supply = allocator.free + float(((1 - chance) * size).sum())
         return int(running.size) << int(fill(ends, costs * chance, supply)[place])
@@ -143,6 +143,7 @@ class _Planner:
     def _wait(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Hold a trial at its rung if others are about to free what it wants."""
         place = self.rows.place(running.trial)
+        # Waiting is worth a share of what the doubling would save up to the next rung.
         segment = (allocator.rungs[running.rungs] - running.epoch) * self.rows.column("alone")[place]
         ratio = running.size / self.policy.start
         saved = segment / allocator.estimates.speedup(ratio) - segment / allocator.estimates.speedup(2 * ratio)
@@ -176,6 +177,7 @@ class _Planner:
         ends, _ = self._choices(allocator, due, work, rows.column("size"), 1)
         if len(ends) == 1:
             return 0.0  # no growth is worth it
+        # Trials that end last are asked first, as many as could grow on the free devices.
         order = np.argsort(-ends[0], kind="stable")
         size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
         wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
@@ -238,6 +240,7 @@ class _Planner:
             return
         speed = allocator.estimates.speedup
         work = allocator.remaining_epochs(running) * (running.start_epoch_seconds or base)
+        # The start must gain clearly more than the shrinking trial loses.
         loss = work / speed(half / self.policy.start) + restart - work / speed(running.size / self.policy.start)
         start = allocator.rungs[0] * base
         if start / self.policy.start > _WORTH * loss / half and start > 2 * restart:

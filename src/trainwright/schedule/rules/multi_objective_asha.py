@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import ScheduleError
 from trainwright.pareto import ranks
-from trainwright.schedule.rules.asha import check_kind
 from trainwright.schedule.rules.promotion_rule import Reported
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.ladder import eta_factor
 from trainwright.schedule.rungs.rungs import Rungs, RungTable
+from trainwright.validators import integer, one_of
 
 __all__ = ["MultiObjectiveASHA"]
 
@@ -60,6 +60,7 @@ class _FrontRung:
         scaled = np.column_stack([np.unique(column, return_inverse=True)[1] for column in losses.T]).astype(float)
         scaled /= np.maximum(scaled.max(axis=0), 1.0)
         place, front = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
+        # Fronts among feasible trials, places within each front; infeasible ones follow by violation.
         feasible = violations <= 0
         front[feasible] = ranks(losses[feasible])
         for level in np.unique(front[feasible]):
@@ -74,6 +75,7 @@ def spread(points: Array) -> list[int]:
     chosen = int(np.argmin(points[:, 0]))
     order, distances = [chosen], np.full(len(points), np.inf)
     while len(order) < len(points):
+        # Repeatedly the point that is farthest from all chosen so far.
         squares = ((points - points[chosen]) ** 2).sum(axis=1)
         distances = np.minimum(distances, np.round(squares, 9))  # equal ones must not differ by how they were rounded
         distances[chosen] = -1.0
@@ -102,17 +104,11 @@ class MultiObjectiveASHA(RungRule):
     rung costs O(trials in the rung * front); others O(1).
     """
 
-    max_epochs: int
-    min_epochs: int = 1
-    eta: float | Fraction = 3
-    kind: Literal["stopping", "promotion"] = "stopping"
-    order: Literal["epsnet", "crowding"] = "epsnet"
-
-    def __post_init__(self) -> None:
-        check_ladder("MultiObjectiveASHA", self.min_epochs, self.max_epochs, self.eta)
-        check_kind("MultiObjectiveASHA", self.kind)
-        if self.order not in {"epsnet", "crowding"}:
-            raise ScheduleError(f"MultiObjectiveASHA.order: got {self.order!r}; allowed: 'epsnet', 'crowding'")
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, eta_factor()] = 3
+    kind: Annotated[Literal["stopping", "promotion"], one_of("stopping", "promotion")] = "stopping"
+    order: Annotated[Literal["epsnet", "crowding"], one_of("epsnet", "crowding")] = "epsnet"
 
     @property
     def promotes(self) -> bool:

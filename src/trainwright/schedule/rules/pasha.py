@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import Event, Promote, Reported, RuleView, TrialView, Verdict
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.ladder import eta_factor
 from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
+from trainwright.validators import integer, number, one_of
 
 __all__ = ["PASHA"]
 
@@ -32,6 +32,7 @@ class _Noise:
             both = np.array([[curve[epoch], other[epoch]] for epoch in common]).reshape(-1, 2)
             both = both[np.isfinite(both).all(axis=1)]
             gaps = both[:, 0] - both[:, 1]
+            # Two crossings of two curves are taken for noise, one for a change of the ranking.
             signs = np.sign(gaps[gaps != 0])
             if (signs[1:] != signs[:-1]).sum() >= 2:
                 self.pairs += 1
@@ -68,6 +69,7 @@ class _Index:
                 others = [self.curves[trial] for trial in self.losses[rung]]
                 self.noise.setdefault(rung, _Noise()).add(self.curves[event.trial], others, rung)
             self.losses[rung][event.trial] = event.losses[0]
+        # Another rung opens while the two top rungs rank their common trials differently.
         while self.ladder[self.open] != self.rungs.last and self._concerns(entered) and not self._agree():
             self.open += 1
             self.rungs.top = self.ladder[self.open]
@@ -119,19 +121,10 @@ class PASHA(RungRule):
     epochs) with "auto".
     """
 
-    max_epochs: int
-    min_epochs: int = 1
-    eta: float | Fraction = 3
-    epsilon: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        check_ladder("PASHA", self.min_epochs, self.max_epochs, self.eta)
-        if self.epsilon != "auto" and (
-            isinstance(self.epsilon, bool)
-            or not isinstance(self.epsilon, int | float)
-            or not 0 <= self.epsilon < float("inf")
-        ):
-            raise ScheduleError(f"PASHA.epsilon: got {self.epsilon!r}; allowed: a number >= 0, or 'auto'")
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, eta_factor()] = 3
+    epsilon: Annotated[float | Literal["auto"], number(minimum=0) | one_of("auto")] = "auto"
 
     @property
     def promotes(self) -> bool:

@@ -103,6 +103,7 @@ class Brackets:
         """Return the bracket of a trial; a newcomer joins that of its block, or a new one if it has closed."""
         if trial in self.homes:
             return self.homes[trial]
+        # A bracket that closed early is continued by a new one for the rest of its block.
         block, each = self._block(trial)
         home = self.filling.get(block)
         if home is None or (home.stages and home.stages[0].full):
@@ -170,6 +171,7 @@ class Brackets:
         stage = home.stages[place]
         stage.full = stage.closed = True
         home.dropped |= stage.members - stage.losses.keys() - stage.out
+        # The winners become the members of the next rung; those that are past it already need no promotion.
         winners = self._winners(home, stage)
         follows = home.stages[place + 1] if place + 1 < len(home.stages) else None
         until = self.last if follows is None else follows.rung
@@ -204,6 +206,7 @@ class Brackets:
             for place, stage in enumerate(home.stages):
                 if stage.closed or not stage.losses or not (stage.full or view.remaining == 0):
                     continue
+                # A rung waits for its members, or for as long as stragglers are waited for.
                 late = stage.latest + (self.straggler_seconds or 0.0)
                 if not stage.settled and (self.straggler_seconds is None or view.at_seconds < late):
                     again += [] if self.straggler_seconds is None else [late]

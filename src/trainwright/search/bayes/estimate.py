@@ -74,6 +74,7 @@ def _least_error(view: SearchView, told: NDArray[np.intp], losses: Array) -> int
     fold = np.argsort(np.argsort(first))[place] % _FOLDS  # by order of arrival, all rows of one configuration together
     if fold.max() < _FOLDS - 1:
         return _LEAVES[0]
+    # Cross-validation by configuration: repeated ones stay in one fold, or noise would look predictable.
     errors = np.zeros(len(_LEAVES))
     M = np.column_stack([view.space.model_matrix(view.rows[told]), view.progress[told]])
     judged = view.complete[told]

@@ -130,6 +130,7 @@ class Forest:
             self._dominance.take(outcomes, view.failed[start:], start)
         self._leaf_of[:, start:count] = -1
         self._weigh(start, count)
+        # Trees whose turn it is are planted anew from all rows; the others are extended by the new rows.
         born = self._born.copy()
         for t in np.flatnonzero(self._due <= count):
             born[t], self._due[t] = self._sizes_around(int(t), count)
@@ -140,6 +141,7 @@ class Forest:
             start = first
         cuts = self._bits.view(np.float64)
         while start < count:
+            # Between two scales new rows are placed among the old ones, so that old targets need not change.
             size, later = self._scaled_at(start + 1)
             stop, new = min(count, later - 1), start
             if size == start + 1:
@@ -259,6 +261,7 @@ class Forest:
         failed = self._failed[:count].copy()
         failed[: self._recalled.shape[1]] = False
         if failed.any() and not failed[:basis].all():  # as the worst of all in this scalar, not in each objective
+            # The targets of failed trials are set after scalarisation: the worst of the sums, not the sum of the worst.
             told = y[:, :basis][:, ~failed[:basis]]
             y[:, failed] = told.max(axis=1)[:, None]
         return y
@@ -285,6 +288,7 @@ class Forest:
             self._mix[t] = mix
         members = self._w[t, :size] > 0.0
         if size > most:
+            # A crowded tree keeps the best rows, the newest ones, and a random sample of the rest.
             appeal = rng(self._seed, "rows", t).random(size)  # for those of no distinction: by chance
             ranks = np.argsort(np.argsort(losses[:size, : len(mix)], axis=0, kind="stable"), axis=0)
             appeal[np.argsort(ranks @ mix, kind="stable")[: most // 5]] = 2.0

@@ -106,6 +106,7 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     squares = _squares(Z, Z)
     slopes = signal * slope(squares)
     C = signal * correlation(squares)
+    # K = signal * correlation + noise * I, factorised once for the likelihood and its gradient.
     K = C.copy()
     K.flat[:: n + 1] += noise
     L, failed = lapack.dpotrf(K, lower=1)
@@ -114,6 +115,7 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     inverse, _ = lapack.dpotri(L, lower=1)
     inverse = np.tril(inverse) + np.tril(inverse, -1).T
     alpha = inverse @ y
+    # Gradient of the negative log-likelihood: 1/2 tr((K^-1 - alpha alpha') dK).
     A = inverse - np.outer(alpha, alpha)
     W = A * slopes
     gradient = np.empty_like(theta)
@@ -158,6 +160,7 @@ def fit(
     if like is not None:
         first[d:] = np.log([like.signal, like.noise])
         return _named(descend(np.clip(first, low, high), _FEW)[1])
+    # The likelihood has several maxima: a few steps from each start, then more from the best of them.
     starts = [first, *(mean + 0.5 * deviation * generator.standard_normal((_STARTS - 1, d + 2)))]
 
     _, best = min((descend(np.clip(start, low, high), _SHORT) for start in starts), key=lambda found: found[0])

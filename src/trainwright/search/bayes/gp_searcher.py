@@ -9,7 +9,7 @@ Several objectives have a process each, and every trial its own linear scalarisa
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,15 @@ from trainwright.search.bayes.scalarisation import penalised, simplex
 from trainwright.search.quasirandom import from_the_middle, spread
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
+from trainwright.settings import Settings
 from trainwright.space import Configuration
+from trainwright.validators import integer, one_of, optional
 
 __all__ = ["GaussianProcessSearcher"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
+Design = Literal["halton", "sobol", "random"]
 
 _ROUNDS = 2  # of local search around the best candidates
 _STARTS = 5  # rows whose neighbours a round asks
@@ -48,7 +51,7 @@ class _Known(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GaussianProcessSearcher:
+class GaussianProcessSearcher(Settings, error=SearchError):
     """Propose where Gaussian processes expect the most improvement.
 
     Handles conditions, requirements, several objectives, intermediate values (a row for each rung that a trial reached,
@@ -57,26 +60,22 @@ class GaussianProcessSearcher:
     sample.
     """
 
-    initial: int | None = None  # results before the process is asked; None = columns + 1, at most half of all trials
-    design: Literal["halton", "sobol", "random"] = "halton"  # of the first trials; sequences from the middle out
+    initial: Annotated[int | None, optional(integer(minimum=0))] = (
+        None  # results before the process is asked; None = columns + 1, at most half of all trials
+    )
+    design: Annotated[Literal["halton", "sobol", "random"], one_of("halton", "sobol", "random")] = (
+        "halton"  # of the first trials; sequences from the middle out
+    )
     points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
-    candidates: int = 1000  # rows asked before the local search
-    max_rows: int = 500  # that the process holds
-
-    def __post_init__(self) -> None:
-        if self.design not in ("halton", "sobol", "random"):
-            allowed = "'halton', 'sobol', 'random'"
-            raise SearchError(f"GaussianProcessSearcher: design must be one of {allowed}, got {self.design!r}")
-        for name, least in (("initial", 0), ("candidates", 8), ("max_rows", 20)):
-            value = getattr(self, name)
-            if (value is not None or name != "initial") and (not isinstance(value, int) or value < least):
-                raise SearchError(f"GaussianProcessSearcher: {name} must be an integer >= {least}, got {value!r}")
+    candidates: Annotated[int, integer(minimum=8)] = 1000  # rows asked before the local search
+    max_rows: Annotated[int, integer(minimum=20)] = 500  # that the process holds
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number: the initial design, then the place of most expected improvement."""
         taken: set[bytes] = set()
         if view.count_results < max(1, self._initial(view)):
             return [self._design(view, number, taken) for number in numbers]
+        # Several objectives become one by weights that are drawn anew for each batch.
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
@@ -84,6 +83,7 @@ class GaussianProcessSearcher:
         # as the forest does, found less on learning curves (`benchmarks/search/rules.py`).
         targets = _penalised(view.outcomes[places], view.bounds, view.objectives)
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
+        # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
         good = _good(view, places, improvement.means)
         mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
@@ -113,6 +113,7 @@ class GaussianProcessSearcher:
 
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
         """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
+        # Hyperparameters are fitted only at certain sizes, so that a resumed study repeats them.
         size, later = _fitted_sizes(view.count, self.max_rows // _GROWTHS)
         state = view.revision, size, view.partial
         known = cast(_Known | None, view.memo.get(self))
@@ -142,6 +143,7 @@ class GaussianProcessSearcher:
         moves = _moves(view)
         rows = moves.candidates(rng(view.seed, "candidates", number), good, self.candidates)
         scores = improvement.score(rows)
+        # Local search: neighbours of the best candidates, then gradient steps in the continuous columns.
         generator = rng(view.seed, "mutate", number)
         for _ in range(_ROUNDS):
             near = moves.neighbours(generator, rows[_most(scores, _STARTS)], self.candidates // 2)
@@ -184,6 +186,7 @@ def _standardised(losses: Array, bound: float) -> tuple[Array, float]:
     values = _bent((values - values[:-1].mean()) / deviation)
     deviation = values[:-1].std() or 1.0
     values = (values - values[:-1].mean()) / deviation
+    # A failure counts as the worst result, or the process would return to where trials fail.
     y = np.full(len(losses), values[:-1].max())
     y[fine] = values[:-1]
     return y, float(values[-1]) if np.isfinite(bound) else bound
@@ -223,6 +226,7 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
     rungs = view.rungs[:count]
     kept: list[Places] = []
     room = most
+    # Rows of higher rungs say more about full training, so they are taken first.
     for rung in np.unique(rungs)[::-1]:
         here = np.flatnonzero(rungs == rung)
         if len(here) > room:

@@ -54,6 +54,7 @@ class Mixture:
         codes = {
             c: (rows[:, c][:, None] == np.arange(p)).astype(np.float64) for c, p in _choices(space) if known[:, c].any()
         }
+        # Expectation and maximisation: components from shares of the rows, then shares from the components.
         shares = _first_shares(rows, units)
         for _ in range(_STEPS):
             mass = shares.T @ known  # [components, columns]

@@ -49,6 +49,7 @@ class RungScale:
         for outcome in np.flatnonzero(~np.isfinite(view.bounds)).tolist():
             values = view.outcomes[told, outcome].copy()
             below: dict[int, float] = {}  # by trial: its value at its last rung so far
+            # From the lowest rung up: the losses of a rung take the values that the same trials had below.
             for rung in levels:
                 here = np.flatnonzero(rungs == rung)
                 trials = numbers[here].tolist()

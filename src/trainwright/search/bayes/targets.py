@@ -71,12 +71,14 @@ def scale(
                 above = min(below + 1, finite - 1)
                 share = place - below
                 quartiles[q] = (1.0 - share) * losses[order[j, below], j] + share * losses[order[j, above], j]
+            # Outliers are clipped at Tukey's fence, or by as much above a bound that lies higher.
             reach = 1.5 * (quartiles[1] - quartiles[0])
             fence = quartiles[1] + reach
             if np.isfinite(bounds[j]):
                 fence = max(fence, bounds[j] + reach)
             if quartiles[0] == quartiles[1]:  # most losses are one number: nothing says how far others may lie
                 fence = np.inf
+            # Equal losses share the mean of their ranks.
             start = kept = 0
             while start < finite:
                 value = min(fence, losses[order[j, start], j])

@@ -48,6 +48,7 @@ def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, 
         )
     parallel = set_up_model(model, plan, sync_bn=sync_bn)
     # The groups of the optimizer keep their settings; their parameters become those that this rank has now.
+    # Names survive the set-up, parameters may not (they become parts or sharded tensors).
     now = dict(parallel.module.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [now[name] for entry in group["params"] if (name := names[id(entry)]) in now]
@@ -67,6 +68,7 @@ def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Pa
     _refuse_marked(model, plan)
     if inner == "context" or plan.sequence:
         refuse_hooks(model, plan.strategy)
+    # All ranks start from the weights of rank 0.
     _equalise(model)
     if sync_bn:
         _synchronise(model, plan, mesh)
@@ -74,6 +76,7 @@ def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Pa
         if plan.degrees.tensor > 1:
             divide_blocks(model, mesh["tensor"], sequence=False)
         divide_sequence(model, mesh.get_group("context"))
+    # Recomputation wraps blocks before the strategy does, so that a strategy's exchanges are run again too.
     run_again(model, plan)
     return Parallel(_cast(_SETUPS[inner](model, plan, mesh), plan, device.type), plan, mesh)
 

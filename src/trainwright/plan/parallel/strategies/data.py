@@ -46,6 +46,7 @@ class DataStrategy:
         """Return the exchanges of gradients, and of weights where these are divided."""
         if load is None:
             return []
+        # Experts are divided over expert ranks: their gradients are summed over the other copies only.
         common = (load.runs * (load.trained - load.trained_experts)).sum(axis=1)
         experts = (load.runs * load.trained_experts).sum(axis=1)
         copies = tuple(axis.name for axis in mesh.axes if axis.copies_weights)
@@ -66,6 +67,7 @@ class DataStrategy:
     def _divided(self, arrays: ModelArrays, mesh: Mesh, weights: Floats) -> list[Exchange]:
         """Return what ZeRO-1 and -2 exchange: once an iteration, gradients of level 2 once a micro-batch."""
         ranks, stride, others = _shards(mesh)
+        # ZeRO 1 reduces gradients once an iteration, ZeRO 2 with every micro-batch.
         level = np.isin(mesh.zero, (1, 2)) & (ranks > 1)
         times = np.where(mesh.zero == 2, mesh.microbatches, 1)
         gradients, halves = weights * arrays.precision.gradient_bytes, weights * arrays.precision.weight_bytes

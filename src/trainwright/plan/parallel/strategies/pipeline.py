@@ -58,6 +58,7 @@ def in_flight(mesh: Mesh, stage: Ints) -> Floats:
 def most_in_flight(mesh: Mesh, stage: Ints) -> Floats:
     """Return of how many a stage would keep activations if there were no end of micro-batches; GPipe keeps all."""
     ranks, chunks, kind = (item[:, None] for item in (mesh.axis("pipeline"), mesh.chunks, mesh.schedule))
+    # 1F1B: stage s has p - s micro-batches in flight; interleaving weaves those of its chunks.
     ahead = ranks - stage[None, :]
     woven = (2 * (ahead - 1) + (chunks - 1) * ranks + 1) / chunks
     found: Floats = np.where(kind == _INTERLEAVED, woven, ahead).astype(np.float64)

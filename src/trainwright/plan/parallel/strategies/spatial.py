@@ -95,6 +95,7 @@ def grid(arrays: ModelArrays, degree: int) -> tuple[int, ...] | None:
     if not layers:
         return None
     sizes = [(*_sizes(layer), 1)[:2] for layer in layers]
+    # Height is divided first; width only where no layer has rows enough.
     rows, columns = (min(item) for item in zip(*sizes, strict=True))
     down = max((part for part in range(1, min(rows, degree) + 1) if degree % part == 0), default=1)
     return (down, degree // down) if degree // down <= columns else None

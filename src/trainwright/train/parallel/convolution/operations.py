@@ -45,6 +45,7 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     rows = (size + before[at] + after[at] - reach) // strides[at] + 1
     if rows < input.division.world:
         return NotImplemented
+    # Each rank computes an equal share of the output's rows, for which it fetches the rows that it lacks.
     out = bounds_of(rows, input.division.world)
     local = _read(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
     flat = [0 if dim == at else low for dim, low in enumerate(before)]
@@ -125,6 +126,7 @@ def _pooled(
     dims = part.ndim - 2
     if dims < 1 or (not isinstance(kernel_size, int) and len(kernel_size) not in {1, dims}):
         return NotImplemented
+    # The output's rows are divided evenly, as those of a convolution are.
     kernel, pads = _each(kernel_size, dims), _each(padding, dims)
     strides = _each(kernel if stride is None or stride == [] else stride, dims)
     spread = _each(1 if dilation is None else dilation, dims)
@@ -146,12 +148,12 @@ def _read(
     division = part.division
     wanted = windows(out, division.size, kernel=kernel, stride=stride, dilation=dilation, before=before)
     local = part.fetched(wanted)
-    own = wanted[torch.distributed.get_rank(division.group)]
-    if not own.before and not own.after:
+    window = wanted[torch.distributed.get_rank(division.group)]
+    if not window.before and not window.after:
         return local
     dims = local.ndim - 2
-    low = [own.before if dim == division.dim - 2 else 0 for dim in range(dims)]
-    high = [own.after if dim == division.dim - 2 else 0 for dim in range(dims)]
+    low = [window.before if dim == division.dim - 2 else 0 for dim in range(dims)]
+    high = [window.after if dim == division.dim - 2 else 0 for dim in range(dims)]
     return functional.pad(local, _pad(high, low), value=fill)
 
 

@@ -51,6 +51,7 @@ class Part(torch.Tensor):
         name = getattr(func, "__name__", "")
         if name in {"__get__", "__set__"} or name in _ABOUT:
             return _about(func, name, args, kwargs)
+        # Element-wise operations need no neighbours: they work on the part as it is.
         if name in POINTWISE:
             return _pointwise(func, args, kwargs)
         operation = operation_of(name, spatial=_first(args, kwargs).division.spatial)
@@ -96,9 +97,9 @@ def _about(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
 
 
 def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Part)]
+    parts = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Part)]
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-        lead = max(given, key=lambda part: part.ndim)
+        lead = max(parts, key=lambda part: part.ndim)
         division, ndim = lead.division, lead.ndim
 
         def local(arg: Any) -> Any:
@@ -109,6 +110,7 @@ def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         found = func(*_each(args, local), **_each(kwargs, local))
     if not isinstance(found, torch.Tensor):
         return found
+    # Broadcasting may have put dimensions in front, which shifts the divided one.
     grown = found.ndim - ndim  # by broadcasting with a tensor of more dimensions
     return Part.of(found, division if not grown else replace(division, dim=division.dim + grown))
 
@@ -122,7 +124,7 @@ def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tenso
     dim = division.dim - ndim + tensor.ndim
     small = dim < 0 or tensor.shape[dim] == 1
     if division.spatial or not tensor.requires_grad:
-        start, stop = division.own
+        start, stop = division.bounds_of_rank
         return tensor if small else tensor.narrow(dim, start, stop - start)
     if small:  # each rank has a part of its gradient, which is to be whole
         return copy(tensor, division.group)

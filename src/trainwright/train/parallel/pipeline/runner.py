@@ -18,7 +18,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
-from trainwright.train.parallel.recompute.measure import untouched
+from trainwright.train.parallel.recompute.measure import restored_after
 
 __all__ = ["PipelineRunner"]
 
@@ -42,6 +42,7 @@ class PipelineRunner(nn.Module):
         self._count = len(cuts) + 1
         self._mine = range(self._rank, self._count, self._ranks)
         modes = {module: module.training for module in model.modules()}
+        # Training and evaluation are traced apart: dropout and norms take other branches.
         stages = {mode: cut_model(model.train(mode), plan, cuts) for mode in (True, False)}
         for each, mode in modes.items():  # such as norms that keep their statistics
             each.training = mode
@@ -73,8 +74,8 @@ class PipelineRunner(nn.Module):
             if node.op == "call_module"
         ]
         found = [item for item in dict.fromkeys(calls) if next(item.parameters(), None) is not None]
-        held = [parameter for entry in found for parameter in entry.parameters()]
-        if len(held) != len(set(held)) or set(held) != set(self.module.parameters()) or self._tied:
+        trained = [parameter for entry in found for parameter in entry.parameters()]
+        if len(trained) != len(set(trained)) or set(trained) != set(self.module.parameters()) or self._tied:
             raise UnsupportedPlan.of(
                 self._plan.strategy,
                 "ZeRO beside a pipeline, and parameters that layers share or that are in none; allowed: without ZeRO",
@@ -97,9 +98,12 @@ class PipelineRunner(nn.Module):
         pieces = self._pieces[self.module.training]
         for index in range(self._count):
             if index in self._mine:
-                given, found = found, (pieces[index](*found),)
+                inputs, found = found, (pieces[index](*found),)
                 if seen is not None:
-                    seen[index] = tuple(_Like.of(item).made("meta") for item in given), _Like.of(found[0]).made("meta")
+                    seen[index] = (
+                        tuple(_Like.of(item).as_tensor("meta") for item in inputs),
+                        _Like.of(found[0]).as_tensor("meta"),
+                    )
             if index + 1 < self._count:
                 found = self._passed(found, index % self._ranks, (index + 1) % self._ranks)
         return found
@@ -114,16 +118,16 @@ class PipelineRunner(nn.Module):
             return found
         like: list[Any] = [None]
         dist.recv_object_list(like, group=self._group, group_src=source, device=self._device)
-        made = like[0].made(self._device)
-        dist.recv(made.detach(), group=self._group, group_src=source)
-        return (made,)
+        as_tensor = like[0].as_tensor(self._device)
+        dist.recv(as_tensor.detach(), group=self._group, group_src=source)
+        return (as_tensor,)
 
     def _told(self, found: Any) -> torch.Tensor:
         """Give what the last stage made to all ranks."""
         source = self._ranks - 1
         like = [_Like.of(found[0]) if self.last else None]
         dist.broadcast_object_list(like, group=self._group, group_src=source, device=self._device)
-        whole = found[0].contiguous() if self.last else like[0].made(self._device)  # type: ignore[union-attr]
+        whole = found[0].contiguous() if self.last else like[0].as_tensor(self._device)  # type: ignore[union-attr]
         dist.broadcast(whole, group=self._group, group_src=source)
         return whole
 
@@ -136,6 +140,7 @@ class PipelineRunner(nn.Module):
                 self._plan.strategy,
                 f"{size} samples cannot be cut into {count} equal micro-batches; give drop_last=True",
             )
+        # The schedule of torch asks for the loss of each micro-batch by its number.
         self._loss, self._parts = loss, slice_batch(batch, size // count)
         inputs = _inputs_of(loss, batch)
         device = inputs[0].device
@@ -145,11 +150,11 @@ class PipelineRunner(nn.Module):
         schedule = self._schedules[shapes]
         losses: list[torch.Tensor] = []
         target = torch.arange(count, device=device)
-        given = inputs if 0 in self._mine else ()
+        inputs = inputs if 0 in self._mine else ()
         if self.last:
-            schedule.step(*given, target=target, losses=losses, return_outputs=False)
+            schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
         else:
-            schedule.step(*given, return_outputs=False)
+            schedule.step(*inputs, return_outputs=False)
         total = torch.zeros((), device=self._device, dtype=torch.float64)  # holds whatever kind of number a loss is
         if self.last:
             total = torch.stack(losses).mean().detach().double()
@@ -167,7 +172,7 @@ class PipelineRunner(nn.Module):
         go into the norms' statistics.
         """
         seen: dict[int, tuple[Any, Any]] = {}
-        with untouched(self.module):
+        with restored_after(self.module):
             self._through(inputs, seen)
         device = inputs[0].device
         stages = [
@@ -177,6 +182,7 @@ class PipelineRunner(nn.Module):
         settings = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
         if self._plan.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, **settings)  # type: ignore[arg-type]
+        # 1F1B needs as many micro-batches as stages.
         few = self._plan.microbatches < self._count  # then the two are one, and torch has it for GPipe only
         kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], **settings)  # type: ignore[arg-type]
@@ -185,8 +191,9 @@ class PipelineRunner(nn.Module):
         """Add up what the stages of several ranks found for one parameter, in the order of the ranks."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        own = getattr(parameter.grad, "_local_tensor", parameter.grad)
-        terms = {rank: own.clone() if rank == self._rank else torch.empty_like(own) for rank in ranks}
+        gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
+        terms = {rank: gradient.clone() if rank == self._rank else torch.empty_like(gradient) for rank in ranks}
+        # Every rank sends its term to the others and adds all terms in one order, so that sums are equal to the bit.
         messages = [
             dist.P2POp(kind, terms[of], group=self._group, group_peer=rank)
             for rank in ranks
@@ -195,7 +202,7 @@ class PipelineRunner(nn.Module):
         ]
         for message in dist.batch_isend_irecv(messages):
             message.wait()
-        own.copy_(functools.reduce(torch.add, terms.values()))
+        gradient.copy_(functools.reduce(torch.add, terms.values()))
 
     def _loss_of(self, output: Any, place: torch.Tensor) -> torch.Tensor:
         """Return the user's loss of a micro-batch whose output is there already."""
@@ -217,7 +224,7 @@ class _Like:
             raise UnsupportedPlan.of("pipeline", f"a stage returns {type(tensor).__name__}; allowed: a tensor")
         return cls(tensor.shape, tensor.dtype, tensor.requires_grad)
 
-    def made(self, device: torch.device | str) -> torch.Tensor:
+    def as_tensor(self, device: torch.device | str) -> torch.Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.trained)
 
 

@@ -18,7 +18,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.collectives import gather, narrow, reduce, scatter
 from trainwright.train.parallel.layers import is_plain
-from trainwright.train.parallel.strategies.context_attention import FusedColumns, MultiheadParallel, teach_attention
+from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_roles import Stretch, stretches_of
 
 __all__ = ["divide_blocks"]
@@ -39,6 +39,7 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
         )
     if mesh.device_type == "cpu":
         teach_attention()
+    # With sequence parallelism a tensor may be whole or a part: its length tells which.
     part = _Part() if sequence else None
     for block, stretches in found:
         if part is not None:
@@ -81,7 +82,7 @@ class _Part:
 def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
     """Divide what lies between the layers that divide and the one that sums."""
     sequence = part is not None
-    around = Shard(1) if sequence else Replicate()
+    outside = Shard(1) if sequence else Replicate()
     parent = stretch.parent
     _refuse_own(stretch)
     if stretch.attention is not None:
@@ -98,9 +99,10 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
         if stretch.fused:
             setattr(parent, name, FusedColumns(layer, mesh))
         else:
-            style = ColwiseParallel(input_layouts=Replicate() if stretch.alone else around, use_local_output=False)
+            style = ColwiseParallel(input_layouts=Replicate() if stretch.alone else outside, use_local_output=False)
             parallelize_module(parent, mesh, {name: style})
-    parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=around)})
+    # Columns divide their outputs, the row sums over its divided input: one exchange for both.
+    parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=outside)})
     if stretch.alone:
         for module in parent.modules():
             _equal_everywhere(module, mesh)
@@ -161,12 +163,13 @@ class _Entered(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, sequence: bool) -> torch.Tensor:
         ctx.settings = mesh.get_group(), sequence, (x.shape[1],) * mesh.size()
-        held = gather(x, mesh.get_group(), dim=1, sizes=ctx.settings[2], scatter=True) if sequence else x.view_as(x)
-        return DTensor.from_local(held, mesh, [Replicate()], run_check=False)
+        local = gather(x, mesh.get_group(), dim=1, sizes=ctx.settings[2], scatter=True) if sequence else x.view_as(x)
+        return DTensor.from_local(local, mesh, [Replicate()], run_check=False)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         group, sequence, sizes = ctx.settings
+        # A gradient that is a sum still to be made is reduced, or scattered over the sequence.
         if gradient.placements[0].is_partial():
             term = gradient.to_local()
             found = scatter(term, group, dim=1, sizes=sizes) if sequence else reduce(term, group)
@@ -193,7 +196,10 @@ def _refuse_others(block: nn.Module, stretches: list[Stretch]) -> None:
     """Refuse linear layers that were not told apart: where they are, attention may be, to all of the sequence."""
     for parent in block.modules():
         known = {
-            name for stretche in stretches if stretche.parent is parent for name in (*stretche.columns, stretche.row)
+            name
+            for known_stretch in stretches
+            if known_stretch.parent is parent
+            for name in (*known_stretch.columns, known_stretch.row)
         }
         for name, child in parent.named_children():
             if isinstance(child, nn.Linear) and name not in known:

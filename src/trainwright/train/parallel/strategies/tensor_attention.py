@@ -36,11 +36,14 @@ class FusedColumns(nn.Module):
             if isinstance(input, DTensor)
             else DTensor.from_local(input, self._mesh, [Replicate()], run_check=False)
         )
+        # Each rank finds a part of the sum that is the gradient of the input.
         local = x.to_local(grad_placements=[Partial()])
         bias = None if self.bias is None else self.bias.to_local().T.flatten()
-        made = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
-        last = Shard(made.ndim - 1)
-        return _Fused([DTensor.from_local(item, self._mesh, [last], run_check=False) for item in made.chunk(3, -1)])
+        projected = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
+        last = Shard(projected.ndim - 1)
+        return _Fused(
+            [DTensor.from_local(item, self._mesh, [last], run_check=False) for item in projected.chunk(3, -1)]
+        )
 
 
 class _Fused:
@@ -139,19 +142,21 @@ class MultiheadParallel(nn.Module):
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, None]:
         """Return attention to whole tensors, or with sequence parallelism to parts of a sequence, and None."""
+        # Self-attention enters the divided stretch once, so that its input's gradient is summed once.
         same = query is key and key is value
         entered = [self._enter(query)] * 3 if same else [self._enter(entry) for entry in (query, key, value)]
         weights = self.in_proj_weight.to_local().unbind(1)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.to_local().unbind(1)
-        made = [functional.linear(x, w, b) for x, w, b in zip(entered, weights, biases, strict=True)]
+        projected = [functional.linear(x, w, b) for x, w, b in zip(entered, weights, biases, strict=True)]
         if not self.batch_first:
-            made = [one.transpose(0, 1) for one in made]
+            projected = [one.transpose(0, 1) for one in projected]
         heads = self.num_heads // self._world
-        q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in made)
+        q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in projected)
         mask = _mask(key_padding_mask, attn_mask, q.dtype)
         rate = self.dropout if self.training else 0.0
         causal = is_causal and mask is None
         found = functional.scaled_dot_product_attention(q, k, v, mask, rate, is_causal=causal)
+        # Each rank's heads give one term of the output; the terms are summed where the stretch ends.
         joined = found.transpose(1, 2).flatten(2)
         term = functional.linear(
             joined if self.batch_first else joined.transpose(0, 1), self.out_proj.weight.to_local()
@@ -159,6 +164,7 @@ class MultiheadParallel(nn.Module):
         out = self._leave(term)
         if self.out_proj.bias is None:
             return out, None
+        # With a divided sequence each rank sees a part of the bias' gradient.
         placed = Partial() if self._sequence else Replicate()
         return out + self.out_proj.bias.to_local(grad_placements=[placed]), None
 
