@@ -76,7 +76,7 @@ class TestRefusals:
         [
             (["--rows", "3-5"], "--rows: got '3-5'; allowed: a number such as 8, or a range such as 1..8", 2),
             (["--rate", "0"], "LoadTest.rate: got 0.0; allowed: a number > 0", 2),
-            (["--arrivals", "often"], "allowed: poisson, constant, closed", 2),
+            (["--arrivals", "often"], "allowed: 'poisson', 'constant', 'closed'", 2),
             (["--name", "other"], "model: got 'other'; allowed: ensemble", 2),
         ],
     )

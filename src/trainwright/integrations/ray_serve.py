@@ -57,6 +57,8 @@ class RayService:
         address: str | None = None,
         name: str = "trainwright",
     ) -> None:
+        ray: Any  # its annotations are narrower than what it accepts
+        serve: Any
         try:
             import ray
             from ray import serve

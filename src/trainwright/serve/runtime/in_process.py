@@ -360,7 +360,8 @@ def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor]
         return type(module) is kind and not hooks
 
     if is_plain(network, nn.Linear):
-        return [partial(nn.functional.linear, weight=network.weight, bias=network.bias)]
+        linear = cast("nn.Linear", network)
+        return [partial(nn.functional.linear, weight=linear.weight, bias=linear.bias)]
     if not is_plain(network, nn.Sequential):
         return [network]
     calls: list[Callable[[torch.Tensor], torch.Tensor]] = []
