@@ -32,18 +32,18 @@ def target(directory: str | Path, file: str | Path, finished: tuple[str, ...] = 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path that takes the place of `path` at the end; raises `InputError` where it cannot be."""
-    with _told(path), publish(path) as temporary:
+    with _explain_errors(path), publish(path) as temporary:
         yield temporary
 
 
 def write(path: Path, content: str | bytes) -> None:
     """Write a file as a whole, in place of what is there; raises `InputError` where it cannot be."""
-    with _told(path):
+    with _explain_errors(path):
         write_file(path, content)
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -34,13 +34,13 @@ def number(value: float | None, digits: int = 4) -> str:
     if value is None or math.isnan(value):
         return DASH
     if math.isinf(value):
-        return "∞" if value > 0 else _minus("-∞")
+        return "∞" if value > 0 else _typeset_minus("-∞")
     if value == int(value) and abs(value) < 1e7:
-        return _minus(f"{int(value):,}")
+        return _typeset_minus(f"{int(value):,}")
     size = math.floor(math.log10(abs(value)))
     if not -4 <= size < 7:
-        return _minus(f"{value:.{max(digits - 2, 1)}e}")
-    return _minus(f"{value:,.{max(digits - 1 - size, 0)}f}")
+        return _typeset_minus(f"{value:.{max(digits - 2, 1)}e}")
+    return _typeset_minus(f"{value:,.{max(digits - 1 - size, 0)}f}")
 
 
 def aligned(values: Sequence[float | None]) -> list[str]:
@@ -57,14 +57,15 @@ def aligned(values: Sequence[float | None]) -> list[str]:
             places -= 1
         form = f",.{places}f"
     return [
-        number(value) if value is None or not math.isfinite(value) else _minus(f"{value:{form}}") for value in values
+        number(value) if value is None or not math.isfinite(value) else _typeset_minus(f"{value:{form}}")
+        for value in values
     ]
 
 
 def shown(value: Any) -> str:
     """Return a parameter's value for a reader, not yet escaped."""
     if isinstance(value, float):
-        return _minus(f"{value:.3g}")
+        return _typeset_minus(f"{value:.3g}")
     if isinstance(value, list | tuple):
         return "(" + ", ".join(map(shown, value)) + ")"
     text = str(value)
@@ -101,5 +102,5 @@ def time_unit(seconds: float) -> tuple[str, float]:
     return "s", 1.0
 
 
-def _minus(text: str) -> str:
+def _typeset_minus(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}")

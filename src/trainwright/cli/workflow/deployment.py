@@ -66,7 +66,7 @@ class DeploymentStage:
 
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
-        x = self._rows(ensemble)
+        x = self._make_rows(ensemble)
         expected = ensemble.predict(x)
         begun = time.perf_counter()
         plan = Plan.load(work.folder / PLACEMENT)
@@ -98,7 +98,7 @@ class DeploymentStage:
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
         plan = Plan.load(work.folder / PLACEMENT)
-        service = Deployment(ensemble, plan, sample=self._rows(ensemble), settings=self.settings).start()
+        service = Deployment(ensemble, plan, sample=self._make_rows(ensemble), settings=self.settings).start()
         server = Server(service, host=self.host, port=self.port, token=token)
 
         def ready(server: Server) -> None:
@@ -119,7 +119,7 @@ class DeploymentStage:
         """Return what the trial of the service came to."""
         return {"deployment": dict(content)}
 
-    def _rows(self, ensemble: "Ensemble") -> "Array":
+    def _make_rows(self, ensemble: "Ensemble") -> "Array":
         import numpy as np
 
         if self.rows is not None:
