@@ -100,6 +100,7 @@ def _make_scheduler(parts: Mapping[str, Any]) -> Scheduler:
 
 
 def _make_scaling(values: Any, where: str) -> Scaling:
+    # One number is the exponent of a power law of devices.
     if isinstance(values, int | float) and not isinstance(values, bool):
         return Scaling(alpha=values)
     if not isinstance(values, Mapping):

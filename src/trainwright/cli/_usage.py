@@ -26,6 +26,7 @@ def sentence(error: Any) -> str:
     if hasattr(error, "param_type"):
         return f"missing {_parameter_name(error.param)} of `{path}`: {_join_sentence(error.param.help or '')}; {see}"
     if hasattr(error, "param"):
+        # typer keeps the value that it could not convert only in the cause.
         refused: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, which keep the value
         got = f"got {refused[0]['input']!r}; " if refused else ""
         return f"{_parameter_name(error.param)} of `{path}`: {got}{_join_sentence(error.message)}; {see}"

@@ -50,6 +50,7 @@ def ensemble(
     """
     if sample is not None and not measure:
         raise InputError(f"--sample: got {sample} without --measure; allowed: both; the batch is for timing")
+    # Start from the stored settings, so that command, report, page and status choose the same ensemble.
     stored = StoredSettings.read(directory)
     settings = replace(StoredSettings.settings_of(directory), **changes)
     library = settings.open_library(directory, trust=trust)
@@ -58,6 +59,7 @@ def ensemble(
             None if sample is None else made_by("--sample", sample, function_of("--sample", sample))
         )
     choice = settings.choose(library)
+    # An ensemble that a run chose and exported must not be replaced by a look at another.
     tried = measure or (stored is not None and stored.by_run and stored.settings != settings)
     page = write_ensemble_page(choice, html or directory / (_TRIED_PAGE if tried else _PAGE))
     if html is None and not tried:
@@ -185,6 +187,7 @@ def _show_content(content: dict[str, Any]) -> None:
 def _show_baselines(content: dict[str, Any]) -> None:
     """Print what the pick is compared with; of the top-k the one of least loss."""
     split, baselines = content["split"], content["baselines"]
+    # Of the k best models with equal weights only the best k is shown.
     uniform = [name for name in baselines if name.startswith("top-")]
     best = min(uniform, key=lambda name: baselines[name]["loss"], default=None)
     shown = [name for name in baselines if name == best or name not in uniform]

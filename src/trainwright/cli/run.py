@@ -39,6 +39,7 @@ def run(
         file=file,
         job=job,
         directory=job.directory,
+        # Options of the command line override the file.
         budget={**job.budget, **({} if trials is None else {"trials": trials}), "grace_seconds": grace},
         progress=not quiet,
         command=("trainwright", "run", str(file), *where),
@@ -57,6 +58,7 @@ def run(
     # Before any stage: a file of another study must not change anything in this folder.
     if work.study_exists:
         job.open_study().close()  # refuses a file of another study before anything is done
+    # What each stage rested on when it last ran, so that an unchanged one is skipped.
     stages = StageRecords(work.folder)
     ran = [_run_stage(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
     summary: dict[str, Any] = {}
@@ -112,6 +114,7 @@ def _summary_entries(all_stages: "tuple[WorkflowStage, ...]", work: "StageRun", 
             continue
         try:
             inputs = stage.inputs(work)
+        # A stage whose inputs are gone has nothing to tell, but must not hide what other stages did.
         except InputError:  # what it rests on is gone
             continue
         if inputs is not None and stages.changed(stage.name, inputs) is None:

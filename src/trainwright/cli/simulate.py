@@ -49,6 +49,7 @@ def simulate(
         )
         _show_forecasts(devices, plan.trials, plan.seeds, found[devices])
     if gantt is not None:
+        # One simulated study of each kind is drawn: the first seed stands for the others.
         panels = {
             (name if len(plan.gpus) == 1 else f"{name}, {devices} GPUs"): (devices, forecast.runs[0])
             for devices, item in found.items()

@@ -46,7 +46,9 @@ def status(
 
 
 def _collect_content(study: Any) -> dict[str, Any]:
+    # Trials recorded as running may have lost their worker; its missing heartbeats tell.
     words = study.under_way
+    # With one objective the front is the best trial alone.
     front = [
         {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
     ]

@@ -23,6 +23,7 @@ def target(directory: str | Path, file: str | Path, finished: tuple[str, ...] = 
         raise InputError(f"cannot write {path}: it is a directory; give the name of a file in it")
     if not path.parent.is_dir():
         raise InputError(f"cannot write {path}: the directory {path.parent} does not exist; make it first")
+    # An export over the study's own records would destroy the study.
     records = (Path(directory) / "ledger").resolve()
     if records in path.resolve().parents:
         raise InputError(f"cannot write {path}: it lies in the study's own records, {records}; choose another place")

@@ -37,6 +37,7 @@ def number(value: float | None, digits: int = 4) -> str:
         return "∞" if value > 0 else _typeset_minus("-∞")
     if value == int(value) and abs(value) < 1e7:
         return _typeset_minus(f"{int(value):,}")
+    # Outside of four decades below 1 and seven above, an exponent reads better than zeros.
     size = math.floor(math.log10(abs(value)))
     if not -4 <= size < 7:
         return _typeset_minus(f"{value:.{max(digits - 2, 1)}e}")
@@ -52,6 +53,7 @@ def aligned(values: Sequence[float | None]) -> list[str]:
     if max(sizes) - min(sizes) >= 3 or max(sizes) > 6 or max(sizes) < -3:
         form = ".1e"
     else:
+        # As many decimals as the largest value needs for four digits, fewer where they would all be 0.
         places = max(3 - max(sizes), 0)
         while places and all(round(value, places) == round(value, places - 1) for value in known):
             places -= 1

@@ -71,6 +71,7 @@ def _way_on(overview: Overview, directory: Path | None) -> str:
         return ""
     under_way = overview.count(Status.PROPOSED, Status.RUNNING, Status.LOST)
     still = f"{count(under_way, 'trial')} {'is' if under_way == 1 else 'are'} not finished. " if under_way else ""
+    # The study's own note says how it was started, which is how to continue it.
     commands = [
         value for _, name, value in overview.state.notes.values() if name == "resume" and isinstance(value, str)
     ]

@@ -55,6 +55,7 @@ class MLflowRuns:
     def update(self) -> int:
         """Add the trials that have ended since the last call and are not there; returns how many."""
         self.finished.read()
+        # Trials that the store has already, from an earlier export, are not written twice.
         trials = [trial for trial in self.finished.news() if trial.number not in self._known]
         for trial in trials:
             with self._explain_errors():

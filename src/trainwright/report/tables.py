@@ -35,6 +35,7 @@ def best_trials(overview: Overview) -> str:
         return '<p class="card soft">There is no trial yet.</p>'
     states, reasons = [overview.word(trial) for trial in trials], [_pick_sentence(trial) for trial in trials]
     metrics = list(dict.fromkeys(outcome.metric for outcome in overview.state.outcomes))
+    # Rows beyond the ranking have no result, so nothing to judge.
     feasible = overview.within[overview.ranking[: len(ranked)]].tolist() + [None] * (len(trials) - len(ranked))
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     columns = [

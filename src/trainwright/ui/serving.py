@@ -34,6 +34,7 @@ def serve_page(
     except ImportError:
         raise MissingExtra.of("the live page", "fastapi and uvicorn", "ui") from None
     token = token_for(host, token_file)
+    # Refuses a place without studies before a port is bound.
     registry = StudyRegistry(where)
     try:
         with bind(host, port) as listener:

@@ -26,6 +26,7 @@ def ensemble_front(ensembles: StudyEnsemble) -> Figure:
     line = [at for at, point in enumerate(points) if at == 0 or point.loss < losses[at - 1]]
     small = [at for at in range(len(points)) if at not in line]
     alone = [(single.seconds_per_row or 0.0) * per if timed else 1.0 for single in singles]
+    # Single models first, so that the front is drawn on top of them.
     traces = [
         _draw_points("one model", alone, [s.loss for s in singles], [f"trial {s.trial}" for s in singles], "--muted"),
         *(
