@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from source_files import FILES, ROOT, calls, tree
-from trainwright.listening import is_loopback, token_for
+from trainwright.http_security import is_loopback, token_for
 
 PAGE = (ROOT.parents[1] / "SECURITY.md").read_text(encoding="utf-8")
 NAMES = {path.relative_to(ROOT).as_posix(): path for path in FILES}
@@ -165,7 +165,7 @@ def test_commands_that_listen_bind_to_loopback_unless_told():
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3", "node17"])  # noqa: S104 -- hosts that are not loopback
 def test_beyond_loopback_there_is_a_token(host):
-    from trainwright.serve.http import Server
+    from trainwright.serve.http.server import Server
 
     assert not is_loopback(host)
     assert len(token_for(host) or "") >= 32
@@ -181,7 +181,7 @@ def test_sockets_listen_in_few_places():
         if called.endswith((".listen", ".create_server", "uvicorn.Server", "uvicorn.run", "HTTPServer", ".Listener"))
     }
     assert {name for name in found if not name.startswith("ui/")} == {
-        "listening.py",
+        "http_security.py",
         "serve/http/server.py",
         "engine/ray/remote_worker.py",
         "cluster/presets/laptop_process.py",  # to itself, on 127.0.0.1, for the seconds of a measurement

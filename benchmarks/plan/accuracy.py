@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from benchmarks.plan.abci import Network, Run, paradl_seconds
 from benchmarks.plan.coverage import Coverage, coverage
-from benchmarks.plan.fit import Constant, Fit, Predict, leave_out
+from benchmarks.plan.fit import Fit, FitConstant, Predict, leave_out
 from benchmarks.plan.fit_iteration import Iteration, Machine, Terms, iteration_terms
 from benchmarks.plan.fit_plan import iteration_of
 
@@ -38,18 +38,18 @@ IMAGE_BYTES = 3 * 226 * 226 * ELEMENT
 SAMPLE_BYTES = {"cosmoflow": 4 * 512**3 * ELEMENT, "cosmoflow_256": 4 * 256**3 * ELEMENT}
 
 CONSTANTS = (
-    Constant(name="node_alpha", start=1e-5, low=2e-6, high=5e-5),
-    Constant(name="node_beta", start=1 / 20e9, low=1 / 150e9, high=1 / 2e9),
-    Constant(name="network_alpha", start=4e-5, low=5e-6, high=3e-4),
-    Constant(name="network_beta", start=1 / 8e9, low=1 / 12.5e9, high=1 / 1e9),
-    Constant(name="host_alpha", start=5e-5, low=2e-6, high=3e-3),
-    Constant(name="host_beta", start=1 / 3e9, low=1 / 16e9, high=1 / 0.2e9),
-    Constant(name="conv_whole", start=0.2, low=0.01, high=0.9),
-    Constant(name="decode_seconds", start=1e-3, low=1e-4, high=1e-2),
-    Constant(name="node_seconds", start=3e-4, low=1e-5, high=1e-2),
-    Constant(name="spread", start=0.1, low=1e-2, high=1.5),
-    Constant(name="handing_beta", start=1 / 0.5e9, low=1 / 16e9, high=1 / 0.1e9),
-    Constant(name="overhead_seconds", start=2e-3, low=1e-4, high=5e-2),
+    FitConstant(name="node_alpha", start=1e-5, low=2e-6, high=5e-5),
+    FitConstant(name="node_beta", start=1 / 20e9, low=1 / 150e9, high=1 / 2e9),
+    FitConstant(name="network_alpha", start=4e-5, low=5e-6, high=3e-4),
+    FitConstant(name="network_beta", start=1 / 8e9, low=1 / 12.5e9, high=1 / 1e9),
+    FitConstant(name="host_alpha", start=5e-5, low=2e-6, high=3e-3),
+    FitConstant(name="host_beta", start=1 / 3e9, low=1 / 16e9, high=1 / 0.2e9),
+    FitConstant(name="conv_whole", start=0.2, low=0.01, high=0.9),
+    FitConstant(name="decode_seconds", start=1e-3, low=1e-4, high=1e-2),
+    FitConstant(name="node_seconds", start=3e-4, low=1e-5, high=1e-2),
+    FitConstant(name="spread", start=0.1, low=1e-2, high=1.5),
+    FitConstant(name="handing_beta", start=1 / 0.5e9, low=1 / 16e9, high=1 / 0.1e9),
+    FitConstant(name="overhead_seconds", start=2e-3, low=1e-4, high=5e-2),
 )
 
 

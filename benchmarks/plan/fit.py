@@ -10,13 +10,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
 from trainwright.plan.fit import least_squares
-from trainwright.plan.fit.least_squares import Constant, Floats, Predict, checked_seconds
+from trainwright.plan.fit.least_squares import FitConstant, Floats, Predict, checked_seconds
 
-__all__ = ["Constant", "Fit", "Floats", "Predict", "fit_constants", "leave_out"]
+__all__ = ["Fit", "FitConstant", "Floats", "Predict", "fit_constants", "leave_out"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit(least_squares.Fit):
+class Fit(least_squares.ConstantFit):
     """What the search found, and how far it errs beyond what it saw."""
 
     reach: Mapping[str, Reach] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Fit(least_squares.Fit):
 
 
 def fit_constants(
-    constants: Sequence[Constant],
+    constants: Sequence[FitConstant],
     predict: Predict,
     measured: ArrayLike,
     *,
@@ -69,11 +69,11 @@ def fit_constants(
     reach = {
         name: reach_of(_column(name, values, seconds), seconds, without) for name, values in (covariates or {}).items()
     }
-    return Fit(**{each.name: getattr(found, each.name) for each in fields(least_squares.Fit)}, reach=reach)
+    return Fit(**{each.name: getattr(found, each.name) for each in fields(least_squares.ConstantFit)}, reach=reach)
 
 
 def leave_out(
-    constants: Sequence[Constant],
+    constants: Sequence[FitConstant],
     predict: Predict,
     measured: ArrayLike,
     held: ArrayLike,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from benchmarks.plan.extrapolation_error import reach_of
-from benchmarks.plan.fit import Constant, Fit, Floats, fit_constants
+from benchmarks.plan.fit import Fit, FitConstant, Floats, fit_constants
 from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
@@ -154,25 +154,25 @@ def _settings(steps: DataParallelSteps, seconds: Floats) -> tuple[DataParallelSt
     return DataParallelSteps(devices=devices, batch=batch, nodes=nodes), medians, tuple(chosen.tolist())
 
 
-def _constants(settings: DataParallelSteps, samples: Sequence[float], seconds: Floats) -> list[Constant]:
+def _constants(settings: DataParallelSteps, samples: Sequence[float], seconds: Floats) -> list[FitConstant]:
     """Return the constants that the settings can tell; computation starts at the fastest step of so many samples."""
     devices, nodes, each = settings.covariates["devices"], settings.covariates["nodes"], settings.covariates["samples"]
     typical = float(np.median(seconds))
     fastest = [float(seconds[each == number].min()) for number in samples]
     constants = [
-        Constant(name=f"computation_{number}", start=start, low=start / 20, high=2 * start)
+        FitConstant(name=f"computation_{number}", start=start, low=start / 20, high=2 * start)
         for number, start in enumerate(fastest)
     ]
     for link, measured in (("node", (nodes == 1) & (devices > 1)), ("network", nodes > 1)):
         if measured.any():
             constants += [
-                Constant(name=f"{link}_alpha", start=typical * 1e-3, low=typical * 1e-6, high=typical / 3),
-                Constant(name=f"{link}_message", start=typical / 3, low=typical * 1e-4, high=typical * 5),
+                FitConstant(name=f"{link}_alpha", start=typical * 1e-3, low=typical * 1e-6, high=typical / 3),
+                FitConstant(name=f"{link}_message", start=typical / 3, low=typical * 1e-4, high=typical * 5),
             ]
     if (devices > 1).any():
         constants += [
-            Constant(name="hidden", start=0.4, low=0.01, high=1.0),
-            Constant(name="last", start=0.1, low=1e-3, high=1.0),
+            FitConstant(name="hidden", start=0.4, low=0.01, high=1.0),
+            FitConstant(name="last", start=0.1, low=1e-3, high=1.0),
         ]
     return constants
 

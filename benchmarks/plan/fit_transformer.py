@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from benchmarks.plan.fit import Constant
+from benchmarks.plan.fit import FitConstant
 from numpy.typing import NDArray
 
 from trainwright.errors import InputError
@@ -30,24 +30,24 @@ COLUMNS = ("devices", "batch", "micro", "hidden", "heads", "layers", "sequence",
 """Fields of `TransformerSteps` that have one entry a run."""
 
 SERVER_CONSTANTS = (
-    Constant(name="matrix_rate", start=2.2e14, low=5e13, high=3.12e14),
-    Constant(name="matrix_work", start=4e9, low=1e7, high=1e11),
-    Constant(name="attention_rate", start=1e14, low=5e12, high=3.12e14),
-    Constant(name="memory_rate", start=1.3e12, low=2e11, high=2.04e12),
-    Constant(name="launch_seconds", start=1e-3, low=1e-4, high=6e-3),
-    Constant(name="unfused_seconds", start=8e-4, low=1e-5, high=5e-3),
-    Constant(name="collective_seconds", start=2e-4, low=1e-6, high=5e-3),
-    Constant(name="logit_passes", start=6.0, low=1.0, high=60.0),
-    Constant(name="node_alpha", start=2e-5, low=1e-6, high=1e-3),
-    Constant(name="node_beta", start=1 / 150e9, low=1 / 300e9, high=1 / 10e9),
-    Constant(name="send_seconds", start=2e-5, low=1e-7, high=1e-2),
-    Constant(name="overhead_seconds", start=5e-3, low=1e-5, high=1e-1),
+    FitConstant(name="matrix_rate", start=2.2e14, low=5e13, high=3.12e14),
+    FitConstant(name="matrix_work", start=4e9, low=1e7, high=1e11),
+    FitConstant(name="attention_rate", start=1e14, low=5e12, high=3.12e14),
+    FitConstant(name="memory_rate", start=1.3e12, low=2e11, high=2.04e12),
+    FitConstant(name="launch_seconds", start=1e-3, low=1e-4, high=6e-3),
+    FitConstant(name="unfused_seconds", start=8e-4, low=1e-5, high=5e-3),
+    FitConstant(name="collective_seconds", start=2e-4, low=1e-6, high=5e-3),
+    FitConstant(name="logit_passes", start=6.0, low=1.0, high=60.0),
+    FitConstant(name="node_alpha", start=2e-5, low=1e-6, high=1e-3),
+    FitConstant(name="node_beta", start=1 / 150e9, low=1 / 300e9, high=1 / 10e9),
+    FitConstant(name="send_seconds", start=2e-5, low=1e-7, high=1e-2),
+    FitConstant(name="overhead_seconds", start=5e-3, low=1e-5, high=1e-1),
 )
 """What one server tells: its devices, its host, the links inside."""
 NETWORK_CONSTANTS = (
-    Constant(name="network_alpha", start=3e-5, low=1e-6, high=1e-2),
-    Constant(name="network_beta", start=1 / 20e9, low=1 / 200e9, high=1 / 1e9),
-    Constant(name="network_shared_beta", start=1 / 20e9, low=1 / 300e9, high=1 / 1e9),
+    FitConstant(name="network_alpha", start=3e-5, low=1e-6, high=1e-2),
+    FitConstant(name="network_beta", start=1 / 20e9, low=1 / 200e9, high=1 / 1e9),
+    FitConstant(name="network_shared_beta", start=1 / 20e9, low=1 / 300e9, high=1 / 1e9),
 )
 """What only several servers tell: sends and sums of gradients, and sums of activations over more than a server."""
 

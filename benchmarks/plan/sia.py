@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 from benchmarks.plan.coverage import Coverage, coverage
-from benchmarks.plan.fit import Constant, fit_constants
+from benchmarks.plan.fit import FitConstant, fit_constants
 from benchmarks.plan.fit_data_parallel import DataParallelSteps, fit_data_parallel
 from numpy.typing import NDArray
 
@@ -103,13 +103,13 @@ def _pollux(steps: DataParallelSteps, measured: Floats, held: NDArray[np.bool_])
     typical = float(np.median(measured))
     each = typical / float(np.median(steps.covariates["samples"]))
     constants = (
-        Constant(name="a", start=typical / 3, low=typical * 1e-3, high=typical * 2),
-        Constant(name="b", start=each / 2, low=each * 1e-3, high=each * 5),
-        Constant(name="node_a", start=typical / 5, low=typical * 1e-6, high=typical * 3),
-        Constant(name="node_b", start=typical / 100, low=typical * 1e-7, high=typical),
-        Constant(name="network_a", start=typical / 2, low=typical * 1e-6, high=typical * 5),
-        Constant(name="network_b", start=typical / 100, low=typical * 1e-7, high=typical),
-        Constant(name="gamma", start=2.0, low=1.0, high=10.0),
+        FitConstant(name="a", start=typical / 3, low=typical * 1e-3, high=typical * 2),
+        FitConstant(name="b", start=each / 2, low=each * 1e-3, high=each * 5),
+        FitConstant(name="node_a", start=typical / 5, low=typical * 1e-6, high=typical * 3),
+        FitConstant(name="node_b", start=typical / 100, low=typical * 1e-7, high=typical),
+        FitConstant(name="network_a", start=typical / 2, low=typical * 1e-6, high=typical * 5),
+        FitConstant(name="network_b", start=typical / 100, low=typical * 1e-7, high=typical),
+        FitConstant(name="gamma", start=2.0, low=1.0, high=10.0),
     )
     predict = _pollux_seconds(steps.take(~held))
     fit = fit_constants(constants, predict, measured[~held], starts=2)

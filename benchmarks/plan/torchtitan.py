@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from benchmarks.plan.fit import Constant, Fit, Floats, leave_out
+from benchmarks.plan.fit import Fit, FitConstant, Floats, leave_out
 from torch import Tensor, nn
 
 from trainwright.cluster import Cluster
@@ -38,11 +38,11 @@ SEQUENCE, VOCABULARY, NODE, HBM2E = 8192, 128256, 8, 2.4e12
 TRACED = 12  # equal layers that are traced; the others are counted
 
 CONSTANTS = (
-    Constant(name="linear", start=0.45, low=0.1, high=0.95),
-    Constant(name="fp8", start=0.4, low=0.1, high=0.95),
-    Constant(name="attention", start=0.35, low=0.1, high=0.95),
-    Constant(name="nvlink", start=0.7, low=0.2, high=1.0),
-    Constant(name="asynchronous", start=0.5, low=0.01, high=1.0),
+    FitConstant(name="linear", start=0.45, low=0.1, high=0.95),
+    FitConstant(name="fp8", start=0.4, low=0.1, high=0.95),
+    FitConstant(name="attention", start=0.35, low=0.1, high=0.95),
+    FitConstant(name="nvlink", start=0.7, low=0.2, high=1.0),
+    FitConstant(name="asynchronous", start=0.5, low=0.01, high=1.0),
 )
 """Shares: of the peak by kind of layer, of NVLink's bandwidth, and of tensor exchanges that asynchronous ones hide."""
 

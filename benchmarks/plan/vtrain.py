@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from benchmarks.plan.coverage import Coverage, coverage
 from benchmarks.plan.effects import effects_of
-from benchmarks.plan.fit import Constant, fit_constants, leave_out
+from benchmarks.plan.fit import FitConstant, fit_constants, leave_out
 from benchmarks.plan.fit_transformer import (
     COLUMNS,
     NETWORK_CONSTANTS,
@@ -109,7 +109,7 @@ def ranks(pairs: Sequence[tuple[Part, Predicted]]) -> Ranks:
 
 
 def _part(
-    constants: Sequence[Constant], fixed: Mapping[str, float], runs: TransformerSteps, measured: Floats, fold: Floats
+    constants: Sequence[FitConstant], fixed: Mapping[str, float], runs: TransformerSteps, measured: Floats, fold: Floats
 ) -> Part:
     def predict(values: Mapping[str, float]) -> Floats:
         return transformer_seconds({**fixed, **values}, runs)

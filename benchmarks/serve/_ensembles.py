@@ -13,8 +13,8 @@ from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.rules import make_rule
 from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
 from trainwright.ensemble.library.weights import serialise_weights
-from trainwright.serve import Plan, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.serve import DeploymentPlan, Unit, parse_devices
+from trainwright.serve.placement.deployment_plan import digest_of
 
 __all__ = ["INPUTS", "OUTPUTS", "core", "ensemble", "mlp", "plan"]
 
@@ -64,12 +64,16 @@ def ensemble(directory: Path, params: Sequence[Mapping[str, Any]], *, rule: str 
     )
 
 
-def plan(found: Ensemble, *, batch: int = 128, units: Sequence[Unit] | None = None, devices: str = "") -> Plan:
+def plan(
+    found: Ensemble, *, batch: int = 128, units: Sequence[Unit] | None = None, devices: str = ""
+) -> DeploymentPlan:
     """Return a plan of all members in one process on one core, or of these units, one instance each per device."""
     everyone = Unit(members=tuple(range(len(found.members))), kind="loop" if len(found.members) > 1 else "process")
     columns = tuple(units or (everyone,))
     rows = parse_devices(devices or core())
-    return Plan(ensemble=digest_of(found), devices=rows, units=columns, matrix=((batch,) * len(columns),) * len(rows))
+    return DeploymentPlan(
+        ensemble=digest_of(found), devices=rows, units=columns, matrix=((batch,) * len(columns),) * len(rows)
+    )
 
 
 def core() -> str:

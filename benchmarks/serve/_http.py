@@ -106,9 +106,9 @@ class _NoServerError(Exception):
 
 
 def _load(url: str, clients: int, seconds: float, seed: int, found: Any, *, binary: bool) -> Any:
-    from trainwright.serve import Load
+    from trainwright.serve import LoadTest
 
-    load = Load(
+    load = LoadTest(
         kind="closed",
         clients=clients,
         rows=(_ROWS, _ROWS),
@@ -157,12 +157,14 @@ def _by_clients(
 
 def _long(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the open loop at 80 % of what a closed loop achieves, and look at the server's memory."""
-    from trainwright.serve import Load
+    from trainwright.serve import LoadTest
 
     seconds = 2.0 if options.quick else options.seconds
     with _server("trainwright", folder) as (url, pid):
-        most = Load(kind="closed", clients=16, rows=(_ROWS, _ROWS), seconds=min(5.0, seconds)).run(url).achieved_rate
-        load = Load(
+        most = (
+            LoadTest(kind="closed", clients=16, rows=(_ROWS, _ROWS), seconds=min(5.0, seconds)).run(url).achieved_rate
+        )
+        load = LoadTest(
             rate=0.8 * most, rows=(_ROWS, _ROWS), seconds=seconds, warm_up_seconds=seconds / 10, seed=options.seed
         )
         before = _resident(pid)

@@ -11,24 +11,19 @@ import time
 from typing import Any
 
 import numpy as np
+from benchmarks.serve.placement_oracles import InjectedCost, brute_force, integer_program
 
 from trainwright.errors import AllocationError
 from trainwright.randomness import rng
-from trainwright.serve import (
-    BoundedGreedy,
-    Device,
-    Footprint,
-    InjectedCost,
-    MemoryModel,
-    Placement,
-    ProfileCost,
-    TimeTables,
-)
-from trainwright.serve.exact import brute_force, integer_program, upper_bound
-from trainwright.serve.neighbours import Space
-from trainwright.serve.relaxed import relaxed
-from trainwright.serve.units import single_units
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve import Device, TimeTables
+from trainwright.serve.placement.greedy import BoundedGreedy
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import PlacementSpace
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.relaxation import place_by_relaxation, upper_bound
+from trainwright.serve.placement.units import single_units
+from trainwright.serve.placement.worst_fit import worst_fit
 
 __all__ = ["run"]
 
@@ -71,7 +66,7 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
 
 def _case(
     seed: int, speeds: tuple[float, ...], members: int, batches: tuple[int, ...], *, spread: float, slope: float
-) -> tuple[Space, ProfileCost]:
+) -> tuple[PlacementSpace, ProfileCost]:
     draws = rng(seed, "benchmark-allocation", members)
     capacity = 0.8 * max(1.0, members / len(speeds)) * draws.uniform(2.2e9, 4e9, len(speeds))
     found = tuple(
@@ -85,17 +80,17 @@ def _case(
         for device, speed in zip(found, speeds, strict=True)
     }
     footprints = tuple(
-        Footprint(weight_bytes=int(draws.uniform(0.05e9, 0.6e9)), row_bytes=int(draws.uniform(0.1e6, 4e6)))
+        MemberFootprint(weight_bytes=int(draws.uniform(0.05e9, 0.6e9)), row_bytes=int(draws.uniform(0.1e6, 4e6)))
         for _ in range(members)
     )
-    space = Space(devices=found, batches=batches, memory=MemoryModel(footprints=footprints))
+    space = PlacementSpace(devices=found, batches=batches, memory=MemoryModel(footprints=footprints))
     slower = np.repeat([[1 / (1 + slope * others)] for others in range(members)], len(batches), axis=1)
     shared = {device.model: slower for device in found} if slope else {}
     drawn = TimeTables(batches=batches, seconds=tables, shared=shared, source="drawn")
     return space, ProfileCost(devices=found, tables=drawn)
 
 
-def _start(space: Space, members: int) -> Placement:
+def _start(space: PlacementSpace, members: int) -> Placement:
     units = single_units(members)
     return Placement(units, worst_fit(space.devices, units, space.memory, batch=space.batches[0]))
 
@@ -131,11 +126,11 @@ def _gain(members: int, spread: float, speeds: tuple[float, ...], *, quick: bool
     BoundedGreedy(max_steps=1, kicks=0).search(start, space, cost)  # kernels are compiled once, and cached on disk
     started = time.process_time()
     bound = upper_bound(start.units, space, cost)
-    other = relaxed(start.units, space, cost)
+    other = place_by_relaxation(start.units, space, cost)
     starts = [start] if other is None else [other, start]
     found = max((BoundedGreedy().search(one, space, cost, bound=bound) for one in starts), key=lambda one: one.value)
     seconds = time.process_time() - started
-    only = Space(devices=space.devices, batches=space.batches, memory=space.memory, moves=("batch",))
+    only = PlacementSpace(devices=space.devices, batches=space.batches, memory=space.memory, moves=("batch",))
     tuned = BoundedGreedy(kicks=0).search(start, only, cost)
     program = integer_program(start.units, space, cost, max_seconds=1.0 if quick else 10.0)
     return {

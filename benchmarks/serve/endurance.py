@@ -29,13 +29,13 @@ _WAITING = 64
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
-    from trainwright.serve import Deployment, Settings
+    from trainwright.serve import Deployment, DeploymentSettings
 
     seconds = 3.0 if options.quick else options.seconds
     draws = np.random.default_rng(options.seed)
     with tempfile.TemporaryDirectory() as folder:
         found = ensemble(Path(folder), [{"width": 256, "depth": 3}] * 3)
-        with Deployment(found, plan(found), settings=Settings(queue_rows=1_000_000)) as service:
+        with Deployment(found, plan(found), settings=DeploymentSettings(queue_rows=1_000_000)) as service:
             rate = _SHARE * _capacity(service, draws, min(10.0, seconds))
             told = _open_loop(service, draws, rate, seconds)
     p50, p99 = (1e3 * float(np.nanquantile(told.latencies, q)) for q in (0.5, 0.99))

@@ -37,11 +37,11 @@ _PARAMS = [{"width": 64, "depth": 2}] * 2
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
-    from trainwright.serve import Deployment, Settings, Unit
+    from trainwright.serve import Deployment, DeploymentSettings, Unit
 
     seconds = 3.0 if options.quick else options.seconds
     units = [Unit(members=(0,)), Unit(members=(1,))]
-    settings = Settings(backoff_seconds=0.05, failures=10_000, queue_rows=20_000)
+    settings = DeploymentSettings(backoff_seconds=0.05, failures=10_000, queue_rows=20_000)
     counts: Counter[str] = Counter()
     with tempfile.TemporaryDirectory() as folder:
         found = ensemble(Path(folder), _PARAMS)

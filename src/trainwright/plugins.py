@@ -228,7 +228,8 @@ def _identify(kind: str, cls: type) -> tuple[str | None, str | None]:
 
 def _to_plain(kind: str, value: Any) -> Any:
     """Return a value as JSON keeps it, or raise TypeError."""
-    if hasattr(value, "to_json"):  # what an earlier study taught
+    if hasattr(value, "to_json"):
+        # What an earlier study taught.
         value = value.to_json()
     if isinstance(value, np.generic):
         value = value.item()

@@ -2,15 +2,15 @@
 
 import numpy as np
 import pytest
-from benchmarks.plan.fit import Constant, fit_constants, leave_out
+from benchmarks.plan.fit import FitConstant, fit_constants, leave_out
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.errors import InputError
 
 SIZES = np.array([1e3, 1e4, 1e5, 1e6, 1e7, 1e8])
-ALPHA = Constant(name="alpha", start=1e-5, low=1e-7, high=1e-3)
-BETA = Constant(name="beta", start=1e-9, low=1e-12, high=1e-7)
+ALPHA = FitConstant(name="alpha", start=1e-5, low=1e-7, high=1e-3)
+BETA = FitConstant(name="beta", start=1e-9, low=1e-12, high=1e-7)
 
 
 def line(values):
@@ -59,8 +59,8 @@ class TestFit:
 
     def test_what_measurements_do_not_say_is_named(self):
         """A constant that nothing depends on is uncertain; one that wants to leave its range is at a bound."""
-        idle = Constant(name="idle", start=1.0, low=0.1, high=10.0)
-        narrow = Constant(name="alpha", start=1e-6, low=1e-7, high=2e-6)
+        idle = FitConstant(name="idle", start=1.0, low=0.1, high=10.0)
+        narrow = FitConstant(name="alpha", start=1e-6, low=1e-7, high=2e-6)
         fit = fit_constants((narrow, BETA, idle), line, line({"alpha": 1e-4, "beta": 1e-10}))
         assert fit.uncertain == ("idle",)
         assert "alpha" in fit.at_bounds
@@ -102,7 +102,7 @@ class TestReach:
         def predict(values):
             return values["rate"] * sizes
 
-        rate = Constant(name="rate", start=1.0, low=0.01, high=100.0)
+        rate = FitConstant(name="rate", start=1.0, low=0.01, high=100.0)
         other = np.ones(len(sizes))
         return sizes, fit_constants((rate,), predict, sizes**1.2, covariates={"size": sizes, "other": other})
 
@@ -124,7 +124,7 @@ class TestReach:
         sizes, fit = self.bent()
         found = fit.reach["size"]
         assert (found.low, found.high) == (1.0, 128.0)
-        rate = Constant(name="rate", start=1.0, low=0.01, high=100.0)
+        rate = FitConstant(name="rate", start=1.0, low=0.01, high=100.0)
         for place, score in zip((0, 7), found.scores, strict=True):
             _, predicted = leave_out((rate,), lambda v: v["rate"] * sizes, sizes**1.2, np.arange(8) == place, starts=1)
             assert score == pytest.approx(abs(np.log(predicted[place] / sizes[place] ** 1.2)) / 2)
@@ -171,7 +171,7 @@ class TestBadInput:
     def test_constant(self, values, words):
         """A range above 0 that holds the start."""
         with pytest.raises(InputError, match=words):
-            Constant(name="alpha", **values)
+            FitConstant(name="alpha", **values)
 
     @pytest.mark.parametrize("measured", [[], [1.0, -1.0], [float("nan")], [[1.0]]])
     def test_measured(self, measured):

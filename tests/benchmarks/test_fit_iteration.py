@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from benchmarks.plan.fit import Constant, fit_constants
+from benchmarks.plan.fit import FitConstant, fit_constants
 from benchmarks.plan.fit_iteration import Exchange, Iteration, Machine, iteration_terms
 from hypothesis import given
 from hypothesis import strategies as st
@@ -117,8 +117,8 @@ def test_a_fit_brings_the_machine_back():
 
     truth = {"beta": 1.4e-10, "decode": 2e-3}
     constants = (
-        Constant(name="beta", start=1e-10, low=1e-11, high=1e-9),
-        Constant(name="decode", start=1e-3, low=1e-4, high=1e-1),
+        FitConstant(name="beta", start=1e-10, low=1e-11, high=1e-9),
+        FitConstant(name="decode", start=1e-3, low=1e-4, high=1e-1),
     )
     assert fit_constants(constants, predict, predict(truth), starts=1).values == pytest.approx(truth, rel=1e-3)
 

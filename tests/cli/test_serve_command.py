@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
 from served_networks import ensemble, inputs
 
 from trainwright.ensemble import Ensemble
-from trainwright.serve import Client, Deployment, Plan, Server
+from trainwright.serve import Client, Deployment, DeploymentPlan, Server
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 
@@ -32,7 +32,7 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def served(folder):
     ensemble = Ensemble.load(folder)
-    plan = Plan.simple(ensemble, "cpu", in_process=True)
+    plan = DeploymentPlan.simple(ensemble, "cpu", in_process=True)
     with Deployment(ensemble, plan) as service, Server(service, port=0) as server:
         yield server
 
@@ -43,8 +43,8 @@ class TestRefusals:
         [
             (["--engine", "slurm"], "--engine: got 'slurm'; allowed: local, ray"),
             (["--slo-ms", "0"], "Throughput.slo_ms: got 0.0; allowed: a number > 0"),
-            (["--deadline-ms", "-1"], "Settings.deadline_ms: got -1.0"),
-            (["--queue-rows", "0"], "Settings.queue_rows: got 0; allowed: a whole number >= 1"),
+            (["--deadline-ms", "-1"], "DeploymentSettings.deadline_ms: got -1.0"),
+            (["--queue-rows", "0"], "DeploymentSettings.queue_rows: got 0; allowed: a whole number >= 1"),
             (["--devices", "tpu"], "devices: got 'tpu'"),
             (["--plan", "nowhere.json"], "there is no such file"),
             (["--token-file", "nowhere"], "--token-file: cannot read nowhere"),
@@ -67,7 +67,7 @@ class TestRefusals:
 
     def test_plan_of_another(self, trainwright, folder, tmp_path):
         other = ensemble(tmp_path / "members", [{"hidden": 3}])
-        file = Plan.simple(other, "cpu").save(tmp_path / "plan.json")
+        file = DeploymentPlan.simple(other, "cpu").save(tmp_path / "plan.json")
         said = trainwright("serve", "run", folder, "--plan", file)
         assert (said.status, "was made for the ensemble" in said.err) == (2, True)
 
@@ -75,7 +75,7 @@ class TestRefusals:
         ("arguments", "sentence", "status"),
         [
             (["--rows", "3-5"], "--rows: got '3-5'; allowed: a number such as 8, or a range such as 1..8", 2),
-            (["--rate", "0"], "Load.rate: got 0.0; allowed: a number > 0", 2),
+            (["--rate", "0"], "LoadTest.rate: got 0.0; allowed: a number > 0", 2),
             (["--arrivals", "often"], "allowed: poisson, constant, closed", 2),
             (["--name", "other"], "model: got 'other'; allowed: ensemble", 2),
         ],
@@ -109,7 +109,7 @@ def test_run(folder, tmp_path):
     token = tmp_path / "token"
     token.write_text(TOKEN)
     token.chmod(0o600)
-    plan = Plan.simple(Ensemble.load(folder), "cpu").save(tmp_path / "plan.json")
+    plan = DeploymentPlan.simple(Ensemble.load(folder), "cpu").save(tmp_path / "plan.json")
     command = [sys.executable, "-c", "from trainwright.cli import main; main()", "serve", "run", str(folder)]
     options = ["--plan", str(plan), "--port", "0", "--token-file", str(token), "--deadline-ms", "60000", "--json"]
     paths = [str(Path(__file__).resolve().parents[1] / "serve"), *sys.path]

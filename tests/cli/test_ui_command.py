@@ -8,8 +8,8 @@ import urllib.request
 
 import pytest
 
+from trainwright.http_security import bind
 from trainwright.ledger import DirectoryLedger
-from trainwright.listening import bind
 
 pytest.importorskip("uvicorn", reason="needs the extra ui")
 pytest.importorskip("fastapi", reason="needs the extra ui")

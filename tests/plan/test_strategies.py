@@ -4,18 +4,18 @@ import pytest
 from oracle_cases import make_cluster, make_convolutions, make_transformer
 
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.conformance import StrategyConformance
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
-from trainwright.plan.parallel.strategies.channel import Channel
-from trainwright.plan.parallel.strategies.context import Context
-from trainwright.plan.parallel.strategies.data import Data
-from trainwright.plan.parallel.strategies.expert import Expert
-from trainwright.plan.parallel.strategies.filter import Filter
-from trainwright.plan.parallel.strategies.pipeline import Pipeline
+from trainwright.plan.parallel.strategies.channel import ChannelStrategy
+from trainwright.plan.parallel.strategies.context import ContextStrategy
+from trainwright.plan.parallel.strategies.data import DataStrategy
+from trainwright.plan.parallel.strategies.expert import ExpertStrategy
+from trainwright.plan.parallel.strategies.filter import FilterStrategy
+from trainwright.plan.parallel.strategies.pipeline import PipelineStrategy
 from trainwright.plan.parallel.strategies.registry import STRATEGIES
-from trainwright.plan.parallel.strategies.spatial import Spatial, halo_elements
-from trainwright.plan.parallel.strategies.tensor import Tensor
+from trainwright.plan.parallel.strategies.spatial import SpatialStrategy, halo_elements
+from trainwright.plan.parallel.strategies.tensor import TensorStrategy
+from trainwright.testing.strategy import StrategyConformance
 
 FP32 = precision_of("fp32")
 
@@ -32,17 +32,17 @@ class OfConvolutions(StrategyConformance):
 
 class TestTensor(OfTransformer):
     def make_strategy(self):
-        return Tensor()
+        return TensorStrategy()
 
 
 class TestContext(OfTransformer):
     def make_strategy(self):
-        return Context()
+        return ContextStrategy()
 
 
 class TestExpert(StrategyConformance):
     def make_strategy(self):
-        return Expert()
+        return ExpertStrategy()
 
     def make_work(self):
         return ModelArrays(make_transformer(layers=2, experts=8, top_k=2), FP32)
@@ -50,27 +50,27 @@ class TestExpert(StrategyConformance):
 
 class TestData(OfTransformer):
     def make_strategy(self):
-        return Data()
+        return DataStrategy()
 
 
 class TestPipeline(OfTransformer):
     def make_strategy(self):
-        return Pipeline()
+        return PipelineStrategy()
 
 
 class TestFilter(OfConvolutions):
     def make_strategy(self):
-        return Filter()
+        return FilterStrategy()
 
 
 class TestChannel(OfConvolutions):
     def make_strategy(self):
-        return Channel()
+        return ChannelStrategy()
 
 
 class TestSpatial(OfConvolutions):
     def make_strategy(self):
-        return Spatial()
+        return SpatialStrategy()
 
 
 def listed(profile, **degrees):

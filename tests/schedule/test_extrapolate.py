@@ -114,7 +114,7 @@ def recall(rule, table):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"share": 0}, "share: got 0; allowed: a number above 0 and up to 1"),
+        ({"share": 0}, "share: got 0; allowed: a number above 0 and at most 1"),
         ({"share": "half"}, "share: got 'half'; allowed"),
         ({"min_trials": 0}, "min_trials: got 0; allowed: a whole number"),
         ({"min_epochs": 28}, "min_epochs: got 28, above max_epochs 27; allowed: 1 to max_epochs"),

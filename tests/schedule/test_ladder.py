@@ -47,5 +47,5 @@ def test_fractional_eta_rounds_up_and_rises(least, length, eta):
 
 def test_decimal_eta_is_exact():
     """2.5 is 5/2 and 1.1 is 11/10, not their binary neighbours."""
-    assert (as_fraction(2.5, "ASHA"), as_fraction(1.1, "ASHA")) == (Fraction(5, 2), Fraction(11, 10))
+    assert (as_fraction(2.5), as_fraction(1.1)) == (Fraction(5, 2), Fraction(11, 10))
     assert ASHA(max_epochs=100, eta=2.5).rungs == (1, 3, 7, 16, 40, 98)

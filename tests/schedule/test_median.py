@@ -84,7 +84,7 @@ def test_next_epoch():
         ({"min_epochs": None}, "Median.min_epochs: got None; allowed: a whole number of epochs >= 1"),
         ({"interval": 1.0}, "Median.interval: got 1.0; allowed: a whole number of epochs >= 1"),
         ({"min_trials": 0}, "Median.min_trials: got 0; allowed: a whole number >= 1"),
-        ({"max_epochs": "9"}, "Median.max_epochs: got '9'; allowed: a whole number of epochs >= 1"),
+        ({"max_epochs": "9"}, "Median.max_epochs: got '9'; allowed: a whole number of epochs >= 1, or None"),
     ],
 )
 def test_bad_settings(settings_, sentence):

@@ -118,7 +118,7 @@ def test_infeasible_trials_come_last():
         ),
         (
             lambda: MultiObjectiveASHA(max_epochs=9, order="best"),
-            "MultiObjectiveASHA.order: got 'best'; allowed: 'epsnet', 'crowding'",
+            "MultiObjectiveASHA.order: got 'best'; allowed: 'epsnet', 'crowding' (did you mean 'epsnet'?)",
         ),
         (
             lambda: MultiObjectiveASHA(max_epochs=9, kind="both"),

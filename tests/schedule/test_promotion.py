@@ -423,7 +423,7 @@ BAD = [
     ),
     (
         lambda: IEpoch(top_k=1, max_epochs=3, quorum=0),
-        "IEpoch.quorum: got 0; allowed: a number above 0 and up to 1",
+        "IEpoch.quorum: got 0; allowed: a number above 0 and at most 1",
     ),
     (
         lambda: IEpoch(top_k=9, max_epochs=3).check(1, 4),

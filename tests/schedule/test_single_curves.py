@@ -62,11 +62,11 @@ def test_patience_is_a_quarter_of_the_length():
     ("make", "sentence"),
     [
         (Patience, "Patience.epochs: got None; allowed: a whole number of epochs >= 1, or give max_epochs"),
-        (lambda: Patience(epochs=0), "Patience.epochs: got 0; allowed: a whole number of epochs >= 1"),
+        (lambda: Patience(epochs=0), "Patience.epochs: got 0; allowed: a whole number of epochs >= 1, or None"),
         (lambda: Patience(epochs=2, min_delta=-1), "Patience.min_delta: got -1; allowed: a number >= 0"),
         (lambda: Plateau(window=1), "Plateau.window: got 1; allowed: a whole number of reports >= 2"),
         (lambda: Plateau(tolerance=1), "Plateau.tolerance: got 1; allowed: a number from 0 to below 1"),
-        (lambda: Plateau(max_epochs=0), "Plateau.max_epochs: got 0; allowed: a whole number of epochs >= 1"),
+        (lambda: Plateau(max_epochs=0), "Plateau.max_epochs: got 0; allowed: a whole number of epochs >= 1, or None"),
     ],
 )
 def test_bad_settings(make, sentence):

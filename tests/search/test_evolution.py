@@ -70,9 +70,9 @@ def test_several_objectives_are_refused():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"population": 0}, "population must be an integer >= 1, got 0"),
-        ({"tournament": 2.5}, "tournament must be an integer >= 1, got 2.5"),
-        ({"initial": 0}, "initial must be an integer >= 1, got 0"),
+        ({"population": 0}, "population: got 0; allowed: a whole number >= 1"),
+        ({"tournament": 2.5}, "tournament: got 2.5; allowed: a whole number >= 1"),
+        ({"initial": 0}, "initial: got 0; allowed: a whole number >= 1"),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -102,10 +102,10 @@ class TestExpectedGain:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            ((0,), "ExpectedGain: least must be a number > 0, got 0"),
-            ((math.nan,), "least must be a number > 0, got nan"),
-            ((True,), "least must be a number > 0, got True"),
-            ((0.1, 3), "ExpectedGain: results must be a whole number >= 5, got 3"),
+            ((0,), "ExpectedGain.least: got 0; allowed: a number > 0"),
+            ((math.nan,), "ExpectedGain.least: got nan; allowed: a number > 0"),
+            ((True,), "ExpectedGain.least: got True; allowed: a number > 0"),
+            ((0.1, 3), "ExpectedGain.results: got 3; allowed: a whole number >= 5"),
         ],
     )
     def test_refusals(self, arguments, sentence):

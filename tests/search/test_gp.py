@@ -191,10 +191,10 @@ def test_fits_leave_room_for_what_comes_until_the_next():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"design": "grid"}, "design must be one of 'halton', 'sobol', 'random', got 'grid'"),
-        ({"initial": -1}, "initial must be an integer >= 0, got -1"),
-        ({"max_rows": 10}, "max_rows must be an integer >= 20, got 10"),
-        ({"candidates": 4}, "candidates must be an integer >= 8, got 4"),
+        ({"design": "grid"}, "design: got 'grid'; allowed: 'halton', 'sobol', 'random'"),
+        ({"initial": -1}, "initial: got -1; allowed: a whole number >= 0"),
+        ({"max_rows": 10}, "max_rows: got 10; allowed: a whole number >= 20"),
+        ({"candidates": 4}, "candidates: got 4; allowed: a whole number >= 8"),
     ],
 )
 def test_settings_are_checked(settings, message):

@@ -7,13 +7,13 @@ import numpy as np
 from trainwright.ensemble import Ensemble, Member
 from trainwright.randomness import rng
 from trainwright.serve import Device
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Placement
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.tables import TimeTables
-from trainwright.serve.units import single_units
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import PlacementSpace
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import single_units
+from trainwright.serve.placement.worst_fit import worst_fit
 
 GB = 10**9
 
@@ -63,10 +63,10 @@ def drawn_case(seed, *, count, members, batches, contention=True):
         for place, device in enumerate(found)
     }
     footprints = tuple(
-        Footprint(weight_bytes=int(draws.uniform(0.05, 0.6) * GB), row_bytes=int(draws.uniform(0.1, 4) * 1e6))
+        MemberFootprint(weight_bytes=int(draws.uniform(0.05, 0.6) * GB), row_bytes=int(draws.uniform(0.1, 4) * 1e6))
         for _ in range(members)
     )
-    space = Space(devices=found, batches=batches, memory=MemoryModel(footprints=footprints))
+    space = PlacementSpace(devices=found, batches=batches, memory=MemoryModel(footprints=footprints))
     slope = float(draws.uniform(0, 0.3)) if contention else 0.0
     slower = np.repeat([[1 / (1 + slope * others)] for others in range(members)], len(batches), axis=1)
     shared = {device.model: slower for device in found} if contention else {}

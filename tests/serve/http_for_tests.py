@@ -7,8 +7,8 @@ import httpx
 import numpy as np
 from served_networks import INPUTS, ensemble, inputs
 
-from trainwright.serve import Deployment, Options, Plan
-from trainwright.serve.client import encode
+from trainwright.serve import Deployment, DeploymentPlan, Options
+from trainwright.serve.http.client import encode
 
 __all__ = ["HTTP", "INFER", "INPUTS", "Scripted", "ask", "body", "ensemble", "inputs", "open_file_count", "values"]
 
@@ -25,7 +25,7 @@ class Scripted(Deployment):
     script = staticmethod(lambda x, options: None)
 
     def __init__(self, found, **settings):
-        super().__init__(found, Plan.simple(found, "cpu", in_process=True), **settings)
+        super().__init__(found, DeploymentPlan.simple(found, "cpu", in_process=True), **settings)
 
     def submit(self, x, options=None):
         told = self.script(x, options)

@@ -13,8 +13,8 @@ import numpy as np
 
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
-from trainwright.serve import Deployment, Plan, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.serve import Deployment, DeploymentPlan, Unit, parse_devices
+from trainwright.serve.placement.deployment_plan import digest_of
 
 INPUTS, OUTPUTS = 4, 3
 
@@ -148,7 +148,7 @@ def plan(found, units=None, *, batch=16, devices="cpu:0", matrix=None):
     columns = units or tuple(Unit(members=(member,)) for member in range(len(found.members)))
     rows = parse_devices(devices)
     matrix = matrix or ((batch,) * len(columns),) * len(rows)
-    return Plan(ensemble=digest_of(found), devices=rows, units=columns, matrix=matrix)
+    return DeploymentPlan(ensemble=digest_of(found), devices=rows, units=columns, matrix=matrix)
 
 
 def expected(found, x, members=None):

@@ -11,31 +11,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, ensemble
+from benchmarks.serve.placement_oracles import InjectedCost, brute_force
 
 from trainwright.cluster import Cluster
 from trainwright.cluster import Device as Hardware
 from trainwright.ensemble import Ensemble, Member
 from trainwright.errors import AllocationError, DeviceError, ServeConfigError
-from trainwright.serve import (
-    P99,
-    BoundedGreedy,
-    Footprint,
-    InjectedCost,
-    MemoryModel,
-    Placement,
-    Plan,
-    RealCost,
-    Throughput,
-    TimeTables,
-    Unit,
-    allocate,
-    parse_devices,
-)
-from trainwright.serve.exact import brute_force
-from trainwright.serve.neighbours import Space
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.timing import measured
-from trainwright.serve.units import single_units
+from trainwright.serve import P99, DeploymentPlan, Throughput, TimeTables, Unit, allocate, parse_devices
+from trainwright.serve.placement.greedy import BoundedGreedy
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import PlacementSpace
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.real_cost import RealCost
+from trainwright.serve.placement.timing import measure_times
+from trainwright.serve.placement.units import single_units
 
 torch = pytest.importorskip("torch")
 
@@ -108,11 +98,11 @@ class TestSimulated:
         told = plan.expected
         assert 0 < told["worst_fit"] <= told["batch_only"] <= told["value"] <= told["bound"] * (1 + 1e-9)
         assert [device.name for device in plan.devices] == ["a/0", "b/0", "b/1"]
-        assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
+        assert DeploymentPlan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
 
     def test_faster_devices_are_faster(self, folder):
         """By the roofline a device with ten times the figures takes about a tenth of the time, launches apart."""
-        from trainwright.serve.roofline import simulated_tables
+        from trainwright.serve.placement.roofline import simulated_tables
 
         found, memory = simulated_tables(Ensemble.load(folder), clusters(), (8, 64, 512))
         ratio = found.seconds["slow"] / found.seconds["fast"]
@@ -156,7 +146,7 @@ class TestGivenTables:
     def test_what_fits_only_in_one_process(self):
         """Two contexts are too many for the device, one is not: members share a process."""
         tight = MemoryModel(
-            footprints=(Footprint(weight_bytes=10, row_bytes=0),) * 2, context_bytes={"cuda": 500}, usable=1.0
+            footprints=(MemberFootprint(weight_bytes=10, row_bytes=0),) * 2, context_bytes={"cuda": 500}, usable=1.0
         )
         plan = allocate(ensemble(10, 20), devices(600), tables=tables([1, 2], [1, 2]), memory=tight, batches=(1, 8))
         assert [unit.name for unit in plan.units] == ["loop(0,1)"]
@@ -175,11 +165,11 @@ class TestGivenTables:
         }
         known = TimeTables(batches=batches, seconds={"cuda-model": times}, fused=fused)
         memory = MemoryModel(
-            footprints=(Footprint(weight_bytes=10, row_bytes=1),) * 3, context_bytes={"cuda": 30}, usable=1.0
+            footprints=(MemberFootprint(weight_bytes=10, row_bytes=1),) * 3, context_bytes={"cuda": 30}, usable=1.0
         )
         found = devices(*draws.integers(100, 250, 2).tolist())
         plan = allocate(ensemble(10, 20, 30), found, tables=known, memory=memory, batches=batches)
-        space = Space(devices=found, batches=batches, memory=memory)
+        space = PlacementSpace(devices=found, batches=batches, memory=memory)
         cost = ProfileCost(devices=found, tables=known)
         pair, all_three = (unit for unit, _ in fused)
         choices = [single_units(3), (pair, Unit(members=(2,))), (all_three,)]
@@ -224,10 +214,11 @@ class TestReal:
 
     def test_what_does_not_start_is_told(self, folder, monkeypatch):
         """A crash of a worker is a measurement: minus infinity, and why."""
-        from trainwright.serve import RealCost, parse_devices
+        from trainwright.serve import parse_devices
         from trainwright.serve.deployment import Deployment
-        from trainwright.serve.placement import Placement
-        from trainwright.serve.units import single_units
+        from trainwright.serve.placement.placement import Placement
+        from trainwright.serve.placement.real_cost import RealCost
+        from trainwright.serve.placement.units import single_units
 
         monkeypatch.setattr(Deployment, "_runner", "nowhere:nothing")
         cost = RealCost(ensemble=Ensemble.load(folder), devices=parse_devices("cpu:0"))
@@ -236,9 +227,10 @@ class TestReal:
         assert "nowhere" in found.failed
 
     def test_latencies(self, folder):
-        from trainwright.serve import RealCost, parse_devices
-        from trainwright.serve.placement import Placement
-        from trainwright.serve.units import single_units
+        from trainwright.serve import parse_devices
+        from trainwright.serve.placement.placement import Placement
+        from trainwright.serve.placement.real_cost import RealCost
+        from trainwright.serve.placement.units import single_units
 
         placement = Placement(single_units(3), ((8, 8, 8),))
         cost = RealCost(ensemble=Ensemble.load(folder), devices=parse_devices("cpu:0"), objective=P99(50), seconds=0.2)
@@ -260,7 +252,7 @@ class TestTogether:
         lock = {"lock": str(tmp_path / "lock")} if locked else {}
         found = served_networks.ensemble(tmp_path, [{"seconds": 0.04, **lock}] * 2, kind="slow")
         here = parse_devices("cpu:0-1")
-        tables, _ = measured(found, here, (4, 16))
+        tables, _ = measure_times(found, here, (4, 16))
         (alone, both) = tables.shared["cpu x 2"]
         assert alone == pytest.approx(1.0)
         assert both == pytest.approx(gain, rel=0.25)
@@ -291,7 +283,7 @@ class TestCommand:
         assert "simulated devices" in done.stdout
         assert "expected gain:" in done.stdout
         told = json.loads(done.stdout.splitlines()[-1])
-        assert Plan.load(tmp_path / "plan.json").to_json() == {key: told[key] for key in told if key != "out"}
+        assert DeploymentPlan.load(tmp_path / "plan.json").to_json() == {key: told[key] for key in told if key != "out"}
 
     @pytest.mark.parametrize(
         ("arguments", "why"),

@@ -7,11 +7,11 @@ import pytest
 from allocation_for_tests import GB, devices, ensemble, member
 
 from trainwright.errors import AllocationError
-from trainwright.serve import Device, Plan, Unit
-from trainwright.serve.matrix import digest_of
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.units import check_units, single_units
-from trainwright.serve.worst_fit import worst_fit
+from trainwright.serve import DeploymentPlan, Device, Unit
+from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
+from trainwright.serve.placement.units import check_units, single_units
+from trainwright.serve.placement.worst_fit import worst_fit
 
 
 def plan(**changed):
@@ -22,7 +22,7 @@ def plan(**changed):
         "matrix": ((8, 0), (4, 16)),
         "expected": {"value": 12.5},
     }
-    return Plan(**{**told, **changed})
+    return DeploymentPlan(**{**told, **changed})
 
 
 class TestUnits:
@@ -69,7 +69,7 @@ class TestPlan:
 
     def test_file_round_trip(self, tmp_path):
         path = plan().save(tmp_path / "plan.json")
-        assert Plan.load(path) == plan()
+        assert DeploymentPlan.load(path) == plan()
         assert [each.name for each in tmp_path.iterdir()] == ["plan.json"]
 
     def test_damaged_files(self, tmp_path):
@@ -84,12 +84,12 @@ class TestPlan:
         ):
             path.write_text(json.dumps(changed))
             with pytest.raises(AllocationError, match=why):
-                Plan.load(path)
+                DeploymentPlan.load(path)
         path.write_text("{")
         with pytest.raises(AllocationError, match="no JSON"):
-            Plan.load(path)
+            DeploymentPlan.load(path)
         with pytest.raises(AllocationError, match="no such file"):
-            Plan.load(tmp_path / "none.json")
+            DeploymentPlan.load(tmp_path / "none.json")
         with pytest.raises(AllocationError, match="cannot be written"):
             plan().save(tmp_path / "none" / "plan.json")
 
@@ -107,26 +107,26 @@ class TestPlan:
 
     def test_simple(self):
         """One instance of every member, on real devices; on one core they share a process."""
-        found = Plan.simple(ensemble(10, 20), "cpu:0", batch=4)
+        found = DeploymentPlan.simple(ensemble(10, 20), "cpu:0", batch=4)
         assert (found.matrix, [unit.name for unit in found.units]) == (((4,),), ["loop(0,1)"])
         found.check(ensemble(10, 20))
 
     def test_simple_has_cores_for_each(self):
         """Processes share no core as long as there are enough, and the largest member decides whether there are."""
         five = Device(name="cpu:0-4", kind="cpu", cores=tuple(range(5)), threads=5, capacity_bytes=50 * GB)
-        found = Plan.simple(ensemble(10, 20), [five])
+        found = DeploymentPlan.simple(ensemble(10, 20), [five])
         assert [(one.device.name, one.threads) for one in found.instances] == [("cpu:0-1", 2), ("cpu:2-4", 3)]
-        crowded = Plan.simple(ensemble(*range(1, 8)), [five])
+        crowded = DeploymentPlan.simple(ensemble(*range(1, 8)), [five])
         assert [one.threads for one in crowded.instances] == [1] * 5
         assert sorted(len(unit.members) for unit in crowded.units) == [1, 1, 1, 2, 2]
-        tight = Plan.simple(ensemble(10, 20), [dataclasses.replace(five, capacity_bytes=int(0.9 * GB))])
+        tight = DeploymentPlan.simple(ensemble(10, 20), [dataclasses.replace(five, capacity_bytes=int(0.9 * GB))])
         assert [one.threads for one in tight.instances] == [3, 2], "half of the memory holds no process"
 
 
 class TestWorstFit:
     def test_the_largest_first_onto_the_emptiest(self):
         memory = MemoryModel(
-            footprints=tuple(Footprint(weight_bytes=size, row_bytes=0) for size in (10, 50, 30, 20)),
+            footprints=tuple(MemberFootprint(weight_bytes=size, row_bytes=0) for size in (10, 50, 30, 20)),
             context_bytes={"cuda": 0},
             usable=1.0,
         )
@@ -136,14 +136,16 @@ class TestWorstFit:
 
     def test_accelerators_first(self):
         memory = MemoryModel(
-            footprints=(Footprint(weight_bytes=10, row_bytes=1),) * 3, context_bytes={"cuda": 5, "cpu": 0}, usable=1.0
+            footprints=(MemberFootprint(weight_bytes=10, row_bytes=1),) * 3,
+            context_bytes={"cuda": 5, "cpu": 0},
+            usable=1.0,
         )
         both = (Device(name="cpu:0", kind="cpu", cores=(0,), capacity_bytes=1000), *devices(40))
         assert worst_fit(both, single_units(3), memory, batch=1) == ((0, 0, 1), (1, 1, 0))
 
     def test_too_large(self):
         """The sentence has what is needed and free by device, and what would do."""
-        memory = MemoryModel(footprints=(Footprint(weight_bytes=90, row_bytes=1),), context_bytes={"cuda": 10})
+        memory = MemoryModel(footprints=(MemberFootprint(weight_bytes=90, row_bytes=1),), context_bytes={"cuda": 10})
         with pytest.raises(AllocationError, match=r"cuda/1: needed 104, free 95 of 100") as caught:
             worst_fit(devices(50, 100), single_units(1), memory, batch=4)
         assert "9 bytes more on cuda/1 would do" in str(caught.value)
@@ -151,4 +153,4 @@ class TestWorstFit:
     def test_a_member_of_unknown_size(self):
         unknown = dataclasses.replace(member(0), weight_bytes=None)
         with pytest.raises(AllocationError, match="its bytes are not known"):
-            Footprint.assumed(unknown)
+            MemberFootprint.assumed(unknown)

@@ -5,25 +5,27 @@ import math
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, drawn_case, started
+from benchmarks.serve.placement_oracles import InjectedCost, brute_force, integer_program, space_size
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.errors import AllocationError
 from trainwright.serve import Device, Unit
-from trainwright.serve.cost import InjectedCost, Measurement
-from trainwright.serve.exact import brute_force, integer_program, upper_bound
-from trainwright.serve.greedy import BoundedGreedy, compared
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Placement, space_size
-from trainwright.serve.relaxed import relaxed
-from trainwright.serve.units import single_units
+from trainwright.serve.placement.cost import Measurement
+from trainwright.serve.placement.greedy import BoundedGreedy, compared
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import PlacementSpace
+from trainwright.serve.placement.relaxation import place_by_relaxation, upper_bound
+from trainwright.serve.placement.units import single_units
 
 
 def roomy(count=2, members=2, batches=(1, 8), fusable=(), **settings):
     """Return a space in which everything fits."""
-    memory = MemoryModel(footprints=(Footprint(weight_bytes=1, row_bytes=1),) * members)
-    return Space(devices=devices(*[100 * GB] * count), batches=batches, memory=memory, fusable=fusable, **settings)
+    memory = MemoryModel(footprints=(MemberFootprint(weight_bytes=1, row_bytes=1),) * members)
+    return PlacementSpace(
+        devices=devices(*[100 * GB] * count), batches=batches, memory=memory, fusable=fusable, **settings
+    )
 
 
 class TestMemory:
@@ -34,7 +36,7 @@ class TestMemory:
         members = data.draw(st.integers(1, 4))
         sizes = st.integers(0, 10**6)
         prints = [
-            Footprint(weight_bytes=data.draw(sizes), row_bytes=data.draw(sizes), fixed_bytes=data.draw(sizes))
+            MemberFootprint(weight_bytes=data.draw(sizes), row_bytes=data.draw(sizes), fixed_bytes=data.draw(sizes))
             for _ in range(members)
         ]
         cut = data.draw(st.integers(1, members))
@@ -53,7 +55,7 @@ class TestMemory:
                     one = prints[member]
                     total += one.weight_bytes + one.fixed_bytes + batch * one.row_bytes
         assert model.fits([device], units, [row]) == (total <= math.floor(0.95 * capacity))
-        space = Space(devices=(device,), batches=(1, 2, 64), memory=model)
+        space = PlacementSpace(devices=(device,), batches=(1, 2, 64), memory=model)
         assert space.fits(Placement(tuple(units), (tuple(row),))) == (total <= math.floor(0.95 * capacity))
 
 
@@ -125,14 +127,14 @@ class TestOracles:
         rates = np.array([8, 64]) / cost.unit_seconds(single_units(3))[0]
         expected = 1 / (1 / rates.max(axis=1)).sum()
         assert upper_bound(single_units(3), space, cost) == pytest.approx(expected)
-        found = relaxed(single_units(3), space, cost)
+        found = place_by_relaxation(single_units(3), space, cost)
         assert space.fits(found)
 
     def test_refusals(self):
         space, cost = drawn_case(0, count=4, members=12, batches=(8, 16, 32, 64, 128))
         with pytest.raises(AllocationError, match=r"2\.22e\+37 matrices"):
             brute_force(single_units(12), space, cost)
-        tight = Space(devices=devices(10), batches=(1,), memory=roomy().memory)
+        tight = PlacementSpace(devices=devices(10), batches=(1,), memory=roomy().memory)
         with pytest.raises(AllocationError, match="none of 1 matrices fits"):
             brute_force(single_units(1), tight, InjectedCost(value=lambda _: 1.0))
 
@@ -213,7 +215,7 @@ class TestGreedy:
     def test_measured_in_turns(self):
         """Medians of A/B/A/B; one failure of several is a failure."""
 
-        class Cost:
+        class PlacementCost:
             noisy = True
 
             def __init__(self):
@@ -226,7 +228,7 @@ class TestGreedy:
                 return [Measurement(value=v, failed="crash" if v == -math.inf else None) for v in found]
 
         a, b = Placement(single_units(1), ((1,),)), Placement(single_units(1), ((2,),))
-        cost = Cost()
+        cost = PlacementCost()
         old, new = compared(cost, a, b, 3)
         assert cost.asked == [a, b] * 3
         assert old.value == 2.0

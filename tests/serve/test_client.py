@@ -12,7 +12,7 @@ pytest.importorskip("fastapi")
 from http_for_tests import Scripted, ensemble, inputs
 
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, ServeError
-from trainwright.serve import Answer, Client, Options, Server
+from trainwright.serve import Client, Options, Response, Server
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 X = inputs(40, seed=3)
@@ -103,7 +103,7 @@ class TestRefusals:
 
     def test_degraded(self, client, served, monkeypatch):
         answer = Future()
-        answer.set_result(Answer(prediction=np.ones((2, 3)) / 3, used=(10,), missing={11: "was lost"}, weight=0.4))
+        answer.set_result(Response(prediction=np.ones((2, 3)) / 3, used=(10,), missing={11: "was lost"}, weight=0.4))
         monkeypatch.setattr(served[0], "script", lambda x, options: answer)
         found = client.ask(X[:2])
         assert (found.degraded, found.missing, found.weight) == (True, {11: "was lost"}, 0.4)

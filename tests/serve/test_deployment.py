@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from trainwright.errors import NotReady, RequestError, ServeConfigError
-from trainwright.serve import Deployment, Options, Plan, Unit
-from trainwright.serve.devices import parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.serve import Deployment, DeploymentPlan, Options, Unit
+from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.devices import parse_devices
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -25,7 +25,7 @@ def plan_of(ensemble, units=None, batches=None, devices="cpu:0"):
     units = units or (Unit(members=members, kind="loop" if len(members) > 1 else "process"),)
     found = parse_devices(devices)
     matrix = batches or tuple((32,) * len(units) for _ in found)
-    return Plan(ensemble=digest_of(ensemble), devices=found, units=tuple(units), matrix=matrix)
+    return DeploymentPlan(ensemble=digest_of(ensemble), devices=found, units=tuple(units), matrix=matrix)
 
 
 @pytest.fixture(scope="module")

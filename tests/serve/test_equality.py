@@ -11,8 +11,8 @@ import pytest
 
 from trainwright.ensemble.combine.calibration import Calibration
 from trainwright.ensemble.combine.rules import RULES
-from trainwright.serve import Deployment, Options, Plan, Settings, Unit, parse_devices
-from trainwright.serve.matrix import digest_of
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options, Unit, parse_devices
+from trainwright.serve.placement.deployment_plan import digest_of
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -49,7 +49,7 @@ def test_every_rule_and_allocation(tmp_path, rule, allocation):
     batch = {"apart": 8, "together": 128, "mixed": 1}[allocation]
     columns = ALLOCATIONS[allocation]
     devices = parse_devices("cpu:0")
-    plan = Plan(ensemble=digest_of(found), devices=devices, units=columns, matrix=((batch,) * len(columns),))
+    plan = DeploymentPlan(ensemble=digest_of(found), devices=devices, units=columns, matrix=((batch,) * len(columns),))
     with Deployment(found, plan) as service:
         for rows in (1, 7, 128, 129, 1000):
             x = networks.inputs(rows, seed=rows)
@@ -64,7 +64,7 @@ def test_every_segmentation(tmp_path, batch, segment_rows):
     """Segments smaller and larger than batches, with rows joined and cut."""
     found = members.ensemble(tmp_path, 3, weights=[0.5, 0.3, 0.2])
     units = (Unit(members=(0, 1), kind="loop"), Unit(members=(2,)))
-    settings = Settings(segment_rows=segment_rows, max_delay_ms=1.0, queue_rows=100_000)
+    settings = DeploymentSettings(segment_rows=segment_rows, max_delay_ms=1.0, queue_rows=100_000)
     with members.Numpy(found, members.plan(found, units, batch=batch), settings=settings) as service:
         asked = [members.inputs(rows, seed=rows) for rows in (*range(1, 40), 127, 128, 129, 300)]
         answers = [service.submit(x) for x in asked]
@@ -80,7 +80,7 @@ def test_ten_thousand_mixed_requests(tmp_path):
     found = members.ensemble(tmp_path, 3, weights=[0.5, 0.3, 0.2])
     units = (Unit(members=(0, 2), kind="loop"), Unit(members=(1,)))
     wrong, done = [], itertools.count()
-    settings = Settings(queue_rows=1_000_000)
+    settings = DeploymentSettings(queue_rows=1_000_000)
     with members.Numpy(found, members.plan(found, units, batch=64), settings=settings) as service:
 
         def client(number):

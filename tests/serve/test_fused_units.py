@@ -8,7 +8,7 @@ import pytest
 
 from trainwright.ensemble import Ensemble
 from trainwright.errors import ServeError
-from trainwright.serve import fused
+from trainwright.serve.runtime import member_runners as fused
 
 torch = pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))

@@ -15,11 +15,11 @@ pytest.importorskip("fastapi")
 
 from http_for_tests import HTTP, INFER, Scripted, ask, ensemble, inputs, open_file_count
 
-from trainwright.serve import Answer, Options, Server
-from trainwright.serve.client import encode
+from trainwright.serve import Options, Response, Server
+from trainwright.serve.http.client import encode
 
 X = inputs(2)
-HELD = Answer(prediction=np.ones((2, 3)) / 3, used=(10,))
+HELD = Response(prediction=np.ones((2, 3)) / 3, used=(10,))
 
 
 @pytest.fixture

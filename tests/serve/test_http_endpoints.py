@@ -24,8 +24,9 @@ from trainwright.errors import (
     ServeConfigError,
     ServeError,
 )
-from trainwright.serve import Answer
-from trainwright.serve.http import Limits, Server
+from trainwright.serve import Response
+from trainwright.serve.http.limits import Limits
+from trainwright.serve.http.server import Server
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 X = inputs(3)
@@ -125,7 +126,7 @@ class TestProtocol:
 
     def test_degraded(self, url, script):
         answer = Future()
-        answer.set_result(Answer(prediction=np.ones((3, 3)) / 3, used=(10,), missing={11: "was lost"}, weight=0.7))
+        answer.set_result(Response(prediction=np.ones((3, 3)) / 3, used=(10,), missing={11: "was lost"}, weight=0.7))
         script(answer)
         reply = HTTP.post(url + INFER, json=body(X))
         assert reply.headers["X-Trainwright-Degraded"] == "11"
@@ -339,7 +340,7 @@ class TestAddress:
             Server(service, port=70_000).start()
         with pytest.raises(ServeConfigError, match="name: got 'a/b'; allowed: a word"):
             Server(service, name="a/b")
-        with pytest.raises(ServeConfigError, match=r"Limits\.rows: got 0; allowed: a number >= 1"):
+        with pytest.raises(ServeConfigError, match=r"Limits\.rows: got 0; allowed: a whole number >= 1"):
             Limits(rows=0)
 
     def test_connections(self, served):

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.serve.malformed import LEFT, attack, held
 from http_for_tests import ensemble, inputs
 
-from trainwright.serve import Client, Deployment, Limits, Plan, Server
+from trainwright.serve import Client, Deployment, DeploymentPlan, Limits, Server
 
 LIMITS = Limits(body_bytes=2**18, rows=200)
 X = inputs(7)
@@ -38,7 +38,7 @@ def attacked(server, expected, count, seed):
 
 def test_five_hundred(tmp_path):
     found = ensemble(tmp_path, [{}])
-    plan = Plan.simple(found, "cpu", in_process=True)
+    plan = DeploymentPlan.simple(found, "cpu", in_process=True)
     with Deployment(found, plan) as service, Server(service, port=0, limits=LIMITS) as server:
         attacked(server, found.predict(X), 500, seed=1)
 
@@ -60,7 +60,7 @@ def test_schema_of_the_openapi(tmp_path):
     from hypothesis.errors import Unsatisfiable
 
     found = ensemble(tmp_path, [{}])
-    plan = Plan.simple(found, "cpu", in_process=True)
+    plan = DeploymentPlan.simple(found, "cpu", in_process=True)
     with Deployment(found, plan) as service, Server(service, port=0, limits=LIMITS) as server:
         schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
         operations = [each.ok() for each in schema.get_all_operations()]

@@ -7,7 +7,7 @@ pytest.importorskip("fastapi")
 
 from http_for_tests import ask, ensemble, inputs
 
-from trainwright.serve import Deployment, Plan, Server, Settings
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server
 from trainwright.ui import ServerLoad
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of this test
@@ -20,7 +20,7 @@ def test_its_requests_and_rows_are_seen(tmp_path):
     found = ensemble(tmp_path, [{}, {"hidden": 4}], kind="classes", weights=[0.4, 0.6])
     x = inputs(ROWS, seed=1)
     with (
-        Deployment(found, Plan.simple(found, "cpu"), settings=Settings()) as service,
+        Deployment(found, DeploymentPlan.simple(found, "cpu"), settings=DeploymentSettings()) as service,
         Server(service, port=0, token=TOKEN) as server,
     ):
         load = ServerLoad(server.url, token=TOKEN)

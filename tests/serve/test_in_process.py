@@ -13,14 +13,16 @@ import torch
 from served_networks import ensemble, inputs
 
 from trainwright.errors import AllocationError, DeadlinePassed, NotReady, Overloaded, RequestError
-from trainwright.serve import Deployment, Options, Plan, Settings
-from trainwright.serve.units import single_units
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options
+from trainwright.serve.placement.units import single_units
 
 X = inputs(20)
 
 
 def serve(found, **settings):
-    return Deployment(found, Plan.simple(found, "cpu", batch=8, in_process=True), settings=Settings(**settings))
+    return Deployment(
+        found, DeploymentPlan.simple(found, "cpu", batch=8, in_process=True), settings=DeploymentSettings(**settings)
+    )
 
 
 @pytest.fixture
@@ -134,7 +136,7 @@ def test_an_event_loop_does_not_compute(tmp_path, held):
 
 def test_a_plan_without_processes_has_one_group_of_cores(tmp_path):
     found = ensemble(tmp_path, [{}, {}])
-    simple = Plan.simple(found, "cpu", in_process=True)
-    assert Plan.from_json(simple.to_json()) == simple
+    simple = DeploymentPlan.simple(found, "cpu", in_process=True)
+    assert DeploymentPlan.from_json(simple.to_json()) == simple
     with pytest.raises(AllocationError, match="in_process: got 2 instances"):
         replace(simple, units=single_units(2), matrix=((8, 8),))

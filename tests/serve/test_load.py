@@ -12,8 +12,8 @@ pytest.importorskip("fastapi")
 from http_for_tests import Scripted, ensemble
 
 from trainwright.errors import Overloaded, ServeConfigError, ServeError
-from trainwright.serve import Load, Server
-from trainwright.serve.load import arrivals
+from trainwright.serve import LoadTest, Server
+from trainwright.serve.http.load import arrivals
 
 
 class TestArrivals:
@@ -41,7 +41,7 @@ def served(tmp_path_factory):
 def test_answers_are_checked(served):
     """With a reference every answer is compared; one that differs is counted wrong."""
     service, server = served
-    load = Load(rate=40, rows=(1, 9), seconds=0.8, warm_up_seconds=0.1, seed=5)
+    load = LoadTest(rate=40, rows=(1, 9), seconds=0.8, warm_up_seconds=0.1, seed=5)
     found = load.run(server.url, reference=service.ensemble.predict)
     assert found.statuses == {"200": found.requests}
     assert (found.wrong, found.checked) == (0, found.requests)
@@ -51,7 +51,7 @@ def test_answers_are_checked(served):
 
 @pytest.mark.parametrize("binary", [True, False])
 def test_closed_loop(served, binary):
-    found = Load(kind="closed", clients=3, seconds=0.5, warm_up_seconds=0.1, binary=binary).run(served[1].url)
+    found = LoadTest(kind="closed", clients=3, seconds=0.5, warm_up_seconds=0.1, binary=binary).run(served[1].url)
     assert set(found.statuses) == {"200"}
     assert found.asked_rate is None
     assert found.achieved_rate > 0
@@ -74,7 +74,7 @@ def test_stalls_are_seen(served, monkeypatch):
     for kind in ("constant", "closed"):
         stalled.clear()
         monkeypatch.setattr(served[0], "script", stall)
-        load = Load(rate=100, kind=kind, clients=1 if kind == "closed" else 64, seconds=1.0, warm_up_seconds=0.0)
+        load = LoadTest(rate=100, kind=kind, clients=1 if kind == "closed" else 64, seconds=1.0, warm_up_seconds=0.0)
         found[kind] = load.run(served[1].url).latency_ms
     assert found["constant"]["p90"] > 100
     assert found["constant"]["p90"] > 2 * found["closed"]["p90"]
@@ -82,7 +82,7 @@ def test_stalls_are_seen(served, monkeypatch):
 
 def test_refusals_make_a_run_invalid(served, monkeypatch):
     monkeypatch.setattr(served[0], "script", lambda x, options: Overloaded("queue: full", 1.0))
-    found = Load(rate=40, kind="constant", seconds=0.5, warm_up_seconds=0.0).run(served[1].url)
+    found = LoadTest(rate=40, kind="constant", seconds=0.5, warm_up_seconds=0.0).run(served[1].url)
     assert found.statuses == {"429": 20}
     assert not found.valid
     assert "0.0 answers a second of 40.0" in found.why
@@ -92,20 +92,20 @@ def test_refusals_make_a_run_invalid(served, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
-        ({"rate": 0}, "Load.rate: got 0; allowed: a number > 0"),
-        ({"seconds": float("inf")}, "Load.seconds"),
-        ({"kind": "uniform"}, "Load.kind: got 'uniform'; allowed: poisson, constant, closed"),
-        ({"rows": (4, 2)}, "Load.rows"),
-        ({"warm_up_seconds": -1}, "Load.warm_up_seconds"),
+        ({"rate": 0}, "LoadTest.rate: got 0; allowed: a number > 0"),
+        ({"seconds": float("inf")}, "LoadTest.seconds"),
+        ({"kind": "uniform"}, "LoadTest.kind: got 'uniform'; allowed: 'poisson', 'constant', 'closed'"),
+        ({"rows": (4, 2)}, "LoadTest.rows"),
+        ({"warm_up_seconds": -1}, "LoadTest.warm_up_seconds"),
     ],
 )
 def test_refusals(settings, sentence):
     with pytest.raises(ServeConfigError, match=sentence):
-        Load(**settings)
+        LoadTest(**settings)
 
 
 def test_nobody_there(served):
     server = Server(served[0], port=0).start()
     server.stop()
     with pytest.raises(ServeError, match="cannot be asked"):
-        Load(seconds=0.1).run(server.url)
+        LoadTest(seconds=0.1).run(server.url)

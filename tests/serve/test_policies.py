@@ -3,20 +3,20 @@
 import pytest
 
 from trainwright.errors import ServeConfigError
-from trainwright.serve import Settings
-from trainwright.serve.supervise import Health
+from trainwright.serve import DeploymentSettings
+from trainwright.serve.runtime.supervise import Health
 
 
 class TestHealth:
     def test_back_off_and_giving_up(self):
         """Restarts come later and later, a third end within the window gives up, ends long ago are forgotten."""
-        health = Health(settings=Settings(backoff_seconds=0.5, failures=3, failure_seconds=60.0))
+        health = Health(settings=DeploymentSettings(backoff_seconds=0.5, failures=3, failure_seconds=60.0))
         assert [health.failed(0.0), health.failed(1.0), health.failed(2.0)] == [0.5, 1.0, None]
         assert health.failed(100.0) == 0.5
 
     def test_hung(self):
         """Ten medians and some seconds of silence."""
-        health = Health(settings=Settings(hung_seconds=5.0))
+        health = Health(settings=DeploymentSettings(hung_seconds=5.0))
         assert not health.hung(5.0)
         for seconds in (1.0, 1.0, 90.0):
             health.batch(seconds)
@@ -38,4 +38,4 @@ class TestHealth:
 )
 def test_settings_out_of_range(settings, sentence):
     with pytest.raises(ServeConfigError, match=sentence):
-        Settings(**settings)
+        DeploymentSettings(**settings)

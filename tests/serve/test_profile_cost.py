@@ -6,20 +6,20 @@ import math
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, drawn_case, started
+from benchmarks.serve.placement_oracles import InjectedCost
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
 from trainwright.errors import AllocationError, ServeConfigError
 from trainwright.serve import Unit
-from trainwright.serve.arrivals import arrival_times, latencies
-from trainwright.serve.balance import balance
-from trainwright.serve.cost import InjectedCost
-from trainwright.serve.objectives import P99, Throughput, objective_of
-from trainwright.serve.placement import Placement
-from trainwright.serve.profile_cost import ProfileCost
-from trainwright.serve.tables import TimeTables
-from trainwright.serve.units import single_units
+from trainwright.serve.placement.objectives import P99, Throughput, objective_of
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.profile_cost import ProfileCost
+from trainwright.serve.placement.queueing_simulation import arrival_times, latencies
+from trainwright.serve.placement.time_sharing import balance
+from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import single_units
 
 
 def by_highs(rates, capacity):

@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.serve import Options
-from trainwright.serve.accumulate import Accumulator, Arrival
-from trainwright.serve.arena import Arena, Layout
-from trainwright.serve.batching import Batcher, Piece, Request
-from trainwright.serve.messages import BEAT, DONE, DROPPED, Report, Task, decode
+from trainwright.serve.runtime.accumulate import Accumulator, Arrival
+from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.batching import Batcher, Piece, Request
+from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, SlotReport, SlotTask, decode
 
 
 def request(rows, members=(0, 1), first=0):
@@ -54,7 +54,7 @@ class TestBatcher:
         batcher.put(first)
         first.pieces = batcher.take((0, 1), 128)
         batcher.put(second)
-        batcher.put_back(first)
+        batcher.requeue(first)
         first.alone = True
         assert batcher.rows == 155
         assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(first, 128)]
@@ -115,11 +115,11 @@ class TestAccumulator:
 class TestArena:
     def test_places_do_not_overlap(self):
         """What is written to one place is read there, through a second mapping, and nowhere else."""
-        layout = Layout(slots=3, rows=5, members=2, input_shape=(2, 3), input_dtype="float32", output_shape=(4,))
+        layout = ArenaShape(slots=3, rows=5, members=2, input_shape=(2, 3), input_dtype="float32", output_shape=(4,))
         front = Arena.create()
         front.grow(layout)
         worker = Arena(front.descriptor)
-        worker.map(Layout.from_json(layout.to_json()))
+        worker.map(ArenaShape.from_json(layout.to_json()))
         places = [front.inputs(slot) for slot in range(3)]
         places += [front.predictions(slot, member) for slot in range(3) for member in range(2)]
         for value, place in enumerate(places, start=1):
@@ -143,11 +143,13 @@ class TestArena:
 )
 def test_messages(slot, generation, rows, members, seconds):
     """Work is 32 bytes each way, and says what was said."""
-    task = Task(slot=slot, generation=generation, rows=rows, batch=rows, deadline=seconds, members=members)
+    task = SlotTask(slot=slot, generation=generation, rows=rows, batch=rows, deadline=seconds, members=members)
     assert len(task.encode()) == 32
     assert decode(task.encode()) == task
     for kind in (DONE, DROPPED, BEAT):
-        report = Report(kind=kind, slot=slot, generation=generation, member=members % 65536, rows=rows, seconds=seconds)
+        report = SlotReport(
+            kind=kind, slot=slot, generation=generation, member=members % 65536, rows=rows, seconds=seconds
+        )
         assert len(report.encode()) == 32
         assert decode(report.encode()) == [report]
         assert decode(report.encode() * 3) == [report] * 3, "sent together"

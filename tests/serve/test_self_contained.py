@@ -61,8 +61,8 @@ LOADS = """
 import itertools, json, sys
 import numpy as np, trainwright as tw
 from trainwright.errors import EnsembleError, ServeError
-from trainwright.serve.fused import runner_of
-from trainwright.serve.pool import _told
+from trainwright.serve.runtime.member_runners import runner_of
+from trainwright.serve.runtime.pool import _told
 
 found = {}
 x = np.load("x.npy")

@@ -15,9 +15,10 @@ import numpy_members as members
 from numpy_members import order, pids, running, until
 
 from trainwright.errors import RequestError
-from trainwright.serve import Settings, segments
+from trainwright.serve import DeploymentSettings
+from trainwright.serve.runtime import segments
 
-FAST = Settings(backoff_seconds=0.0, failures=50)
+FAST = DeploymentSettings(backoff_seconds=0.0, failures=50)
 MARK = 0.125  # in all of the first row: what is to happen, happens while this request is copied
 
 
@@ -171,7 +172,7 @@ class TestClient:
     def request(self, x):
         """Return a request as a client sends it."""
         from trainwright.serve import Options
-        from trainwright.serve.client import encode
+        from trainwright.serve.http.client import encode
 
         content, headers = encode(x, Options(), binary=True)
         told = {"Host": "127.0.0.1", "Content-Length": str(len(content)), **headers}

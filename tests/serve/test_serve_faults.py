@@ -13,14 +13,14 @@ import numpy as np
 import pytest
 
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, ServeError
-from trainwright.serve import Options, Settings, Unit
+from trainwright.serve import DeploymentSettings, Options, Unit
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy_members as members
 from numpy_members import order, pids, running, until
 
-FAST = Settings(hung_seconds=1.0, backoff_seconds=0.01, failures=50)
+FAST = DeploymentSettings(hung_seconds=1.0, backoff_seconds=0.01, failures=50)
 
 
 def patiently(service, x):
@@ -67,7 +67,7 @@ class TestKilled:
         """A worker that dies while it starts is started again; one that always does is named."""
         found = members.ensemble(tmp_path, 1, ordered=str(orders))
         order(orders, "die", "at start")
-        settings = Settings(backoff_seconds=0.01)
+        settings = DeploymentSettings(backoff_seconds=0.01)
         with members.Numpy(found, members.plan(found), settings=settings) as service:
             x = members.inputs(3)
             np.testing.assert_allclose(service.predict(x), members.expected(found, x), atol=1e-12)
@@ -97,7 +97,7 @@ class TestKilled:
     def test_given_up(self, tmp_path, orders):
         """A unit whose workers end three times is lost: its member is missing, and it is said why; the rest answers."""
         found = members.ensemble(tmp_path, 2, weights=[0.3, 0.7], ordered=[str(orders), None])
-        settings = Settings(backoff_seconds=0.01)
+        settings = DeploymentSettings(backoff_seconds=0.01)
         with members.Numpy(found, members.plan(found), settings=settings) as service:
             order(orders, "die", "in batch", times=3)
             x = members.inputs(200)
@@ -111,7 +111,7 @@ class TestKilled:
             np.testing.assert_allclose(done.prediction, members.expected(found, x, [1]), atol=1e-12)
             again = service.submit(x).result(60)
             assert again.missing.keys() == {0}
-            assert "it was not placed anew: unit 0: no other device is left" in again.missing[0]
+            assert "it was not moved: unit 0: no other device is left" in again.missing[0]
             assert service.state()["instances"][0]["state"] == "lost"
             until(lambda: service.state()["slots_used"] == 0)
 
@@ -120,7 +120,7 @@ class TestKilled:
         """A lost unit starts on another device; answers lack it and say so until then, and have it afterwards."""
         found = members.ensemble(tmp_path, 2, weights=[0.4, 0.6], ordered=[str(orders), None])
         plan = members.plan(found, devices="cpu:0,cpu:1", matrix=((16, 0), (0, 16)))
-        settings = Settings(backoff_seconds=0.0, failures=2)
+        settings = DeploymentSettings(backoff_seconds=0.0, failures=2)
         with members.Numpy(found, plan, settings=settings) as service:
             x = members.inputs(40)
             os.kill(pids(service)[0], signal.SIGKILL)
@@ -130,7 +130,7 @@ class TestKilled:
             until(lambda: service.state()["moves"])
             done = service.submit(x).result(60)
             assert done.used == (1,)
-            assert "SIGKILL; it starts anew on cpu:1" in done.missing[0]
+            assert "SIGKILL; it restarts on cpu:1" in done.missing[0]
             np.testing.assert_allclose(done.prediction, members.expected(found, x, [1]), atol=1e-12)
             (orders / "go").touch()
             until(lambda: service.state()["moved"] == 1)
@@ -177,7 +177,7 @@ class TestKilled:
         """After fifty restarts there are as many descriptors as before, and no process but the workers."""
         found = members.ensemble(tmp_path, 1)
         with members.Numpy(
-            found, members.plan(found), settings=Settings(backoff_seconds=0.0, failures=1000)
+            found, members.plan(found), settings=DeploymentSettings(backoff_seconds=0.0, failures=1000)
         ) as service:
             before = descriptors()
             for number in range(50):
@@ -250,7 +250,7 @@ class TestRefused:
 def slow(tmp_path_factory):
     """Return a service whose first member takes 0.3 s a batch, the second no time."""
     found = members.ensemble(tmp_path_factory.mktemp("slow"), 2, weights=[0.4, 0.6], seconds=[0.3, 0.0])
-    settings = Settings(queue_rows=50, segment_rows=32)
+    settings = DeploymentSettings(queue_rows=50, segment_rows=32)
     with members.Numpy(found, members.plan(found, batch=32), settings=settings) as service:
         yield service
 
@@ -325,7 +325,7 @@ class TestDrain:
 class TestStrict:
     def test_all_or_nothing(self, tmp_path):
         found = members.ensemble(tmp_path, 2, seconds=[0.5, 0.0])
-        settings = Settings(strict=True)
+        settings = DeploymentSettings(strict=True)
         with members.Numpy(found, members.plan(found), settings=settings) as service:
             with pytest.raises(NotReady, match=r"1 of 2 members .* and is strict"):
                 service.submit(members.inputs(3), Options(deadline_ms=200)).result(60)

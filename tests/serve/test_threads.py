@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainwright.randomness import rng
-from trainwright.serve import Plan, TimeTables, allocate, parse_devices
-from trainwright.serve import devices as devices_module
-from trainwright.serve.memory import Footprint, MemoryModel
-from trainwright.serve.neighbours import Space
-from trainwright.serve.placement import Placement
-from trainwright.serve.repeated import timed
-from trainwright.serve.threads import environment
-from trainwright.serve.units import packed_units
+from trainwright.serve import DeploymentPlan, TimeTables, allocate, parse_devices
+from trainwright.serve.placement import devices as devices_module
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
+from trainwright.serve.placement.placement import Placement
+from trainwright.serve.placement.placement_space import PlacementSpace
+from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.placement.threads import environment
+from trainwright.serve.placement.units import packed_units
 
 BATCHES = (1, 8, 64)
 
@@ -57,17 +57,17 @@ def test_every_plan_keeps_to_its_cores(host, members, seed):
         draws = rng(seed, "test-threads", members)
         times = np.cumsum(draws.uniform(0.1, 1.0, (members, len(BATCHES))), axis=1)
         tables = TimeTables(batches=BATCHES, seconds={device.model: times for device in found})
-        memory = MemoryModel(footprints=(Footprint(weight_bytes=10, row_bytes=1),) * members)
+        memory = MemoryModel(footprints=(MemberFootprint(weight_bytes=10, row_bytes=1),) * members)
         plans = [
-            Plan.simple(of, found),
+            DeploymentPlan.simple(of, found),
             allocate(of, found, tables=tables, memory=memory, batches=BATCHES),
         ]
-        space = Space(devices=found, batches=BATCHES, memory=memory, loops=True)
+        space = PlacementSpace(devices=found, batches=BATCHES, memory=memory, loops=True)
         placement = Placement(plans[1].units, plans[1].matrix)
         for _ in range(5):
             around = [*space.neighbours(placement, 20, draws), space.kicked(placement, draws)]
             placement = around[int(draws.integers(len(around)))]
-            plans.append(Plan(ensemble="", devices=found, units=placement.units, matrix=placement.matrix))
+            plans.append(DeploymentPlan(ensemble="", devices=found, units=placement.units, matrix=placement.matrix))
         for plan in plans:
             held = [member for unit in plan.units for member in unit.members]
             assert sorted(held) == list(range(members))
@@ -119,7 +119,7 @@ def test_a_worker_has_that_environment(tmp_path, monkeypatch):
 
     monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
     found = networks(tmp_path, [{}, {"hidden": 4}])
-    with Deployment(found, Plan.simple(found, "cpu:0")) as service:
+    with Deployment(found, DeploymentPlan.simple(found, "cpu:0")) as service:
         (pid,) = [one["pid"] for one in service.state()["instances"]]
         told = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     assert {b"OMP_WAIT_POLICY=PASSIVE", b"GOMP_SPINCOUNT=0", b"OMP_NUM_THREADS=1"} <= set(told)
@@ -127,7 +127,7 @@ def test_a_worker_has_that_environment(tmp_path, monkeypatch):
 
 def test_a_start_with_one_slow_batch(monkeypatch):
     """The rate that a worker says at its start, by which the queue is bounded, rests on several batches."""
-    from trainwright.serve import worker
+    from trainwright.serve.runtime import worker
 
     clock, calls = [0.0], []
 
@@ -144,7 +144,7 @@ def test_a_start_with_one_slow_batch(monkeypatch):
         "cores": [], "path": list(sys.path), "runner": "a_runner:make", "batch": 8, "input_shape": [3],
         "input_dtype": "float32", "places": [0],
     }  # fmt: skip
-    _, built = worker._started(told)
+    _, built = worker._load_members(told)
     assert built["seconds"] == pytest.approx(0.001)
     assert (built["output_shape"], built["rows"]) == ([2], 8)
 
@@ -156,15 +156,15 @@ def test_a_start_with_one_slow_batch(monkeypatch):
 )  # fmt: skip
 def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, in_process):
     """By time tables two processes are best; what it costs to hand rows over may make none the better."""
-    from trainwright.serve import timing
-    from trainwright.serve.real_cost import Rates, RealCost
+    from trainwright.serve.placement import timing
+    from trainwright.serve.placement.real_cost import Rates, RealCost
 
     found = found_on(monkeypatch, (2, None, None, ["cpu:0-1"]))
     times = np.array([[1.0, 4.0, 20.0], [1.0, 5.0, 35.0], [1.0, 3.0, 15.0]])
     both = np.array([[1.0] * 3, [1.8] * 3])
     tables = TimeTables(batches=BATCHES, seconds={"cpu x 2": times}, shared={"cpu x 2": both}, source="measured")
-    memory = MemoryModel(footprints=(Footprint(weight_bytes=10, row_bytes=1),) * 3)
-    monkeypatch.setattr(timing, "measured", lambda *_: (tables, memory))
+    memory = MemoryModel(footprints=(MemberFootprint(weight_bytes=10, row_bytes=1),) * 3)
+    monkeypatch.setattr(timing, "measure_times", lambda *_: (tables, memory))
     asked = []
     rates = [Rates(loaded=loaded, single=single) for loaded, single in (workers, inside)]
     monkeypatch.setattr(RealCost, "in_turns", lambda self, placements, rounds: asked.append(placements) or rates)
@@ -175,7 +175,7 @@ def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, i
     assert plan.in_process == in_process
     assert [unit.name for unit in plan.units] == names[in_process]
     assert plan.measured == {"value": (inside if in_process else workers)[0], "in_process": 10.0}
-    assert Plan.from_json(plan.to_json()) == plan
+    assert DeploymentPlan.from_json(plan.to_json()) == plan
     asked.clear()
     assert allocate(ensemble(1, 2, 3), found, tables=tables, memory=memory, batches=BATCHES).measured == {}
     assert asked == []

@@ -15,7 +15,8 @@ pytest.importorskip("tritonclient.http")
 import tritonclient.http as triton
 from http_for_tests import HTTP, INFER, Scripted, body, ensemble, inputs
 
-from trainwright.serve.http import Limits, Server
+from trainwright.serve.http.limits import Limits
+from trainwright.serve.http.server import Server
 
 ROWS = 40  # enough for a reply that is worth compressing
 X = inputs(ROWS)

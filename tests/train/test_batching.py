@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from trainwright.errors import TrialError
 from trainwright.train import Assignment, Loader, Trial
-from trainwright.train.batch_slicing import cut, samples_in
-from trainwright.train.batching import Batching, Step, portion
+from trainwright.train.batch_slicing import samples_in, slice_batch
+from trainwright.train.batching import Batching, BatchStep, portion
 from trainwright.train.rescaling import Rescaling
 from trainwright.train.run import Run
 
@@ -58,8 +58,10 @@ class TestBatching:
 
     @pytest.mark.parametrize(
         ("devices", "step"),
-        [(1, Step(batch=64, micro_batch=32, accumulate=2)), (2, Step(batch=64, micro_batch=32, accumulate=1)),
-         (4, Step(batch=64, micro_batch=16, accumulate=1)), (64, Step(batch=64, micro_batch=1, accumulate=1))],
+        [(1, BatchStep(batch=64, micro_batch=32, accumulate=2)),
+         (2, BatchStep(batch=64, micro_batch=32, accumulate=1)),
+         (4, BatchStep(batch=64, micro_batch=16, accumulate=1)),
+         (64, BatchStep(batch=64, micro_batch=1, accumulate=1))],
     )  # fmt: skip
     def test_constant(self, devices, step):
         """A trial that began with 64 samples on two devices."""
@@ -69,14 +71,14 @@ class TestBatching:
     def test_grow(self):
         """The batch per device stays; one process may have several devices."""
         grown = Batching(rule="grow", reference=64, processes=8, devices=8, start_devices=2)
-        assert (grown.at(3), grown.ratio(3)) == (Step(batch=256, micro_batch=32, accumulate=1), 4.0)
+        assert (grown.at(3), grown.ratio(3)) == (BatchStep(batch=256, micro_batch=32, accumulate=1), 4.0)
         one = Batching(rule="grow", reference=64, processes=1, devices=4, start_devices=2)
-        assert one.at(1) == Step(batch=128, micro_batch=32, accumulate=4)
+        assert one.at(1) == BatchStep(batch=128, micro_batch=32, accumulate=4)
 
     def test_moved_to_a_number_that_does_not_divide(self):
         """The trial goes on: the largest share says how."""
         moved = Batching(reference=32, processes=3, devices=3, start_devices=4)
-        assert moved.at(1) == Step(batch=32, micro_batch=6, accumulate=2)  # shares of 11 and 10
+        assert moved.at(1) == BatchStep(batch=32, micro_batch=6, accumulate=2)  # shares of 11 and 10
 
     def test_schedule(self):
         batching = Batching(rule=[(3, 128), (5, 32)], reference=64, processes=2, devices=2, start_devices=1)
@@ -242,7 +244,7 @@ class TestCutting:
     def test_batches_of_all_kinds(self):
         x = torch.arange(5)
         assert samples_in({"x": x, "more": [x, (x,)]}) == 5
-        parts = cut({"x": x, "more": [x, (x,)]}, 2)
+        parts = slice_batch({"x": x, "more": [x, (x,)]}, 2)
         assert [part["more"][1][0].tolist() for part in parts] == [[0, 1], [2, 3], [4]]
 
     @pytest.mark.parametrize(

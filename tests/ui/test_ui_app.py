@@ -6,8 +6,8 @@ import shutil
 import pytest
 
 from trainwright.errors import InputError
+from trainwright.http_security import Guard
 from trainwright.ledger import DirectoryLedger
-from trainwright.listening import Guard
 from trainwright.ui import StudyFollower, StudyRegistry
 
 httpx = pytest.importorskip("httpx", reason="needs httpx")

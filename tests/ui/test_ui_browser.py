@@ -11,7 +11,7 @@ from trainwright.ui import StudyRegistry, serve_page
 pytest.importorskip("fastapi", reason="needs the extra ui")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra ui")
 
-from trainwright.listening import Guard, bind  # noqa: E402 -- after the checks
+from trainwright.http_security import Guard, bind  # noqa: E402 -- after the checks
 from trainwright.ui.app import POLICY, application  # noqa: E402
 
 

@@ -4,8 +4,8 @@ import pytest
 
 from servers import Server, needs_redis
 from trainwright.errors import StudyError
+from trainwright.http_security import Guard
 from trainwright.ledger import RedisLedger, Writer, facts
-from trainwright.listening import Guard
 from trainwright.ui import StudyRegistry
 
 needs_redis()

@@ -178,6 +178,7 @@ class Manager:
             times={"saved_at": time.time()},
             ties=captured.ties,
         )
+        # Serials order checkpoints, since steps may repeat after a restore and clocks are not compared.
         self._serial = manifest.serial
         self._policy.note_save(self.steps)
         handle = self._saver.save(
@@ -295,6 +296,7 @@ class Manager:
             items = {name: value for name, value in tree.items() if name not in RESERVED}
             found += compare_state(self._state, items, records_by_name(published.manifest))
             found += compare_fingerprints(published.manifest.fingerprint, self._read_environment())
+            # Refuse before any flag or tensor is changed: a failed restore leaves the process as it was.
             settle_differences(found, mode=mode, what=what)
             exact = mode == "exact"
             found += restore_flags(tree["flags"]) if exact else compare_flags(tree["flags"], capture_flags())

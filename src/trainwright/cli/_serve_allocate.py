@@ -10,8 +10,9 @@ from trainwright.cli._plan_inputs import cluster_of
 from trainwright.cli.formatting import print_table
 from trainwright.ensemble import Ensemble
 from trainwright.errors import ServeConfigError
-from trainwright.serve import Plan, objective_of
+from trainwright.serve import DeploymentPlan
 from trainwright.serve import allocate as search
+from trainwright.serve.placement.objectives import objective_of
 
 __all__ = ["allocate", "show_plan"]
 
@@ -56,7 +57,7 @@ def allocate(
         print_json({**plan.to_json(), "out": None if out is None else str(out)})
 
 
-def show_plan(plan: "Plan") -> None:
+def show_plan(plan: "DeploymentPlan") -> None:
     """Print who runs where, units by devices that have an instance, and what it is worth if that is known."""
     used = [place for place, row in enumerate(plan.matrix) if any(row)]
     simulated = " (simulated devices)" if plan.simulated else ""
@@ -73,7 +74,7 @@ def show_plan(plan: "Plan") -> None:
         _show_worth(plan)
 
 
-def _show_worth(plan: "Plan") -> None:
+def _show_worth(plan: "DeploymentPlan") -> None:
     latency = plan.objective.startswith("p99")
     print(f"\n{plan.objective}, in {'ms' if latency else 'rows a second'}:\n")
     simpler = (("worst fit", "worst_fit"), ("batch sizes tuned", "batch_only"))

@@ -12,8 +12,9 @@ from trainwright.cli._json import print_json
 from trainwright.cli.formatting import print_table
 from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
-from trainwright.listening import token_for
-from trainwright.serve import Load, LoadResult, Options
+from trainwright.http_security import token_for
+from trainwright.serve import LoadTest, Options
+from trainwright.serve.http.load import LoadResult
 
 __all__ = ["load"]
 
@@ -43,7 +44,7 @@ def load(
     Exit 1 if an answer differs from the reference.
     """
     sys.path.append(str(Path.cwd()))  # where the factories of the reference's networks may be
-    result = Load(
+    result = LoadTest(
         rate=rate,
         kind=arrivals,
         rows=_format_range(rows),

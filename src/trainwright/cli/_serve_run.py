@@ -9,10 +9,12 @@ import typer
 from trainwright.cli._json import print_json
 from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
-from trainwright.listening import token_for
-from trainwright.serve import Deployment, Plan, Server, Service, Settings, Throughput, placed
-from trainwright.serve.ray import RayService
-from trainwright.serve.timing import can_be_timed
+from trainwright.http_security import token_for
+from trainwright.integrations.ray_serve import RayService
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server, Throughput
+from trainwright.serve.placement.allocate import placed
+from trainwright.serve.placement.timing import can_be_timed
+from trainwright.serve.service import Service
 
 __all__ = ["run"]
 
@@ -49,7 +51,7 @@ def run(
     if not drain >= 0:
         raise InputError(f"--drain: got {drain}; allowed: seconds >= 0")
     given = {"deadline_ms": deadline_ms, "queue_rows": queue_rows, "strict": strict}
-    settings = Settings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
+    settings = DeploymentSettings(**{key: value for key, value in given.items() if value is not None})  # type: ignore[arg-type]
     token = token_for(host, token_file)
     sys.path.append(str(Path.cwd()))  # where the networks' factories may be
     loaded = Ensemble.load(ensemble, trust=trust)
@@ -62,7 +64,9 @@ def run(
         print_json(content)
 
 
-def _place_members(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "Plan":
+def _place_members(
+    ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None
+) -> "DeploymentPlan":
     if file is None:
         goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
         plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
@@ -75,12 +79,12 @@ def _place_members(ensemble: "Ensemble", file: Path | None, devices: str | None,
         where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"
         print(f"placed: {len(plan.units)} units {where}{told}")
         return plan
-    plan = Plan.load(file)
+    plan = DeploymentPlan.load(file)
     plan.check(ensemble, devices)
     return plan
 
 
-def _start_service(ensemble: "Ensemble", plan: "Plan", settings: Any, engine: str) -> "Service":
+def _start_service(ensemble: "Ensemble", plan: "DeploymentPlan", settings: Any, engine: str) -> "Service":
     if engine == "local":
         return Deployment(ensemble, plan, settings=settings).start()
     print("ray: on one machine it is slower than --engine local, by design; it is for several")

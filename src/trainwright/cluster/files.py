@@ -90,6 +90,7 @@ class _Reader:
         if not isinstance(content, dict):
             raise self.key_error(path, f"got {content!r}; allowed: a table of keys")
         fields = {_FILE_KEYS.get(field.name, field.name): field for field in settings_of(kind)}
+        # Unknown keys are refused before missing ones: a misspelt key is both.
         for key in content:
             if key not in fields:
                 raise self.key_error(
@@ -104,6 +105,7 @@ class _Reader:
         try:
             return kind(**values)
         except InputError as error:  # "NetworkLevel.bandwidth: got -1; allowed: ..."
+            # The dataclass names its field; the file's message needs the key's path and line.
             where, _, problem = str(error).partition(": ")
             raise self.key_error((*path, *_path_below_record(where)), problem) from None
 
@@ -180,6 +182,7 @@ def _path_below_record(where: str) -> key_lines.Path:
 def _parse_yaml(path: Path, text: str) -> tuple[Any, dict[key_lines.Path, int]]:
     yaml = _import_yaml()
     try:
+        # Read twice: once for the values, once as nodes that know their lines.
         content = yaml.safe_load(text)
         tree = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.YAMLError as error:

@@ -1,4 +1,4 @@
-"""Where trials run: engines start, watch and end them, and choose nothing."""
+"""Engines start, watch and end trials on devices; they choose neither trials nor sizes."""
 
 from trainwright.engine.admission import AdmissionControl
 from trainwright.engine.function_reference import (

@@ -1,4 +1,4 @@
-"""What this machine offers to trials: processors and GPUs, found without loading torch.
+"""Find the processors and GPUs that this process may use, without loading torch.
 
 Where a launcher started several processes on this host without binding each to its own devices, they share evenly.
 """
@@ -31,5 +31,6 @@ def visible_gpus() -> tuple[str, ...]:
         found = tuple(str(i) for i, _ in enumerate(sorted(Path("/proc/driver/nvidia/gpus").glob("*"))))
     rank, size = local_rank(), local_size()
     if rank is None or len(found) < size or os.environ.get("SLURM_GPUS_PER_TASK"):
-        return found  # alone here, or bound to its own already
+        # Alone here, or bound to its own already.
+        return found
     return found[rank % size :: size]

@@ -1,4 +1,4 @@
-"""Training functions by name: how one is found again in another process, without pickling code."""
+"""References to training functions by module and name: other processes find them without pickled code."""
 
 import contextlib
 import importlib
@@ -76,7 +76,8 @@ class FunctionReference:
             return cls(module=module, name=name)
         main = sys.modules["__main__"]
         spec = getattr(main, "__spec__", None)
-        if spec is not None:  # python -m package.module
+        if spec is not None:
+            # Started by `python -m package.module`.
             return cls(module=spec.name, name=name)
         path = getattr(main, "__file__", None)
         if path is None or not Path(path).exists():

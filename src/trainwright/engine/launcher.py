@@ -1,4 +1,4 @@
-"""What a launcher (srun, mpirun, ...) tells the processes that it starts; none of them is imported or needed."""
+"""Read rank and local rank from the environment variables of launchers (srun, mpirun, ...); no MPI is imported."""
 
 import os
 import re

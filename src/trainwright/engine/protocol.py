@@ -1,4 +1,4 @@
-"""What an engine is: it runs assignments on blocks of its slots, and chooses neither trials nor sizes."""
+"""The protocol of engines, which run assignments on blocks of slots, and the outcomes that they report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

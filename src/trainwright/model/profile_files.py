@@ -64,6 +64,7 @@ def profile_from_json(document: Any, where: str = "profile") -> ProfileFields:
     # Another torch may save other tensors: its bytes would be wrong, so the profile is refused.
     if profile.torch_version and installed and profile.torch_version.split("+")[0] != installed.split("+")[0]:
         raise ProfileError(f"{where}: traced by torch {profile.torch_version}, here is torch {installed}; {_RETRACE}")
+    # A file that was edited by hand no longer describes the model that was traced.
     if document.get("hash") != hash_profile(profile):
         raise ProfileError(f"{where}: its hash {document.get('hash')!r} is not that of its content; {_RETRACE}")
     return profile

@@ -98,7 +98,7 @@ class Forecast(Layout):
         """Write a JSON file: training reads its layout with `Layout.load`, a report all of it with `Forecast.load`."""
         costs = asdict(self)
         write_plan(
-            path, self, {name: costs[name] for name in costs if name not in {each.name for each in fields(Layout)}}
+            path, self, {name: costs[name] for name in costs if name not in {column.name for column in fields(Layout)}}
         )
 
     @classmethod

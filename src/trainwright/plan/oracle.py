@@ -21,7 +21,7 @@ from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.recomputation import choices_of
-from trainwright.plan.parallel.search import Found, search
+from trainwright.plan.parallel.search import FamilyBest, search
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.plan.parallel.strategies.tensor import falls_evenly
 from trainwright.plan.plan_query import PlanQuery
@@ -84,18 +84,21 @@ class Oracle:
         )
         arrays = ModelArrays(profile_in(profile, precision), query.plan_precision)
         possible = shapes(arrays, query)
+        # The chain is cut into at most so many parts: stages times chunks.
         parts = min(arrays.parts, query.devices * max(CHUNKS))
         pricer = Pricer(arrays, self.cluster, self.assumptions, query.plan_optimizer, most_parts=parts)
+        # The search keeps one candidate a strategy; only these become forecasts.
         found = search(pricer, possible, query)
-        rejected = (*possible.rejected, *(_refused(each, query) for each in found if each.prices is None))
+        rejected = (*possible.rejected, *(_refused(entry, query) for entry in found if entry.prices is None))
         plans = [
             (
-                each.score,
-                assemble(pricer, each.prices, each.row, exposed=each.exposed, mode=each.mode or "data", query=query),
+                item.score,
+                assemble(pricer, item.prices, item.row, exposed=item.exposed, mode=item.mode or "data", query=query),
             )
-            for each in found
-            if each.prices is not None
+            for item in found
+            if item.prices is not None
         ]
+        # Nothing fits: name the strategy that comes closest.
         if not plans:
             least = min(found, key=lambda each: each.least_bytes)
             wanted, allowed = distinct_sizes(least.least_bytes, query.memory_bytes)
@@ -108,7 +111,7 @@ class Oracle:
         return Ranking(
             plans=mark_within_error([plan for _, plan in plans]),
             rejected=rejected,
-            priced=sum(each.priced for each in found),
+            priced=sum(one.priced for one in found),
         )
 
     def scaling_curve(
@@ -176,6 +179,7 @@ class Oracle:
         arrays = ModelArrays(profile_in(profile, precision), query.plan_precision, ring)
         _check(arrays, degrees, batch)
         _check_choices(arrays, degrees, recompute=recompute, schedule=schedule, chunks=chunks)
+        # Data and expert ranks work on different samples.
         replicas = degrees.data * degrees.expert
         samples = batch // replicas
         micro = samples if micro is None else micro
@@ -240,11 +244,11 @@ class Oracle:
         return Oracle(cluster, assumptions=self.assumptions)
 
 
-def _name(found: Found) -> str:
+def _name(found: FamilyBest) -> str:
     return "+".join([*([found.mode] if found.mode else []), *found.axes]) or "serial"
 
 
-def _refused(found: Found, query: PlanQuery) -> Rejection:
+def _refused(found: FamilyBest, query: PlanQuery) -> Rejection:
     wanted, allowed = distinct_sizes(found.least_bytes, query.memory_bytes)
     return Rejection(
         strategy=_name(found),

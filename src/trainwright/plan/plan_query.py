@@ -10,6 +10,7 @@ from trainwright.plan.parallel.mesh import Floats, Mesh
 from trainwright.plan.parallel.precision import Optimizer, Precision, optimizer_of, precision_of
 from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.plan.step_overheads import Input, Saving, inflation, input_seconds
+from trainwright.validators import check, integer, number, one_of, optional
 
 __all__ = ["FAMILIES", "GOALS", "PlanQuery"]
 
@@ -40,27 +41,25 @@ class PlanQuery:
     allowed: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        _whole("batch", self.batch)
-        _whole("devices", self.devices)
+        check(self.batch, integer(minimum=1), "batch")
+        check(self.devices, integer(minimum=1), "devices")
         if self.devices > self.cluster.devices:
             raise InputError(
                 f"devices: got {self.devices}; allowed: 1 to {self.cluster.devices}, what cluster "
                 f"{self.cluster.name!r} has"
             )
         if self.micro is not None:
-            _whole("micro", self.micro)
+            check(self.micro, integer(minimum=1), "micro")
             if self.batch % self.micro:
                 raise InputError(
                     f"micro: got {self.micro} for a batch of {self.batch}; allowed: a divisor of it, nearest "
                     f"{_nearest(self.batch, self.micro)}"
                 )
-        if self.goal not in GOALS:
-            raise InputError(f"goal: got {self.goal!r}; allowed: {', '.join(GOALS)}{closest(self.goal, GOALS)}")
-        if self.max_memory_bytes is not None and not self.max_memory_bytes > 0:
-            raise InputError(f"max_memory_bytes: got {self.max_memory_bytes!r}; allowed: a number > 0")
+        check(self.goal, one_of(*GOALS), "goal")
+        check(self.max_memory_bytes, optional(number(above=0)), "max_memory_bytes")
         precision_of(self.precision)
         optimizer_of(self.optimizer)
-        names = {part for each in self.strategies or FAMILIES for part in each.split("+")}
+        names = {part for item in self.strategies or FAMILIES for part in item.split("+")}
         for name in sorted(names):
             if name not in FAMILIES:
                 raise InputError(
@@ -110,13 +109,8 @@ class PlanQuery:
         return optimizer_of(self.optimizer)
 
 
-def _whole(name: str, value: object) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputError(f"{name}: got {value!r}; allowed: a whole number >= 1")
-
-
 def _nearest(batch: int, wanted: int) -> str:
-    divisors = [each for each in range(1, batch + 1) if batch % each == 0]
-    below = max((each for each in divisors if each < wanted), default=None)
-    above = min((each for each in divisors if each > wanted), default=None)
-    return " and ".join(str(each) for each in (below, above) if each is not None)
+    divisors = [item for item in range(1, batch + 1) if batch % item == 0]
+    below = max((divisor for divisor in divisors if divisor < wanted), default=None)
+    above = min((entry for entry in divisors if entry > wanted), default=None)
+    return " and ".join(str(one) for one in (below, above) if one is not None)

@@ -34,6 +34,7 @@ class ScalingCurve:
 
         Beyond the last point nothing is gained; below the first that is feasible nothing fits.
         """
+        # Points at which something fits, rising in devices.
         points = [(n, s) for n, s, fits in zip(self.devices, self.seconds, self.feasible, strict=True) if fits]
         if not points or devices < points[0][0]:
             return math.inf
@@ -65,5 +66,5 @@ class ScalingCurve:
         if not ratios:
             return self
         factor = median(ratios)
-        columns = {name: tuple(factor * each for each in getattr(self, name)) for name in ("seconds", "low", "high")}
+        columns = {name: tuple(factor * item for item in getattr(self, name)) for name in ("seconds", "low", "high")}
         return replace(self, **columns)

@@ -5,12 +5,15 @@ Time to solution under exponential failures: Daly, "A higher order estimate of t
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.plan.parallel.mesh import Floats, Mesh
+from trainwright.settings import Settings
+from trainwright.validators import integer, number, optional
 
 __all__ = ["Input", "Saving", "best_interval", "inflation", "input_seconds"]
 
@@ -18,49 +21,33 @@ _HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Input:
+class Input(Settings, error=InputError, label="input"):
     """What reading costs: `bytes` and CPU seconds to `decode` a sample, over `workers` processes of a node.
 
     With `prefetch` it goes on beside the step before, and only what is longer than a step is waited for. `cached` says
     that later epochs read from memory: only decoding and copying are left.
     """
 
-    bytes: float = 0.0
-    decode: float = 0.0
-    workers: int = 8
+    bytes: Annotated[float, number(minimum=0)] = 0.0
+    decode: Annotated[float, number(minimum=0)] = 0.0
+    workers: Annotated[int, integer(minimum=1)] = 8
     prefetch: bool = True
     cached: bool = False
 
-    def __post_init__(self) -> None:
-        for name in ("bytes", "decode"):
-            value = getattr(self, name)
-            if not 0 <= value < float("inf"):
-                raise InputError(f"input: {name}: got {value!r}; allowed: a number >= 0")
-        if self.workers < 1:
-            raise InputError(f"input: workers: got {self.workers!r}; allowed: a whole number >= 1")
-
 
 @dataclass(frozen=True, kw_only=True)
-class Saving:
+class Saving(Settings, error=InputError, label="checkpoint"):
     """What checkpoints cost: `bytes` at the storage's speed, or `seconds` that training stands still for one.
 
     A failed job goes on after `restart_seconds`. None for `interval_seconds` saves as often as is best, or, where no
     failures are known, once an hour; never more often than a save takes until it is safe, `persist_seconds`.
     """
 
-    bytes: float = 0.0
-    seconds: float | None = None
-    restart_seconds: float = 60.0
-    persist_seconds: float = 0.0
-    interval_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("bytes", "seconds", "restart_seconds", "persist_seconds"):
-            value = getattr(self, name)
-            if value is not None and not 0 <= value < float("inf"):
-                raise InputError(f"checkpoint: {name}: got {value!r}; allowed: a number >= 0")
-        if self.interval_seconds is not None and not self.interval_seconds > 0:
-            raise InputError(f"checkpoint: interval_seconds: got {self.interval_seconds!r}; allowed: a number > 0")
+    bytes: Annotated[float, number(minimum=0)] = 0.0
+    seconds: Annotated[float | None, optional(number(minimum=0))] = None
+    restart_seconds: Annotated[float, number(minimum=0)] = 60.0
+    persist_seconds: Annotated[float, number(minimum=0)] = 0.0
+    interval_seconds: Annotated[float | None, optional(number(above=0))] = None
 
     def blocking(self, cluster: Cluster) -> float:
         """Return the seconds of one save; raises `InputError` if the storage's speed is wanted and not known."""
@@ -84,6 +71,7 @@ class Saving:
 def best_interval(cost: float, mtbf_seconds: Floats) -> Floats:
     """Return the tau for which time to solution is least: Newton's method from sqrt(2 M C), 0 if a save is free."""
     finite = np.where(np.isfinite(mtbf_seconds), mtbf_seconds, 1.0)
+    # Young's first-order interval, then Newton steps on the derivative of Daly's expression.
     tau = np.sqrt(2 * finite * cost)
     if cost:
         tau = np.minimum(tau, finite)
@@ -98,6 +86,7 @@ def inflation(saving: Saving, cluster: Cluster, devices: Floats) -> tuple[Floats
 
     The mean time between failures of a job is that of a device divided by its devices.
     """
+    # A job fails as soon as one of its devices does.
     mtbf = cluster.failure.device_mtbf_hours * _HOUR / devices
     cost = saving.blocking(cluster)
     tau = np.maximum(1e-9, saving.interval(cluster, mtbf))
@@ -112,6 +101,7 @@ def input_seconds(reading: Input, cluster: Cluster, mesh: Mesh) -> Floats:
 
     A node reads for the replicas that it holds; of a replica that spans nodes one of them reads.
     """
+    # The slowest of the links that a sample passes decides.
     nodes = np.ceil(mesh.devices / cluster.devices_per_node)
     a_node = np.ceil(mesh.batch / np.minimum(nodes, mesh.replicas))
     storage, host = cluster.storage, cluster.device.host_bandwidth

@@ -68,6 +68,7 @@ def judge(
     def fits(plan: Forecast) -> bool:
         return plan.peak_bytes * (1 + margin) <= room
 
+    # As it is first; then one change after the other, the cheapest for training first.
     first = estimated()
     wanted = first.peak_bytes
     asked, allowed = distinct_sizes(wanted * (1 + margin), room)
@@ -82,6 +83,7 @@ def judge(
             return Verdict(
                 state="repaired", sentence=sentence, wanted_bytes=wanted, allowed_bytes=room, repair=name, plan=plan
             )
+    # Last: how many devices would do with all state divided.
     more = next((number for number in _larger(batch, devices, oracle) if fits(estimated(data=number, zero=3))), None)
     help_ = f"; {more} devices would do with fsdp" if more else "; no number of devices that the cluster has would do"
     return Verdict(state="rejected", sentence=f"does not fit: {said}{help_}", wanted_bytes=wanted, allowed_bytes=room)

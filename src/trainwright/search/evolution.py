@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,7 +13,9 @@ from trainwright.search.bayes.candidates import fill_gaps, make_legal
 from trainwright.search.quasirandom import spread
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
+from trainwright.settings import Settings
 from trainwright.space import Configuration
+from trainwright.validators import integer, optional
 
 __all__ = ["EvolutionSearcher"]
 
@@ -25,22 +28,18 @@ _TRIES = 4  # broods before a random configuration is taken
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class EvolutionSearcher:
+class EvolutionSearcher(Settings, error=SearchError):
     """Change one active parameter of the best of `tournament` trials drawn from the `population` youngest results.
 
     Age decides who leaves, not loss, so a lucky noisy result does not breed for ever. One objective; O(population) an
     ask.
     """
 
-    population: int = 100  # completed trials of greatest number that may breed
-    tournament: int = 10  # of them are drawn, with replacement, and the best breeds
-    initial: int | None = None  # results before the first mutation; None = 2 * columns + 1
-
-    def __post_init__(self) -> None:
-        for name, least in (("population", 1), ("tournament", 1), ("initial", 1)):
-            value = getattr(self, name)
-            if (value is not None or name != "initial") and (not isinstance(value, int) or value < least):
-                raise SearchError(f"EvolutionSearcher: {name} must be an integer >= {least}, got {value!r}")
+    population: Annotated[int, integer(minimum=1)] = 100  # completed trials of greatest number that may breed
+    tournament: Annotated[int, integer(minimum=1)] = 10  # of them are drawn, with replacement, and the best breeds
+    initial: Annotated[int | None, optional(integer(minimum=1))] = (
+        None  # results before the first mutation; None = 2 * columns + 1
+    )
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number: a spread design first, then mutants."""

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Annotated, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError, SpaceExhausted
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
+from trainwright.settings import Settings
 from trainwright.space import Configuration
 from trainwright.space.parameters import Varying
+from trainwright.validators import integer
 
 __all__ = ["GridSearcher"]
 
@@ -20,18 +22,14 @@ _MOST = 1_000_000
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GridSearcher:
+class GridSearcher(Settings, error=SearchError):
     """Walk a grid in lexicographic order, trial n at legal point n; raises SpaceExhausted at its end.
 
     `points` per continuous column, bounds included, even on the column's (log) scale; discrete columns are taken
     whole. Points that conditions make equal count once. A point that was tried leaves its trial the next untried one.
     """
 
-    points: int = 5
-
-    def __post_init__(self) -> None:
-        if isinstance(self.points, bool) or not isinstance(self.points, int) or self.points < 1:
-            raise SearchError(f"GridSearcher: points must be an integer >= 1, got {self.points!r}")
+    points: Annotated[int, integer(minimum=1)] = 5
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return the grid point of each number; the grid is made once per study."""

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,7 +11,9 @@ from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
+from trainwright.settings import Settings
 from trainwright.space import Configuration
+from trainwright.validators import one_of
 
 __all__ = ["QuasiRandomSearcher", "from_the_middle", "spread"]
 
@@ -19,18 +21,14 @@ _BLOCK = 64  # points made at once; the sequence may be entered at any block
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class QuasiRandomSearcher:
+class QuasiRandomSearcher(Settings, error=SearchError):
     """Fill the space evenly, through priors and conditions, without talk between workers: trial n is point n.
 
     Scrambled Halton (Owen, arXiv 1706.02808) or Sobol (Owen, JCGS 1998). A point that breaks a requirement or was
     tried is replaced by a random one.
     """
 
-    sequence: Literal["halton", "sobol"] = "halton"
-
-    def __post_init__(self) -> None:
-        if self.sequence not in ("halton", "sobol"):
-            raise SearchError(f"QuasiRandomSearcher: sequence must be 'halton' or 'sobol', got {self.sequence!r}")
+    sequence: Annotated[Literal["halton", "sobol"], one_of("halton", "sobol")] = "halton"
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return the point of each number; O(dimension) each."""

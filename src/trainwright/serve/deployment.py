@@ -12,12 +12,12 @@ import numpy as np
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
-from trainwright.serve.batching import request_of
-from trainwright.serve.matrix import Plan
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
+from trainwright.serve.runtime.batching import request_of
 from trainwright.serve.runtime.in_process import InProcess
+from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.worker_processes import WorkerProcesses
-from trainwright.serve.service import Answer, Options
-from trainwright.serve.settings import Settings
+from trainwright.serve.service import Options, Response
 
 if TYPE_CHECKING:
     import torch
@@ -36,19 +36,19 @@ class Deployment:
     folders. Both are started by `start`, or by entering.
     """
 
-    _runner = "trainwright.serve.fused:runner_of"
+    _runner = "trainwright.serve.runtime.member_runners:runner_of"
 
     def __init__(
         self,
         ensemble: Ensemble,
-        plan: Plan | None = None,
+        plan: DeploymentPlan | None = None,
         *,
         sample: "Array | torch.Tensor | None" = None,
-        settings: Settings | None = None,
+        settings: DeploymentSettings | None = None,
     ) -> None:
         self._ensemble = ensemble
-        self.settings = Settings() if settings is None else settings
-        self._planned = Plan.simple(ensemble, "cpu") if plan is None else plan
+        self.settings = DeploymentSettings() if settings is None else settings
+        self._planned = DeploymentPlan.simple(ensemble, "cpu") if plan is None else plan
         self._planned.check(ensemble)
         self.input_shape, self.input_dtype = _inputs(ensemble, sample)
         self._weights = dict(enumerate(ensemble.weights))
@@ -62,7 +62,7 @@ class Deployment:
         return self._ensemble
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> DeploymentPlan:
         """Who runs where: the plan that was given, but for units that moved after all their workers had failed."""
         return self._planned if self._runtime is None else self._runtime.plan
 
@@ -99,7 +99,7 @@ class Deployment:
         """Return the combined prediction of rows x [N, ...], as `Ensemble.predict` does; options as in `Options`."""
         return self.submit(x, Options(**options)).result().prediction
 
-    def submit(self, x: "Array | torch.Tensor", options: Options | None = None) -> "Future[Answer]":
+    def submit(self, x: "Array | torch.Tensor", options: Options | None = None) -> "Future[Response]":
         """Admit the rows x [N, ...], which are not to be changed until the answer has come.
 
         Raises RequestError for rows or options that do not fit, Overloaded if too many rows wait, NotReady if members
@@ -117,7 +117,7 @@ class Deployment:
 
     def run(self, host: str = "127.0.0.1", port: int = 8000, **settings: Any) -> Mapping[str, Any]:
         """Answer over HTTP until SIGTERM or SIGINT, then drain; settings as of `Server`. For the main thread."""
-        from trainwright.serve.http import Server
+        from trainwright.serve.http.server import Server
 
         return Server(self, host=host, port=port, **settings).run()
 

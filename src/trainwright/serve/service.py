@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from trainwright.ensemble import Ensemble, Uncertainty
 from trainwright.ensemble.metrics import Array
 
-__all__ = ["Answer", "Options", "Service"]
+__all__ = ["Options", "Response", "Service"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +23,7 @@ class Options:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Answer:
+class Response:
     """The combined prediction of a request's rows, and whose it is."""
 
     prediction: Array  # [N, C], [N, T] or [N, T, 2], float64, calibrated if the ensemble is
@@ -47,7 +47,7 @@ class Service(Protocol):
     def ensemble(self) -> Ensemble:
         """The ensemble that is served."""
 
-    def submit(self, x: Array, options: Options) -> "Future[Answer]":
+    def submit(self, x: Array, options: Options) -> "Future[Response]":
         """Admit the rows x [N, ...] or refuse at once with Overloaded or NotReady; the future raises DeadlinePassed."""
 
     def ready(self) -> bool:

@@ -189,6 +189,7 @@ class RoundedLog(Axis):
 
     def to_numbers(self, u: Array) -> Array:
         """Return the nearest whole number in the bounds."""
+        # Half a unit beyond both bounds, so that the first and the last number have whole cells.
         start, end = np.log(self.low - 0.5), np.log(self.high + 0.5)
         numbers: Array = np.rint(np.exp(start + u * (end - start)))
         return np.minimum(np.maximum(numbers, self.low), self.high)
@@ -217,6 +218,7 @@ class Code(Axis):
 
     def snap_units(self, u: Array) -> Array:
         """Return the nearest position."""
+        # np.rint rounds halves to even; positions are whole numbers, so halves come only from foreign rows.
         return np.minimum(np.maximum(np.rint(u), 0.0), self.points - 1)
 
     def to_numbers(self, u: Array) -> Array:
@@ -230,5 +232,6 @@ class Code(Axis):
 
 def _rounding_slack(low: Array, high: Array) -> float:
     """Return eight times the rounding error of numbers as large as the bounds, in units."""
+    # The error of a number near the larger bound, divided by the range, is its error in units.
     largest = float(np.maximum(np.abs(low), np.abs(high))[0])
     return 8.0 * float(np.finfo(np.float64).eps) * (1.0 + (1.0 + largest) / float((high - low)[0]))

@@ -112,6 +112,7 @@ class Choice(Varying):
         seen = set()
         for value in self.values:
             check_value(name, value)
+            # 1, 1.0 and True are equal in Python and different here, so duplicates are found by their JSON.
             if canonical_json(value) in seen:
                 raise SpaceError(
                     f"{name}: value {value!r} is listed twice; list each once, and use weights to favour it"

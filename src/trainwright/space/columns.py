@@ -64,6 +64,7 @@ class Columns:
     def quantile(self, p: Array) -> Array:
         """Return the latent rows of points of the unit cube, column by column through the priors and weights."""
         U = np.array(p, dtype=np.float64)
+        # Choices without weights: p selects one of `points` equal intervals; p = 1 belongs to the last.
         if self._codes is not None:
             U[:, self._codes] = np.minimum(np.floor(U[:, self._codes] * self._code_points), self._code_points - 1.0)
         for index, quantile in self._quantiles:

@@ -164,6 +164,7 @@ def compare_column(column: int, operation: str, units: list[float], *, slack: fl
 
     Units within `slack` count as equal: a row must not differ from what is read of its decoded numbers.
     """
+    # Units order as the values do, so one number per comparison decides; NaN fails every comparison.
     if operation == "less":
         least = units[0] - slack
         return (lambda U: U[:, column] >= least) if negated else (lambda U: U[:, column] < least)

@@ -57,6 +57,7 @@ def parameter_from_json(name: str, document: Any) -> Parameter:
         if key not in known:
             near = closest(key, known)
             raise SpaceError(f"{name}: {key!r} is no argument of {kind.kind}; known: {', '.join(known)}{near}")
+    # Named before Python's own TypeError would be.
     for key, field in known.items():
         if field.default is MISSING and key not in arguments:
             raise SpaceError(f"{name}: {kind.kind} needs {key!r}; known: {', '.join(known)}")
@@ -80,6 +81,7 @@ def describe_differences(old: Document, new: Document) -> list[str]:
     found += [f"no {name}, now {after[name]['kind']}" for name in after if name not in before]
     for name, entry in before.items():
         found += _describe_changes(name, entry, after.get(name, entry))
+    # Order matters: columns follow it, and so do rows of a ledger.
     if not found and list(before) != list(after):
         found.append(f"the order {', '.join(before)}, now {', '.join(after)}")
     rules, others = old["requirements"], new["requirements"]

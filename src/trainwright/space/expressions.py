@@ -94,6 +94,7 @@ class Expression:
         try:
             tree = ast.parse(text.strip(), mode="eval").body
             _check_language(tree, owner)
+        # Deep nesting ends Python's parser with a MemoryError or RecursionError, null bytes with a ValueError.
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             why = error.msg if isinstance(error, SyntaxError) else str(error) or "it is nested too deeply"
             raise SpaceError(f"{owner}: cannot be read ({why}); allowed: {ALLOWED}") from None
@@ -192,12 +193,14 @@ class _Compiler:
 
     def _compile_name(self, name: str) -> Term:
         kind = self.kinds[name]
+        # int64 would overflow in products; float64 is exact up to 2^53.
         if kind == "int":
             return Term(kind, lambda env: np.asarray(env[name], dtype=np.float64))
         return Term(kind, lambda env: env[name])
 
     def _compile_number(self, node: ast.expr) -> Term:
         term = self.term(node)
+        # True and False count as 1 and 0 in arithmetic, as in Python.
         if term.kind == "bool":
             return Term("bool", lambda env: np.asarray(term.evaluate(env), dtype=np.float64))
         if term.kind not in NUMERIC:
@@ -252,6 +255,7 @@ class _Compiler:
             raise SpaceError(
                 f"{self.owner}: {ast.unparse(left)} and {ast.unparse(right)} are number and text, never equal"
             )
+        # numpy cannot compare arrays of mixed objects element by element with tuples in them.
         function = _same_object if "any" in kinds else np.equal
         if negated:
             return lambda env: np.logical_not(function(first.evaluate(env), second.evaluate(env)))

@@ -34,6 +34,7 @@ class NumericParameter(Varying):
     prior: Prior | None
 
     def __post_init__(self) -> None:
+        # numpy scalars become Python's: JSON and equality need them.
         for name in ("low", "high", "step", "default"):
             object.__setattr__(self, name, to_python(getattr(self, name)))
 
@@ -68,6 +69,7 @@ class NumericParameter(Varying):
             raise SpaceError(
                 f"{name}: step and log cannot be combined; list the values: Choice({low!r}, ..., ordered=True)"
             )
+        # A step may exceed the range by rounding alone.
         if self.step is not None and not 0 < self.step <= (high - low) * (1 + 1e-9):  # 32.05 - 29.75 < 2.3 in floats
             raise SpaceError(f"{name}: step must be above 0 and at most high - low = {high - low!r}, got {self.step!r}")
         if self.prior is not None:

@@ -65,6 +65,7 @@ class FunctionRequirement:
                     f"requirement {str(self)!r}: names {name!r}; known: {', '.join(kinds)}{closest(name, kinds)}"
                 )
 
+        # A function that returns a number or one boolean would broadcast and pass unnoticed.
         def verdict(env: Environment, count: int) -> Mask:
             mask = np.asarray(self.function(*(env[name] for name in self.names)))
             if mask.dtype != np.bool_ or mask.shape != (count,):

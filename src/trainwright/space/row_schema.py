@@ -29,6 +29,7 @@ class RowSchema:
         self.index = {name: index for index, name in enumerate(self.varying)}
         self.columns = tuple(make_column(name, parameter) for name, parameter in self.varying.items())
         self.maps = Columns(list(self.varying.values()))
+        # Conditions may name conditional parameters; a topological order puts parents first.
         needs = {name: names_in(p.when) for name, p in parameters.items()}
         for name, others in needs.items():
             for other in others:
@@ -107,6 +108,7 @@ def order_by_needs(needs: Mapping[str, Iterable[str]], what: str) -> list[str]:
     try:
         return list(TopologicalSorter(needs).static_order())
     except CycleError as error:
+        # The message starts the cycle at the parameter that is listed first, whatever the sorter found first.
         cycle = error.args[1][:0:-1]  # each needs the next; the last one repeats the first
         first = min(range(len(cycle)), key=lambda index: list(needs).index(cycle[index]))
         path = [*cycle[first:], *cycle[: first + 1]]

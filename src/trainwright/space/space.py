@@ -112,6 +112,7 @@ class Space:
 
     def decode(self, U: Array) -> list[dict[str, Any]]:
         """Return the parameters of settled rows: the active ones, constants and derived values."""
+        # Decoded column by column: numpy maps a thousand rows as fast as one.
         U = np.asarray(U, dtype=np.float64)
         numbers = self._layout.maps.to_numbers(U)
         rows = RowTable(self._rules, U, numbers)
@@ -125,6 +126,7 @@ class Space:
     def encode(self, params: Mapping[str, Any]) -> Array:
         """Return the row of parameters, NaN where inactive; raises TrialError where they are no row of this space."""
         reading = read_params(self._rules, params)
+        # A broken requirement still has a row; a wrong, missing or unknown value has none.
         outside = [str(v) for v in reading.violations if v.rule in self.parameters or v.rule in params]
         if outside:
             raise TrialError("; ".join(outside))
@@ -135,6 +137,7 @@ class Space:
         numbers = np.full((len(many), self.dimension), np.nan)
         for name, index in self._layout.index.items():
             varying = self._layout.varying[name]
+            # Rows in which the parameter is inactive keep NaN.
             places = [i for i, params in enumerate(many) if name in params]
             numbers[places, index] = [varying.number(varying.clean(name, many[i][name])) for i in places]
         return self._layout.maps.to_units(numbers)

@@ -1,4 +1,4 @@
-"""What a person holds: the study, its workers, and the loop that joins searcher, scheduler and engine."""
+"""The study and its workers, with the driver that joins searcher, scheduler and engine over the ledger."""
 
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.failures import StudyFailed

@@ -1,4 +1,4 @@
-"""Who may do what: the numbers, leases and slots of one study, and which of their holders are dead.
+"""Claims on trial numbers, leases and slots of one study, and the liveness of their holders.
 
 Nothing here is locked. A claim is won once and for ever, so what a dead holder had is claimed at the next turn of the
 same key. Clocks of different hosts are never compared (see `Liveness`).
@@ -70,7 +70,8 @@ class Claims:
                 return number
         if not team:
             return next((number for number in self._free(limit) if self._won(number)), None)
-        turns = 1 << self.others.bit_length()  # a power of two: a team that grows deals out otherwise only seldom
+        # A power of two: a team that grows deals out otherwise only seldom.
+        turns = 1 << self.others.bit_length()
         ours = next((n for n in self._free(limit, self.slot % turns, turns) if self._won(n)), None)
         if ours is not None:
             return ours
@@ -99,9 +100,11 @@ class Claims:
     def _won(self, number: int) -> bool:
         turn, owner = self._take_over(f"number/{number}")
         if turn is not None and owner != self._ledger.writer:
-            self._refresh()  # we had it before a failed write, and perhaps that was written
+            # We had it before a failed write, and perhaps that was written.
+            self._refresh()
         if number in self._state.trials:
-            return False  # its owner, dead by now, had proposed it, which we had not read yet
+            # Its owner, dead by now, had proposed it, which we had not read yet.
+            return False
         if turn is None:
             self._taken[number] = owner
         else:
@@ -186,7 +189,8 @@ class Claims:
             if now - looked >= (pause if verdict is not None else min(pause, _SOON_SECONDS)):
                 verdict = self._liveness.dead(writer, known, self._ledger.heartbeats([writer])[writer])
                 self._looked[writer] = now, verdict
-        if verdict is False and writer in self._silent:  # it was cut off, or stood still, and goes on
+        if verdict is False and writer in self._silent:
+            # It was cut off, or stood still, and goes on.
             for names in (self._dead, self._told, self._silent):
                 names.discard(writer)
         if verdict and known is not None and writer not in self._dead:
@@ -194,7 +198,8 @@ class Claims:
             if gone is None:
                 self._silent.add(writer)
             if not known.left:
-                self._refresh()  # it may have written more before it died than we have read
+                # It may have written more before it died than we have read.
+                self._refresh()
         return verdict
 
     def stands_still(self, writer: str) -> bool:

@@ -1,4 +1,4 @@
-"""What a study says of its trials: the best, the front, what they are worth, and which parameters matter."""
+"""The read-only part of a study: best trial, Pareto front, recommendation, importance, data frame."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""What a study's trials run, noted in its ledger: whoever joins later needs its address only."""
+"""The note of what a study runs (function, budget, scheduler), so that workers need only its address."""
 
 import hashlib
 import inspect

@@ -1,4 +1,4 @@
-"""What a tell may hold: the metrics that a study judges by, as numbers, and not twice."""
+"""Validate the metrics passed to `tell`: all objectives present and numeric, no second result."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How the directory of a study is made, found and compared with what it is opened as."""
+"""Open or create the ledger of a study, and compare an existing study with what is asked for."""
 
 from pathlib import Path
 

@@ -59,7 +59,8 @@ class SearchProjection:
         for number in sorted(trials):
             trial = trials[number]
             if not trial.key:
-                continue  # its proposal is damaged
+                # Its proposal is damaged.
+                continue
             for epoch in sorted(trial.reports):
                 self._report(trial, epoch)
             self._status(trial)
@@ -82,7 +83,8 @@ class SearchProjection:
 
     def _report(self, trial: TrialState, epoch: int) -> None:
         if epoch <= self._epoch.get(trial.number, 0):
-            return  # a repetition after a restart: the searcher knows this epoch
+            # A repetition after a restart: the searcher knows this epoch.
+            return
         self._propose(trial)
         self._epoch[trial.number] = epoch
         losses = losses_of(self._outcomes, trial.reports[epoch].metrics)
@@ -104,7 +106,8 @@ class SearchProjection:
         elif status is Status.FAILED:
             self.view.result(number, None, epoch=trial.epoch or None, complete=False)
         elif status is Status.ABANDONED:
-            self.view.withdraw(number)  # lost is not bad: nothing was learnt about the configuration
+            # Lost is not bad: nothing was learnt about the configuration.
+            self.view.withdraw(number)
         else:
             losses = losses_of(self._outcomes, trial.values)
             self.view.result(number, losses, epoch=trial.epoch or None, complete=status is Status.COMPLETE)
@@ -183,7 +186,8 @@ class RuleProjection:
         result = kind == "finished" and body["reason"] != "cancelled"
         if result or (trial.status.ended and record.lease == trial.lease):
             return Ended(trial=number, failed=not trial.has_result, at_seconds=at)
-        return None  # another run of it goes on
+        # Another run of it goes on.
+        return None
 
     def verdict(self, trial: TrialState, view: RuleView, epoch: int) -> Verdict:
         """Return the rule's verdict on a trial that has reported `epoch`; it is judged by its highest one.
@@ -194,7 +198,8 @@ class RuleProjection:
         course = self._course(trial, epoch)
         losses = losses_of(self._objectives, trial.reports[course.epoch].metrics)
         if losses is None or course.epoch >= (self.rule.max_epochs or math.inf):
-            return Continue()  # the full length ends a trial by itself: it is complete, not stopped
+            # The full length ends a trial by itself: it is complete, not stopped.
+            return Continue()
         seen = TrialView(number=trial.number, epoch=course.epoch, losses=losses, best_loss=course.best)
         return self.rule.on_report(self._index, view, seen)
 
@@ -205,7 +210,8 @@ class RuleProjection:
     def _course(self, trial: TrialState, epoch: int) -> "_Course":
         """Return the trial's course with its report of `epoch` in it."""
         course = self._courses.get(trial.number)
-        if course is None or course.lease != trial.lease:  # others may have run it meanwhile
+        if course is None or course.lease != trial.lease:
+            # Others may have run it meanwhile.
             course = self._courses[trial.number] = _Course(lease=trial.lease)
             for other, report in trial.reports.items():
                 course.add(other, self._first_loss(report))

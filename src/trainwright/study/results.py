@@ -1,4 +1,4 @@
-"""What came out of a study: which results are feasible, the best, the front and its volume, and what to deploy."""
+"""The results of a study: feasible trials, best trial, Pareto front, hypervolume, and the trial to deploy."""
 
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -155,7 +155,8 @@ def recommended(state: State, space: Space, by: By) -> TrialState:
     if by not in get_args(By):
         raise StudyError(f"recommend: by must be 'estimate' or 'observed', got {by!r}")
     results = Results.of(state)
-    best = results.best()  # refuses what has none
+    # Raises where no result is feasible.
+    best = results.best()
     if by == "observed":
         return best
     from trainwright.search.bayes.estimate import Estimate

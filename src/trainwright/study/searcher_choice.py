@@ -1,4 +1,4 @@
-"""Which searcher proposes for a study, noted in its ledger: whoever opens the study later asks the same one."""
+"""Choose the searcher of a study, and note it in the ledger for everyone who opens the study later."""
 
 import re
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What a study can say of schedulers before they run: forecasts on a simulated cluster, of given curves or its own."""
+"""The simulating part of a study: forecasts on a simulated cluster, from given curves or its own."""
 
 from collections.abc import Mapping
 from itertools import pairwise
@@ -185,7 +185,8 @@ def _epoch_seconds(trial: TrialState) -> list[float]:
 
 def _gaps(state: State) -> list[float]:
     """Return the seconds between the last report of a run and when the next one in its slot trained."""
-    runs: dict[tuple[str, str], list[tuple[float, float]]] = {}  # by slot: when a run trained, and its last report
+    # By slot: when a run trained, and its last report.
+    runs: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for trial in state.trials.values():
         for lease in trial.leases.values():
             reports = [report for report in trial.reports.values() if report.lease == lease.number]

@@ -1,4 +1,4 @@
-"""Which stages of a workflow are done: a small record per stage in the study's folder, written when the stage ends.
+"""Records of finished workflow stages in the study's folder, by which unchanged stages are skipped.
 
 `DIR/stages/NAME.json` holds a digest of each input of the stage, the digest of each file that it wrote, and what it
 said. A stage is unchanged while all of them are the same; one that was killed has no record of it, and runs again.

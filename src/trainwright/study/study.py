@@ -1,4 +1,4 @@
-"""Study: what a person holds. A space, objectives and a directory; ask and tell, or run."""
+"""The study: a space, objectives and a directory; ask and tell, or run."""
 
 import itertools
 import platform
@@ -168,7 +168,8 @@ class Study(Inspecting, Simulating):
         number = configuration.number if isinstance(configuration, Configuration) else None
         trial = self._log.state.trials.get(number) if number is not None else None
         if isinstance(configuration, Configuration) and trial is not None and trial.key != configuration.key:
-            trial = None  # another study's number
+            # A configuration with the number of another study.
+            trial = None
         if trial is not None and trial.status.ended and not repeat:
             raise second_result_error(trial, metrics)
         values = {} if failed is not None else validate_metrics(self._log.state.outcomes, metrics, number)
@@ -182,7 +183,8 @@ class Study(Inspecting, Simulating):
             self._log.append(facts.failed(trial.number, lease, failure="bad_objective", message=bad))
         else:
             self._log.append(facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=0.0))
-        self._log.asked.discard(trial.number)  # not before it is written: a failed tell can be repeated
+        # Not before it is written: a failed tell can be repeated.
+        self._log.asked.discard(trial.number)
         return trial
 
     def _enter(self, configuration: Configuration | Mapping[str, Any], origin: str) -> TrialState:

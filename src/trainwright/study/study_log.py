@@ -1,4 +1,4 @@
-"""The log of one study: its ledger, the state folded from it, and the projections that every record passes by."""
+"""The log of one study: its ledger, the state folded from the records, and further projections of them."""
 
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -84,7 +84,8 @@ class StudyLog:
         """
         if not kinds:
             return []
-        latest: dict[str, float] = {}  # of each writer: its clock may have been set back
+        # Of each writer: its clock may have been set back.
+        latest: dict[str, float] = {}
         found: list[tuple[float, int, Record]] = []
         for records, _ in blocks(self.ledger):
             for record in records:
@@ -126,7 +127,8 @@ class StudyLog:
             self._fold([record])
 
     def _written(self, records: Sequence[Record]) -> list[Record]:
-        self._join()  # a failed write makes another writer of us
+        # A failed write makes another writer of us.
+        self._join()
         return self.ledger.append(records)
 
     def refresh(self, *, thorough: bool = False) -> None:
@@ -147,15 +149,16 @@ class StudyLog:
         return writer in self._mine
 
     def _fold(self, records: Sequence[Record]) -> None:
-        told: dict[str, list[Callable[[Record, TrialState | None], None]]] = {}  # who is told of a kind
+        # The projections of each kind of record.
+        by_kind: dict[str, list[Callable[[Record, TrialState | None], None]]] = {}
         for projection in self._projections:
             for kind in projection.kinds:
-                told.setdefault(kind, []).append(projection.fold)
+                by_kind.setdefault(kind, []).append(projection.fold)
         apply, trials = self.state.apply, self.state.trials
         for record in records:
-            if apply(record) and record.kind in told:
+            if apply(record) and record.kind in by_kind:
                 trial = trials.get(record.trial) if record.trial is not None else None
-                for fold in told[record.kind]:
+                for fold in by_kind[record.kind]:
                     fold(record, trial)
 
     def close(self) -> None:
@@ -163,7 +166,8 @@ class StudyLog:
         former = sorted(self._mine - {self.ledger.writer})
         if self.ledger.writer in self._mine:
             self._fold(self.retry(lambda: self.ledger.append([facts.left(former)])))
-        elif former:  # what failed may work again; if not, our process tells it by its end
+        elif former:
+            # What failed may work again; if not, our process tells it by its end.
             with suppress(LedgerError):
                 self._fold(self._written([facts.left(former)]))
         self._mine.clear()
@@ -222,7 +226,8 @@ class StudyLog:
         for number in sorted(self.state.open):
             trial = self.state.trials[number]
             abandoned = trial.status is Status.PROPOSED and trial.key and self.orphaned(trial)
-            if abandoned and self.claims.lease(number) and trial.status is Status.PROPOSED:  # still
+            if abandoned and self.claims.lease(number) and trial.status is Status.PROPOSED:
+                # The lease took a while: the trial waits still.
                 self.asked.add(number)
                 yield Configuration(params=trial.params, key=trial.key, number=number, origin=trial.origin)
 

@@ -1,4 +1,4 @@
-"""Worker: one of many that work on one study, each with a searcher of its own, without a leader and without a barrier.
+"""Worker: one of many processes that work on one study, each with its own searcher, without a leader.
 
 Asynchronous decentralised Bayesian optimisation (Égelé et al., arXiv 2207.00479), on a ledger instead of messages.
 """

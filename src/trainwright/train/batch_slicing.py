@@ -5,7 +5,7 @@ from typing import Any
 
 from trainwright.errors import TrialError
 
-__all__ = ["cut", "samples_in"]
+__all__ = ["samples_in", "slice_batch"]
 
 
 def samples_in(batch: Any) -> int:
@@ -27,14 +27,14 @@ def samples_in(batch: Any) -> int:
     return counts.pop()
 
 
-def cut(batch: Any, size: int) -> list[Any]:
+def slice_batch(batch: Any, size: int) -> list[Any]:
     """Return the parts of a batch, of `size` samples each; the last may have fewer."""
     import torch
 
     if isinstance(batch, torch.Tensor):
         return list(batch.split(size))
     if isinstance(batch, Mapping):
-        parts = {key: cut(item, size) for key, item in batch.items()}
+        parts = {key: slice_batch(item, size) for key, item in batch.items()}
         return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
-    rows = zip(*(cut(item, size) for item in batch), strict=True)
+    rows = zip(*(slice_batch(item, size) for item in batch), strict=True)
     return [type(batch)(*row) if hasattr(batch, "_fields") else type(batch)(row) for row in rows]

@@ -10,13 +10,13 @@ from typing import Literal
 
 from trainwright.errors import TrialError
 
-__all__ = ["BatchRule", "Batching", "Step", "portion"]
+__all__ = ["BatchRule", "BatchStep", "Batching", "portion"]
 
 BatchRule = Literal["constant", "grow"] | Sequence[tuple[int, int]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Step:
+class BatchStep:
     """One optimizer step: `batch` samples, of which a process takes at most `micro_batch` up to `accumulate` times."""
 
     batch: int
@@ -59,14 +59,15 @@ class Batching:
                     f"allowed: {_shown(batch)}; give such a number of devices, or a batch that {self.processes} divides"
                 )
 
-    def at(self, epoch: int) -> Step:
+    def at(self, epoch: int) -> BatchStep:
         """Return the step of an epoch."""
         batch = self._batch(epoch)
+        # The largest share of a rank, in micro-batches of one size if the batch divides evenly.
         own = -(-batch // self.processes)
         most = self.micro_batch or max(1, -(-self.reference // self.start_devices))
         even = batch % self.processes == 0  # then micro-batches are to be of one size
         times = own // _largest_divisor(own, most) if even else -(-own // most)
-        return Step(batch=batch, micro_batch=-(-own // times), accumulate=times)
+        return BatchStep(batch=batch, micro_batch=-(-own // times), accumulate=times)
 
     def ratio(self, epoch: int) -> float:
         """Return the batch of an epoch over that of the user's loader."""
@@ -110,6 +111,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _divisors(number: int) -> list[int]:
+    # Divisors come in pairs around the square root.
     low = [divisor for divisor in range(1, isqrt(number) + 1) if number % divisor == 0]
     return sorted({*low, *(number // divisor for divisor in low)})
 

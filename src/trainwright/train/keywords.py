@@ -27,7 +27,7 @@ def refuse_unknown(loader: Callable[..., Any], given: Mapping[str, Any]) -> None
     """Raise `TrialError` for settings that a loader does not take; it suggests the nearest one that it does."""
     name = loader.__name__
     parameters = inspect.signature(loader).parameters.values()
-    known = [each.name for each in parameters if each.kind is not inspect.Parameter.VAR_KEYWORD]
+    known = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
     for setting in given:
         if setting in _REFUSED:
             raise TrialError(f"{name}: {setting}: is not taken, for {_REFUSED[setting]}")
@@ -49,7 +49,7 @@ def fetching_settings(
     """
     if workers is not None and num_workers is not None:
         raise TrialError(f"{loader}: got workers={workers!r} and num_workers={num_workers!r}; allowed: one of them")
-    count = next((each for each in (workers, num_workers) if each is not None), 0)
+    count = next((item for item in (workers, num_workers) if item is not None), 0)
     check_whole(loader, "workers" if num_workers is None else "num_workers", count, 0)
     if prefetch_factor is None:
         return {"num_workers": count}

@@ -15,8 +15,8 @@ from trainwright.checkpoint import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.train.batching import portion
 from trainwright.train.keywords import check_whole, fetching_settings, refuse_unknown
-from trainwright.train.sampling import InOrder, Order, Shuffled, Weighted
-from trainwright.train.worker_dataset import Request, Samples, requesting, seed_of
+from trainwright.train.sampling import SamplingOrder, SequentialOrder, ShuffledOrder, WeightedOrder
+from trainwright.train.worker_dataset import BatchFetch, Samples, requesting, seed_of
 
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial
@@ -200,7 +200,7 @@ class _Plan:
     Apart from the loader, so that no circle of references keeps workers alive.
     """
 
-    order: Order
+    order: SamplingOrder
     batch: int
     drop_last: bool
     rank: int
@@ -216,13 +216,13 @@ class _Plan:
     def __len__(self) -> int:
         return (self.used + self.batch - 1) // self.batch
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[BatchFetch]:
         epoch, start = self.epoch, self.samples
         while start < self.used and not (self.drop_last and self.used - start < self.batch):
             own, count = self.own(start)
             places = np.arange(own.start, own.stop) if own else np.array([start])  # a rank always has something to do
             indices, repeats = self.order(epoch, places)
-            yield Request(epoch, own.start, indices.tolist(), None if repeats is None else repeats.tolist())
+            yield BatchFetch(epoch, own.start, indices.tolist(), None if repeats is None else repeats.tolist())
             start += count
 
     def own(self, start: int) -> tuple[range, int]:
@@ -246,7 +246,7 @@ def _global_batch(batch_size: int | None, global_batch: int | None, world: int) 
     return global_batch  # type: ignore[return-value]  # it is given, where the other is not
 
 
-def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: int) -> Order:
+def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: int) -> SamplingOrder:
     try:
         size = len(dataset)
     except TypeError as error:
@@ -257,10 +257,10 @@ def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: i
     if size < 1:
         raise TrialError("Loader got a data set without samples; give one with at least one")
     if weights is None:
-        return Shuffled(size, seed) if shuffle else InOrder(size)
+        return ShuffledOrder(size, seed) if shuffle else SequentialOrder(size)
     if len(weights) != size:
         raise TrialError(f"weights must be one a sample: got {len(weights)} for {size} samples")
-    return Weighted(weights, seed)
+    return WeightedOrder(weights, seed)
 
 
 def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:

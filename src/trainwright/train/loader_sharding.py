@@ -8,10 +8,10 @@ from trainwright.train.batching import portion
 from trainwright.train.loader import Loader
 from trainwright.train.streaming import StreamLoader
 
-__all__ = ["Batches", "batches_of"]
+__all__ = ["ShardedBatches", "batches_of"]
 
 
-class Batches(Protocol):
+class ShardedBatches(Protocol):
     """Batches of which each rank gets its share; a pass over them is an epoch."""
 
     @property
@@ -28,7 +28,7 @@ class Batches(Protocol):
         """Return how many steps a pass has."""
 
 
-def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> tuple[Batches, int | None]:
+def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> tuple[ShardedBatches, int | None]:
     """Return the batches of a loader for this rank, and how many samples each has over all ranks, if that is known.
 
     `ranks` processes go through them together, more than `world` where several take the same samples. Raises
@@ -102,6 +102,7 @@ class _Shared:
         return samples // self._batch if self._loader.drop_last else -(-samples // self._batch)  # type: ignore[operator]  # known, or equal
 
     def __iter__(self) -> Iterator[Any]:
+        # Alone and with its own batch the DataLoader does as it is.
         if self._ranks == 1 and self._batch == self._loader.batch_size:
             yield from self._loader
             return
@@ -109,6 +110,7 @@ class _Shared:
             self._inner = self._made()
         seed, batches = self._told()
         self._seeds.manual_seed((seed + self._rank) % 2**63)  # of the workers, in which samples may be augmented
+        # Rank 0's order, of which each rank fetches its own part of every batch.
         self._parts.batches = [self._own(batch) for batch in batches]
         for part, batch in zip(self._inner, batches, strict=True):
             self.share = len(portion(len(batch), self._rank, self._world)) / len(batch)

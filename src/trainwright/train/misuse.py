@@ -19,7 +19,7 @@ def instead_of(name: str, known: Collection[str]) -> str:
         return f"the values are in trial.params: give the study a Space, tw.Space(x=tw.Float(0, 1)), {optuna}"
     if name in _INSTEAD:
         return f"use {_INSTEAD[name]}, {optuna}"
-    public = [each for each in known if not each.startswith("_")]
+    public = [item for item in known if not item.startswith("_")]
     return f"a Trial has {', '.join(public)}{closest(name, public)}; {optuna.removeprefix('or ')}"
 
 

@@ -42,6 +42,8 @@ class Permutation:
         """Return what stands at each of `places`, whole numbers in [0, size), as an array of their shape."""
         places = np.asarray(places, dtype=np.uint64)
         found = self._network(places.ravel())
+        # Cycle walking: the network permutes a few more numbers than there are places; whatever lies
+        # outside goes through it again until it lies inside, which keeps the whole a permutation.
         outside = np.flatnonzero(found >= self.size)
         while outside.size:  # fewer than one in sqrt(size) of the network's values are
             found[outside] = self._network(found[outside])
@@ -52,6 +54,8 @@ class Permutation:
         columns = max(1, isqrt(self.size - 1) + 1) if self.size else 1
         rows = -(-self.size // columns)
         left, right = np.divmod(values, np.uint64(columns))
+        # A Feistel network over a rectangle of rows and columns: each half is shifted by a keyed function of
+        # the other, which can be undone whatever that function is.
         for number in range(0, _ROUNDS, 2):
             left = (left + scrambled(right ^ self._keys[number])) % np.uint64(rows)
             right = (right + scrambled(left ^ self._keys[number + 1])) % np.uint64(columns)

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from trainwright.train.loader_sharding import Batches
+from trainwright.train.loader_sharding import ShardedBatches
 
 __all__ = ["PlacedBatches", "place_batch"]
 
@@ -11,7 +11,7 @@ __all__ = ["PlacedBatches", "place_batch"]
 class PlacedBatches:
     """Batches that arrive on a device; `arrange` is called before each pass."""
 
-    def __init__(self, batches: Batches, device: str, arrange: Callable[[], None]) -> None:
+    def __init__(self, batches: ShardedBatches, device: str, arrange: Callable[[], None]) -> None:
         self._batches = batches
         self._device = device
         self._arrange = arrange

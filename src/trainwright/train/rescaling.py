@@ -61,6 +61,7 @@ class Rescaling:
         """Go to the factor of a batch ratio."""
         target = self._factor(ratio)
         if target != self.target:
+            # Never above the new target: a smaller batch takes its smaller rate at once.
             self.start, self.target, self.step = min(self.scale, target), target, 0
             self.length = epoch_steps if self.warmup_steps is None else self.warmup_steps
 
@@ -95,6 +96,7 @@ class Rescaling:
 
 
 def _rule_of(optimizer: Any) -> str:
+    # Subclasses follow the rule of the class that they derive from.
     names = {kind.__name__ for kind in type(optimizer).__mro__}
     if names & _LINEAR:
         return "linear"

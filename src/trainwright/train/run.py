@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
-from trainwright.train.batch_slicing import cut, samples_in
-from trainwright.train.batching import Batching, BatchRule, Step
-from trainwright.train.loader_sharding import Batches, batches_of
+from trainwright.train.batch_slicing import samples_in, slice_batch
+from trainwright.train.batching import Batching, BatchRule, BatchStep
+from trainwright.train.loader_sharding import ShardedBatches, batches_of
 from trainwright.train.placing import PlacedBatches
 from trainwright.train.rescaling import RateRule, Rescaling
 from trainwright.train.slots import Slots
@@ -70,9 +70,9 @@ class Run:
         self._bare = model.to(self.device)
         self._loss = loss
         self._loader = loader
-        self._batches: Batches | None = None
+        self._batches: ShardedBatches | None = None
         self._batching: Batching | None = None
-        self._step: Step | None = None
+        self._step: BatchStep | None = None
         self._micro_batch = micro_batch
         self._rate = Rescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
         self._slots: Slots | None = None
@@ -92,6 +92,7 @@ class Run:
             self._micro_batch = micro_batch or plan.micro_batch
             self._parallel = self._set_up(to_call, plan, sync_bn=sync_bn)
             self._bare = self._parallel.module
+        # Ranks of one data-parallel place get the same samples.
         place, places = self._place
         if loader is not None:
             self._batches, size = batches_of(loader, rank=place, world=places, ranks=trial.world_size)
@@ -110,6 +111,7 @@ class Run:
                     "batch over the slots"
                 )
             self._slots = Slots(model, count=slots, trial=trial)
+        # What the training calls: the wrapper of a plan, DDP over several ranks, or the model itself.
         self.model: torch.nn.Module
         if self._parallel is not None:
             self.model = self._parallel
@@ -166,6 +168,7 @@ class Run:
         """
         if self._loss is None:
             raise TrialError("run.step needs a loss; give trial.prepare(..., loss=f) with f(model, batch) a scalar")
+        # Gradients of the last step go first, so that their memory is free during the forward pass.
         self.optimizer.zero_grad(set_to_none=True)
         loss = self._backward(batch) if self._slots is None else self._slots.backward(batch, self._loss)
         if self._hooked:
@@ -182,10 +185,11 @@ class Run:
             return
         epoch = self._trial.next_epoch
         self._step = self._batching.at(epoch)
+        # A slot is the micro-batch; a rank takes its share of them one after another.
         if self._slots is not None:
             count = self._slots.count
             size, times = self._step.batch // count, count // self._trial.world_size
-            self._step = Step(batch=self._step.batch, micro_batch=size, accumulate=times)
+            self._step = BatchStep(batch=self._step.batch, micro_batch=size, accumulate=times)
         if self._budgeted is not None:
             self._budgeted.accumulate = self._step.accumulate > 1
         self._batches.arrange(self._step.batch)
@@ -243,7 +247,7 @@ class Run:
         """The part of the global batch that this rank's batch is."""
         return 1 / self._place[1] if self._batches is None else self._batches.share
 
-    def _arranged(self) -> Step:
+    def _arranged(self) -> BatchStep:
         if self._step is None:
             raise TrialError(
                 "the micro-batch is known if trial.prepare gets a loader that tells its batch; give tw.train.Loader, "
@@ -257,7 +261,7 @@ class Run:
 
         from trainwright.train.parallel.recompute.budgeted import Budgeted
 
-        trained = sum(each.nbytes for each in self._bare.parameters() if each.requires_grad)
+        trained = sum(parameter.nbytes for parameter in self._bare.parameters() if parameter.requires_grad)
         return Budgeted(
             self._bare,
             memory,
@@ -285,8 +289,11 @@ class Run:
 
     def _refuse_unused(self) -> None:
         """Raise if ranks still wait for gradients of this one: the next thing they exchange would be taken for them."""
+        # DDP waits for every parameter: fewer summed elements mean that a later exchange would be taken for them.
         exchanged, self._exchanged = self._exchanged, 0
-        if not self._unused and exchanged < sum(each.numel() for each in self.model.parameters() if each.requires_grad):
+        if not self._unused and exchanged < sum(
+            parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad
+        ):
             raise TrialError(
                 "run.step: some parameters of the model had no part in the loss of this step, and other ranks wait for "
                 "their gradients; give trial.prepare(..., unused_parameters=True), or freeze them before prepare"
@@ -354,7 +361,7 @@ class Run:
         count = samples_in(batch)
         if count <= size:
             return [(1.0, batch)]
-        return [(samples_in(part) / count, part) for part in cut(batch, size)]
+        return [(samples_in(part) / count, part) for part in slice_batch(batch, size)]
 
 
 def _loss_on(

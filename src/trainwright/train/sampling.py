@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from trainwright.errors import TrialError
 from trainwright.train.permutation import Permutation, scrambled
 
-__all__ = ["InOrder", "Order", "Shuffled", "Weighted"]
+__all__ = ["SamplingOrder", "SequentialOrder", "ShuffledOrder", "WeightedOrder"]
 
 
-class Order(Protocol):
+class SamplingOrder(Protocol):
     """The order of the samples. `size` is their number in an epoch."""
 
     @property
@@ -27,7 +27,7 @@ class Order(Protocol):
 
 
 @dataclass(frozen=True)
-class InOrder:
+class SequentialOrder:
     """The samples as they come, every epoch alike."""
 
     size: int
@@ -38,7 +38,7 @@ class InOrder:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class ShuffledOrder:
     """Every sample once an epoch, in an order of the epoch's own."""
 
     size: int
@@ -49,7 +49,7 @@ class Shuffled:
         return _permutation(self.size, self.seed, epoch)(places), None
 
 
-class Weighted:
+class WeightedOrder:
     """As many draws with replacement as there are samples, each with a chance in proportion to its weight."""
 
     def __init__(self, weights: Sequence[float], seed: int) -> None:

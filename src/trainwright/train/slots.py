@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import TrialError
-from trainwright.train.batch_slicing import cut, samples_in
+from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.worker_dataset import generators_kept, sample_key, seed_generators
 
 if TYPE_CHECKING:
@@ -68,13 +68,14 @@ class Slots:
         import torch
 
         own = self.count // self._world
-        parts = _cut(batch, own)
+        parts = _slice(batch, own)
         before = [buffer.clone() for buffer in self._model.buffers()]
         gradients = _Sum(self._parameters, self)
         buffers = _Sum(self._buffers, self)
         losses = []
         with generators_kept():
             for place, part in enumerate(parts):
+                # Every slot starts from the same buffers and from generators of its own, whatever ran before it.
                 with torch.no_grad():
                     for buffer, value in zip(self._model.buffers(), before, strict=True):
                         buffer.copy_(value)
@@ -90,6 +91,7 @@ class Slots:
                     for parameter in self._parameters
                 )
                 buffers.add(self._buffers)
+        # The loss is averaged as gradients are: in the order of the slots.
         total = _Sum(losses[:1], self)
         for value in losses:
             total.add([value])
@@ -158,6 +160,7 @@ class _Sum:
             return []
         flat = torch.stack([torch.cat([tensor.reshape(-1) for tensor in row]) for row in self._rows])
         self._rows.clear()
+        # In pieces, so that the gradients of all slots are never in memory together.
         width = max(1, _GATHERED_BYTES // (self._slots.count * flat.element_size()))
         parts = []
         for start in range(0, flat.shape[1], width):
@@ -185,7 +188,7 @@ def _seed_devices(parameters: "Sequence[torch.Tensor]") -> None:
         torch.cuda.default_generators[index].manual_seed(torch.default_generator.initial_seed())
 
 
-def _cut(batch: Any, count: int) -> list[Any]:
+def _slice(batch: Any, count: int) -> list[Any]:
     """Return `count` equal parts of a batch."""
     samples = samples_in(batch)
     if samples % count or not samples:
@@ -193,4 +196,4 @@ def _cut(batch: Any, count: int) -> list[Any]:
             f"a batch of {samples} cannot be cut into {count} slots of one size; give the loader drop_last=True and a "
             "global_batch that is a multiple of the slots"
         )
-    return cut(batch, samples // count)
+    return slice_batch(batch, samples // count)

@@ -82,9 +82,10 @@ class StreamLoader:
         self.global_batch = global_batch
         self.share = 1 / world
         self._steps = steps
+        # A batch has a part for each of `max_ranks` slots; a rank takes a run of them.
         slots = range(max_ranks * rank // world, max_ranks * (rank + 1) // world)
         cut = _Cut(shards=shards, slots=max_ranks, own=slots, each=global_batch // max_ranks, whole=steps is not None)
-        self._cut = cut
+        self._slice = cut
         self._plan = _Plan(steps)
         self._facts = {"global_batch": global_batch, "shards": shards, "slots": max_ranks, "steps": steps, "seed": own}
         self._pass: object | None = None
@@ -120,8 +121,9 @@ class StreamLoader:
         plan, ended = self._plan, 0
         for batch in self._loader:
             plan.step += 1
+            # The epoch is over when all groups of shards have come to their end, one after another.
             ended = ended + 1 if batch is None else 0
-            if ended == self._cut.groups:
+            if ended == self._slice.groups:
                 break
             if batch is not None:
                 yield batch
@@ -189,20 +191,21 @@ class _Streams:
     """An iterable data set behind the requests of a loader; it keeps the shards open that it was asked for."""
 
     def __init__(self, dataset: Any, seed: int, cut: _Cut, collate: Callable[[list[Any]], Any]) -> None:
-        self._dataset, self._cut, self._collate = dataset, cut, collate
+        self._dataset, self._slice, self._collate = dataset, cut, collate
         self._keys = {purpose: sample_key(seed, f"stream {purpose}") for purpose in ("shard", "sample", "batch")}
         self._open: dict[int, _Open] = {}
 
     def __getitem__(self, request: tuple[int, int]) -> Any:
         epoch, step = request
-        turn, group = divmod(step, self._cut.groups)
+        # Groups of shards take turns; in each turn a shard gives its next samples.
+        turn, group = divmod(step, self._slice.groups)
         with undisturbed():
             samples = []
-            for slot in self._cut.own:
-                shard = group * self._cut.slots + slot
-                found = self._read(epoch, shard, turn * self._cut.each)
-                if self._cut.whole and len(found) < self._cut.each:
-                    ended = turn * self._cut.each + len(found)
+            for slot in self._slice.own:
+                shard = group * self._slice.slots + slot
+                found = self._read(epoch, shard, turn * self._slice.each)
+                if self._slice.whole and len(found) < self._slice.each:
+                    ended = turn * self._slice.each + len(found)
                     raise TrialError(
                         f"StreamLoader: shard {shard} ended after {ended} samples, in batch {step + 1} of epoch "
                         f"{epoch}; give steps={step} at most"
@@ -210,7 +213,7 @@ class _Streams:
                 samples += found
             if not samples:
                 return None
-            seed_generators(self._keys["batch"], epoch, step, self._cut.own.start)
+            seed_generators(self._keys["batch"], epoch, step, self._slice.own.start)
             return self._collate(samples)
 
     def _read(self, epoch: int, shard: int, start: int) -> list[Any]:
@@ -220,10 +223,11 @@ class _Streams:
             held = self._open[shard] = self._opened(epoch, shard, start)
         while held.position < start and self._next(held, shard):  # read again, and dropped
             pass
-        return [sample for _ in range(self._cut.each) for sample in self._next(held, shard)]
+        return [sample for _ in range(self._slice.each) for sample in self._next(held, shard)]
 
     def _opened(self, epoch: int, shard: int, start: int) -> _Open:
         try:
+            # Each shard is read by a copy, as by a worker process of torch.
             dataset = copy.deepcopy(self._dataset)
         except TypeError as error:
             raise TrialError(
@@ -234,14 +238,14 @@ class _Streams:
             dataset.set_epoch(epoch)
         seed_generators(self._keys["shard"], epoch, shard, 0)
         if hasattr(dataset, "iter_shard"):
-            return _Open(epoch, iter(dataset.iter_shard(epoch, shard, self._cut.shards, start)), start)
-        with _as_worker(shard, self._cut.shards, dataset):
+            return _Open(epoch, iter(dataset.iter_shard(epoch, shard, self._slice.shards, start)), start)
+        with _as_worker(shard, self._slice.shards, dataset):
             return _Open(epoch, iter(dataset), 0)
 
     def _next(self, held: _Open, shard: int) -> list[Any]:
         """Return the next sample of a shard in a list, which is empty at its end."""
         seed_generators(self._keys["sample"], held.epoch, shard, held.position)
-        with _as_worker(shard, self._cut.shards, self._dataset):
+        with _as_worker(shard, self._slice.shards, self._dataset):
             try:
                 found = [next(held.iterator)]
             except StopIteration:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from trainwright.train.trial import Trial
 
 __all__ = [
-    "Request",
+    "BatchFetch",
     "Samples",
     "generators_kept",
     "requesting",
@@ -37,7 +37,7 @@ __all__ = [
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class BatchFetch:
     """One batch of one rank: the samples' indices, and the place of the batch in its epoch."""
 
     epoch: int
@@ -55,7 +55,7 @@ class Samples:
         self._sample_key = sample_key(seed, "sample")
         self._batch_key = sample_key(seed, "batch")
 
-    def __getitem__(self, request: Request) -> Any:
+    def __getitem__(self, request: BatchFetch) -> Any:
         with undisturbed():
             samples = []
             repeats = request.repeats or [0] * len(request.indices)

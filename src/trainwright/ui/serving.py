@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trainwright.errors import MissingExtra
-from trainwright.listening import Guard, bind, is_loopback, token_for
+from trainwright.http_security import Guard, bind, is_loopback, token_for
 from trainwright.ui.server_load import ServerLoad
 from trainwright.ui.study_registry import StudyRegistry
 

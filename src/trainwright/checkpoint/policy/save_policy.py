@@ -75,6 +75,7 @@ class SavePolicy:
 
     def note_save(self, steps: int) -> None:
         """Take note of a save that begins, or of a training that goes on."""
+        # The plan had one save left, and this is it: nothing more is due before the end.
         if self._plan is not None and self._plan.saves == 1 and self.is_due(steps):
             self._last_before = self._end
         self._saved_step, self._saved_at, self._saved_time = steps, self._steady(), self._clock()
@@ -82,6 +83,7 @@ class SavePolicy:
 
     def note_end(self, record: SaveRecord) -> None:
         """Learn from a save what the next one will cost."""
+        # Failed and skipped saves say nothing about the cost of a good one.
         if record.verdict.startswith(("good", "suspect")):
             cost = record.blocking_seconds + max(0.0, record.slowdown_seconds)
             self._costs.append((cost, record.persist_seconds))

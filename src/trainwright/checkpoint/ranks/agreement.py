@@ -32,11 +32,13 @@ class Agreement:
         if self._group is None:
             return wishes
         self._steps += 1
+        # Between two reduces nobody communicates, so a step costs nothing.
         if self._steps % self.every:
             return (False,) * len(wishes)
         import torch
         import torch.distributed as dist
 
+        # The reduce before this one has had `every` steps to finish, so waiting for it is free.
         agreed = self._read_pending(len(wishes))
         values = torch.tensor(wishes, dtype=torch.int32)
         work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group, async_op=True)

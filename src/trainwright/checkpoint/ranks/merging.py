@@ -68,6 +68,7 @@ def merge_reports(manifest: Manifest, reports: Sequence[RankReport]) -> tuple[Ma
                     f"save: {record.name} is {record.dtype} {record.shape} on rank {report.rank} and {known.dtype} "
                     f"{known.shape} before it; give all ranks the same model"
                 )
+            # Several ranks may report one slice; the first report counts, since replicas were found equal.
             for shard in record.shards:
                 shards[record.name].setdefault((shard.offsets, shard.lengths), shard)
     tensors = []

@@ -28,6 +28,7 @@ class PipelineParts:
         for place, own in enumerate(names):
             for name in own:
                 held.setdefault(name, []).append(place)
+        # Only tensors that some rank lacks; the others need no table.
         holders = {name: tuple(ranks) for name, ranks in held.items() if len(ranks) < len(names)}
         return cls(rank, holders, frozenset(items if holders else ()))
 
@@ -45,6 +46,7 @@ class PipelineParts:
         """Return a tree in which the ranks' own trees of divided items ("model@1") are one ("model")."""
         found: dict[str, Any] = {}
         for item, value in tree.items():
+            # "model@1" is what rank 1 has of "model".
             home = item.rpartition("@")[0]
             whole = home if home in self.items else item
             found[whole] = _join_trees(found[whole], value) if whole in found else value

@@ -132,6 +132,7 @@ class SingleRank:
         """Return the tensors that this rank needs; with `check` every byte that was saved is compared first."""
         if check:
             verify_digests(published)
+        # The common case has a faster path: whole tensors are read straight into place.
         if published.manifest.world_size == 1:
             return read_tensors(published, {name: captured.tensors[name] for name in captured.loadable})
         return self._read_parts(published, state, captured, check=False)
@@ -191,6 +192,7 @@ class Ranks(SingleRank):
         Of the plain ones it writes some; the others it compares with those of the other ranks. Buffers of modules are
         the first rank's: batch statistics differ between ranks until DDP hands out the first one's with the next batch.
         """
+        # Batch statistics differ between ranks; the first rank's are the ones that DDP broadcasts.
         buffers = {name for name in captured.loadable - captured.lazy if name not in captured.tree}
         own = f"{self.item('rng')}."
         local, shares = share_tensors(

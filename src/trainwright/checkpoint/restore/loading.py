@@ -33,6 +33,7 @@ def compare_state(
             found += _compare_module(item, value, tree[item], tensors)
         elif isinstance(value, torch.optim.Optimizer):
             before = _group_names(tree[item])
+            # Optimizers are compared by the names of their parameters, not by positions.
             names = parameter_names(state)
             after = {name for group in _current_groups(value, names) for name in group}
             found += [_missing_item(f"{item}: {name}", saved="saved", now=None) for name in before if name not in after]

@@ -161,6 +161,7 @@ def read_tree(published: Published) -> dict[str, Any]:
 
 def read_ahead(published: Published) -> None:
     """Let the disk begin with the data of a checkpoint of one process, while its manifest is compared."""
+    # Several ranks read parts of files; reading ahead of all of it would waste the disk.
     if published.manifest.world_size > 1 or not hasattr(os, "posix_fadvise"):
         return
     for file in published.manifest.files:

@@ -95,6 +95,7 @@ def _digest_code() -> dict[str, str]:
     paths = sysconfig.get_paths()
     installed = [paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib")]
     installed += [site.getusersitepackages(), str(Path(trainwright.__file__).parent)]
+    # Installed packages are known by their versions; only the user's own code is digested.
     roots = tuple(f"{root}{os.sep}" for path in installed for root in {path, os.path.realpath(path)})
     digests = {}
     for name, module in sorted(sys.modules.items()):

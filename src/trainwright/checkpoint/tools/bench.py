@@ -139,6 +139,7 @@ def bench(
     fill_optimizers(state)
     captured = capture_state(state)
     raw = sum(tensor.nbytes for tensor in captured.tensors.values())
+    # Refuse before anything is written: a full disk in the middle of a bench may harm others.
     _check_room(Path(directory or tempfile.gettempdir()), raw * (1 + 2 * len(writers)))
     kept = {name: tensor.clone() for name, tensor in captured.tensors.items()}
     skipped: dict[str, str] = {}

@@ -16,8 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from trainwright.checkpoint.config import CheckpointConfig, Retention
+from trainwright.checkpoint.manager import Manager
+from trainwright.checkpoint.manifest import Manifest
+from trainwright.checkpoint.state.captured import capture_state
 from trainwright.checkpoint.tools.bench import TimeSpan
 from trainwright.checkpoint.tools.bench_targets import collect_state, files_below, fill_optimizers
+from trainwright.checkpoint.tools.formats.registry import FORMATS
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
 __all__ = ["RanksRow", "call_factory", "rank_main", "scale"]
@@ -145,12 +150,6 @@ def rank_main(factory: str, rank: str, ranks: str, folder: str, repeats: str) ->
 def _targets(state: dict[str, Any], home: Path) -> Any:
     """Yield name, save, restore and listing of each way; at most one is open at a time."""
     from importlib import import_module
-
-    from trainwright.checkpoint.config import CheckpointConfig, Retention
-    from trainwright.checkpoint.manager import Manager
-    from trainwright.checkpoint.manifest import Manifest
-    from trainwright.checkpoint.state.captured import capture_state
-    from trainwright.checkpoint.tools.formats.registry import FORMATS
 
     # It lists what it exports for no type checker.
     dcp: Any = import_module("torch.distributed.checkpoint")

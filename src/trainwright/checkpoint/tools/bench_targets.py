@@ -104,6 +104,7 @@ class ManagerTarget:
 
     def save(self) -> tuple[float, float, float]:
         """Save while training computes, until all is on disk."""
+        # The undisturbed speed first; the slowdown is what is missing from it during the save.
         pace = _compute_until(until=lambda: False, seconds=_PACE_SECONDS) / _PACE_SECONDS
         handle = self._manager.save()
         at_once, began = handle.blocking_seconds, time.perf_counter()
@@ -159,6 +160,7 @@ def fill_optimizers(state: Mapping[str, Any]) -> None:
         if isinstance(value, torch.optim.Optimizer) and not value.state:
             for group in value.param_groups:
                 for parameter in group["params"]:
+                    # Random gradients, so that the moments are not all zeros.
                     parameter.grad = 1e-3 * torch.randn_like(parameter)
             value.step()
             value.zero_grad(set_to_none=True)

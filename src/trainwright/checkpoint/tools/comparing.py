@@ -69,6 +69,7 @@ def read_lines(journal: Path, ranks: int) -> list[JournalLine]:
 
 def idle_generators(lines: list[JournalLine]) -> frozenset[str]:
     """Return the generators that nobody draws from: where they stand may differ between two runs that nobody seeded."""
+    # The first rank stands for all: each seeds its generators in the same way.
     own = [line for line in lines if line.rank == 0]
     first, last = own[0].state, own[-1].state
     return frozenset(name for name in first if name.startswith("rng") and first[name] == last.get(name))
@@ -106,6 +107,7 @@ def first_difference(
 
 def resized_difference(half: list[JournalLine], resumed: list[JournalLine]) -> Unlike | None:
     """Return what is not as it was right after a restore on other ranks, or the step where the loader is elsewhere."""
+    # On other ranks only the restored state and the samples must be equal; sums of floats are rounded differently.
     saved = next(line for line in half if line.step == next(one.step for one in resumed if one.event == "restored"))
     where = {line.step: line.state for line in half}
     compared = 0

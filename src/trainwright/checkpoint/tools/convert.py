@@ -54,6 +54,7 @@ def convert(
             with publish(target, replace=False) as temporary:
                 files = kind.write(temporary, kept, kept.metadata)
                 size = sum(file.stat().st_size for file in files)
+                # Before the rename: a file that came out wrong never appears under its name.
                 _compare_written(kept, temporary, kind)
         except OSError as error:
             reason = (error.strerror or str(error)).lower()

@@ -93,6 +93,7 @@ def _compare_stored(path_a: str, a: Stored, path_b: str, b: Stored, tolerance: f
         if name not in b.infos:
             continue
         now = b.infos[name]
+        # Values of other dtypes or shapes are not compared: there is no pair for each of them.
         if (info.dtype, info.shape) != (now.dtype, now.shape):
             shown = [f"{one.dtype} {one.shape}" for one in (info, now)]
             changed.append(ChangedTensor(name=name, a=shown[0], b=shown[1]))
@@ -101,6 +102,7 @@ def _compare_stored(path_a: str, a: Stored, path_b: str, b: Stored, tolerance: f
         found = _tensor_diff(name, a[name], b[name], tolerance)
         if found is not None:
             different.append(found)
+    # Times and digests differ between any two saves and say nothing about the training.
     texts = (a.metadata.keys() | b.metadata.keys()) - _OF_ONE_SAVE
     return Diff(
         a=path_a,
@@ -120,8 +122,10 @@ def _tensor_diff(name: str, a: "Tensor", b: "Tensor", tolerance: float) -> Diffe
 
     count, first, max_abs, max_rel = 0, -1, 0.0, 0.0
     for at, one, other in _cut_pieces(a, b):
+        # In double precision, so that the differences of small floats do not overflow.
         wide = [piece.to(torch.complex128 if piece.is_complex() else torch.float64) for piece in (one, other)]
         apart = (wide[0] - wide[1]).abs()
+        # A tolerance compares values; without one all bits count, so that 0 and -0 differ.
         if tolerance:
             equal = (apart <= tolerance) | (one == other) | (wide[0].isnan() & wide[1].isnan())
         else:

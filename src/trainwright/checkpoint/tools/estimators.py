@@ -33,6 +33,7 @@ def young_interval(costs: Costs) -> float:
 
 def daly_interval(costs: Costs) -> float:
     """Return Daly's interval, the higher-order one for C < 2 M, else M."""
+    # Daly's series holds for C < 2 M only.
     if costs.cost_seconds >= 2 * costs.mtbf_seconds:
         return costs.mtbf_seconds
     x = costs.cost_seconds / (2 * costs.mtbf_seconds)

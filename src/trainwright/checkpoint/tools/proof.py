@@ -130,6 +130,7 @@ def drop_table(launch: Launch, folder: Path, *, steps: int, items: Sequence[str]
     runs.run("b1", steps=steps, save_at=steps)
     found = {}
     for name in ("none", *items):
+        # An item whose loss changes nothing was not needed; the table shows what each is worth.
         resumed = runs.run(f"b2-{name}", steps=2 * steps, drop=() if name == "none" else (name,))
         found[name] = max_difference(whole, resumed)
     return found
@@ -158,12 +159,14 @@ def prove(
     unlike = first_difference(whole.of("step"), again.of("step"), idle)
     if unlike is not None:
         return Proof.unequal(steps, unlike, whole, again, repeatable=False)
+    # Killed in the middle of the second half: what was computed after the save must be repeated.
     if kill:
         half = runs.run("b1", steps=2 * steps, save_at=steps, kill_at=min(2 * steps, steps + max(1, steps // 2)))
     else:
         half = runs.run("b1", steps=steps, save_at=steps)
     resumed = runs.run("b2", steps=2 * steps, drop=tuple(drop), ranks=after, best_effort=after != ranks)
     if after == ranks:
+        # In the order of causes: the run before the save, what was restored, the steps after it.
         differing = (
             first_difference(whole.of("step"), half.of("step"), idle)
             or first_difference(half.of("step"), resumed.of("restored"))

@@ -63,6 +63,7 @@ def find_newest(path: Path) -> tuple[Path, Manifest] | None:
                 "dropped; allowed: a folder with a published step"
             )
         return None
+    # A damaged manifest is passed over, as a restore would; it is reported only if there is no other.
     wrong: CheckpointCorruptError | None = None
     for candidate in candidates:
         try:

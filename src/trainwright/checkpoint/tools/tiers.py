@@ -116,6 +116,7 @@ class Tiers:
         # A new save shows that training goes on; so try again what could not be copied before.
         for one in again:
             self._schedule_load(one)
+        # Copying each save may cost more bandwidth than the final folder has.
         if load.must or self._count % self._tiers[level].drain_every == 0:
             self._schedule_load(load)
         else:
@@ -252,6 +253,7 @@ class Tiers:
             plain = [Published(path=one.path, manifest=replace(one.manifest, pin=None)) for one in free]
             gone = {one.path for one in choose_retained(plain, policy).drop}
             self._held[level] = [one for one in self._held[level] if one.path not in gone]
+            # What retention drops here is no longer worth copying.
             superseded = [load for load in self._waiting if load.published.path in gone]
             self._waiting = [load for load in self._waiting if load not in superseded]
         for load in superseded:

@@ -82,6 +82,7 @@ def _verify_manager(folder: Path) -> Verified:
 def _verify_file(path: Path) -> Verified:
     kind = format_of(path)
     files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
+    # Of the formats only zip files have checksums; the others are read from end to end.
     zipped = kind.name == "torch"
     wrong = []
     try:

@@ -8,7 +8,9 @@ from trainwright.cli._serve_allocate import show_plan
 from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, refuse_unknown
 from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
-from trainwright.serve import Plan, objective_of, placed
+from trainwright.serve import DeploymentPlan
+from trainwright.serve.placement.allocate import placed
+from trainwright.serve.placement.objectives import objective_of
 
 __all__ = ["AllocationStage"]
 
@@ -58,7 +60,7 @@ class AllocationStage:
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print who runs where."""
-        plan = Plan.from_json(content["plan"])
+        plan = DeploymentPlan.from_json(content["plan"])
         show_plan(plan)
         if not plan.expected:
             print("placed by size alone: trials left no sample batch (tw.ensemble.leave, sample=) to time members with")

@@ -10,9 +10,9 @@ from trainwright.engine import load_function
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import InputError, ServeError
-from trainwright.listening import token_for
+from trainwright.http_security import token_for
 from trainwright.randomness import rng
-from trainwright.serve import Deployment, Plan, Server, Settings
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server
 
 __all__ = ["DeploymentStage"]
 
@@ -33,12 +33,12 @@ class DeploymentStage:
     host: str = "127.0.0.1"
     port: int = 8000
     token_file: str | None = None  # beyond loopback a token is needed
-    settings: "Settings | None" = field(default=None)
+    settings: "DeploymentSettings | None" = field(default=None)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "DeploymentStage":
-        """Return the stage of a [deployment] table: `rows`, `host`, `port`, `token_file`, and what `Settings` takes."""
-        limits = [one.name for one in fields(Settings)]
+        """Return the stage of a table: `rows`, `host`, `port`, `token_file`, and what `DeploymentSettings` takes."""
+        limits = [one.name for one in fields(DeploymentSettings)]
         refuse_unknown(_WHERE, table, ["rows", "host", "port", "token_file", *limits])
         for name, value in table.items():
             kind: Any = str if name in {"rows", "host", "token_file"} else int | float
@@ -49,7 +49,7 @@ class DeploymentStage:
         if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
             raise InputError(f"{_WHERE} port: got {port!r}; allowed: a whole number from 0 to 65535")
         choices = {name: value for name, value in table.items() if name not in limits}
-        return cls(**choices, settings=Settings(**{name: table[name] for name in limits if name in table}))
+        return cls(**choices, settings=DeploymentSettings(**{name: table[name] for name in limits if name in table}))
 
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, the ensemble's manifest and its plan."""
@@ -69,7 +69,7 @@ class DeploymentStage:
         x = self._make_rows(ensemble)
         expected = ensemble.predict(x)
         begun = time.perf_counter()
-        plan = Plan.load(work.folder / PLACEMENT)
+        plan = DeploymentPlan.load(work.folder / PLACEMENT)
         with Deployment(ensemble, plan, sample=x, settings=self.settings) as service:
             started = time.perf_counter()
             answer = service.predict(x)
@@ -99,7 +99,7 @@ class DeploymentStage:
         token = token_for(self.host, None if self.token_file is None else Path(self.token_file))
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
-        plan = Plan.load(work.folder / PLACEMENT)
+        plan = DeploymentPlan.load(work.folder / PLACEMENT)
         service = Deployment(ensemble, plan, sample=self._make_rows(ensemble), settings=self.settings).start()
         server = Server(service, host=self.host, port=self.port, token=token)
 

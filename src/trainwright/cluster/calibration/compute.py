@@ -121,6 +121,7 @@ def _bind_call(function: Callable[..., object], *arguments: Any, **options: Any)
 @contextmanager
 def _use_precision(kind: str) -> Iterator[None]:
     """Compute single precision on GPUs as "ieee" or with the 10 bits of "tf32" for as long as the block runs."""
+    # TF32 keeps 10 bits of the mantissa: timing fp32 with it on would give the wrong peak.
     cudnn: Any = torch.backends.cudnn  # whose type hints leave out what it has
     switches: tuple[Any, ...] = (torch.backends.cuda.matmul, cudnn.conv)
     before = [switch.fp32_precision for switch in switches]

@@ -115,6 +115,7 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
         errors[level.name] = (
             _root_mean_square(level.spreads) if level.only_these_sizes and level.spreads else link.error
         )
+    # Errors only of what was measured: a prediction's interval reads them.
     if figures.levels and figures.overlap_spread:
         errors["overlap"] = figures.overlap_spread
     if figures.pass_seconds:
@@ -157,6 +158,7 @@ def _fit_link(level: MeasuredLevel) -> RelativeFit:
     # Each row is (messages, bytes per link) of one exchange: seconds = alpha * messages + bytes / bandwidth.
     columns, seconds = [], []
     for each in level.exchanges:
+        # Mixed groups cross two levels at once: their times say nothing about one link.
         if 1 < each.on_node < each.ranks:
             continue
         for size, time in zip(each.bytes, each.seconds, strict=True):

@@ -43,6 +43,7 @@ def fit_least_relative(columns: ArrayLike, seconds: ArrayLike) -> RelativeFit:
             part = weighted[:, chosen] / scale[list(chosen)]
             values = np.linalg.lstsq(part, np.ones(len(times)), rcond=None)[0]
             loss = float(np.sum((part @ values - 1) ** 2))
+            # A negative coefficient would be a negative latency or rate: such a set is no solution.
             if values.min() >= 0 and loss < least:
                 best, least = np.zeros(table.shape[1]), loss
                 best[list(chosen)] = values / scale[list(chosen)]

@@ -104,6 +104,7 @@ def _by_formula(
 ) -> dict[str, Seconds]:
     tier = _level_of(cluster, ranks, stride)
     alpha, beta = tier.alpha, tier.beta * flows
+    # Point-to-point and one-to-all operations have a single algorithm here.
     if operation == "send":
         return {"direct": send_seconds(size, alpha, beta)}
     if operation == "broadcast":

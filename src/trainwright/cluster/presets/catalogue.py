@@ -30,6 +30,7 @@ def preset_cluster(kind: type[C], name: str, *, nodes: int | None = None) -> C:
     """Return a preset, of the class `kind`; see `Cluster.preset`."""
     if name not in PRESETS:
         raise InputError(f"cluster: got {name!r}; allowed: {', '.join(PRESETS)}, or a file{closest(name, PRESETS)}")
+    # The laptop is a single node and has no sheet.
     content = {"nodes": 1, "most_nodes": 1} if name == _LAPTOP else _read_preset(name)
     wanted = content["nodes"] if nodes is None else nodes
     check(wanted, integer(minimum=1, maximum=content.pop("most_nodes")), f"nodes of {name}")

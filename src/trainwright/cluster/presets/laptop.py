@@ -30,6 +30,7 @@ def load_or_measure_laptop(kind: type[C]) -> C:
     Compute is numpy's matrix product on one thread, memory a copy, the link a connection between two processes. What
     more than two processes do to each other is not measured: `trainwright plan calibrate` does that.
     """
+    # Measuring takes seconds, so the result is kept between processes.
     path = cache_path()
     if path.exists():
         try:

@@ -1,4 +1,4 @@
-"""What trials can use here: processors, memory, GPUs, shared memory, open files."""
+"""Examine the devices and limits of this machine: processors, memory, GPUs, shared memory, open files."""
 
 import math
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What can start trials and workers here: Slurm, PBS, MPI, Ray, PyCOMPSs; and a Redis server for the ledger."""
+"""Examine what can start trials and workers: Slurm, PBS, MPI, Ray, PyCOMPSs; and a Redis server for the ledger."""
 
 import re
 from collections.abc import Iterator

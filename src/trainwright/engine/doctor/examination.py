@@ -1,4 +1,4 @@
-"""What `trainwright doctor` tells: what is installed, which devices and engines are there, whether a folder will do."""
+"""The examination of `trainwright doctor`: packages, devices, engines, and the folder of studies."""
 
 from pathlib import Path
 

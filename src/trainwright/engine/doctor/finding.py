@@ -1,4 +1,4 @@
-"""What an examination of a machine finds: one sentence each, how grave it is, and what would mend it."""
+"""Findings of an examination: one sentence each, its grade, and what would mend it."""
 
 import enum
 from dataclasses import dataclass

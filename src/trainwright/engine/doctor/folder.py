@@ -1,4 +1,4 @@
-"""Whether a study may live in a folder: room, links and renames, the time of a sync, whose disk it is, its clock."""
+"""Examine a folder for studies: file system, free space, hard links, renames, seconds of a sync, clock."""
 
 import os
 import statistics

@@ -1,4 +1,4 @@
-"""How the examination looks at a machine; a test gives it another one."""
+"""The machine that is examined: its files, commands, packages and limits, each of which a test can replace."""
 
 import importlib.metadata
 import os

@@ -1,4 +1,4 @@
-"""Which packages are there, whether they can be imported, and what each extra that is missing would give."""
+"""Examine Python, the required packages, and each extra with what it would add."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The worker processes of one trial, one a rank: they begin together and end together."""
+"""Run one trial on several worker processes, one per rank, that begin together and end together."""
 
 import secrets
 import socket
@@ -106,7 +106,8 @@ class Gang(Generic[_Worker]):
     def serve(self, rank: int, handler: Handler) -> None:
         """Deal with what a rank has to say."""
         worker = self._living.get(rank)
-        if worker is None:  # it was killed since
+        if worker is None:
+            # It was killed after it had spoken.
             return
         try:
             kind, content = worker.connection.recv()
@@ -135,7 +136,8 @@ class Gang(Generic[_Worker]):
     def watch(self, handler: Handler, *, timeout_seconds: float | None, memory_bytes: int | None, grace: float) -> None:
         """Look for processes that are gone, and end the trial if it is over a limit."""
         for rank in [rank for rank, worker in self._living.items() if worker.ended]:
-            if not self._living[rank].connection.poll():  # no last words are left to read
+            if not self._living[rank].connection.poll():
+                # Everything that it sent has been read.
                 self._gone(rank)
                 self._settle(handler)
                 return
@@ -183,7 +185,8 @@ class Gang(Generic[_Worker]):
         # files of a process that was killed are closed in no order that one can rely on.
         for rank in [rank for rank, worker in self._living.items() if worker.connection.poll()]:
             self.serve(rank, handler)
-        if self._living and self._ranks[0].terminating:  # each has its grace
+        if self._living and self._ranks[0].terminating:
+            # Each rank has the grace period to end by itself.
             return
         if self._living and not self._silent and time.monotonic() < self._failed_at + _CAUSE_SECONDS:
             return

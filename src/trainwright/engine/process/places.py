@@ -1,4 +1,4 @@
-"""Where in a user's code an error was raised, and its traceback without the frames of ours that led there."""
+"""Locate an error in the user's code, and shorten its traceback to the user's frames."""
 
 import linecache
 import sysconfig

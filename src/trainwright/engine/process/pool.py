@@ -92,10 +92,12 @@ class WorkerPool:
         worker = self._idle.pop(part, None)
         if worker is not None and not worker.ended:
             return worker
-        if worker is not None:  # something killed it while it waited: not this trial's doing
+        if worker is not None:
+            # Something killed it while it waited: not this trial's doing.
             worker.close(kill=True)
         for other in [other for other in self._idle if set(other).intersection(part)]:
-            self._idle.pop(other).close(kill=True)  # of blocks of another size: its memory is wanted
+            # A worker for a block of another size: its memory is needed.
+            self._idle.pop(other).close(kill=True)
         return WorkerProcess(self._environment(part))
 
     def _message(self, assignment: Assignment) -> tuple[Any, ...]:
@@ -110,7 +112,8 @@ class WorkerPool:
         threads = str(max(1, cores() * len(block) // self.workers))
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
-        passive = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")  # idle threads would spin on the other workers' cores
+        # Idle threads would spin on the other workers' cores.
+        passive = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
         return {**dict.fromkeys(names, threads), "OMP_WAIT_POLICY": passive, "CUDA_VISIBLE_DEVICES": gpus}
 
     def answer(self, trial: int, goes_on: bool) -> None:
@@ -152,7 +155,8 @@ class WorkerPool:
             gang.kill()
         elif self.fresh_process:
             for worker in gang.workers.values():
-                worker.connection.close()  # all of them leave at once
+                # Close all first, so that the workers end in parallel.
+                worker.connection.close()
             for worker in gang.workers.values():
                 worker.close(kill=False)
         else:
@@ -164,7 +168,8 @@ class WorkerPool:
         for gang in self._busy.values():
             gang.kill()
         for worker in self._idle.values():
-            worker.connection.close()  # all of them leave at once
+            # Close all first, so that the workers end in parallel.
+            worker.connection.close()
         for worker in self._idle.values():
             worker.close(kill=False)
         self._busy.clear()

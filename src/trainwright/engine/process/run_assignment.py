@@ -1,4 +1,4 @@
-"""Running one assignment in this process: seeding, the call, and what its end means."""
+"""Run one assignment in this process: seed, call the training function, and classify how it ended."""
 
 import errno
 import reprlib

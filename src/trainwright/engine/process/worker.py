@@ -39,7 +39,8 @@ class _Remote:
 def main(descriptor: int, terminating: int, parent: int) -> None:
     """Serve assignments until the driver closes the connection or dies."""
     _die_with(parent)
-    faulthandler.enable()  # a crash leaves the lines of Python that led to it in the trial's log
+    # A crash leaves the lines of Python that led to it in the trial's log.
+    faulthandler.enable()
     os.set_blocking(terminating, False)
     ignore_launcher(ends=lambda: _has_byte(terminating))
     connection: Connection[Any, Any] = Connection(descriptor)
@@ -52,7 +53,8 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
         except (EOFError, OSError):
             return
         sys.path[:], sys.argv[:] = path, arguments
-        os.chdir(home)  # the trial before may have gone elsewhere
+        # The trial before may have changed the directory.
+        os.chdir(home)
         if log is not None:
             _redirect(Path(log))
         try:
@@ -62,11 +64,13 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
             train = functions[reference]
         except BaseException as error:  # noqa: BLE001 -- a module that does not import fails the trial, with its reason
             train = _raiser(error)
-        os.environ[IN_WORKER] = str(os.getpid())  # a study inside a trial is no business of ours; its children load
+        # Lets a study inside a trial run; only processes that the trial spawns stop at its `study.run`.
+        os.environ[IN_WORKER] = str(os.getpid())
         outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)
         _free()
         if not frozen:
-            gc.freeze()  # what the imports made stays for good: no need to look through it after every trial
+            # Imported objects stay for good: the collector need not visit them after every trial.
+            gc.freeze()
             frozen = True
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""One worker process as its driver sees it: started, told what to run, watched, killed if need be."""
+"""One worker process as the driver sees it: started, given an assignment, watched, and killed if need be."""
 
 import contextlib
 import os
@@ -62,7 +62,8 @@ class ChildProcess:
         if self._verdict is None:
             self._verdict = failure, message
             self._kill_at = time.monotonic() + grace_seconds
-            os.write(self._terminating, b"!")  # by which it knows that the signal is ours
+            # Tells the worker that the SIGTERM is the driver's, not a launcher's.
+            os.write(self._terminating, b"!")
             self._signal(signal.SIGTERM)
 
     def enforce(self) -> None:
@@ -83,8 +84,10 @@ class ChildProcess:
     def outcome(self) -> Outcome:
         """Return what the end of a process that has let go of its line means for its trial. Waits for the process."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_FAREWELL_SECONDS)  # it is on its way out: a signal now would hide its exit status
-        self._signal(signal.SIGKILL)  # children that outlived it
+            # It is about to end: a signal now would hide its exit status.
+            self._process.wait(_FAREWELL_SECONDS)
+        # Kill children that outlived it.
+        self._signal(signal.SIGKILL)
         code = self._process.wait()
         if self._verdict is not None:
             failure, message = self._verdict
@@ -127,7 +130,8 @@ class WorkerProcess(ChildProcess):
         """Send an assignment."""
         self.started = time.monotonic()
         self._verdict = self._kill_at = None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died: its silence will say so
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            # It died: the end of its connection will tell.
             self.connection.send(message)
 
     def close(self, *, kill: bool) -> None:

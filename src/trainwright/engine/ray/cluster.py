@@ -164,7 +164,8 @@ def check_cluster(address: str) -> None:
                     f"tw.Ray: the cluster is gone, its head {address} does not answer; start one and run the study "
                     "again: it goes on"
                 ) from error
-            time.sleep(0.5)  # one with a store of its own may be starting again
+            # A head with persistent storage may be restarting.
+            time.sleep(0.5)
         else:
             return
 

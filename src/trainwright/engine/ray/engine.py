@@ -269,8 +269,10 @@ class Ray:
         worker = self._idle.pop(slot, None)
         if worker is not None and not worker.ended and not worker.connection.poll():
             return worker
-        if worker is not None:  # it went away while it waited: not this trial's doing
-            worker.outcome()  # whether its actor still lives
+        if worker is not None:
+            # It went away while it waited: not this trial's doing.
+            # Finds out whether its actor still lives.
+            worker.outcome()
             self._release(worker)
         placement_groups, listener = _opened(self._placement_groups), _opened(self._listener)
         if slot not in self._actors:
@@ -304,7 +306,8 @@ class Ray:
             try:
                 address = self._ray.get(ranks[0].actor.free_address.remote(), timeout=_FAREWELL_SECONDS)
             except (self._ray.exceptions.RayError, TimeoutError):
-                ranks[0].ended = True  # the next look tells why
+                # The next look tells why.
+                ranks[0].ended = True
                 return
             assignment = replace(assignment, address=address)
         grant.gang = Gang(assignment, grant.workers, self._message)
@@ -320,7 +323,8 @@ class Ray:
     def _hear(self, worker: RemoteWorker, handler: Handler) -> bool:
         """Deal with what a worker has to say; return whether the handler was told something."""
         grant, rank = self._seats.get(worker, (None, 0))
-        if grant is None or grant.gang is None:  # a process that says something unasked has closed its line
+        if grant is None or grant.gang is None:
+            # An idle process has nothing to say: its connection was closed.
             worker.ended = True
             _opened(self._listener).forget(worker)
             return False
@@ -369,7 +373,8 @@ class Ray:
             by_ending[ending].ended = True
         for slot in [slot for slot, worker in self._idle.items() if worker.ended]:
             worker = self._idle.pop(slot)
-            worker.outcome()  # whether its actor still lives
+            # Finds out whether its actor still lives.
+            worker.outcome()
             self._release(worker)
         for grant in list(self._grants.values()):
             if grant.gang is not None:
@@ -409,7 +414,8 @@ class Ray:
         try:
             check_cluster(self._head)
         except EngineError:
-            self._cluster_lost = True  # nothing in it can be asked or ended any more
+            # Nothing in it can be asked or ended any more.
+            self._cluster_lost = True
             raise
 
     def _look_at_nodes(self) -> None:

@@ -53,11 +53,13 @@ class DeviceHost:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.gpu else ""
         if order.gpu and (len(self._gpus) != 1 or visible != self._gpus[0]):
             return Died(why=f"Ray gave it the GPUs {self._gpus} and shows it {visible!r}, where one was asked for")
-        with contextlib.suppress(OSError):  # the driver's folder may be its own machine's
+        with contextlib.suppress(OSError):
+            # The driver's folder may not exist on this node.
             os.chdir(order.home)
         try:
             line = socket.create_connection(order.driver, timeout=order.connect_seconds)
-            line.settimeout(None)  # the worker reads and writes without Python's help
+            # The worker uses the descriptor directly, without Python's timeouts.
+            line.settimeout(None)
             line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             line.sendall(order.token)

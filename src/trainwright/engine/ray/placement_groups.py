@@ -45,7 +45,8 @@ class PlacementGroups:
         """Wait until all groups are there. Raises `EngineError` naming a node that others hold."""
         deadline = time.monotonic() + seconds
         for node, group in zip(self.slot_map.nodes, self._groups, strict=True):
-            if not group.wait(max(1, math.ceil(deadline - time.monotonic()))):  # Ray cuts off parts of seconds
+            if not group.wait(max(1, math.ceil(deadline - time.monotonic()))):
+                # Rounded up: Ray drops fractions of seconds.
                 self.release()
                 raise EngineError(
                     f"tw.Ray: {self.slot_map.slots_per_node} devices of {node.name} were not free within "
@@ -104,7 +105,8 @@ class PlacementGroups:
         removed = sorted(found & self._suspects)
         self._suspects = found - set(removed)
         for name in removed:
-            with contextlib.suppress(ValueError):  # it has gone by itself
+            with contextlib.suppress(ValueError):
+                # It has ended by itself.
                 if name in lost_actors:
                     self._ray.kill(self._ray.get_actor(name, namespace=lost_actors[name]))
                 else:

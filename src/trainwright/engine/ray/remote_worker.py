@@ -63,7 +63,8 @@ class RemoteWorker:
     def run(self, message: tuple[Any, ...]) -> None:
         """Send an assignment."""
         self.since = time.monotonic()
-        with contextlib.suppress(OSError):  # it died: its silence will say so
+        with contextlib.suppress(OSError):
+            # It died: the end of its connection will tell.
             self.connection.send(message)
 
     @property
@@ -151,7 +152,8 @@ class WorkerListener:
         """Stop listening to a worker."""
         self._expected.pop(worker.token, None)
         if worker.connected:
-            with contextlib.suppress(KeyError, ValueError, OSError):  # not registered, or closed meanwhile
+            with contextlib.suppress(KeyError, ValueError, OSError):
+                # Not registered, or closed meanwhile.
                 self._lines.unregister(worker.connection)
 
     def wait(self, timeout_seconds: float) -> list[RemoteWorker]:
@@ -193,7 +195,8 @@ class WorkerListener:
         except OSError:
             heard = b""
         said += heard
-        if heard and len(said) < _TOKEN_BYTES:  # the rest is on its way
+        if heard and len(said) < _TOKEN_BYTES:
+            # The rest is on its way.
             return
         worker = self._expected.pop(bytes(said), None)
         self._dismiss(guest)

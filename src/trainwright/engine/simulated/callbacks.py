@@ -1,4 +1,4 @@
-"""What a simulated study asks of a searcher, and what it tells it."""
+"""The two callbacks by which a simulated study uses a searcher: ask for parameters, report results."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""Counter-based draws by the chunk: a generator per draw would cost more than the event that it is for."""
+"""Counter-based random draws in chunks: one generator per draw would cost more than the event itself."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""What is to happen in a simulation: a total order of events, their digest, and a guard against time standing still."""
+"""The event queue of a simulation: a total order of events, their digest, and a guard against endless loops."""
 
 import hashlib
 import heapq

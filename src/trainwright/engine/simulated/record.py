@@ -1,4 +1,4 @@
-"""What a simulated study came to: times, device time, waits, and who held what when."""
+"""The results of a simulated study: times, device time, waiting times, and the Gantt chart."""
 
 import math
 from collections.abc import Sequence
@@ -101,7 +101,8 @@ class StudyRecorder:
         self._last = at
         self._device_seconds += len(block) * (at - since)
         if why in {"resize", "rest", "node lost"}:
-            self._waiting.setdefault(trial, (at, len(block)))  # or since it was held
+            # A trial that was held waits since then.
+            self._waiting.setdefault(trial, (at, len(block)))
         elif why in {"full", "stopped"}:
             self.results += 1
         if why == "full":

@@ -61,13 +61,11 @@ def simulate(
 ) -> SimulatedStudy:
     """Simulate a study until its budget is used and return what came of it.
 
-    The budget is a number of `trials`, of which a failed one is not replaced, or of seconds of the clock or of devices;
-    at the end of the time all that runs is cut off.
-
-    `configure` gives the parameters of a new trial, `told` hears what came of them, as a searcher would: at every epoch
-    that the rule judges, and at those of `tells`. `gantt` keeps who held which devices when. Raises `InputError` for
-    what cannot run, `SchedulerStalled` if the policy goes round in circles; a trial that waits for devices for ever
-    ends the run, which names it.
+    The budget is a number of `trials`, of which a failed one is not replaced, or of seconds of the clock or of
+    devices; at the end of the time all that runs is cut off. `configure` gives the parameters of a new trial,
+    `told` hears what came of them, as a searcher would: at every epoch that the rule judges, and at those of
+    `tells`. `gantt` keeps who held which devices when. Raises `InputError` for what cannot run, `SchedulerStalled`
+    if the policy goes round in circles; a trial that waits for devices for ever ends the run, which names it.
     """
     limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
     scheduler.rule.check(objectives, trials)
@@ -331,11 +329,13 @@ class _Simulation:
             trial, running = self.trials[at_checkpoint], self.device_allocator.running[at_checkpoint]
             if not running.is_settled:
                 self._leave(trial)
-                self._plan(None)  # what it left is free
+                # Its devices are free: plan again.
+                self._plan(None)
             elif not running.is_held:
                 self._train(trial, self.clock)
         if self.device_allocator.wake_at is not None:
-            at = self.device_allocator.wake_at + 1 / NANO  # not a rounding before it
+            # One nanosecond later, lest rounding wakes the policy too early.
+            at = self.device_allocator.wake_at + 1 / NANO
             if self.timer is None or at * NANO < self.timer:
                 self.timer = self.events.push(at, EventKind.TIMER, 0, 0)
 
@@ -349,13 +349,14 @@ class _Simulation:
                 self.recorder.goes(action.trial, self.clock)
                 self._train(self.trials[action.trial], self.clock)
             elif action.trial == at_checkpoint:
-                continue  # it is settled when all is planned
+                # Settled once everything is planned.
+                continue
             elif isinstance(action, Resize | Preempt | Replan):
                 trial = self.trials[action.trial]
                 if trial.trains:
                     self._stop_over(trial)
                 elif not isinstance(action, Replan):
-                    self._leave(trial)  # it was held for this
+                    self._leave(trial)  # it was held for this change
         if at_checkpoint is not None and self.device_allocator.running[at_checkpoint].is_held:
             self.recorder.stays(at_checkpoint, self.clock)
 

@@ -1,4 +1,4 @@
-"""What simulated trials do: how their loss falls and how long an epoch takes."""
+"""Learning curves of simulated trials: losses by epoch, and seconds of each epoch."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""A trial of a simulated study: how far it is, and what it does on its devices."""
+"""The state of one trial in a simulated study."""
 
 import math
 from dataclasses import dataclass

@@ -75,6 +75,7 @@ class Forbidden:
     def _require_active(self, conjunction: Conjunction) -> Conjunction:
         """Add that the conditional parameters which a conjunction does not compare are active."""
         compared = {name for name, _ in conjunction}
+        # ConfigSpace's clauses are false for inactive parameters only where they compare them.
         missing = [n for n in self.expression.names if n not in compared and self.parameters[n].when is not None]
         whole = conjunction + tuple((name, self._is_active(name)) for name in missing)
         if not whole:  # no configuration is legal
@@ -101,6 +102,7 @@ class Forbidden:
         return self._convert_comparison(node, truth=truth)
 
     def _bounded_product(self, parts: list[list[Conjunction]]) -> Any:
+        # A normal form can grow exponentially; beyond the limit values are listed instead.
         if math.prod(map(len, parts)) > self.most:
             raise _Inexpressible
         return itertools.product(*parts)
@@ -151,6 +153,7 @@ class Forbidden:
     def _compare_parameters(self, left: str, op: type[ast.cmpop], right: str) -> list[Conjunction]:
         if op is ast.NotEq:
             return self._compare_parameters(left, ast.Lt, right) + self._compare_parameters(left, ast.Gt, right)
+        # Relations between texts know equality alone.
         text = {self.kinds[left], self.kinds[right]} - {"bool", "int", "float"}
         if text and op is not ast.Eq:
             raise _Inexpressible

@@ -88,6 +88,7 @@ def _read_parameter(it: Any, when: Condition | None) -> Parameter:
 def _read_normal(it: Any) -> Normal:
     """Return the law of the unit column that ConfigSpace draws from."""
     low, high, mean, sd = float(it.lower), float(it.upper), float(it.mu), float(it.sigma)
+    # Bounds, mean and deviation on the log scale, as ConfigSpace computes them.
     if it.log:  # its deviation is |ln(low + sigma)|, whatever the mean
         mean, sd, low, high = math.log(mean), abs(math.log(low + sd)), math.log(low), math.log(high)
         return Normal((mean - low) / (high - low), sd / (high - low))
@@ -172,6 +173,7 @@ def _identifier_of(it: Any) -> str:
 
 
 def _make_requirement(conjunction: list[Literal]) -> Requirement:
+    # A single comparison reads better turned around than under `not`.
     if len(conjunction) == 1:
         [(left, sign, right)] = conjunction
         left_over = next(other for found, other in _SIGNS.values() if found == sign)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.errors import MissingExtra, SpaceError
+from trainwright.errors import MissingExtra
+from trainwright.integrations.configspace.condition_clauses import ConditionClauses, make_refusal
 from trainwright.integrations.configspace.forbidden_clauses import Forbidden, values_of
 from trainwright.randomness import rng
-from trainwright.space.canonical import canonical_json
 from trainwright.space.choice import Choice
-from trainwright.space.conditions import Comparison, Condition
 from trainwright.space.fixed import Constant
 from trainwright.space.numeric import Float, Int
 from trainwright.space.parameters import Varying
@@ -55,9 +54,7 @@ def to_configspace(space: Space) -> Any:
             ConfigSpace.Configuration(found, values=params)
     except ValueError as error:
         why = str(error).splitlines()[0]
-        raise _make_refusal(
-            f"a condition is misread ({why})", "simplify the conditions (when=) of the space"
-        ) from error
+        raise make_refusal(f"a condition is misread ({why})", "simplify the conditions (when=) of the space") from error
     return found
 
 
@@ -69,12 +66,12 @@ def _build_space(cs: Any, space: Space, defaults: Mapping[str, Any]) -> Any:
         elif isinstance(parameter, Varying):
             found.add(_make_hyperparameter(cs, name, parameter, defaults.get(name)))
         else:
-            raise _make_refusal(f"{name} is derived", "leave it out, and compute it where it is used")
-    conditions = _Conditions(cs, space, found)
-    found.add(*conditions.all())
+            raise make_refusal(f"{name} is derived", "leave it out, and compute it where it is used")
+    conditions = ConditionClauses(cs, space, found)
+    found.add(*conditions.convert_all())
     for requirement in space.requirements:
         if not isinstance(requirement, TextRequirement):
-            raise _make_refusal(f"requirement {str(requirement)!r} is a function", "write it as a text")
+            raise make_refusal(f"requirement {str(requirement)!r} is a function", "write it as a text")
         found.add(*Forbidden(cs, space.parameters, found, requirement.expression, MOST_LISTED).clauses())
     return found
 
@@ -92,7 +89,7 @@ def _make_hyperparameter(cs: Any, name: str, parameter: Varying, default: Any) -
     for number in (low, high, parameter.default):
         if number is not None and round(number, _DECIMALS) != number:
             rounded = round(number, _DECIMALS)
-            raise _make_refusal(
+            raise make_refusal(
                 f"{name}: {number!r} has more than {_DECIMALS} decimals", f"give {rounded!r} if that will do"
             )
     kind = "Float" if isinstance(parameter, Float) else "Integer"
@@ -102,7 +99,7 @@ def _make_hyperparameter(cs: Any, name: str, parameter: Varying, default: Any) -
         return getattr(cs, f"Normal{kind}Hyperparameter")(name, mu=mean, sigma=sd, **common)
     if isinstance(prior, Beta):
         if min(prior.a, prior.b) < 1:
-            raise _make_refusal(f"{name}: Beta({prior.a!r}, {prior.b!r}) has a shape below 1", "give shapes >= 1")
+            raise make_refusal(f"{name}: Beta({prior.a!r}, {prior.b!r}) has a shape below 1", "give shapes >= 1")
         return getattr(cs, f"Beta{kind}Hyperparameter")(name, alpha=prior.a, beta=prior.b, **common)
     return getattr(cs, f"Uniform{kind}Hyperparameter")(name, **common)
 
@@ -113,29 +110,27 @@ def _make_choice(cs: Any, name: str, parameter: Choice, default: Any) -> Any:
     for index, value in enumerate(values):
         equal = [other for other in values[:index] if other == value]
         if equal:
-            raise _make_refusal(
-                f"{name}: its values {equal[0]!r} and {value!r} are equal in Python", "give one of them"
-            )
+            raise make_refusal(f"{name}: its values {equal[0]!r} and {value!r} are equal in Python", "give one of them")
         # ConfigSpace holds values in a numpy array, which gives all of them one type.
         if table is not None and type(table[index].item()) is not type(value):
             converted = table[index].item()
-            raise _make_refusal(f"{name}: it would make {converted!r} of {value!r}", "give all values one type")
+            raise make_refusal(f"{name}: it would make {converted!r} of {value!r}", "give all values one type")
     options = {} if default is None and None not in values else {"default_value": default}
     if default is None and not parameter.has_default:
         options = {}
     if not parameter.ordered:
         return cs.CategoricalHyperparameter(name, values, weights=parameter.weights, **options)
     if parameter.weights is not None:
-        raise _make_refusal(f"{name}: an ordered choice has weights", "leave the weights or the order out")
+        raise make_refusal(f"{name}: an ordered choice has weights", "leave the weights or the order out")
     return cs.OrdinalHyperparameter(name, values, **options)
 
 
 def _make_stepped(cs: Any, name: str, parameter: Float | Int, default: Any) -> Any:
     count = parameter.axis.count or 0
     if count > MOST_LISTED:
-        raise _make_refusal(f"{name}: step={parameter.step!r} makes {count} values", f"allow at most {MOST_LISTED}")
+        raise make_refusal(f"{name}: step={parameter.step!r} makes {count} values", f"allow at most {MOST_LISTED}")
     if parameter.prior is not None:
-        raise _make_refusal(f"{name}: a stepped number has a prior", "leave the prior or the step out")
+        raise make_refusal(f"{name}: a stepped number has a prior", "leave the prior or the step out")
     options = {} if default is None else {"default_value": default}
     return cs.OrdinalHyperparameter(name, values_of(parameter), **options)
 
@@ -149,87 +144,5 @@ def _scale_normal(name: str, parameter: Float | Int, prior: Normal) -> tuple[flo
     # ConfigSpace takes |ln(low + sigma)| / width for the deviation on the unit column.
     sigma = math.exp(min(prior.sd * width, 700.0)) - low
     if sigma <= 0 or prior.sd * width > 700.0:
-        raise _make_refusal(f"{name}: it has no sigma for {prior!r} on a log scale", "give a smaller sd, or log=False")
+        raise make_refusal(f"{name}: it has no sigma for {prior!r} on a log scale", "give a smaller sd, or log=False")
     return low * math.exp(prior.mean * width), sigma
-
-
-class _Conditions:
-    """The conditions of a space, comparison by comparison.
-
-    Every comparison becomes one that is false for an inactive parent, negated or not: ConfigSpace's own "not equal" is
-    true for it in some places and false in others.
-    """
-
-    def __init__(self, cs: Any, space: Space, found: Any) -> None:
-        self.cs, self.space, self.found = cs, space, found
-
-    def all(self) -> list[Any]:
-        conditions = []
-        for name, parameter in self.space.parameters.items():
-            if parameter.when is not None:
-                condition = self._convert_tree(name, parameter.when, negated=False)
-                if condition is False:
-                    raise _make_refusal(f"{name}: is never active, as {parameter.when} cannot be", "leave it out")
-                conditions += [] if condition is True else [condition]
-        return conditions
-
-    def _convert_tree(self, child: str, tree: Condition, *, negated: bool) -> Any:
-        if isinstance(tree, Comparison):
-            return self._convert_comparison(child, tree, negated=negated)
-        if tree.operation == "not_":
-            return self._convert_tree(child, tree.parts[0], negated=not negated)
-        every = (tree.operation == "all_of") is not negated
-        return self._join_parts([self._convert_tree(child, part, negated=negated) for part in tree.parts], every=every)
-
-    def _join_parts(self, parts: list[Any], *, every: bool) -> Any:
-        if any(part is (not every) for part in parts):
-            return not every
-        rest = [part for part in parts if part is not every]
-        if len(rest) > 1:
-            return (self.cs.AndConjunction if every else self.cs.OrConjunction)(*rest)
-        return rest[0] if rest else every
-
-    def _convert_comparison(self, child: str, comparison: Comparison, *, negated: bool) -> Any:
-        parent = self.space.parameters[comparison.name]
-        values = values_of(parent)
-        if values is not None:
-            # Listed parents: the values for which the comparison is true.
-            matching = [value for value in values if _comparison_holds(parent, comparison, value) is not negated]
-            if not matching or isinstance(parent, Constant):
-                return bool(matching)
-            return self.cs.InCondition(self.found[child], self.found[comparison.name], matching)
-        assert isinstance(parent, Float | Int)  # noqa: S101 -- the others are listed
-        return self._compare_number(child, comparison, parent, negated=negated)
-
-    def _compare_number(self, child: str, comparison: Comparison, parent: Float | Int, *, negated: bool) -> Any:
-        ends = (self.found[child], self.found[comparison.name])
-        less, equal, more = (
-            lambda v, kind=kind: getattr(self.cs, f"{kind}Condition")(*ends, v)
-            for kind in ("LessThan", "Equals", "GreaterThan")
-        )
-        operation, numbers = comparison.operation, comparison.values
-        if operation in ("equals", "one_of") and not negated:
-            return self._join_parts([equal(v) for v in dict.fromkeys(numbers)], every=False)
-        if operation in ("equals", "one_of"):
-            return self._join_parts([self._join_parts([less(v), more(v)], every=False) for v in numbers], every=True)
-        [v] = numbers
-        if isinstance(parent, Int):  # whole numbers on either side of any number
-            v = math.ceil(v) if operation == "less" else math.floor(v)
-        strict = less if (operation == "less") is not negated else more
-        return self._join_parts([strict(v), equal(v)], every=False) if negated else strict(v)
-
-
-def _comparison_holds(parent: Any, comparison: Comparison, value: Any) -> bool:
-    """Whether a comparison is true of one value of a listed parent."""
-    if comparison.operation in ("equals", "one_of"):
-        named = [parent.clean("", v) if isinstance(parent, Varying) else v for v in comparison.values]
-        return canonical_json(value) in map(canonical_json, named)
-    [bound] = comparison.values
-    if isinstance(parent, Choice):
-        rank = parent.rank(comparison.name, bound)
-        return parent.number(value) < rank if comparison.operation == "less" else parent.number(value) > rank
-    return bool(value < bound if comparison.operation == "less" else value > bound)
-
-
-def _make_refusal(what: str, mend: str) -> SpaceError:
-    return SpaceError(f"to_configspace: {what}, which ConfigSpace cannot express; {mend}")

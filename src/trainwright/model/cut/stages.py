@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
 from typing import Any
@@ -14,6 +14,7 @@ from trainwright.errors import ProfileError
 from trainwright.model.cut.cuts import Access, find_cuts, fold_blocks, intervals_between
 from trainwright.model.cut.fusion import fuse_layers
 from trainwright.model.cut.layers import LayerOperations, WeightCounter, group_by_module, group_for_fusion, make_layer
+from trainwright.model.cut.lifetimes import StorageLives
 from trainwright.model.cut.transformer import Attention, find_attention, recognise_transformers
 from trainwright.model.layer import Layer, Stage
 from trainwright.model.profile_fields import ProfileFields
@@ -112,7 +113,7 @@ class CutRecording:
         recording = self.recording
         outside = _read_in_other_layers(recording, self.layers)
         weights = WeightCounter(recording.parameters, recording.trained)
-        lives = _StorageLives(recording, self._find_pending_gradients())
+        lives = StorageLives(recording, self._find_pending_gradients())
         again = self._match_no_grad_pass()
         saved, copies = self._saved_by_layer(), self._find_weight_copies()
         names, paths = _UniqueNames(), _UniqueNames()
@@ -174,7 +175,7 @@ class CutRecording:
         operations = self.recording.operations
         return [find_attention(operations[first : last + 1], batch) for first, last in self.spans]
 
-    def _backward_temporary(self, lives: "_StorageLives", k: int, saved: set[int], charged: int) -> int:
+    def _backward_temporary(self, lives: StorageLives, k: int, saved: set[int], charged: int) -> int:
         first, past = self.backward_spans[k]
         if first == past:
             return 0
@@ -233,7 +234,7 @@ class CutRecording:
                 saved.setdefault(start, set()).add(number)
         return saved
 
-    def _rerun_bytes(self, layer: LayerOperations, lives: "_StorageLives") -> int:
+    def _rerun_bytes(self, layer: LayerOperations, lives: StorageLives) -> int:
         """Return the bytes that autograd saves only because of a call of torch's attention in this layer.
 
         Running the call again needs its inputs: those that would not be saved otherwise are subtracted.
@@ -272,59 +273,6 @@ class _UniqueNames:
     def fresh(self, name: str) -> str:
         self.counts[name] = self.counts.get(name, 0) + 1
         return name if self.counts[name] == 1 else f"{name}_{self.counts[name]}"
-
-
-class _StorageLives:
-    """Answers which storages live when, and how many bytes they hold."""
-
-    def __init__(self, recording: Recording, pending: dict[int, int]) -> None:
-        self.storages = recording.storages
-        self.pending = pending
-        self.fixed = recording.fixed
-        # Sorted by birth, so that the storages made in an interval are one slice.
-        order = sorted((stored.first, number) for number, stored in recording.storages.items())
-        self.order = [number for _, number in order]
-        self.firsts = [first for first, _ in order]
-        self.backward, self.end = recording.parts["backward"]
-        self.changes = self._backward_changes(recording.gradients)
-
-    def made_in(self, first: int, last: int) -> set[int]:
-        """Return the storages made by operations first..last."""
-        low, high = bisect.bisect_left(self.firsts, first), bisect.bisect_right(self.firsts, last)
-        return set(self.order[low:high]) - self.fixed
-
-    def bytes(self, numbers: Collection[int]) -> int:
-        """Return the bytes of storages."""
-        return sum(self.storages[number].bytes for number in numbers)
-
-    def differentiable(self, number: int) -> bool:
-        """Return whether a storage gets a gradient."""
-        return self.storages[number].carries_gradient and self.storages[number].floating
-
-    def peak(self, numbers: Collection[int], first: int, last: int) -> int:
-        """Return the peak bytes of `numbers` while operations first..last run."""
-        return max(self.alive(numbers, first, last + 1), default=0)
-
-    def alive(self, numbers: Collection[int], first: int, past: int) -> list[int]:
-        """Return the bytes of `numbers` that live at each operation from `first` to before `past`."""
-        # A difference array: plus at birth, minus after death, then one running sum.
-        changes = [0] * (past - first + 1)
-        for number in numbers:
-            stored = self.storages[number]
-            start = max(stored.first, first, self.pending.get(number, first))
-            end = past - 1 if stored.last < 0 else min(stored.last, past - 1)
-            if start <= end:
-                changes[start - first] += stored.bytes
-                changes[end + 1 - first] -= stored.bytes
-        return list(accumulate(changes[:-1]))
-
-    def backward_live(self, first: int, past: int) -> list[int]:
-        """Return the live bytes that backward has made, without gradients of parameters."""
-        return self.changes[first - self.backward : past - self.backward]
-
-    def _backward_changes(self, gradients: Collection[int]) -> list[int]:
-        made = self.made_in(self.backward, self.end - 1) - set(gradients) if self.end > self.backward else set()
-        return self.alive(made, self.backward, self.end) if self.end > self.backward else []
 
 
 def make_profile(
@@ -375,7 +323,7 @@ def make_profile(
 def _update_bytes(recording: Recording) -> int:
     """Return the peak bytes of the temporaries of the optimizer's step."""
     first, past = recording.parts["update"]
-    lives = _StorageLives(recording, {})
+    lives = StorageLives(recording, {})
     return lives.peak(lives.made_in(first, past - 1), first, past - 1) if past > first else 0
 
 

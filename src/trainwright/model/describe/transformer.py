@@ -69,6 +69,7 @@ def describe_transformer(
     maker = _Layers(shape, _BYTES[precision], dropout=dropout, bias=int(biases))
     block = _block_layers(maker, gated=gated, fused=fused_attention)
     blocks: tuple[Block, ...] = (replace(_make_block("block", block, maker), count=layers, transformer=shape),)
+    # Without a vocabulary the blocks alone, which is what published tables of activation memory count.
     if vocabulary:
         blocks = (
             _make_block("embedding", maker.embedding(vocabulary, positions=positions), maker),
@@ -199,6 +200,7 @@ def _block_layers(maker: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     )
     second = maker.linear("feedforward.out", inner, hidden)
     feedforward = [first, middle, second]
+    # The router keeps nothing of its own: its input is the norm's output, which the experts save.
     if shape.experts:
         router = maker.linear("feedforward.router", hidden, shape.experts, saved=0)
         feedforward = [router, *(_per_expert(layer, shape) for layer in feedforward)]
@@ -233,6 +235,7 @@ def _per_expert(layer: Layer, shape: Transformer) -> Layer:
 
 def _make_block(name: str, layers: list[Layer], maker: _Layers, *, output: int = 0) -> Block:
     handed_on = output or maker.size * maker.stream
+    # Backward needs the gradient of the widest layer in addition to those at the block's ends.
     widest = max(layer.output_elements for layer in layers)
     return Block(
         name=name,

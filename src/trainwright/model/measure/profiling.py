@@ -47,6 +47,7 @@ class TraceOptions:
         """The device asked for, else the model's where it is there, else the CPU."""
         if self.device is not None:
             return torch.device(self.device)
+        # A model on a GPU is traced by CUDA's rules for mixed precision and attention.
         first = next(self.model.parameters(), None)
         on_cuda = first is not None and first.is_cuda and torch.cuda.is_available()
         return torch.device("cuda" if on_cuda else "cpu")

@@ -28,6 +28,7 @@ def count_flops(operation: Any, arguments: Sequence[Any], results: Sequence[Shap
 
 def has_known_work(operation: Any) -> bool:
     """Return whether the work of an operation is known: a product, or bound by memory."""
+    # Overloads of one operation count alike.
     packet = getattr(operation, "overloadpacket", operation)
     if packet in _PRODUCTS or operation.is_view or torch.Tag.pointwise in operation.tags:
         return True
@@ -77,6 +78,7 @@ def _convolution_flops(arguments: Sequence[Any], results: Sequence[Shape]) -> in
 def _convolution_backward_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     gradient, x, weight = _shapes_of(arguments[:3])
     transposed, mask = bool(arguments[7]), arguments[10]
+    # Each gradient, of the input and of the weight, costs as much as the forward pass.
     once = _window_flops(x, weight, gradient, transposed=transposed)
     return once * (bool(mask[0]) + bool(mask[1]))
 

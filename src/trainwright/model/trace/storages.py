@@ -112,6 +112,7 @@ class StorageTracker(TorchDispatchMode):
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001  the only identity that two Python objects of one storage share
+        # Rounded up to the allocator's granule.
         size = -(-storage.nbytes() // self.granule_bytes) * self.granule_bytes
         entry = self._entries.get(key)
         if entry is None:

@@ -15,7 +15,7 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.model.profile import Profile
-from trainwright.plan.fit.least_squares import Constant, Fit, Floats, checked_seconds, fit_constants
+from trainwright.plan.fit.least_squares import ConstantFit, FitConstant, Floats, checked_seconds, fit_constants
 from trainwright.plan.layout import Layout
 
 __all__ = ["MeasuredRun", "calibrate_cluster"]
@@ -36,7 +36,7 @@ class MeasuredRun:
 
 def calibrate_cluster(
     cluster: Cluster, runs: Sequence[MeasuredRun], predict: Callable[[Cluster, MeasuredRun], float]
-) -> tuple[Cluster, Fit]:
+) -> tuple[Cluster, ConstantFit]:
     """Return the cluster with the figures for which `predict` comes closest to the runs' seconds, and the fit.
 
     Raises `InputError` unless there are more runs than factors that they determine.
@@ -51,7 +51,7 @@ def calibrate_cluster(
     if len(runs) <= len(constants):
         names = ", ".join(constant.name for constant in constants)
         raise InputError(f"runs: got {len(runs)}; allowed: more than the {len(constants)} figures to fit ({names})")
-    fit = fit_constants(constants, predict_all, seconds, starts=2)
+    fit = fit_constants(constants, predict_all, seconds, starts=1)
     # Each fitted figure takes one degree of freedom from the residuals.
     error = math.sqrt(float(np.square(fit.residuals).sum()) / (len(runs) - len(constants)))
     parts = ("compute", "framework", *(tier.name for tier in cluster.tiers))
@@ -64,17 +64,17 @@ def calibrate_cluster(
     return fitted, fit
 
 
-def _constants(cluster: Cluster, seconds: Floats) -> list[Constant]:
+def _constants(cluster: Cluster, seconds: Floats) -> list[FitConstant]:
     typical = float(np.median(seconds))
     factors = ["compute", *(f"bandwidth of {tier.name}" for tier in cluster.tiers)]
     known = min(max(cluster.overhead_seconds, typical * 1e-3), typical)
     return [
-        *(Constant(name=name, start=1.0, low=1 / _LARGEST_FACTOR, high=_LARGEST_FACTOR) for name in factors),
-        Constant(name="overhead seconds", start=known, low=typical * 1e-6, high=typical * 2),
+        *(FitConstant(name=name, start=1.0, low=1 / _LARGEST_FACTOR, high=_LARGEST_FACTOR) for name in factors),
+        FitConstant(name="overhead seconds", start=known, low=typical * 1e-6, high=typical * 2),
     ]
 
 
-def _influences(constant: Constant, predict_all: Callable[[Mapping[str, float]], Floats]) -> bool:
+def _influences(constant: FitConstant, predict_all: Callable[[Mapping[str, float]], Floats]) -> bool:
     """Return whether halving one figure alone changes some prediction."""
     before, after = (predict_all({constant.name: constant.start * factor}) for factor in (1.0, 0.5))
     # Seconds of overhead start so low that half of them may not be seen; every run has them.

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from trainwright.errors import InputError
 from trainwright.randomness import rng
 
-__all__ = ["Constant", "Fit", "Floats", "Predict", "checked_seconds", "fit_constants"]
+__all__ = ["ConstantFit", "FitConstant", "Floats", "Predict", "checked_seconds", "fit_constants"]
 
 Floats = NDArray[np.float64]
 Predict = Callable[[Mapping[str, float]], ArrayLike]
@@ -22,7 +22,7 @@ Predict = Callable[[Mapping[str, float]], ArrayLike]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Constant:
+class FitConstant:
     """A free constant: where the search starts and between which values it stays, all above 0."""
 
     name: str
@@ -42,7 +42,7 @@ class Constant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fit:
+class ConstantFit:
     """What the search found."""
 
     values: Mapping[str, float]
@@ -61,14 +61,14 @@ class Fit:
 
 
 def fit_constants(
-    constants: Sequence[Constant],
+    constants: Sequence[FitConstant],
     predict: Predict,
     measured: ArrayLike,
     *,
     tolerance: float = 0.05,
     starts: int = 4,
     seed: int = 0,
-) -> Fit:
+) -> ConstantFit:
     """Return the values of `constants` for which `predict` comes closest to the `measured` seconds.
 
     `tolerance` is the relative error up to which errors count by their square. The first search starts where the
@@ -100,7 +100,7 @@ def fit_constants(
     # A constant at an end of its range, or without a visible gradient, is not determined by these measurements.
     ends = np.minimum(best.x - low, high - best.x) < 1e-3 * (high - low)
     moves = np.sqrt((best.jac**2).sum(axis=0))
-    return Fit(
+    return ConstantFit(
         values=dict(zip(names, (float(value) for value in np.exp(best.x)), strict=True)),
         residuals=tuple(float(value) for value in residuals(best.x)),
         loss=float(best.cost),

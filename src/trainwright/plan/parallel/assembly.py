@@ -38,6 +38,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         framework=float(prices.framework[row]),
     )
     listed = prices.all_exchanges(row)
+    # Reading and saving depend on the step's length, so that they come last.
     waited, saved, factor = query.overheads(mesh.take(np.array([row])), np.array([breakdown.total]))
     breakdown = replace(breakdown, input=float(waited[0]), checkpoint=float(saved[0]))
     plan = Forecast(
@@ -82,7 +83,7 @@ def _caveat(pricer: Pricer, query: PlanQuery) -> str:
     if unknown := pricer.arrays.profile.uncounted:
         names = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         found.append(f"the work of {names} is not known and counts as none")
-    return "; ".join(each for each in found if each)
+    return "; ".join(item for item in found if item)
 
 
 def _most(pricer: Pricer, degrees: Degrees, query: PlanQuery) -> int:

@@ -49,6 +49,7 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions,
     share = np.ones((mesh.rows, len(arrays.layers)))
     weights, saved = share.copy(), share.copy()
     exchanges: list[Exchange] = []
+    # Shares of several strategies multiply: each divides what the others leave.
     for strategy in STRATEGIES:
         if (mesh.axis(strategy.axis.name) > 1).any():
             share *= strategy.compute(arrays, mesh)
@@ -56,6 +57,7 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions,
             weights *= weight_share
             saved *= keeps
             exchanges += strategy.communication(arrays, mesh, None)
+    # Seconds of the divided layers, then those of the exchanges that computation does not hide.
     forward, backward = layer_seconds(arrays, cluster, assumptions, samples=samples, share=share, weights=weights)
     took = all_seconds(cluster, exchanges)
     ahead, back = (
@@ -63,6 +65,7 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions,
         for phase, seconds in (("forward", arrays.per_block(forward)), ("backward", arrays.per_block(backward)))
     )
     bytes_kept = saved * arrays.saved * samples[:, None]
+    # For each kind of recomputation: what stays saved, and what runs a second time.
     choices = [saved_bytes(arrays, mesh, bytes_kept, name, share=share) for name in RECOMPUTE]
     again = []
     for name in RECOMPUTE:
@@ -100,6 +103,7 @@ def _exposed(
     hidden: Mapping[str, float],
 ) -> Floats:
     """Return the seconds of a phase's exchanges that its computation does not hide."""
+    # Covered exchanges cost what is longer than the computation, or what that slows down.
     open_, covered = np.zeros_like(compute), np.zeros_like(compute)
     for exchange, took in zip(exchanges, seconds, strict=True):
         if exchange.phase == phase and exchange.block is not None:

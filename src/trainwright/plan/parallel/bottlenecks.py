@@ -46,7 +46,7 @@ class BottleneckCase:
 
     def __post_init__(self) -> None:
         exchanges = [exchange for exchange, _ in self.listed]
-        sends = [replace(each, bytes=np.zeros(1)) for each in exchanges if each.operation == "send"]
+        sends = [replace(item, bytes=np.zeros(1)) for item in exchanges if item.operation == "send"]
         seconds = all_seconds(self.pricer.cluster, [*exchanges, *sends])
         empty = iter(seconds[len(exchanges) :])
         moved = tuple(
@@ -82,7 +82,7 @@ class BottleneckCase:
 
 def bottlenecks_of(case: BottleneckCase) -> tuple[Bottleneck, ...]:
     """Return all that the rules find, the largest share first."""
-    found = [each for rule in RULES for each in [rule(case)] if each is not None]
+    found = [item for rule in RULES for item in [rule(case)] if item is not None]
     return tuple(sorted(found, key=lambda each: (-each.share, each.id)))
 
 
@@ -97,7 +97,7 @@ def _gradient_exchange(case: BottleneckCase) -> Bottleneck | None:
 
 
 def _layer_collectives(case: BottleneckCase) -> Bottleneck | None:
-    along = sum(each.seconds for each in case.moved if each.exchange.axis in _LAYER_AXES)
+    along = sum(item.seconds for item in case.moved if item.exchange.axis in _LAYER_AXES)
     return case.found(
         "layer-collectives",
         min(along, float(case.prices.exchange[case.row])),
@@ -107,8 +107,8 @@ def _layer_collectives(case: BottleneckCase) -> Bottleneck | None:
 
 
 def _point_to_point(case: BottleneckCase) -> Bottleneck | None:
-    sends = [each for each in case.moved if each.exchange.operation == "send"]
-    seconds, latency = sum(each.seconds for each in sends), sum(each.latency for each in sends)
+    sends = [item for item in case.moved if item.exchange.operation == "send"]
+    seconds, latency = sum(send.seconds for send in sends), sum(entry.latency for entry in sends)
     what = "transfers between neighbours take"
     if latency > seconds / 2:
         what = f"transfers between neighbours, {100 * latency / seconds:.0f} % of it latency, take"

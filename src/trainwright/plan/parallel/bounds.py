@@ -59,6 +59,7 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
     ways, place = replace(mesh, sequence=tensor).inner()
     choices = _choices(pricer, mesh)
     # Sequence parallelism is no choice where there is no tensor parallelism.
+    # Costs without sequence parallelism serve all shapes, those with it the tensor-parallel ones.
     without = pricer.costs(replace(ways, sequence=np.zeros_like(ways.sequence)))
     divided = pricer.costs(ways) if tensor.any() else without
     inside = [(divided if sequence else without, recompute) for sequence, recompute in choices]
@@ -69,14 +70,16 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
     for number, (rows, cut) in enumerate(pricer.by_cut(mesh)):
         place[rows] += number * ways.rows
         most = most_in_flight(mesh.take(rows[:1]), cut.first)[0]
+        # Of each way to cut: the stage that saves most in flight, and the one that takes longest.
         fullest = np.argmax(most[:, None] * (cut.runs @ saved[:, : ways.rows]), axis=0)
         runs = cut.runs[fullest].T
         slowest = (cut.runs @ seconds).max(axis=0).reshape(shape)
         waits = (saved * np.tile(runs, len(choices))).sum(axis=0).reshape(shape)
-        elements = np.stack([(each.T * runs).sum(axis=0) for each in (without.weights, without.trained)])
+        elements = np.stack([(entry.T * runs).sum(axis=0) for entry in (without.weights, without.trained)])
         found.append((slowest, waits, elements, most[fullest]))
-    slot, waiting, elements, flying = (np.concatenate(each, axis=-1)[..., place] for each in zip(*found, strict=True))
+    slot, waiting, elements, flying = (np.concatenate(item, axis=-1)[..., place] for item in zip(*found, strict=True))
     slots = mesh.microbatches
+    # A pipeline's iteration: all slots of the slowest stage and those in which it waits.
     passes = slots + bubble_slots(mesh)
     slot *= _SAFE * passes
     # A step that takes less than its operations alone: what is measured of it, at most of all layers, comes off.
@@ -84,6 +87,7 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
     for number, (sequence, _) in enumerate(choices):
         if sequence:
             slot[number, ~(tensor & falls_evenly(pricer.arrays, mesh))] = np.inf
+    # No more micro-batches can be in flight than there are.
     waiting *= np.minimum(slots, flying)
     return Bounds(choices=choices, seconds=slot, activations=waiting, elements=elements, _pricer=pricer)
 

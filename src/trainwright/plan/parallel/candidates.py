@@ -36,6 +36,7 @@ def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
     """Return every product of degrees within the limits, the batch and the devices."""
     most: dict[str, tuple[int, str]] = {}
     rejected = []
+    # The table of degrees grows axis by axis, so that products beyond the devices never appear.
     rows = np.ones((1, len(AXES)), dtype=np.int64)
     for column, strategy in enumerate(STRATEGIES):
         name = strategy.axis.name
@@ -49,6 +50,7 @@ def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
         if wanted and limit.most == 1 < query.devices and name != "data":
             rejected.append(Rejection(strategy=name, reason=limit.by, value=f"{query.devices} devices", allowed="1"))
         rows = _times(rows, column, degrees, query.devices)
+    # Filter, channel and spatial parallelism divide the same layers: one of them at most.
     for columns in exclusive_axes():
         rows = rows[(rows[:, columns] > 1).sum(axis=1) <= 1]
     rows = rows[query.batch % rows[:, _REPLICAS].prod(axis=1) == 0]
@@ -64,6 +66,7 @@ def exclusive_axes() -> list[list[int]]:
 def _times(rows: Ints, axis: int, degrees: Ints, devices: int) -> Ints:
     """Return every row with every degree of an axis, whose product the devices allow."""
     room = devices // rows.prod(axis=1)
+    # Degrees rise, so the ones that fit a row are the first ones.
     fitting = np.searchsorted(degrees, room, side="right")
     found = np.repeat(rows, fitting, axis=0)
     starts = np.repeat(np.cumsum(fitting) - fitting, fitting)
@@ -72,7 +75,7 @@ def _times(rows: Ints, axis: int, degrees: Ints, devices: int) -> Ints:
 
 
 def _with_microbatches(rows: Ints, arrays: ModelArrays, query: PlanQuery) -> Mesh:
-    divisors = np.array([each for each in range(1, query.batch + 1) if query.batch % each == 0])
+    divisors = np.array([item for item in range(1, query.batch + 1) if query.batch % item == 0])
     if query.micro is not None:
         divisors = np.array([query.micro])
     replica_batch = query.batch // rows[:, _REPLICAS].prod(axis=1)
@@ -87,7 +90,7 @@ def _with_microbatches(rows: Ints, arrays: ModelArrays, query: PlanQuery) -> Mes
         woven = (stages > 1) & (stages * chunks <= arrays.parts) & (slots % stages == 0)
         chosen.append(np.flatnonzero(woven) if chunks > 1 else np.arange(len(degrees)))
     places = np.concatenate(chosen)
-    chunks_of = np.repeat(CHUNKS, [len(each) for each in chosen])
+    chunks_of = np.repeat(CHUNKS, [len(entry) for entry in chosen])
     schedule = np.where(stages[places] == 1, 0, np.where(chunks_of > 1, 3, 2))
     return Mesh.of(query.batch, degrees[places], axes=AXES, micro=micro[places], chunks=chunks_of, schedule=schedule)
 
@@ -99,6 +102,7 @@ def choices_of(mesh: Mesh, mode: str, per_node: int) -> tuple[Mesh, Bools]:
     shard = data if level else np.ones_like(data)
     fits = data > 1 if level else np.ones(mesh.rows, dtype=np.bool_)
     if mode == "hsdp":
+        # State is divided inside a node and replicated between nodes.
         inside = np.maximum(1, per_node // mesh.group(("data",))[1])
         shard = np.gcd(data, inside)
         fits = (shard > 1) & (shard < data)

@@ -34,6 +34,7 @@ class StageTimes:
 
 def exposed_seconds(stage: StageTimes, beside: float) -> float:
     """Return the seconds of an iteration beyond those of computation, which goes on `beside` times as fast."""
+    # All micro-batches but the last alike; the last one also sends the buckets of whole gradients.
     plain = float(stage.runs @ (stage.forward + stage.backward))
     shards = bool((stage.gather_forward + stage.gather_backward + stage.scatter).any())
     last = _span(stage, shards=shards, buckets=stage.buckets, beside=beside) - plain
@@ -52,6 +53,7 @@ def _span(stage: StageTimes, *, shards: bool, buckets: int, beside: float) -> fl
 
 def span_at_full_speed(stage: StageTimes, *, shards: bool, buckets: int) -> float:
     """Return the makespan of `events_of` where computation is not slowed down: two clocks, without a list."""
+    # Two clocks: when the computation that was issued so far ends, and when the communication does.
     forward, backward, gather_forward, gather_backward, scatter, gradients = _columns(stage)
     compute = before = communication = 0.0
     for place, seconds in enumerate(forward):

@@ -1,4 +1,4 @@
-"""Footprint: peak bytes of the fullest device, from state and what micro-batches in flight keep."""
+"""MemoryFootprint: peak bytes of the fullest device, from state and what micro-batches in flight keep."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -8,18 +8,18 @@ import numpy as np
 from trainwright.plan.parallel.block_costs import BlockCosts
 from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.pipeline_stages import Stages
+from trainwright.plan.parallel.pipeline_stages import PipelineStages
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.strategies.pipeline import in_flight
 
-__all__ = ["Footprint", "footprint", "reserved_bytes"]
+__all__ = ["MemoryFootprint", "footprint", "reserved_bytes"]
 
 _IN_TURN = 8.0  # most bytes an element of temporaries that an optimizer makes of one parameter: two numbers in fp32
 _SMALL, _SEGMENT = 2 * 2**20, 20 * 2**20
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
-class Footprint:
+class MemoryFootprint:
     """One entry a candidate, of the stage that needs most."""
 
     peak: Floats
@@ -30,9 +30,9 @@ class Footprint:
     """Parameters that a device updates."""
 
     @classmethod
-    def join(cls, parts: "Sequence[tuple[Ints, Footprint]]", rows: int) -> "Footprint":
+    def join(cls, parts: "Sequence[tuple[Ints, MemoryFootprint]]", rows: int) -> "MemoryFootprint":
         """Return those of parts of the candidates in the order of all."""
-        columns = {each.name: np.zeros(rows) for each in fields(cls)}
+        columns = {item.name: np.zeros(rows) for item in fields(cls)}
         for places, part in parts:
             for name, column in columns.items():
                 column[places] = getattr(part, name)
@@ -40,8 +40,8 @@ class Footprint:
 
 
 def footprint(
-    arrays: ModelArrays, optimizer: Optimizer, mesh: Mesh, costs: BlockCosts, *, place: Ints, stages: Stages
-) -> Footprint:
+    arrays: ModelArrays, optimizer: Optimizer, mesh: Mesh, costs: BlockCosts, *, place: Ints, stages: PipelineStages
+) -> MemoryFootprint:
     """Return the bytes of every candidate.
 
     State: weights are divided at ZeRO level 3, gradients from 2, optimizer state and master copy from 1. Activations:
@@ -52,21 +52,26 @@ def footprint(
     rows = np.arange(mesh.rows)
     precision = arrays.precision
     shard, level = mesh.shard[:, None].astype(np.float64), mesh.zero[:, None]
+    # State of each stage: weights, gradients and optimizer state, divided as the ZeRO level says.
     elements = costs.weights[place] @ stages.runs.T
     weights = elements * np.where(level == 3, precision.resident_bytes(3) / shard, precision.weight_bytes)
     trained = costs.trained[place] @ stages.runs.T
     gradients = trained * precision.gradient_bytes / np.where(level >= 2, shard, 1.0)
     optimizing = optimizer.optimizer_bytes(precision, elements, trained) / np.where(level >= 1, shard, 1.0)
     state = weights + gradients + optimizing
+    # FSDP holds the gathered weights of two blocks, this one and the next, and the gradients of one.
     used = stages.runs > 0
     unit = 2 * precision.weight_bytes * costs.weights + precision.gradient_bytes * costs.trained
     gathered = np.where(used[None], unit[place][:, None, :], 0.0).max(axis=2)
+    # Activations: what blocks save of a micro-batch, for all micro-batches that a stage has in flight.
     flying = in_flight(mesh, stages.first)
     saved = costs.saved[mesh.recompute, place]
     activations = flying * (saved @ stages.runs.T)
+    # While a block is recomputed, all that it would have saved exists again.
     standing = np.maximum(0.0, costs.whole[place] - saved)
     top = np.where(used[None], (costs.temporary[place] + standing)[:, None, :], 0.0).max(axis=2)
     peak = state + activations + top + np.where(level == 3, gathered, 0.0)
+    # With one micro-batch gradients appear as activations go, so that the sum of both is too much.
     single = (mesh.axis("pipeline") == 1) & (mesh.microbatches == 1) & (mesh.zero <= 1)
     if single.any():
         top = costs.temporary[place] + standing
@@ -75,7 +80,9 @@ def footprint(
         followed = _timeline(arrays, costs, place, saved, top)
         lean = weights[:, 0] + optimizing[:, 0] + np.maximum(followed, gradients[:, 0])
         peak[:, 0] = np.where(single, lean, peak[:, 0])
+    # The optimizer's step comes after the backward pass, with temporaries of its own.
     peak = np.maximum(peak, state + _updating(arrays, trained / np.where(level >= 1, shard, 1.0)))
+    # Buffers and the input exist all the time.
     fixed = arrays.profile.buffer_bytes + mesh.micro * arrays.profile.input_bytes / arrays.profile.batch
     traced = arrays.profile.peak_bytes
     if traced and (arrays.profile.precision, arrays.profile.optimizer) == (precision.name, optimizer.name):
@@ -84,13 +91,15 @@ def footprint(
         only_data = mesh.degrees.prod(axis=1) // mesh.axis("data") == 1
         least = np.where(mesh.axis("data") == 1, traced - fixed, np.maximum(peak[:, 0], traced - fixed))
         peak[:, 0] = np.where(same & only_data, least, peak[:, 0])
+    # All stages share the fullest one's fate: a plan fits if that does.
     fullest = np.argmax(peak, axis=1)
+    # For the advice on redundancy: the bytes of which another device has a copy.
     divided = np.where(mesh.zero[:, None] == 3, weights, 0.0) + np.where(level >= 2, gradients, 0.0)
     divided = divided + np.where(level >= 1, optimizing, 0.0)
     copies = mesh.degrees[:, [axis.copies_weights for axis in mesh.axes]].prod(axis=1)
     alone = np.where((level > 0) & (mesh.shard == copies)[:, None], divided, 0.0)
     replicated = np.where((copies > 1)[:, None], state - alone, 0.0)
-    return Footprint(
+    return MemoryFootprint(
         peak=peak[rows, fullest] + fixed,
         state=state[rows, fullest],
         activations=activations.max(axis=1),

@@ -12,7 +12,7 @@ __all__ = ["fsdp_groups", "group_seconds", "measured_group_costs"]
 
 def measured_group_costs(cluster: Cluster) -> ExchangeTimes | None:
     """Return what a unit was measured to take, by its bytes; None where nobody did."""
-    return next((each for each in cluster.measured if each.operation == FSDP_UNIT), None)
+    return next((item for item in cluster.measured if item.operation == FSDP_UNIT), None)
 
 
 def group_seconds(arrays: ModelArrays, cluster: Cluster) -> Floats:
@@ -23,7 +23,7 @@ def group_seconds(arrays: ModelArrays, cluster: Cluster) -> Floats:
     found, times = np.zeros(len(arrays.blocks)), measured_group_costs(cluster)
     if times is None:
         return found
-    known = {each.operation: each for each in cluster.measured if (each.tier, each.ranks) == (times.tier, times.ranks)}
+    known = {item.operation: item for item in cluster.measured if (item.tier, item.ranks) == (times.tier, times.ranks)}
     for block, weights in fsdp_groups(arrays):
         size = weights * arrays.precision.weight_bytes
         moved = 2 * float(known["all_gather"].at(size)) + float(known["reduce_scatter"].at(size))

@@ -40,13 +40,15 @@ def interval_of(breakdown: Breakdown, cluster: Cluster) -> tuple[float, float]:
         "storage": cluster.errors.get("storage", 0.0),
         "framework": cluster.errors.get("framework", 0.0),
     }
+    # The same draws for every plan, so that differences between plans are not noise.
     normal = rng(0, "plan interval", 0).standard_normal((len(_PARTS), _DRAWS))
     total = np.zeros(_DRAWS)
     for number, (group, names) in enumerate(_PARTS.items()):
         seconds = math.fsum(getattr(breakdown, name) for name in names)
         total += seconds * np.exp(errors[group] * normal[number])
-    low, high = (float(each) for each in np.quantile(total, [0.05, 0.95]))
+    low, high = (float(item) for item in np.quantile(total, [0.05, 0.95]))
     middle = breakdown.total
+    # An unmeasured cluster errs in all parts together: at least 30 % either way.
     if not cluster.verified:
         low, high = min(low, middle * (1 - UNCALIBRATED)), max(high, middle * (1 + UNCALIBRATED))
     return min(low, middle), max(high, middle)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RECOMPUTE", "SCHEDULES", "Axis", "Bools", "Floats", "Ints", "Mesh", "numbered"]
+__all__ = ["RECOMPUTE", "SCHEDULES", "Bools", "Floats", "Ints", "Mesh", "ParallelAxis", "numbered"]
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -20,7 +20,7 @@ _LONG = 2**40
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Axis:
+class ParallelAxis:
     """What a strategy declares of the axis that it divides along: a field of `Degrees`."""
 
     name: str
@@ -44,7 +44,7 @@ class Mesh:
     """
 
     batch: int
-    axes: tuple[Axis, ...]
+    axes: tuple[ParallelAxis, ...]
     degrees: Ints
     micro: Ints
     zero: Ints
@@ -55,7 +55,7 @@ class Mesh:
     chunks: Ints
 
     @classmethod
-    def of(cls, batch: int, degrees: Ints, *, axes: Sequence[Axis], micro: Ints, **choices: Any) -> "Mesh":
+    def of(cls, batch: int, degrees: Ints, *, axes: Sequence[ParallelAxis], micro: Ints, **choices: Any) -> "Mesh":
         """Return candidates; a choice is a column or one number for all, by default what a plan has by default."""
         rows = len(degrees)
         defaults = {"zero": 0, "shard": 1, "recompute": 0, "schedule": 0, "chunks": 1}
@@ -105,6 +105,7 @@ class Mesh:
     def group(self, axes: Sequence[str]) -> tuple[Ints, Ints]:
         """Return (ranks, stride) of the groups that these axes, adjacent but for degrees of one, form together."""
         places = sorted(self.place(name) for name in axes)
+        # The stride is the product of all degrees before the first axis of the group that is above one.
         ranks: Ints = self.degrees[:, places].prod(axis=1)
         first = np.where(self.degrees[:, places] > 1, places, len(self.axes)).min(axis=1)
         before = np.concatenate([np.ones((self.rows, 1), dtype=np.int64), self.degrees.cumprod(axis=1)], axis=1)
@@ -113,7 +114,9 @@ class Mesh:
     def take(self, rows: Ints | Bools) -> "Mesh":
         """Return some of the candidates."""
         columns = {
-            each.name: getattr(self, each.name)[rows] for each in fields(self) if each.name not in {"batch", "axes"}
+            column.name: getattr(self, column.name)[rows]
+            for column in fields(self)
+            if column.name not in {"batch", "axes"}
         }
         return Mesh(batch=self.batch, axes=self.axes, **columns)
 

@@ -61,9 +61,11 @@ class ModelArrays:
         def column(name: str, factor: float = 1.0) -> Floats:
             return np.array([getattr(layer, name) * factor for layer in layers], dtype=np.float64)
 
+        # Per sample and at the plan's precision: bytes scale with the size of an element.
         weights = column("weight_elements")
         known = any(layer.saved_bytes for layer in layers)
         saved = np.concatenate([_kept(block, known=known) for block in blocks]) if layers else np.zeros(0)
+        # Blocks that repeat are there once, with a count.
         sizes = [len(block.layers) for block in blocks]
         columns = {
             "_starts": np.cumsum([0, *sizes[:-1]]),

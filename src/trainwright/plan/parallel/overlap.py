@@ -42,6 +42,7 @@ def _in_order(events: Sequence[Event]) -> float:
 
 def _slowed(events: Sequence[Event], beside: float) -> float:
     """Go from one end of an event to the next, for speeds change there."""
+    # A stream works through its queue in order; `left` has the seconds of the event that it works on.
     queues: dict[str, list[int]] = {}
     for number, event in enumerate(events):
         queues.setdefault(event.stream, []).append(number)
@@ -55,9 +56,11 @@ def _slowed(events: Sequence[Event], beside: float) -> float:
                 event = events[queue[heads[stream]]]
                 if all(done[number] for number in event.after):
                     left[stream] = event.seconds
+        # Computation runs slower only while a collective is under way.
         slow = beside if left.get("communication", 0.0) > 0 else 1.0
         speeds = {stream: slow if stream == "compute" else 1.0 for stream in left}
         needs = {stream: _quotient(seconds, speeds[stream]) for stream, seconds in left.items()}
+        # Until the next event ends, all speeds stay as they are.
         step = min(needs.values())
         now += step
         for stream, needed in needs.items():

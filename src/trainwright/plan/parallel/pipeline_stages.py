@@ -7,11 +7,11 @@ import numpy as np
 from trainwright.plan.parallel.mesh import Floats, Ints
 from trainwright.plan.parallel.model_arrays import ModelArrays
 
-__all__ = ["Stages", "cuts", "stages_of"]
+__all__ = ["PipelineStages", "cuts", "stages_of"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class Stages:
+class PipelineStages:
     """The different stages of a pipeline: `runs` (stages, blocks), and the first place at which each stands.
 
     Equal stages are one; the first of them is that with most micro-batches in flight.
@@ -37,13 +37,16 @@ def cuts(seconds: Floats, most: int) -> list[Ints]:
     spans = np.where(
         np.arange(length + 1)[:, None] < np.arange(length + 1)[None, :], before[None, :] - before[:, None], np.inf
     )
+    # best[e] is the least possible largest part of the first e items, for the number of parts so far.
     best, choices = spans[0], [np.zeros(length + 1, dtype=np.int64)]
+    # One part more: its begin is where the larger of (rest, new part) is smallest, the last such place.
     for _ in range(1, most):
         largest = np.maximum(best[:, None], spans)
         choice = length - np.argmin(largest[::-1], axis=0)
         choices.append(choice)
         best = largest[choice, np.arange(length + 1)]
     found = []
+    # Walk the choices back from the end to find where each part ends.
     for parts in range(1, most + 1):
         ends = [length]
         for choice in choices[parts - 1 : 0 : -1]:
@@ -52,19 +55,21 @@ def cuts(seconds: Floats, most: int) -> list[Ints]:
     return found
 
 
-def stages_of(arrays: ModelArrays, ends: Ints, chunks: int) -> Stages:
+def stages_of(arrays: ModelArrays, ends: Ints, chunks: int) -> PipelineStages:
     """Return the stages of a chain cut at `ends`: with chunks, stage i has parts i, i + p, i + 2p, ..."""
     of_run = np.repeat(np.arange(len(arrays.counts)), arrays.counts)
     starts = np.concatenate([[0], ends[:-1]])
     edges = np.cumsum(arrays.counts)
+    # How many runs of each repeated block lie before every cut.
     before = np.clip(np.concatenate([starts, ends[-1:]])[:, None], edges - arrays.counts, edges)
     parts = np.diff(before, axis=0)
     stages = len(ends) // chunks
     blocks_of_stage = parts.reshape(chunks, stages, -1).sum(axis=0)
+    # Stages with equal runs cost the same: one of them is priced, the first, which has most in flight.
     runs, first = np.unique(blocks_of_stage, axis=0, return_index=True)
     handed = max((arrays.blocks[of_run[end - 1]].output_bytes for end in ends[:-1]), default=0)
     paths = [begin for block in arrays.blocks for begin in block.begins]
-    return Stages(
+    return PipelineStages(
         begins=tuple(paths[start] for start in starts[1:]) if paths else (),
         runs=runs.astype(np.float64),
         first=first.astype(np.int64),

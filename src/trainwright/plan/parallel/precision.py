@@ -37,8 +37,8 @@ class Precision:
 
 
 PRECISIONS = {
-    each.name: each
-    for each in (
+    item.name: item
+    for item in (
         Precision(
             name="fp32",
             element_bytes=4,

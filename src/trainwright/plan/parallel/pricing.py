@@ -13,16 +13,16 @@ from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.block_costs import BlockCosts, block_costs
 from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.exposure import StageTimes, exposed_seconds
-from trainwright.plan.parallel.footprint import Footprint, footprint
+from trainwright.plan.parallel.footprint import MemoryFootprint, footprint
 from trainwright.plan.parallel.fsdp_groups import group_seconds, measured_group_costs
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.pipeline_stages import Stages, cuts, stages_of
+from trainwright.plan.parallel.pipeline_stages import PipelineStages, cuts, stages_of
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
-from trainwright.plan.parallel.strategies.data import Data
-from trainwright.plan.parallel.strategies.pipeline import Pipeline, bubble_slots
-from trainwright.plan.parallel.strategies.strategy import Exchange, Load
+from trainwright.plan.parallel.strategies.data import DataStrategy
+from trainwright.plan.parallel.strategies.pipeline import PipelineStrategy, bubble_slots
+from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad
 
 __all__ = ["Pricer", "Prices"]
 
@@ -45,13 +45,13 @@ class Prices:
     update: Floats
     """Of the weights, and adding up the gradients of micro-batches."""
     framework: Floats
-    memory: Footprint
+    memory: MemoryFootprint
     costs: BlockCosts
     place: Ints
     """Row of `costs` of each candidate."""
     slowest: Floats
     """(candidates, blocks): runs of each block in the stage that takes longest."""
-    load: Load
+    load: StageLoad
     exchanges: tuple[Exchange, ...]
     """Of whole stages; those inside blocks are in `costs`."""
     seconds: tuple[Floats, ...]
@@ -102,12 +102,12 @@ class Prices:
     def all_exchanges(self, row: int) -> list[tuple[Exchange, float]]:
         """Return the exchanges of a device of one candidate's heaviest stage, and how often an iteration has each."""
         place, slots = int(self.place[row]), float(self.mesh.microbatches_of(row))
-        inside = [each.at(place) for each in self.costs.exchanges] + [each.at(row) for each in self.exchanges]
+        inside = [exchange.at(place) for exchange in self.costs.exchanges] + [entry.at(row) for entry in self.exchanges]
         found = []
-        for each in inside:
-            runs = 1.0 if each.block is None else slots * float(self.load.runs[row, each.block])
-            if each.count[0] * runs > 0 and each.ranks[0] > 1:
-                found.append((each, float(each.count[0]) * runs))
+        for item in inside:
+            runs = 1.0 if item.block is None else slots * float(self.load.runs[row, item.block])
+            if item.count[0] * runs > 0 and item.ranks[0] > 1:
+                found.append((item, float(item.count[0]) * runs))
         return found
 
     def balance(self, row: int, counts: Ints) -> tuple[float, float]:
@@ -135,11 +135,12 @@ class Pricer:
         ahead, back = layer_seconds(arrays, cluster, assumptions, samples=np.ones(1), share=one, weights=one)
         seconds = np.repeat(arrays.per_block(ahead + back)[0], arrays.counts)
         edges = np.append(arrays.part_starts, arrays.runs)
+        # Stages may begin at modules only: runs that lie between two of these go together.
         parts = np.add.reduceat(seconds, arrays.part_starts)
         self._cuts = [edges[ends] for ends in cuts(parts, max(1, min(most_parts, arrays.parts)))]
-        self._stages: dict[tuple[int, int], Stages] = {}
+        self._stages: dict[tuple[int, int], PipelineStages] = {}
 
-    def stages(self, pipeline: int, chunks: int) -> Stages:
+    def stages(self, pipeline: int, chunks: int) -> PipelineStages:
         """Return the stages of a pipeline of so many, each of so many chunks."""
         key = pipeline, chunks
         if key not in self._stages:
@@ -152,6 +153,7 @@ class Pricer:
 
     def price(self, mesh: Mesh) -> Prices:
         """Return what every candidate comes to."""
+        # Many candidates work on a micro-batch in the same way: each way is priced once.
         ways, place = mesh.inner()
         costs = self.costs(ways)
         again = costs.again[mesh.recompute, place]
@@ -163,6 +165,7 @@ class Pricer:
         parts = []
         for rows, stages in self.by_cut(mesh):
             times = ahead[rows] @ stages.runs.T, back[rows] @ stages.runs.T
+            # The iteration follows its slowest stage; the exchanges of weights follow the one with most weights.
             both = times[0] + times[1]
             slowest[rows] = stages.runs[np.argmax(both, axis=1)]
             heaviest[rows] = stages.runs[np.argmax(weights[rows] @ stages.runs.T, axis=1)]
@@ -173,14 +176,19 @@ class Pricer:
             some = mesh.take(rows)
             parts.append((rows, footprint(self.arrays, self.optimizer, some, costs, place=place[rows], stages=stages)))
         trained, experts = costs.trained[place], costs.trained_experts[place]
-        load = Load(runs=heaviest, weights=weights, trained=trained, trained_experts=experts, cut_bytes=cut_bytes)
-        exchanges = [*Data().communication(self.arrays, mesh, load), *Pipeline().communication(self.arrays, mesh, load)]
+        load = StageLoad(runs=heaviest, weights=weights, trained=trained, trained_experts=experts, cut_bytes=cut_bytes)
+        exchanges = [
+            *DataStrategy().communication(self.arrays, mesh, load),
+            *PipelineStrategy().communication(self.arrays, mesh, load),
+        ]
         seconds = all_seconds(self.cluster, exchanges)
         slots = mesh.microbatches.astype(np.float64)
+        # Blocks of the slowest stage, once for every micro-batch, with what recomputation runs again.
         compute = slots * (slowest * ((costs.forward + costs.backward)[place] + again)).sum(axis=1)
         work_ahead, work_back = (slowest * ahead).sum(axis=1), (slowest * back).sum(axis=1)
         transfer, alone, exposed = _exposed(mesh, exchanges, seconds, load=load, ahead=work_ahead, back=work_back)
-        memory = Footprint.join(parts, mesh.rows)
+        # Candidates were priced by how they cut the chain; their bytes come back in the order of the mesh.
+        memory = MemoryFootprint.join(parts, mesh.rows)
         updated = memory.updated_elements * self.optimizer.moved_bytes(self.arrays.precision)
         # The gradients of a micro-batch but the first are added to those there are: two read, one written. A measured
         # pass does that.
@@ -232,6 +240,7 @@ class Pricer:
         a_pass = share * framework_seconds(arrays, mesh.micro.astype(np.float64))
         stages, gpipe = mesh.axis("pipeline"), mesh.schedule == SCHEDULES.index("gpipe")
         together = mesh.degrees.prod(axis=1) > stages
+        # What a measured pass takes beyond its layers, in every pass that the stage makes or waits for.
         found: Floats = cluster.overhead_seconds + passes * a_pass
         one = busy + a_pass
         earlier = busy - (whole - busy) / np.maximum(1, stages - 1)
@@ -249,8 +258,9 @@ class Pricer:
         found += np.where(units, passes * (runs @ group_seconds(arrays, cluster)), 0.0)
         return found
 
-    def by_cut(self, mesh: Mesh) -> list[tuple[Ints, Stages]]:
+    def by_cut(self, mesh: Mesh) -> list[tuple[Ints, PipelineStages]]:
         """Return candidates by how they cut the chain."""
+        # Chunks are 8 at most, so that 64 keeps both numbers apart in one key.
         keys = mesh.axis("pipeline") * 64 + mesh.chunks
         order = np.argsort(keys, kind="stable")
         different, starts = np.unique(keys[order], return_index=True)
@@ -259,7 +269,7 @@ class Pricer:
 
 
 def _exposed(
-    mesh: Mesh, exchanges: list[Exchange], seconds: list[Floats], *, load: Load, ahead: Floats, back: Floats
+    mesh: Mesh, exchanges: list[Exchange], seconds: list[Floats], *, load: StageLoad, ahead: Floats, back: Floats
 ) -> tuple[Floats, Floats, Floats]:
     """Return seconds of transfers between stages, of weights alone, and of gradients that nothing can hide."""
     transfer, alone, once = np.zeros(mesh.rows), np.zeros(mesh.rows), np.zeros(mesh.rows)
@@ -277,6 +287,7 @@ def _exposed(
         else:
             alone += each
     slots = mesh.microbatches.astype(np.float64)
+    # Weights that are gathered and gradients that are scattered hide behind the computation of their own phase.
     every = np.maximum(0.0, hidden["forward"] - ahead)
     every += np.maximum(0.0, hidden["backward"] + hidden["gradient"] - back)
     # Gradients of a whole iteration are complete during the last backward pass only (of ZeRO-2 during each).

@@ -40,6 +40,7 @@ def saved_bytes(arrays: ModelArrays, mesh: Mesh, saved: Floats, recompute: str, 
         return whole
     if recompute == "selective":
         return arrays.per_block(saved * (1 - arrays.rerun))
+    # Of a block that is run again only its output is saved, divided as activations are.
     parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
     outputs = mesh.micro[:, None] * np.array([arrays.scaled(block.output_bytes) for block in arrays.blocks])
     ends = outputs / parts[:, None]

@@ -46,6 +46,7 @@ def layer_seconds(
     `weights` is the share of the layer's weights that is read. Times of a measured layer are read off those of the
     batches that were measured; the whole share of `Assumptions` stays.
     """
+    # Measured layers take their measured times, all others the roofline.
     measured = np.array([layer.forward_seconds is not None for layer in arrays.layers])
     forward = _roofline(arrays, cluster, assumptions, samples=samples, share=share, weights=weights, backward=False)
     backward = _roofline(arrays, cluster, assumptions, samples=samples, share=share, weights=weights, backward=True)
@@ -114,6 +115,7 @@ def _roofline(
     read = passes * weights * arrays.weights * arrays.precision.weight_bytes
     rate, bandwidth = device_flops(cluster, arrays) * reached, device.memory_bandwidth * assumptions.bandwidth
     fixed = passes * launch_seconds(arrays, cluster)
+    # Products at a byte an element: their operands are cast first, which moves memory.
     if arrays.precision.products:
         cast = np.array([layer.kind == "linear" for layer in arrays.layers]) & arrays.inside
         quick = device.efficiency.get("fp8", assumptions.efficiency.get("fp8", 0.5))

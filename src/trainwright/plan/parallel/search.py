@@ -16,13 +16,13 @@ from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.plan_query import PlanQuery
 
-__all__ = ["Found", "search"]
+__all__ = ["FamilyBest", "search"]
 
 _FIRST_ROUND = 16
 
 
 @dataclass(slots=True)
-class Found:
+class FamilyBest:
     """The best candidate of a strategy, or the bytes that its leanest needs if none fits."""
 
     mode: str
@@ -42,7 +42,7 @@ class Found:
 class _Family:
     """A strategy's shapes that are left; `best` and `bound` are of all shapes of its mode."""
 
-    found: Found
+    found: FamilyBest
     left: Ints
     best: Floats
     """(shapes,): the score that no candidate of a shape comes below."""
@@ -51,6 +51,7 @@ class _Family:
 
     def take(self, width: int) -> tuple[Ints, Ints]:
         """Return (choices, shapes) of the `width` most promising shapes, and drop those that are no better."""
+        # Keep what may still be better than the best plan, the most promising shapes first.
         best = self.best[self.left]
         left = self.left[(best <= self.found.score) & (best < np.inf)]
         if len(left) > width:
@@ -61,10 +62,11 @@ class _Family:
         return choice, now[place]
 
 
-def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[Found]:
+def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]:
     """Return what was found for every strategy that some shape allows."""
     mesh = shapes.mesh
     bounds = bounds_of(pricer, mesh)
+    # A strategy is the set of axes above one, as bits of a code; data parallelism is its lowest bit.
     divided = mesh.degrees > 1
     data = divided[:, mesh.place("data")].copy()
     divided[:, mesh.place("data")] = False
@@ -77,6 +79,7 @@ def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[Found]:
     for mode in MODES:
         candidates, fits = choices_of(mesh, mode, query.cluster.devices_per_node)
         sizes = bounds.sizes(LEVELS[mode], candidates.shard)
+        # First filter: shapes whose lower bound of memory exceeds the device are dropped for good.
         possible = fits & (sizes <= query.memory_bytes)
         left_out = np.where(possible, np.inf, sizes).min(axis=0)
         if query.goal == "memory":
@@ -90,13 +93,14 @@ def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[Found]:
             some = rows[fits[rows]]
             if len(some):
                 axes = tuple(axis.name for place, axis in enumerate(mesh.axes) if name // 2 >> place & 1)
-                found = Found(mode=mode if with_data else "", axes=axes, least_bytes=float(left_out[some].min()))
+                found = FamilyBest(mode=mode if with_data else "", axes=axes, least_bytes=float(left_out[some].min()))
                 families.append(_Family(found, some, best, bound))
+    # Rounds grow by four: the first finds a good plan, whose time then rules out most of the others.
     width = _FIRST_ROUND
-    while any(len(each.left) for each in families):
+    while any(len(item.left) for item in families):
         _round(pricer, mesh, families, query, choices=bounds.choices, width=width)
         width *= 4
-    return [each.found for each in families]
+    return [family.found for family in families]
 
 
 def _round(
@@ -128,7 +132,7 @@ def _round(
             _settle(pricer, family.found, prices, bound=total, rows=rows, query=query)
 
 
-def _settle(pricer: Pricer, found: Found, prices: Prices, *, bound: Floats, rows: Ints, query: PlanQuery) -> None:
+def _settle(pricer: Pricer, found: FamilyBest, prices: Prices, *, bound: Floats, rows: Ints, query: PlanQuery) -> None:
     """Follow the event list of candidates in the order of their bounds until the next bound is no better."""
     found.priced += len(rows)
     peak = prices.memory.peak[rows]
@@ -137,6 +141,7 @@ def _settle(pricer: Pricer, found: Found, prices: Prices, *, bound: Floats, rows
     for row in rows[np.argsort(bound[rows], kind="stable")]:
         if bound[row] > found.score:
             break
+        # Only here is the event list followed: bounds have ruled out nearly all candidates.
         exposed = pricer.exposed(prices, row)
         seconds = float(prices.total[row] - prices.exposed[row]) + exposed
         size = prices.memory.peak[row : row + 1]
@@ -154,7 +159,7 @@ def _order(prices: Prices, row: int) -> tuple[int, ...]:
         int(mesh.recompute[row]),
         int(mesh.sequence[row]),
         int(mesh.chunks[row]),
-        *(int(each) for each in mesh.degrees[row]),
+        *(int(item) for item in mesh.degrees[row]),
         -int(mesh.micro[row]),
     )
 

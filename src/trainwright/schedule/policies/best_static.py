@@ -1,32 +1,34 @@
 """BestStatic: the best of several fixed sizes, chosen by simulation beforehand."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.free_slots import FreeSlots
 from trainwright.schedule.policies.allocation_policy import Planner
 from trainwright.schedule.policies.fixed import Fixed
-from trainwright.schedule.policies.resizing import check_start
 from trainwright.schedule.rules.promotion_rule import PromotionRule
+from trainwright.settings import Settings
+from trainwright.validators import each, integer
 
 __all__ = ["BestStatic"]
 
+_SIZES = each(integer(minimum=1), least=1, words="numbers of devices >= 1, such as (1, 2, 4)")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BestStatic:
+class BestStatic(Settings, error=ScheduleError):
     """The `Fixed` of `sizes` that ends first in simulations: a baseline, which `study.simulate` resolves.
 
     It does not run by itself: simulate it, and run the `Fixed` that the forecast names.
     """
 
-    sizes: tuple[int, ...] = (1, 2, 4, 8)
+    sizes: Annotated[Sequence[int], _SIZES] = (1, 2, 4, 8)
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(self.sizes))  # study files have lists
-        if not self.sizes:
-            raise ScheduleError("BestStatic.sizes: got none; allowed: numbers of devices, such as (1, 2, 4)")
-        for size in self.sizes:
-            check_start("BestStatic", size)
+    def check_together(self) -> None:
+        """Make a tuple of the list of a study file."""
+        object.__setattr__(self, "sizes", tuple(self.sizes))
 
     @property
     def start(self) -> int:

@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import MARGIN, Resizing, check_cap, check_factor, check_start, retreat
+from trainwright.schedule.policies.resizing import MARGIN, Resizing, check_cap, retreat
 from trainwright.schedule.rules.promotion_rule import PromotionRule
+from trainwright.validators import integer, number, one_of, optional
 
 __all__ = ["Doubling", "DoublingAsPublished"]
 
@@ -27,22 +28,15 @@ class Doubling(Resizing):
     `DoublingAsPublished`.
     """
 
-    start: int = 1
-    factor: int = 2
-    cap: int | None = None
-    wait_seconds: float | None = None
-    mode: Literal["continue", "block"] = "continue"
+    start: Annotated[int, integer(minimum=1, of="devices")] = 1
+    factor: Annotated[int, integer(minimum=2)] = 2
+    cap: Annotated[int | None, optional(integer(minimum=1))] = None
+    wait_seconds: Annotated[float | None, optional(number(above=0), words="None (what growth saves)")] = None
+    mode: Annotated[Literal["continue", "block"], one_of("continue", "block")] = "continue"
 
-    def __post_init__(self) -> None:
-        check_start("Doubling", self.start)
-        check_factor("Doubling", self.factor)
+    def check_together(self) -> None:
+        """Refuse a cap below the start, and limits of the published mode, which has none."""
         check_cap("Doubling", self.start, self.cap)
-        if self.wait_seconds is not None and not self.wait_seconds > 0:
-            raise ScheduleError(
-                f"Doubling.wait_seconds: got {self.wait_seconds!r}; allowed: a number > 0, or None (what growth saves)"
-            )
-        if self.mode not in {"continue", "block"}:
-            raise ScheduleError(f"Doubling.mode: got {self.mode!r}; allowed: 'continue', 'block'")
         if self.mode == "block" and (self.cap, self.wait_seconds) != (None, None):
             raise ScheduleError(
                 "Doubling.mode: got 'block' with cap or wait_seconds; allowed: either, with mode='continue'"

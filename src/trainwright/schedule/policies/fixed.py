@@ -1,24 +1,23 @@
 """Fixed: one size for all trials, first come, first served."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator
 from trainwright.schedule.allocator.free_slots import FixedBlocks, FreeSlots
 from trainwright.schedule.rules.promotion_rule import PromotionRule
+from trainwright.settings import Settings
+from trainwright.validators import integer
 
 __all__ = ["Fixed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(Settings, error=ScheduleError):
     """Give every trial `devices` slots of the engine. O(log n) a grant."""
 
-    devices: int = 1
-
-    def __post_init__(self) -> None:
-        if isinstance(self.devices, bool) or not isinstance(self.devices, int) or self.devices < 1:
-            raise ScheduleError(f"Fixed.devices: got {self.devices!r}; allowed: a whole number >= 1")
+    devices: Annotated[int, integer(minimum=1)] = 1
 
     @property
     def start(self) -> int:

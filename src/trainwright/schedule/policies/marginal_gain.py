@@ -1,13 +1,14 @@
 """MarginalGain: devices go where they bring the end of all nearer, and growth must be worth its restart."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
-from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
 from trainwright.schedule.policies.filling import Floats, Rows, fill
-from trainwright.schedule.policies.resizing import Resizing, check_cap, check_start, retreat
+from trainwright.schedule.policies.resizing import Resizing, check_cap, retreat
+from trainwright.validators import integer, number, optional
 
 __all__ = ["MarginalGain"]
 
@@ -36,15 +37,13 @@ class MarginalGain(Resizing):
     A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
     """
 
-    start: int = 1
-    delta: float = 0.1
-    cap: int | None = None
+    start: Annotated[int, integer(minimum=1, of="devices")] = 1
+    delta: Annotated[float, number(minimum=0)] = 0.1
+    cap: Annotated[int | None, optional(integer(minimum=1))] = None
 
-    def __post_init__(self) -> None:
-        check_start("MarginalGain", self.start)
+    def check_together(self) -> None:
+        """Refuse a cap below the start."""
         check_cap("MarginalGain", self.start, self.cap)
-        if not self.delta >= 0:
-            raise ScheduleError(f"MarginalGain.delta: got {self.delta!r}; allowed: a number >= 0")
 
     def planner(self) -> "_Planner":
         """Return a planner."""

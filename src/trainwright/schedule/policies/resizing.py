@@ -4,14 +4,15 @@ from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
 from trainwright.schedule.allocator.free_slots import BuddyAllocator, FreeSlots
 from trainwright.schedule.rules.promotion_rule import PromotionRule
+from trainwright.settings import Settings
 
-__all__ = ["MARGIN", "Resizing", "check_cap", "check_factor", "check_start", "retreat"]
+__all__ = ["MARGIN", "Resizing", "check_cap", "retreat"]
 
 MARGIN = 1.1
 """A change must be worth it by a tenth: expectations err."""
 
 
-class Resizing:
+class Resizing(Settings, error=ScheduleError):
     """Subclasses have the field `start`, the devices of a new trial."""
 
     __slots__ = ()
@@ -37,21 +38,9 @@ class Resizing:
         return BuddyAllocator(slots, slots_per_node)
 
 
-def check_start(policy: str, start: int) -> None:
-    """Refuse anything but a whole number of devices."""
-    if isinstance(start, bool) or not isinstance(start, int) or start < 1:
-        raise ScheduleError(f"{policy}.start: got {start!r}; allowed: a whole number of devices >= 1")
-
-
-def check_factor(policy: str, factor: int) -> None:
-    """Refuse what would not grow."""
-    if isinstance(factor, bool) or not isinstance(factor, int) or factor <= 1:
-        raise ScheduleError(f"{policy}.factor: got {factor!r}; allowed: a whole number >= 2")
-
-
 def check_cap(policy: str, start: int, cap: int | None) -> None:
     """Refuse a cap below the start."""
-    if cap is not None and (isinstance(cap, bool) or not isinstance(cap, int) or cap < start):
+    if cap is not None and cap < start:
         raise ScheduleError(f"{policy}.cap: got {cap!r}; allowed: a whole number >= start={start}, or None for no cap")
 
 

@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.ladder import eta_factor
 from trainwright.schedule.rungs.rungs import QuantileRung, RankRung, Rungs, RungTable
+from trainwright.validators import integer, one_of
 
-__all__ = ["ASHA", "check_kind"]
+__all__ = ["ASHA"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,17 +28,15 @@ class ASHA(RungRule):
     best paused trial that has come to be among the best floor(n/eta), from the highest rung down, else to a new trial.
     """
 
-    max_epochs: int
-    min_epochs: int = 1
-    eta: float | Fraction = 3
-    kind: Literal["stopping", "promotion"] = "stopping"
-    cutoff: Literal["rank", "quantile"] = "rank"
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, eta_factor()] = 3
+    kind: Annotated[Literal["stopping", "promotion"], one_of("stopping", "promotion")] = "stopping"
+    cutoff: Annotated[Literal["rank", "quantile"], one_of("rank", "quantile")] = "rank"
 
-    def __post_init__(self) -> None:
-        check_ladder("ASHA", self.min_epochs, self.max_epochs, self.eta)
-        check_kind("ASHA", self.kind)
-        if self.cutoff not in {"rank", "quantile"}:
-            raise ScheduleError(f"ASHA.cutoff: got {self.cutoff!r}; allowed: 'rank', 'quantile'")
+    def check_together(self) -> None:
+        """Refuse a ladder without a first rung, and a quantile by which trials would be paused."""
+        RungRule.check_together(self)
         if self.cutoff == "quantile" and self.kind == "promotion":
             raise ScheduleError(
                 "ASHA.cutoff: got 'quantile' with kind='promotion'; allowed: 'rank', or kind='stopping'"
@@ -56,9 +55,3 @@ class ASHA(RungRule):
             for rung in self.rungs
         }
         return Rungs("ASHA", tables, self.max_epochs, pausing)
-
-
-def check_kind(rule: str, kind: str) -> None:
-    """Refuse anything but the two kinds."""
-    if kind not in {"stopping", "promotion"}:
-        raise ScheduleError(f"{rule}.kind: got {kind!r}; allowed: 'stopping', 'promotion'")

@@ -3,7 +3,9 @@
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import CONTINUE, BaseRule, Event, Reported, RuleView, TrialView, Verdict
+from trainwright.settings import Settings
 
 __all__ = ["Curve", "CurveRule", "Curves"]
 
@@ -24,7 +26,7 @@ class Curves:
     curves: dict[int, Any] = field(default_factory=dict)
 
 
-class CurveRule(BaseRule):
+class CurveRule(BaseRule, Settings, error=ScheduleError):
     """Subclasses say of what classes index and curves are, and judge a new report."""
 
     index: ClassVar[type[Curves]] = Curves

@@ -9,14 +9,15 @@ from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Annotated
 
 import numpy as np
 
-from trainwright.errors import ScheduleError
-from trainwright.schedule.rules.promotion_rule import Event, Reported, RuleView, TrialView, check_epochs
+from trainwright.schedule.rules.promotion_rule import Event, Reported, RuleView, TrialView
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.ladder import eta_factor
 from trainwright.schedule.rungs.rungs import Rungs
+from trainwright.validators import integer, number
 
 __all__ = ["Extrapolate"]
 
@@ -62,17 +63,11 @@ class Extrapolate(RungRule):
     rank correlation at most 0.5). O(n log n) for each of the n complete trials, else O(1) a report.
     """
 
-    max_epochs: int
-    min_epochs: int = 1
-    eta: float | Fraction = 3
-    share: float = 0.75
-    min_trials: int = 8
-
-    def __post_init__(self) -> None:
-        check_ladder("Extrapolate", self.min_epochs, self.max_epochs, self.eta)
-        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
-            raise ScheduleError(f"Extrapolate.share: got {self.share!r}; allowed: a number above 0 and up to 1")
-        check_epochs("Extrapolate", [("min_trials", self.min_trials)])
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, eta_factor()] = 3
+    share: Annotated[float, number(above=0, maximum=1)] = 0.75
+    min_trials: Annotated[int, integer(minimum=1)] = 8
 
     def empty(self) -> _Index:
         """Return an index without trials."""

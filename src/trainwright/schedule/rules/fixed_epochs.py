@@ -1,7 +1,9 @@
 """FixedEpochs: every trial runs its whole length; with random search, plain random search."""
 
 from dataclasses import dataclass
+from typing import Annotated
 
+from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
     BaseRule,
@@ -10,21 +12,18 @@ from trainwright.schedule.rules.promotion_rule import (
     RuleView,
     TrialView,
     Verdict,
-    check_epochs,
 )
+from trainwright.settings import Settings
+from trainwright.validators import integer, optional
 
 __all__ = ["FixedEpochs"]
 
 
 @dataclass(frozen=True, slots=True)
-class FixedEpochs(BaseRule):
+class FixedEpochs(BaseRule, Settings, error=ScheduleError):
     """Run every trial for `max_epochs` epochs, or as long as the training function likes if None. O(1) per report."""
 
-    max_epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_epochs is not None:
-            check_epochs("FixedEpochs", [("max_epochs", self.max_epochs)])
+    max_epochs: Annotated[int | None, optional(integer(minimum=1, of="epochs"))] = None
 
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Any number will do: nothing is compared."""

@@ -5,17 +5,16 @@ from bisect import bisect_right
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from typing import Literal
+from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
-from trainwright.schedule.rules.asha import check_kind
 from trainwright.schedule.rules.promotion_rule import CONTINUE, Event, Opened, Promote, RuleView, TrialView, Verdict
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rules.successive_halving import check_straggler
 from trainwright.schedule.rungs.brackets import Brackets
-from trainwright.schedule.rungs.ladder import check_ladder, ladder
+from trainwright.schedule.rungs.ladder import eta_factor, ladder
 from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
+from trainwright.validators import flag, integer, number, one_of, optional
 
 __all__ = ["Hyperband"]
 
@@ -72,17 +71,16 @@ class Hyperband(RungRule):
     its own. Otherwise: brackets of that many trials in turn, each a `SuccessiveHalving`. O(log n + brackets) per event.
     """
 
-    max_epochs: int
-    min_epochs: int = 1
-    eta: float | Fraction = 3
-    asynchronous: bool = True
-    kind: Literal["stopping", "promotion"] = "stopping"
-    straggler_seconds: float | None = None
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, eta_factor()] = 3
+    asynchronous: Annotated[bool, flag()] = True
+    kind: Annotated[Literal["stopping", "promotion"], one_of("stopping", "promotion")] = "stopping"
+    straggler_seconds: Annotated[float | None, optional(number(above=0), words="None to wait for all")] = None
 
-    def __post_init__(self) -> None:
-        check_ladder("Hyperband", self.min_epochs, self.max_epochs, self.eta)
-        check_kind("Hyperband", self.kind)
-        check_straggler("Hyperband", self.straggler_seconds)
+    def check_together(self) -> None:
+        """Refuse settings of synchronous brackets for asynchronous ones, and the other way round."""
+        RungRule.check_together(self)
         if self.asynchronous and self.straggler_seconds is not None:
             raise ScheduleError(
                 f"Hyperband.straggler_seconds: got {self.straggler_seconds!r} with asynchronous=True; allowed: None, "

@@ -3,6 +3,7 @@
 import heapq
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import Annotated
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
@@ -22,11 +23,17 @@ from trainwright.schedule.rules.promotion_rule import (
     TrialView,
     Verdict,
     Wait,
-    check_epochs,
 )
 from trainwright.schedule.rungs.order_statistics import LossEntry
+from trainwright.settings import Settings
+from trainwright.validators import Validator, integer, number
 
 __all__ = ["IEpoch"]
+
+_COUNT_OR_SHARE = Validator(
+    lambda value: number(above=0).accepts(value) and (value < 1 or value == int(value)),
+    "a whole number >= 1, or a fraction between 0 and 1",
+)
 
 
 @dataclass(slots=True)
@@ -45,7 +52,7 @@ class _Index:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IEpoch(BaseRule):
+class IEpoch(BaseRule, Settings, error=ScheduleError):
     """Run every trial to `epochs`, pause it there, and once all have come go on with the `top_k` best. O(log n).
 
     `top_k` is a number of trials, or a fraction below 1 of all. The best goes first, up to `max_epochs`; a chosen one
@@ -53,24 +60,17 @@ class IEpoch(BaseRule):
     allows, so a budget in trials is needed. With `quorum` < 1 the choice begins when that share has come or ended.
     """
 
-    top_k: float
-    max_epochs: int
-    epochs: int = 1
-    quorum: float = 1.0
+    top_k: Annotated[float, _COUNT_OR_SHARE]
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    quorum: Annotated[float, number(above=0, maximum=1)] = 1.0
 
-    def __post_init__(self) -> None:
-        check_epochs("IEpoch", [("max_epochs", self.max_epochs), ("epochs", self.epochs)])
+    def check_together(self) -> None:
+        """Refuse a barrier behind the end."""
         if self.epochs > self.max_epochs:
             raise ScheduleError(
                 f"IEpoch.epochs: got {self.epochs}, above max_epochs {self.max_epochs}; allowed: 1 to max_epochs"
             )
-        number = isinstance(self.top_k, int | float) and not isinstance(self.top_k, bool)
-        if not number or not (0 < self.top_k < 1 or (self.top_k >= 1 and self.top_k == int(self.top_k))):
-            raise ScheduleError(
-                f"IEpoch.top_k: got {self.top_k!r}; allowed: a whole number >= 1, or a fraction between 0 and 1"
-            )
-        if isinstance(self.quorum, bool) or not isinstance(self.quorum, int | float) or not 0 < self.quorum <= 1:
-            raise ScheduleError(f"IEpoch.quorum: got {self.quorum!r}; allowed: a number above 0 and up to 1")
 
     @property
     def promotes(self) -> bool:

@@ -1,12 +1,12 @@
 """Median: stop a trial whose best loss is worse than the median of the others' running means (Vizier, KDD 2017)."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.curve_rule import Curve, CurveRule, Curves
-from trainwright.schedule.rules.promotion_rule import CONTINUE, Continue, Reason, Stop, TrialView, Verdict, check_epochs
+from trainwright.schedule.rules.promotion_rule import CONTINUE, Continue, Reason, Stop, TrialView, Verdict
 from trainwright.schedule.rungs.order_statistics import LossEntry, OrderStatistics
+from trainwright.validators import integer, optional
 
 __all__ = ["Median"]
 
@@ -34,16 +34,10 @@ class Median(CurveRule):
     index: ClassVar = _Index
     curve: ClassVar = _Curve
 
-    min_epochs: int = 1
-    interval: int = 1
-    min_trials: int = 5
-    max_epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        names = ["min_epochs", "interval", *(["max_epochs"] if self.max_epochs is not None else [])]
-        check_epochs("Median", [(name, getattr(self, name)) for name in names])
-        if isinstance(self.min_trials, bool) or not isinstance(self.min_trials, int) or self.min_trials < 1:
-            raise ScheduleError(f"Median.min_trials: got {self.min_trials!r}; allowed: a whole number >= 1")
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    interval: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    min_trials: Annotated[int, integer(minimum=1)] = 5
+    max_epochs: Annotated[int | None, optional(integer(minimum=1, of="epochs"))] = None
 
     def judge(self, index: _Index, curve: _Curve, loss: float) -> Verdict:
         """Bring the trial's running mean up to date and, at a compared epoch, judge it against the others."""

@@ -3,18 +3,18 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import ScheduleError
 from trainwright.pareto import ranks
-from trainwright.schedule.rules.asha import check_kind
 from trainwright.schedule.rules.promotion_rule import Reported
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.ladder import eta_factor
 from trainwright.schedule.rungs.rungs import Rungs, RungTable
+from trainwright.validators import integer, one_of
 
 __all__ = ["MultiObjectiveASHA"]
 
@@ -102,17 +102,11 @@ class MultiObjectiveASHA(RungRule):
     rung costs O(trials in the rung * front); others O(1).
     """
 
-    max_epochs: int
-    min_epochs: int = 1
-    eta: float | Fraction = 3
-    kind: Literal["stopping", "promotion"] = "stopping"
-    order: Literal["epsnet", "crowding"] = "epsnet"
-
-    def __post_init__(self) -> None:
-        check_ladder("MultiObjectiveASHA", self.min_epochs, self.max_epochs, self.eta)
-        check_kind("MultiObjectiveASHA", self.kind)
-        if self.order not in {"epsnet", "crowding"}:
-            raise ScheduleError(f"MultiObjectiveASHA.order: got {self.order!r}; allowed: 'epsnet', 'crowding'")
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, eta_factor()] = 3
+    kind: Annotated[Literal["stopping", "promotion"], one_of("stopping", "promotion")] = "stopping"
+    order: Annotated[Literal["epsnet", "crowding"], one_of("epsnet", "crowding")] = "epsnet"
 
     @property
     def promotes(self) -> bool:

@@ -2,15 +2,15 @@
 
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
-from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import Event, Promote, Reported, RuleView, TrialView, Verdict
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.ladder import eta_factor
 from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
+from trainwright.validators import integer, number, one_of
 
 __all__ = ["PASHA"]
 
@@ -119,19 +119,10 @@ class PASHA(RungRule):
     epochs) with "auto".
     """
 
-    max_epochs: int
-    min_epochs: int = 1
-    eta: float | Fraction = 3
-    epsilon: float | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        check_ladder("PASHA", self.min_epochs, self.max_epochs, self.eta)
-        if self.epsilon != "auto" and (
-            isinstance(self.epsilon, bool)
-            or not isinstance(self.epsilon, int | float)
-            or not 0 <= self.epsilon < float("inf")
-        ):
-            raise ScheduleError(f"PASHA.epsilon: got {self.epsilon!r}; allowed: a number >= 0, or 'auto'")
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, eta_factor()] = 3
+    epsilon: Annotated[float | Literal["auto"], number(minimum=0) | one_of("auto")] = "auto"
 
     @property
     def promotes(self) -> bool:

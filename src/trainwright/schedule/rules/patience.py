@@ -1,13 +1,13 @@
 """Patience: stop a trial whose best loss falls no more."""
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.curve_rule import Curve, CurveRule, Curves
-from trainwright.schedule.rules.promotion_rule import CONTINUE, Continue, Reason, Stop, TrialView, Verdict, check_epochs
+from trainwright.schedule.rules.promotion_rule import CONTINUE, Continue, Reason, Stop, TrialView, Verdict
+from trainwright.validators import integer, number, optional
 
 __all__ = ["Patience"]
 
@@ -26,17 +26,14 @@ class Patience(CurveRule):
 
     curve: ClassVar = _Curve
 
-    epochs: int | None = None
-    min_delta: float = 0.0
-    max_epochs: int | None = None
+    epochs: Annotated[int | None, optional(integer(minimum=1, of="epochs"))] = None
+    min_delta: Annotated[float, number(minimum=0)] = 0.0
+    max_epochs: Annotated[int | None, optional(integer(minimum=1, of="epochs"))] = None
 
-    def __post_init__(self) -> None:
+    def check_together(self) -> None:
+        """Refuse a rule of which neither the window nor the length is known."""
         if self.epochs is None and self.max_epochs is None:
             raise ScheduleError("Patience.epochs: got None; allowed: a whole number of epochs >= 1, or give max_epochs")
-        check_epochs("Patience", [(n, v) for n in ("epochs", "max_epochs") if (v := getattr(self, n)) is not None])
-        number = isinstance(self.min_delta, int | float) and not isinstance(self.min_delta, bool)
-        if not number or not 0 <= self.min_delta < math.inf:
-            raise ScheduleError(f"Patience.min_delta: got {self.min_delta!r}; allowed: a number >= 0")
 
     @property
     def window(self) -> int:

@@ -3,11 +3,11 @@
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.curve_rule import Curve, CurveRule, Curves
-from trainwright.schedule.rules.promotion_rule import CONTINUE, Continue, Reason, Stop, TrialView, Verdict, check_epochs
+from trainwright.schedule.rules.promotion_rule import CONTINUE, Continue, Reason, Stop, TrialView, Verdict
+from trainwright.validators import integer, number, optional
 
 __all__ = ["Plateau"]
 
@@ -29,18 +29,9 @@ class Plateau(CurveRule):
 
     curve: ClassVar = _Curve
 
-    window: int = 5
-    tolerance: float = 0.01
-    max_epochs: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_epochs is not None:
-            check_epochs("Plateau", [("max_epochs", self.max_epochs)])
-        if isinstance(self.window, bool) or not isinstance(self.window, int) or self.window < 2:
-            raise ScheduleError(f"Plateau.window: got {self.window!r}; allowed: a whole number of reports >= 2")
-        number = isinstance(self.tolerance, int | float) and not isinstance(self.tolerance, bool)
-        if not number or not 0 <= self.tolerance < 1:
-            raise ScheduleError(f"Plateau.tolerance: got {self.tolerance!r}; allowed: a number from 0 to below 1")
+    window: Annotated[int, integer(minimum=2, of="reports")] = 5
+    tolerance: Annotated[float, number(minimum=0, below=1)] = 0.01
+    max_epochs: Annotated[int | None, optional(integer(minimum=1, of="epochs"))] = None
 
     def judge(self, index: Curves, curve: _Curve, loss: float) -> Verdict:  # noqa: ARG002 -- trials are on their own
         """Compare the span of the window with that of the curve."""

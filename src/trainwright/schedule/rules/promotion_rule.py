@@ -1,6 +1,5 @@
 """What a promotion rule is: a frozen configuration, a pure fold of events into an index, and verdicts from it."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -29,7 +28,6 @@ __all__ = [
     "TrialView",
     "Verdict",
     "Wait",
-    "check_epochs",
 ]
 
 Index = Any
@@ -243,10 +241,3 @@ class BaseRule:
     def survival(self, index: Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
         """Without rungs there is nothing to survive."""
         return ()
-
-
-def check_epochs(rule: str, values: Sequence[tuple[str, int | None]]) -> None:
-    """Refuse anything but whole numbers >= 1."""
-    for name, value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ScheduleError(f"{rule}.{name}: got {value!r}; allowed: a whole number of epochs >= 1")

@@ -3,6 +3,7 @@
 from fractions import Fraction
 from typing import Protocol
 
+from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     WAIT,
     BaseRule,
@@ -14,7 +15,8 @@ from trainwright.schedule.rules.promotion_rule import (
     Verdict,
     Wait,
 )
-from trainwright.schedule.rungs.ladder import as_fraction, ladder
+from trainwright.schedule.rungs.ladder import as_fraction, check_ladder, ladder
+from trainwright.settings import Settings
 
 __all__ = ["RungIndex", "RungRule"]
 
@@ -38,7 +40,7 @@ class RungIndex(Protocol):
         """Return how many rungs are still before the trial."""
 
 
-class RungRule(BaseRule):
+class RungRule(BaseRule, Settings, error=ScheduleError):
     """Subclasses have the fields `max_epochs`, `min_epochs` and `eta`, and give `empty`."""
 
     max_epochs: int
@@ -57,7 +59,11 @@ class RungRule(BaseRule):
 
     @property
     def _factor(self) -> Fraction:
-        return as_fraction(self.eta, type(self).__name__)
+        return as_fraction(self.eta)
+
+    def check_together(self) -> None:
+        """Refuse a first rung above the last epoch."""
+        check_ladder(type(self).__name__, self.min_epochs, self.max_epochs)
 
     def fold(self, index: RungIndex, event: Event) -> RungIndex:
         """Record a report at every rung newly reached, and the verdict at the highest."""

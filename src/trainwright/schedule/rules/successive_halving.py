@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Annotated
 
-from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.rung_rule import RungRule
 from trainwright.schedule.rungs.brackets import Brackets
-from trainwright.schedule.rungs.ladder import check_ladder
+from trainwright.schedule.rungs.ladder import eta_factor
+from trainwright.validators import integer, number, optional
 
-__all__ = ["SuccessiveHalving", "check_straggler"]
+__all__ = ["SuccessiveHalving"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,17 +21,11 @@ class SuccessiveHalving(RungRule):
     missing; they stop at their next report. O(log n) per event and O(n log n) where a rung closes.
     """
 
-    n: int
-    max_epochs: int
-    min_epochs: int = 1
-    eta: float | Fraction = 3
-    straggler_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        check_ladder("SuccessiveHalving", self.min_epochs, self.max_epochs, self.eta)
-        if isinstance(self.n, bool) or not isinstance(self.n, int) or self.n < 1:
-            raise ScheduleError(f"SuccessiveHalving.n: got {self.n!r}; allowed: a whole number of trials >= 1")
-        check_straggler("SuccessiveHalving", self.straggler_seconds)
+    n: Annotated[int, integer(minimum=1, of="trials")]
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, eta_factor()] = 3
+    straggler_seconds: Annotated[float | None, optional(number(above=0), words="None to wait for all")] = None
 
     @property
     def promotes(self) -> bool:
@@ -41,12 +36,4 @@ class SuccessiveHalving(RungRule):
         """Return an index without trials."""
         return Brackets(
             "SuccessiveHalving", (self.rungs,), (self.n,), self._factor, self.max_epochs, self.straggler_seconds
-        )
-
-
-def check_straggler(rule: str, seconds: float | None) -> None:
-    """Refuse anything but None and numbers > 0."""
-    if seconds is not None and (isinstance(seconds, bool) or not isinstance(seconds, int | float) or not seconds > 0):
-        raise ScheduleError(
-            f"{rule}.straggler_seconds: got {seconds!r}; allowed: a number > 0, or None to wait for all"
         )

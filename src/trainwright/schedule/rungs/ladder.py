@@ -4,20 +4,20 @@ import math
 from fractions import Fraction
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule.rules.promotion_rule import check_epochs
+from trainwright.validators import Validator, number
 
-__all__ = ["as_fraction", "check_ladder", "ladder"]
+__all__ = ["as_fraction", "check_ladder", "eta_factor", "ladder"]
 
 
-def as_fraction(eta: float | Fraction, rule: str) -> Fraction:
-    """Return the reduction factor as an exact fraction > 1 (2.5 is 5/2)."""
-    try:
-        exact = Fraction(eta).limit_denominator(1000)
-    except (TypeError, ValueError, OverflowError):
-        raise ScheduleError(f"{rule}.eta: got {eta!r}; allowed: a number > 1, usually 2, 3 or 4") from None
-    if exact <= 1:
-        raise ScheduleError(f"{rule}.eta: got {eta!r}; allowed: a number > 1, usually 2, 3 or 4")
-    return exact
+def as_fraction(eta: float | Fraction) -> Fraction:
+    """Return the reduction factor as an exact fraction (2.5 is 5/2)."""
+    return Fraction(eta).limit_denominator(1000)
+
+
+def eta_factor() -> Validator:
+    """Return the validator of reduction factors: numbers that are above 1 as a fraction of a small denominator."""
+    above_1 = number(above=1)
+    return Validator(lambda value: above_1.accepts(value) and as_fraction(value) > 1, "a number > 1, usually 2, 3 or 4")
 
 
 def ladder(min_epochs: int, max_epochs: int, eta: Fraction) -> tuple[int, ...]:
@@ -34,10 +34,8 @@ def ladder(min_epochs: int, max_epochs: int, eta: Fraction) -> tuple[int, ...]:
     return tuple(rungs)
 
 
-def check_ladder(rule: str, min_epochs: int, max_epochs: int, eta: float | Fraction) -> None:
-    """Refuse what makes no ladder: lengths that are no whole numbers >= 1, a first rung above the last epoch."""
-    check_epochs(rule, [("max_epochs", max_epochs), ("min_epochs", min_epochs)])
-    as_fraction(eta, rule)
+def check_ladder(rule: str, min_epochs: int, max_epochs: int) -> None:
+    """Refuse a first rung above the last epoch."""
     if min_epochs > max_epochs:
         raise ScheduleError(
             f"{rule}.min_epochs: got {min_epochs}, above max_epochs {max_epochs}; allowed: 1 to max_epochs"

@@ -5,6 +5,7 @@ Optimization 34 (2006), with a Gaussian process; here with the forest that also 
 """
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 
@@ -14,6 +15,8 @@ from trainwright.search.bayes.acquisition import expected_improvement
 from trainwright.search.bayes.candidates import Moves
 from trainwright.search.bayes.estimate import Estimate
 from trainwright.search.view import SearchView
+from trainwright.settings import Settings
+from trainwright.validators import integer, number, optional
 
 __all__ = ["ExpectedGain"]
 
@@ -21,7 +24,7 @@ _CANDIDATES, _ROUNDS, _STARTS = 2000, 2, 5
 
 
 @dataclass(frozen=True, slots=True)
-class ExpectedGain:
+class ExpectedGain(Settings, error=SearchError):
     """End a search when the greatest expected improvement that is left falls below `least`, in units of the objective.
 
     Asked after `results` results (default: two a column and one, at least 20) and from then on after every twentieth
@@ -29,16 +32,8 @@ class ExpectedGain:
     it is rough. Bounds and constraints play no part. One objective.
     """
 
-    least: float
-    results: int | None = None
-
-    def __post_init__(self) -> None:
-        if isinstance(self.least, bool) or not isinstance(self.least, int | float) or not 0 < self.least < np.inf:
-            raise SearchError(f"ExpectedGain: least must be a number > 0, got {self.least!r}")
-        if self.results is not None and (
-            isinstance(self.results, bool) or not isinstance(self.results, int) or self.results < 5
-        ):
-            raise SearchError(f"ExpectedGain: results must be a whole number >= 5, got {self.results!r}")
+    least: Annotated[float, number(above=0)]
+    results: Annotated[int | None, optional(integer(minimum=5))] = None
 
     def check(self, objectives: int) -> None:
         """Refuse a study of several objectives."""

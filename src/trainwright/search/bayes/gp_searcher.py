@@ -9,7 +9,7 @@ Several objectives have a process each, and every trial its own linear scalarisa
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, cast
+from typing import Annotated, Any, Literal, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,12 +23,15 @@ from trainwright.search.bayes.scalarisation import penalised, simplex
 from trainwright.search.quasirandom import from_the_middle, spread
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
+from trainwright.settings import Settings
 from trainwright.space import Configuration
+from trainwright.validators import integer, one_of, optional
 
 __all__ = ["GaussianProcessSearcher"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
+Design = Literal["halton", "sobol", "random"]
 
 _ROUNDS = 2  # of local search around the best candidates
 _STARTS = 5  # rows whose neighbours a round asks
@@ -48,7 +51,7 @@ class _Known(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GaussianProcessSearcher:
+class GaussianProcessSearcher(Settings, error=SearchError):
     """Propose where Gaussian processes expect the most improvement.
 
     Handles conditions, requirements, several objectives, intermediate values (a row for each rung that a trial reached,
@@ -57,20 +60,15 @@ class GaussianProcessSearcher:
     sample.
     """
 
-    initial: int | None = None  # results before the process is asked; None = columns + 1, at most half of all trials
-    design: Literal["halton", "sobol", "random"] = "halton"  # of the first trials; sequences from the middle out
+    initial: Annotated[int | None, optional(integer(minimum=0))] = (
+        None  # results before the process is asked; None = columns + 1, at most half of all trials
+    )
+    design: Annotated[Literal["halton", "sobol", "random"], one_of("halton", "sobol", "random")] = (
+        "halton"  # of the first trials; sequences from the middle out
+    )
     points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
-    candidates: int = 1000  # rows asked before the local search
-    max_rows: int = 500  # that the process holds
-
-    def __post_init__(self) -> None:
-        if self.design not in ("halton", "sobol", "random"):
-            allowed = "'halton', 'sobol', 'random'"
-            raise SearchError(f"GaussianProcessSearcher: design must be one of {allowed}, got {self.design!r}")
-        for name, least in (("initial", 0), ("candidates", 8), ("max_rows", 20)):
-            value = getattr(self, name)
-            if (value is not None or name != "initial") and (not isinstance(value, int) or value < least):
-                raise SearchError(f"GaussianProcessSearcher: {name} must be an integer >= {least}, got {value!r}")
+    candidates: Annotated[int, integer(minimum=8)] = 1000  # rows asked before the local search
+    max_rows: Annotated[int, integer(minimum=20)] = 500  # that the process holds
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number: the initial design, then the place of most expected improvement."""

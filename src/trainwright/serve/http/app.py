@@ -13,12 +13,12 @@ from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 import trainwright
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.http.described import repository
-from trainwright.serve.http.front import Front, Refused
+from trainwright.serve.http.front import InferenceEndpoint, Refused
+from trainwright.serve.http.infer_reply import json_of
 from trainwright.serve.http.limits import TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE
-from trainwright.serve.http.reply import json_of
-from trainwright.serve.http.schema import error_responses, infer_schema
+from trainwright.serve.http.model_metadata import repository
+from trainwright.serve.http.openapi_schema import error_responses, infer_schema
 
 __all__ = ["OPEN_PATHS", "application"]
 
@@ -34,7 +34,7 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
 )
 
 
-def application(front: Front) -> FastAPI:
+def application(front: InferenceEndpoint) -> FastAPI:
     """Return the ASGI application of a service; `trainwright.serve.http.server` puts a guard in front of it."""
     app = FastAPI(
         title=f"Trainwright: {front.name}",
@@ -51,7 +51,7 @@ def application(front: Front) -> FastAPI:
     return app
 
 
-def _inference(app: FastAPI, front: Front) -> None:
+def _inference(app: FastAPI, front: InferenceEndpoint) -> None:
     """Add what is asked most: first, for routes are tried in order, and with names as the path has them."""
     refusals = error_responses(400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
 
@@ -66,7 +66,7 @@ def _inference(app: FastAPI, front: Front) -> None:
         app.post(path, openapi_extra=schema, responses=refusals)(infer)
 
 
-def _protocol(app: FastAPI, front: Front) -> None:
+def _protocol(app: FastAPI, front: InferenceEndpoint) -> None:
     @app.get("/v2")
     async def server() -> Response:
         """Return name, version and extensions of the server."""
@@ -120,7 +120,7 @@ def _protocol(app: FastAPI, front: Front) -> None:
         return _readiness(front)
 
 
-def _around(app: FastAPI, front: Front) -> None:
+def _around(app: FastAPI, front: InferenceEndpoint) -> None:
     @app.get("/v2/ensembles/{name}", responses=error_responses(401, 404))
     async def ensemble(name: str) -> Response:
         """Return members, weights and rule of the ensemble, and how it is served now."""
@@ -152,7 +152,7 @@ def _policy(page: str) -> str:
     return "; ".join(["default-src 'none'", *allowed, rest])
 
 
-def _readiness(front: Front) -> Response:
+def _readiness(front: InferenceEndpoint) -> Response:
     if not front.ready():
         raise NotReady("the service starts, ends, or has too few members left; ask again", retry_after_seconds=1.0)
     return _json({"ready": True})

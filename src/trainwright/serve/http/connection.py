@@ -1,4 +1,4 @@
-"""Connections with limits that uvicorn has none for: how many are open, how long and how large a head may be."""
+"""Connection limits that uvicorn lacks: how many are open, and the duration and size of a request's head."""
 
 import asyncio
 
@@ -20,7 +20,8 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
     class Bounded(HttpToolsProtocol):
         _head_bytes = 0
         _in_head = False
-        _first: asyncio.TimerHandle | None = None  # the time until which the first head has to come
+        # The time until which the first head has to come.
+        _first: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
             super().connection_made(transport)
@@ -36,7 +37,8 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
-            self._head_bytes += len(data)  # afterwards: a head that began in it has set them to 0
+            # Afterwards: a head that began in it has set them to 0.
+            self._head_bytes += len(data)
             if self._in_head and self._head_bytes > _HEAD_BYTES and not self.transport.is_closing():
                 self.send_400_response("The head of the request is too large.")
 
@@ -50,7 +52,8 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
             super().on_headers_complete()
 
         def _came(self) -> None:
-            if self._first is not None:  # else the loop would hold a connection that has long gone
+            # Else the loop would hold a connection that has long gone.
+            if self._first is not None:
                 self._first.cancel()
                 self._first = None
 

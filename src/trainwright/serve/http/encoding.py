@@ -18,7 +18,8 @@ def inflated(body: bytes | bytearray, encoding: str, most: int) -> bytearray:
 
     Raises `RequestError` for one that is no such stream, is cut off, or goes on behind its end, and `TooLarge`.
     """
-    bare = encoding == "deflate" and (body[:1] or b"\0")[0] & 0x0F != zlib.DEFLATED  # without zlib's header
+    # Without zlib's header.
+    bare = encoding == "deflate" and (body[:1] or b"\0")[0] & 0x0F != zlib.DEFLATED
     stream = zlib.decompressobj(-zlib.MAX_WBITS if bare else _WINDOW[encoding])
     try:
         found = stream.decompress(body, most + 1)

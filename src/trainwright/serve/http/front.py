@@ -1,4 +1,4 @@
-"""One inference request, from its body to the reply, in front of any service."""
+"""The inference endpoint: one request from its body to the reply, for any service."""
 
 import asyncio
 import time
@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Any
 
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response
+from starlette.responses import Response as HttpResponse
 
 from trainwright.errors import NotReady, RequestError
-from trainwright.serve.http.asked import Asked, Signature, read_request
-from trainwright.serve.http.described import PLATFORM, config, inputs_and_outputs, statistics
 from trainwright.serve.http.encoding import ENCODINGS, accepted, compressed, inflated
+from trainwright.serve.http.infer_reply import VERSION, json_of, write_reply
+from trainwright.serve.http.infer_request import InferRequest, Signature, read_request
 from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.metrics import Metrics
-from trainwright.serve.http.reply import VERSION, json_of, write_reply
+from trainwright.serve.http.model_metadata import PLATFORM, config, inputs_and_outputs, statistics
 from trainwright.serve.http.tensors import HEADER_LENGTH
-from trainwright.serve.service import Answer, Service
+from trainwright.serve.service import Response, Service
 
-__all__ = ["DEGRADED", "Front", "Refused"]
+__all__ = ["DEGRADED", "InferenceEndpoint", "Refused"]
 
 DEGRADED = "X-Trainwright-Degraded"
 _BINARY, _JSON = "application/octet-stream", "application/json"
@@ -34,7 +34,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Front:
+class InferenceEndpoint:
     """A service under a name, with limits; what its endpoints answer."""
 
     def __init__(self, service: Service, *, name: str, limits: Limits) -> None:
@@ -54,7 +54,7 @@ class Front:
         """Say whether requests are admitted now."""
         return not self.draining and self.service.ready()
 
-    async def infer(self, request: Request) -> Response:
+    async def infer(self, request: Request) -> HttpResponse:
         """Return the reply to one inference request; whoever leaves before has the request cancelled."""
         begun = time.perf_counter()
         try:
@@ -63,7 +63,7 @@ class Front:
             self.metrics.refused.observe(time.perf_counter() - begun)
             raise
 
-    async def _infer(self, request: Request) -> Response:
+    async def _infer(self, request: Request) -> HttpResponse:
         if self.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=5.0)
         length, encoding = _read_headers(request)
@@ -83,6 +83,7 @@ class Front:
             asked = read_request(body, length, self.signature, self.limits)
         else:
             asked = await asyncio.to_thread(read_request, body, length, self.signature, self.limits)
+        # From here on the service works; the client is watched only if that takes long.
         parsed = time.perf_counter()
         answer = await self._answer(asked, request)
         if answer is None:
@@ -130,13 +131,14 @@ class Front:
             "state": dict(self.service.state()),
         }
 
-    async def _answer(self, asked: Asked, request: Request) -> Answer | None:
+    async def _answer(self, asked: InferRequest, request: Request) -> Response | None:
         """Return the service's answer, or None if the client leaves while it is waited for longer than a moment."""
         future = asyncio.wrap_future(self.service.submit(asked.x, asked.options))
         gone: list[asyncio.Future[Any]] = []
 
         def watch() -> None:
-            gone.append(asyncio.ensure_future(request.receive()))  # after the body only a disconnection can come
+            # After the body only a disconnection can come.
+            gone.append(asyncio.ensure_future(request.receive()))
             gone[0].add_done_callback(lambda _: future.cancel())
 
         moment = asyncio.get_running_loop().call_later(_MOMENT_SECONDS, watch)
@@ -151,7 +153,7 @@ class Front:
             if gone:
                 gone[0].cancel()
 
-    async def _reply(self, answer: Answer, asked: Asked, encoding: str | None) -> Response:
+    async def _reply(self, answer: Response, asked: InferRequest, encoding: str | None) -> HttpResponse:
         threshold = self.service.ensemble.threshold
         body, length = write_reply(answer, asked, name=self.name, threshold=threshold)
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
@@ -163,11 +165,12 @@ class Front:
         if answer.degraded:
             self.metrics.degraded.inc()
             headers[DEGRADED] = ",".join(str(trial) for trial in answer.missing)
-        return Response(body, headers=headers, media_type=_JSON if length is None else _BINARY)
+        return HttpResponse(body, headers=headers, media_type=_JSON if length is None else _BINARY)
 
-    def _left(self) -> Response:
+    def _left(self) -> HttpResponse:
         self.metrics.disconnected.inc()
-        return Response(json_of({"error": "the client left"}), status_code=400)  # nobody reads it
+        # Nobody reads it.
+        return HttpResponse(json_of({"error": "the client left"}), status_code=400)
 
 
 def _read_headers(request: Request) -> tuple[str | None, str | None]:

@@ -1,9 +1,11 @@
-"""What one request, and all of them together, may take of the server."""
+"""Limits of what one request, and all of them together, may take of the server."""
 
-import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import Annotated
 
 from trainwright.errors import RequestError, ServeConfigError
+from trainwright.settings import Settings
+from trainwright.validators import integer, number
 
 __all__ = ["Limits", "TooLarge"]
 
@@ -13,17 +15,11 @@ class TooLarge(RequestError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Limits:
-    """Each is refused with the limit in the answer: 413 for bytes and rows, 400 for depth, 408, 503."""
+class Limits(Settings, error=ServeConfigError):
+    """Each is refused with the limit in the response: 413 for bytes and rows, 400 for depth, 408, 503."""
 
-    body_bytes: int = 64 * 2**20
-    rows: int = 8192  # of one request
-    json_depth: int = 32  # brackets within brackets
-    connections: int = 1024  # open ones; the next are turned away with 503
-    body_seconds: float = 30.0  # from the headers to the last byte of a body
-
-    def __post_init__(self) -> None:
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if not (value >= 1 and math.isfinite(value)):
-                raise ServeConfigError(f"Limits.{each.name}: got {value}; allowed: a number >= 1")
+    body_bytes: Annotated[int, integer(minimum=1), "of a request's body, inflated"] = 64 * 2**20
+    rows: Annotated[int, integer(minimum=1), "of one request"] = 8192
+    json_depth: Annotated[int, integer(minimum=1), "brackets within brackets"] = 32
+    connections: Annotated[int, integer(minimum=1), "open ones; the next are refused with 503"] = 1024
+    body_seconds: Annotated[float, number(minimum=1), "from the headers to the last byte of a body"] = 30.0

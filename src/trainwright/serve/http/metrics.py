@@ -45,7 +45,8 @@ class Metrics:
             buckets=_SECONDS,
             registry=self._registry,
         )
-        self.last_seconds = 0.0  # the time of the last answer, in seconds since 1970
+        # The time of the last answer, in seconds since 1970.
+        self.last_seconds = 0.0
         self._registry.register(_States(state))
 
     def counted(self, endpoint: str, status: int) -> None:
@@ -99,7 +100,8 @@ class _States(Collector):
         self._state = state
 
     def describe(self) -> list[GaugeMetricFamily]:
-        return []  # the names are the service's: asked for at each scrape, not at registration
+        # The names are the service's: asked for at each scrape, not at registration.
+        return []
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         told = self._state()

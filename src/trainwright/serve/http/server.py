@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.errors import MissingExtra, ServeConfigError, ServeError
-from trainwright.listening import Guard, bind, is_loopback
+from trainwright.http_security import Guard, bind, is_loopback
 from trainwright.serve.http.limits import Limits
 from trainwright.serve.service import Service
 
 if TYPE_CHECKING:
     import uvicorn
 
-    from trainwright.serve.http.front import Front
+    from trainwright.serve.http.front import InferenceEndpoint
 
 __all__ = ["Server"]
 
@@ -49,7 +49,7 @@ class Server:
         self._service, self._host, self._port, self._name = service, host, port, name
         self._limits = Limits() if limits is None else limits
         self.token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else token
-        self._front: Front | None = None
+        self._front: InferenceEndpoint | None = None
         self._uvicorn: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -113,7 +113,8 @@ class Server:
         After the first signal new requests get 503 and admitted ones are finished for at most `drain_seconds`; the
         second ends it at once.
         """
-        signals: queue.SimpleQueue[int] = queue.SimpleQueue()  # whose put() may interrupt its own get()
+        # Whose put() may interrupt its own get().
+        signals: queue.SimpleQueue[int] = queue.SimpleQueue()
         kinds = (signal.SIGTERM, signal.SIGINT)
         before = {kind: signal.signal(kind, lambda number, _frame: signals.put(number)) for kind in kinds}
         try:
@@ -121,6 +122,7 @@ class Server:
             if on_ready is not None:
                 on_ready(self)
             signals.get()
+            # Replies to admitted requests go out before the address closes.
             in_time = self._drain(drain_seconds, signals)
             self.stop(at_once=not in_time)
         finally:
@@ -156,16 +158,18 @@ class Server:
         return True
 
 
-def _made(service: Service, name: str, limits: Limits, host: str, token: str | None) -> tuple[Any, "Front", Any]:
+def _made(
+    service: Service, name: str, limits: Limits, host: str, token: str | None
+) -> tuple[Any, "InferenceEndpoint", Any]:
     """Return uvicorn, the front and the guarded application; MissingExtra if what they need is not installed."""
     try:
         import uvicorn
 
         from trainwright.serve.http.app import OPEN_PATHS, application
-        from trainwright.serve.http.front import Front
+        from trainwright.serve.http.front import InferenceEndpoint
     except ModuleNotFoundError as error:
         raise MissingExtra.of("a server", str(error.name), "serve") from error
-    front = Front(service, name=name, limits=limits)
+    front = InferenceEndpoint(service, name=name, limits=limits)
     guarded = Guard(
         application(front),
         host=host,
@@ -180,12 +184,13 @@ def _made(service: Service, name: str, limits: Limits, host: str, token: str | N
 class _Counted:
     """ASGI: counts every answer by its status, those of the guard too; HEAD is answered as GET, without the body."""
 
-    def __init__(self, application: Any, front: "Front") -> None:
+    def __init__(self, application: Any, front: "InferenceEndpoint") -> None:
         self._application, self._front = application, front
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope.get("method") == "HEAD":
-            scope = {**scope, "method": "GET"}  # uvicorn, which knows what it was asked, leaves the body out
+            # Uvicorn, which knows what it was asked, leaves the body out.
+            scope = {**scope, "method": "GET"}
         endpoint = "infer" if scope.get("path", "").endswith("/infer") else "other"
 
         async def counted(message: MutableMapping[str, Any]) -> None:

@@ -135,7 +135,8 @@ def _listed(data: object, code: str, shape: Sequence[int], where: str) -> Array:
             f"{where}.data: got {_short(data)}{'' if flat is None else f' of {len(flat)} values'}; allowed: a list of "
             f"{wanted} values, flat or nested as shape {list(shape)}"
         )
-    if not set(map(type, flat)) <= _FITTING[kind]:  # before numpy sees them: it would make numbers of words
+    # Before numpy sees them: it would make numbers of words.
+    if not set(map(type, flat)) <= _FITTING[kind]:
         wrong = next(value for value in flat if type(value) not in _FITTING[kind])
         raise RequestError(f"{where}.data: got {_short(wrong)}; allowed: {_WORDS[kind]}")
     found = np.array(flat)
@@ -145,7 +146,8 @@ def _listed(data: object, code: str, shape: Sequence[int], where: str) -> Array:
             raise RequestError(f"{where}.data: got {min(flat)} to {max(flat)}; allowed: {limits.min} to {limits.max}")
     if found.dtype.kind == "O":
         raise RequestError(f"{where}.data: got a number beyond 64 bits; allowed: {_WORDS[kind]}")
-    with np.errstate(over="ignore"):  # becomes infinite, which is refused
+    # Becomes infinite, which is refused.
+    with np.errstate(over="ignore"):
         return found.astype(code).reshape(tuple(shape))
 
 
@@ -168,7 +170,8 @@ _WORDS = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f"
 
 
 def _viewed(content: memoryview, code: str, where: str) -> Array:
-    if code != "?":  # copied only where it lies crooked, which torch computes with, but otherwise rounded
+    # Copied only where it lies crooked, which torch computes with, but otherwise rounded.
+    if code != "?":
         return np.require(np.frombuffer(content, dtype=code), requirements="A")
     raw = np.frombuffer(content, dtype="u1")
     if (raw > 1).any():

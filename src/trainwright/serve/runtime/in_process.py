@@ -24,10 +24,10 @@ from trainwright.ensemble.library.networks import apply_link, check_outputs, sha
 from trainwright.ensemble.library.weights import build_network
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.answers import make_answer
-from trainwright.serve.batching import Request
-from trainwright.serve.matrix import Plan
-from trainwright.serve.repeated import timed
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
+from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.responses import make_answer
 
 if TYPE_CHECKING:
     import torch
@@ -41,27 +41,36 @@ _ENDED = "service: has ended; nothing is answered any more"
 class InProcess:
     """The runtime of a plan with `in_process`: the members' networks, a queue, and a thread for what waits in it."""
 
-    def __init__(self, ensemble: Ensemble, plan: Plan, *, input_shape: tuple[int, ...], input_dtype: str) -> None:
+    def __init__(
+        self, ensemble: Ensemble, plan: DeploymentPlan, *, input_shape: tuple[int, ...], input_dtype: str
+    ) -> None:
         self.plan = plan
         self._ensemble = ensemble
         self._batch = plan.instances[0].batch
         self._input_shape, self._dtype = input_shape, np.dtype(input_dtype)
         self._queue: deque[Request] = deque()
-        self._gate = threading.Lock()  # of the queue and the counts
-        self._computing = threading.Lock()  # held by the thread that computes
+        # Of the queue and the counts.
+        self._gate = threading.Lock()
+        # Held by the thread that computes.
+        self._computing = threading.Lock()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run, name="trainwright-in-process", daemon=True)
         self._counts: Counter[str] = Counter()
         self._networks: list[tuple[Sequence[Callable[[torch.Tensor], torch.Tensor]], torch.dtype | None]] = []
         self._everyone = frozenset(range(len(ensemble.members)))
         self._subsets: dict[tuple[int, ...], _Subset] = {}
-        self._seconds: dict[int, float] = {}  # of a member's last batch
+        # Of a member's last batch.
+        self._seconds: dict[int, float] = {}
         self._batch_seconds = 0.0
-        self.rows = 0  # that wait
-        self.open = 0  # requests that were admitted and not answered
-        self.shed = 0  # requests that were refused because too many rows waited
+        # That wait.
+        self.rows = 0
+        # Requests that were admitted and not answered.
+        self.open = 0
+        # Requests that were refused because too many rows waited.
+        self.shed = 0
         self.over = False
-        self.rate = 1.0  # rows a second, by a batch that was timed at the start
+        # Rows a second, by a batch that was timed at the start.
+        self.rate = 1.0
 
     def start(self) -> None:
         """Load the members and compute a batch of zeros with each, which raises what a member raises."""

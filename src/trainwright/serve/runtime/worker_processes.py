@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.serve.arena import Arena, Layout
-from trainwright.serve.batching import Request
-from trainwright.serve.combiner import Combiner
-from trainwright.serve.dispatch import Dispatcher
-from trainwright.serve.matrix import Plan
-from trainwright.serve.pool import Pool, credits_of
-from trainwright.serve.posts import State
-from trainwright.serve.settings import Settings
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
+from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.combiner import Combiner
+from trainwright.serve.runtime.dispatch import Dispatcher
+from trainwright.serve.runtime.pool import WorkerPool, credits_of
+from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.runtime.worker_slots import WorkerState
 
 __all__ = ["WorkerProcesses"]
 
@@ -23,9 +23,9 @@ class WorkerProcesses:
     def __init__(
         self,
         ensemble: Ensemble,
-        plan: Plan,
+        plan: DeploymentPlan,
         *,
-        settings: Settings,
+        settings: DeploymentSettings,
         input_shape: tuple[int, ...],
         input_dtype: str,
         runner: str,
@@ -34,7 +34,7 @@ class WorkerProcesses:
         tasks: Counter[tuple[int, ...]] = Counter()
         for instance in plan.instances:
             tasks[instance.unit.members] += credits_of(instance, settings.segment_rows)
-        layout = Layout(
+        layout = ArenaShape(
             slots=max(tasks.values()) + 2,
             rows=settings.segment_rows,
             members=len(ensemble.members),
@@ -42,7 +42,7 @@ class WorkerProcesses:
             input_dtype=input_dtype,
             output_shape=(),
         )
-        self._pool = Pool(ensemble=ensemble, plan=plan, settings=settings, layout=layout, runner=runner)
+        self._pool = WorkerPool(ensemble=ensemble, plan=plan, settings=settings, layout=layout, runner=runner)
         self._arena = Arena.create()
         self._combiner = Combiner(ensemble)
         self._dispatcher = Dispatcher(
@@ -58,7 +58,7 @@ class WorkerProcesses:
             raise self._dispatcher.refusal
 
     @property
-    def plan(self) -> Plan:
+    def plan(self) -> DeploymentPlan:
         """The plan with the units where they are now."""
         return self._pool.plan
 
@@ -85,7 +85,7 @@ class WorkerProcesses:
     @property
     def answering(self) -> frozenset[int]:
         """Positions of the members that some worker can compute now."""
-        return frozenset(member for line in self._pool.lines if line.ready for member in line.unit.members)
+        return frozenset(member for queue in self._pool.queues if queue.ready for member in queue.unit.members)
 
     def lost(self) -> Mapping[int, str]:
         """Return the members that are computed no more, and why."""
@@ -109,19 +109,19 @@ class WorkerProcesses:
         """Return each instance with its process and figures."""
         return [
             {
-                "unit": post.instance.unit.name,
-                "device": post.instance.device.name,
-                "state": post.state.value,
-                "pid": None if post.process is None else post.process.pid,
-                "batch": post.instance.batch,
-                "batches": post.batches,
-                "batch_ms": 1e3 * post.health.median_seconds,
-                "restarts": post.restarts,
-                "why": post.why,
+                "unit": worker.instance.unit.name,
+                "device": worker.instance.device.name,
+                "state": worker.state.value,
+                "pid": None if worker.process is None else worker.process.pid,
+                "batch": worker.instance.batch,
+                "batches": worker.batches,
+                "batch_ms": 1e3 * worker.health.median_seconds,
+                "restarts": worker.restarts,
+                "why": worker.why,
             }
-            for post in list(self._pool.posts)
+            for worker in list(self._pool.workers)
         ]
 
     def not_ready(self) -> int:
         """Return how many instances cannot compute now."""
-        return sum(post.state is not State.READY for post in self._pool.posts)
+        return sum(worker.state is not WorkerState.READY for worker in self._pool.workers)

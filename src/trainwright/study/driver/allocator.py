@@ -1,4 +1,4 @@
-"""Where a driver's trials run: which are on the engine, which change their devices, and what is to be started next."""
+"""The allocator of a driver: which trials run on the engine, which change devices, and which start next."""
 
 import time
 from collections.abc import Iterable, Mapping

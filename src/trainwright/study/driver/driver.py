@@ -1,4 +1,4 @@
-"""The loop that joins searcher, scheduler and engine over the log: of one `study.run`, or of one worker of a team."""
+"""The driver: the loop that joins searcher, scheduler and engine, of one `study.run` or of one worker."""
 
 import math
 import time
@@ -119,7 +119,8 @@ class Driver:
                 if not self.leaving.cut_short():
                     raise
             except EngineError:
-                if not self.leaving.told:  # else its cluster was sent the signal, too
+                if not self.leaving.told:
+                    # After a signal the engine's cluster may have ended by the same signal.
                     raise
             finally:
                 try:
@@ -147,7 +148,8 @@ class Driver:
 
     def _step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
-        self._launch()  # what was planned while trials reported
+        # Start what was planned while trials reported.
+        self._launch()
         self.queue.granted, self.queue.was_asked = 0, False
         self.log.keep_up()
         self._withdraw_lost_nodes()
@@ -158,7 +160,8 @@ class Driver:
         if self.allocator.runs:
             self.queue.learn()
             self.engine.poll(self, _POLL_SECONDS)
-        elif not self.queue.granted:  # else another driver was faster: look again
+        elif not self.queue.granted:
+            # Nothing was handed out. If something was, another driver was faster to start it: look again.
             if self._done(allowed):
                 return True
             self._await_news()
@@ -171,10 +174,12 @@ class Driver:
         queue, device_allocator = self.queue, self.allocator.device_allocator
         if queue.ask_at is not None or self.allocator.moving or device_allocator.wake_at is not None:
             return False
-        if device_allocator.preempted:  # with all devices free
+        if device_allocator.preempted:
+            # With all devices free.
             trial, running = min(device_allocator.preempted.items())
             raise SchedulerStalled.of(trial, wanted=running.wanted_size, devices=self.engine.slots)
-        if not queue.was_asked:  # with all devices free
+        if not queue.was_asked:
+            # With all devices free.
             policy = type(self.scheduler.policy).__name__
             self.progress.say(f"{policy} starts no more trials: what its settings allow is used")
             return True
@@ -285,13 +290,16 @@ class Driver:
         run = self.allocator.runs[trial]
         ends = isinstance(run.verdict, Stop | Pause) or run.refusal is not None
         if ends or run.leaves or run.preempted:
-            return False  # it was told to end already
+            # An end was decided at an earlier report.
+            return False
         self.log.append(*records)
-        self.log.keep_up()  # the rule compares with what others have reported
+        # The rule compares with what others have reported.
+        self.log.keep_up()
         self._notice(trial, run)
         if run.superseded:
             return False
-        if self.leaving.why:  # whoever goes on with it judges it
+        if self.leaving.why:
+            # This report is judged by the process that resumes the trial.
             run.preempted = not self._is_last(self.log.state.trials[trial].epoch)
             return not run.preempted
         stays: bool | None = True
@@ -317,7 +325,8 @@ class Driver:
         if self._is_last(epoch):
             self.allocator.note_last_report()
             return True
-        if not self.leaving.time.fits(number):  # the next epoch
+        if not self.leaving.time.fits(number):
+            # The next epoch could not end before the run does.
             run.preempted = True
             self.allocator.note_last_report()
             return False
@@ -380,19 +389,22 @@ class Driver:
         state, counts = self.log.state, self.log.state.counts
         self._rejected += trial.failure is not None and trial.failure.kind == REJECTED
         failed = counts[Status.FAILED] + counts[Status.ABANDONED]
-        broken = failed - len(self._failed_before) - self._rejected  # that a trial does not fit says nothing of others
+        # A trial that does not fit into memory says nothing of others.
+        broken = failed - len(self._failed_before) - self._rejected
         same: list[int] = []
         if not state.results:
             same = alike(state, trial, self._failed_before)
             if broken >= _HOPELESS or len(same) >= _ALIKE:
-                self.log.refresh()  # others may have had success since we read
+                # Others may have had success since we read.
+                self.log.refresh()
         most = self.budget.max_failures
         why = sentence_of(trial, self.log.directory)
         if trial.failure is not None and trial.failure.kind == MISUSE:
             raise StudyFailed(why)
         if len(same) >= _ALIKE and most is None and not state.results:
             raise StudyFailed(f"{len(same)} trials have failed alike, none has a result: {why}")
-        hopeless = max(_HOPELESS, counts[Status.RUNNING])  # in a team as many as that fail before any can succeed
+        # In a large team that many may fail before any can succeed.
+        hopeless = max(_HOPELESS, counts[Status.RUNNING])
         if most is None:
             most = max(_MOST_FAILURES, counts[Status.RUNNING])
         if failed >= most or (broken >= hopeless and not state.results):

@@ -1,4 +1,4 @@
-"""When failures end a run: many without one result, two that are alike, or one that no other trial can escape."""
+"""Decide when failures end a run: many without one result, two alike, or one that every trial would meet."""
 
 import shlex
 import sys

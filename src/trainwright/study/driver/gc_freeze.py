@@ -1,4 +1,4 @@
-"""The heap while a study runs: what is there already need not be looked through for garbage again and again."""
+"""Exclude all existing objects from garbage collection (`gc.freeze`) while a study runs."""
 
 import gc
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ __all__ = ["gc_frozen"]
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Let the garbage collector pass over all that is there now, unless somebody has told it so already.
+    """Freeze the objects that exist now until the end of the block; do nothing if they are frozen already.
 
-    What others write becomes objects that stay, and for so many new ones the collector looks through everything that
-    ever was imported, again and again: a fifth of a worker's time among many.
+    Replaying other workers' records creates many long-lived objects, and each full collection would scan every
+    imported module again. In a large team that took a fifth of each worker's time.
     """
     if gc.get_freeze_count():
         yield

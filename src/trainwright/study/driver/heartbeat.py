@@ -1,4 +1,4 @@
-"""The heartbeat of a driver: it beats in a thread of its own, since trials may run in this process and take long."""
+"""The heartbeat of a driver, sent from a thread: trials may run in this process and take long."""
 
 import threading
 from contextlib import suppress
@@ -35,9 +35,11 @@ class Heartbeat:
             try:
                 self._ledger.heartbeat()
             except LedgerFull:
-                continue  # what is written next tells it to whoever retries
+                # The next write will fail as well, and is retried until there is room.
+                continue
             except Exception as error:  # noqa: BLE001 -- whatever it is: without beats others hold us dead
-                self._trouble = error  # told by the driver, that knows what to do with it; the next beat may succeed
+                # The driver raises it by `check`; the next heartbeat may succeed.
+                self._trouble = error
 
     def check(self) -> None:
         """Raise the error of the last beat, if it failed."""
@@ -45,5 +47,6 @@ class Heartbeat:
             trouble, self._trouble = self._trouble, None
             with suppress(Exception):
                 self._ledger.heartbeat()
-                return  # it was a passing trouble
+                # The error was temporary.
+                return
             raise trouble

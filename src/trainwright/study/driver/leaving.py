@@ -1,4 +1,4 @@
-"""When a driver leaves, why, and how long its trials may go on with the epoch in work.
+"""Decide when a driver leaves, and how long its trials may continue with the current epoch.
 
 A launcher's signal gives them the grace; the end of the wall time is known before, so they have the grace until then.
 A further signal ends the driver at once.

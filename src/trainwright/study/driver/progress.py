@@ -1,4 +1,4 @@
-"""What a person sees while a study runs: a live line on a terminal, one plain line per ended trial elsewhere."""
+"""Progress output of a run: a live line on a terminal, one plain line per ended trial elsewhere."""
 
 import sys
 import time

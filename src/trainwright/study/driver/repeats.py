@@ -1,4 +1,4 @@
-"""What is said, once a run, of trials that saved nothing and so train from epoch 1 again."""
+"""Warn once per run about trials without a checkpoint, which train from epoch 1 again."""
 
 from collections.abc import Callable
 from pathlib import Path

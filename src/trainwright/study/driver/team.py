@@ -1,4 +1,4 @@
-"""A member of a team: what sets a worker apart from a driver that expects to be alone, and what came of its work."""
+"""Settings of a driver that is one worker of a team, and the result of its work."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""How long a run may still work, and which epochs can end in that time."""
+"""Estimate which epochs can end within the wall time of a run."""
 
 import math
 import statistics

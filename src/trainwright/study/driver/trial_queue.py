@@ -1,4 +1,4 @@
-"""What waits for devices: interrupted trials before promoted ones before new ones, which the searcher proposes."""
+"""The queue of trials that wait for devices: interrupted before promoted before new ones."""
 
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -70,7 +70,8 @@ class TrialQueue:
         self.ask_at, self.was_asked = None, True
         number = self._interrupted()
         if number is None:
-            self.write_fresh()  # the searcher is to know of them
+            # The searcher is to see earlier proposals as pending.
+            self.write_fresh()
             number = self._promoted_or_new(new=new)
         if number is None:
             return None
@@ -86,7 +87,8 @@ class TrialQueue:
             if not done and self.enough():
                 return None
             self._waiting.popleft()
-            if not done and self._fits(number):  # else it is left to others, or to the next run
+            if not done and self._fits(number):
+                # Without time for an epoch, the trial is left to others or to the next run.
                 return number
         return None
 
@@ -101,7 +103,8 @@ class TrialQueue:
             if not self._fits(answer.trial if isinstance(answer, Promote) else None):
                 return None
             if answer == refused:
-                return None  # whoever was quicker, or runs it still, has not told more yet
+                # The same answer again: the other holder has not written more yet.
+                return None
             if isinstance(answer, Promote):
                 if self._promote(answer):
                     return answer.trial
@@ -116,7 +119,8 @@ class TrialQueue:
         """Make a promotion ours and record it; False if it is another's, or if the trial does not wait any more."""
         number, trial = answer.trial, self._log.state.trials[answer.trial]
         if not trial.at_rung:
-            return False  # it was judged, and its run is about to end
+            # It was judged, and its run is about to end.
+            return False
         paused = trial.lease
         lease = self._log.claims.lease(number)
         if lease is None:
@@ -127,7 +131,8 @@ class TrialQueue:
             self._log.append(facts.promoted(number, lease, until_epoch=answer.until_epoch))
             self._promoted[number] = lease
             return True
-        if trial.at_rung:  # somebody who has died since had run it on to the next rung: the lease is given back
+        if trial.at_rung:
+            # Somebody who has died since had run it on to the next rung: the lease is given back.
             pause = facts.paused(number, lease, reason="rung", epoch=trial.epoch, values=trial.values, wall_seconds=0.0)
             self._log.append(pause)
         return False
@@ -245,7 +250,8 @@ class TrialQueue:
             held = trial.status in {Status.RUNNING, Status.PROPOSED} or trial.resizing
             if held and not self._log.orphaned(trial):
                 continue
-            if not trial.key:  # its proposal is damaged: nobody knows what to run
+            if not trial.key:
+                # Its proposal is damaged: nobody knows what to run.
                 self._log.append(
                     facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
                 )
@@ -314,7 +320,8 @@ class TrialQueue:
         if proposal is None and lease is not None:
             trial = self._log.state.trials[number]
             still = self._open(number) if promised is None else (trial.lease == promised and not trial.status.ended)
-            lease = lease if still else None  # on the way we may have read its end
+            # Claiming reads records: the trial may have ended meanwhile.
+            lease = lease if still else None
         if lease is None:
             self._promoted.pop(number, None)
         return proposal, lease

@@ -1,4 +1,4 @@
-"""Forecasts: the same simulated studies under several schedulers, and what came of them with intervals."""
+"""Forecasts: simulate the same studies under several schedulers, and summarise them with intervals."""
 
 import math
 import os

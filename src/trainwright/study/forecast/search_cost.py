@@ -1,4 +1,4 @@
-"""What a whole search costs before it is submitted: simulated studies whose epochs take what the oracle predicts."""
+"""Estimate the cost of a search from simulated studies whose epochs take what the oracle predicts."""
 
 import math
 from collections.abc import Callable, Mapping

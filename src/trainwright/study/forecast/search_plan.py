@@ -1,4 +1,4 @@
-"""What can be known of a search before it starts: what fits into memory, how a trial scales, what all of it costs."""
+"""Plan a search before it starts: which configurations fit into memory, how a trial scales, the total cost."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -46,8 +46,8 @@ def units_of(model: nn.Module) -> list[nn.Module]:
     found = blocks_of(model)
     if found:
         return found
-    sequences = [each for each in model.modules() if isinstance(each, nn.Sequential)]
-    layers = dict.fromkeys(layer for each in sequences for layer in each if _weighs(layer))
+    sequences = [module for module in model.modules() if isinstance(module, nn.Sequential)]
+    layers = dict.fromkeys(layer for sequence in sequences for layer in sequence if _weighs(layer))
     owners = Counter(parameter for layer in layers for parameter in layer.parameters())
     return [layer for layer in layers if all(owners[parameter] == 1 for parameter in layer.parameters())]
 
@@ -56,7 +56,7 @@ def chain_of(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
     """Return modules that, one after the other, are the model, with their paths: those of nested `nn.Sequential`s."""
     if not isinstance(model, nn.Sequential):
         return [(path, model)]
-    return [each for name, child in model.named_children() for each in chain_of(child, f"{path}.{name}".lstrip("."))]
+    return [item for name, child in model.named_children() for item in chain_of(child, f"{path}.{name}".lstrip("."))]
 
 
 def _weighs(module: nn.Module) -> bool:

@@ -32,6 +32,7 @@ def run_again(model: nn.Module, plan: Layout) -> None:
         for block in _blocks(model, plan):
             block.forward = _Block(block)
     elif plan.recompute == "selective":
+        # Attention is replaced within each module that is called as one.
         whole = plan.degrees.pipeline == 1  # a pipeline calls the modules that it does not cut, not the model
         for part in [model] if whole else uncut_of(model, cuts_of(model, plan)):
             part.forward = _Attention(part, plan if whole else None)

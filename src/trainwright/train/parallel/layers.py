@@ -24,7 +24,7 @@ def is_plain(layer: nn.Module, kinds: tuple[type[nn.Module], ...] = LAYERS) -> b
     which no rank has; hooks of a parameter are lost with it.
     """
     kind = next((kind for kind in kinds if isinstance(layer, kind)), None)
-    if kind is None or hooked(layer) or any(marked(each) for each in layer.parameters()):
+    if kind is None or hooked(layer) or any(marked(parameter) for parameter in layer.parameters()):
         return False
     if any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in _FORWARD):
         return False

@@ -28,6 +28,7 @@ def mesh_of(plan: Layout, device_type: str) -> DeviceMesh | None:
         )
     if world == 1:
         return None
+    # Slowest axis first, as DeviceMesh counts ranks row by row.
     axes = [(name, size) for name, size in _axes(plan) if size > 1]
     mesh = init_device_mesh(
         device_type, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes)
@@ -41,6 +42,7 @@ def mesh_of(plan: Layout, device_type: str) -> DeviceMesh | None:
 def data_place(degrees: Degrees) -> int:
     """Return this rank's place among those that get different samples."""
     names = [degree.name for degree in fields(degrees)]
+    # Ranks of the axes before data share their samples.
     inner = prod(getattr(degrees, name) for name in names[: names.index("data")])
     return dist.get_rank() // inner % degrees.data if degrees.devices > 1 else 0
 

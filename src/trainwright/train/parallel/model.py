@@ -66,6 +66,7 @@ class Parallel(nn.Module):
             if len(parts) > 1:
                 raise UnsupportedPlan.of(self.plan.strategy, "micro-batches are the plan's; give one part, the batch")
             return self._mean(self._setup.backward(loss, parts[0][1]))
+        # Gradients are exchanged with the last micro-batch; until then they only add up.
         total: Any = 0.0
         for number, (weight, part) in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else self.no_sync():

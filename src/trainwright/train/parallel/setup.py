@@ -23,7 +23,7 @@ from trainwright.train.parallel.convolution.spatial import SpatialParallel
 from trainwright.train.parallel.layers import LAYERS, marked, replace_layers
 from trainwright.train.parallel.mesh import mesh_of
 from trainwright.train.parallel.model import Loss, Parallel, Setup
-from trainwright.train.parallel.pipeline.runner import Pipeline
+from trainwright.train.parallel.pipeline.runner import PipelineRunner
 from trainwright.train.parallel.strategies.context import divide_sequence
 from trainwright.train.parallel.strategies.fully_sharded import shard, shard_each
 from trainwright.train.parallel.strategies.gradient_averaging import Averaging
@@ -40,7 +40,7 @@ def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, 
     if optimizer.state:
         raise TrialError("prepare: with a plan the optimizer is to be new; it has stepped already")
     names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
-    foreign = [each for group in optimizer.param_groups for each in group["params"] if id(each) not in names]
+    foreign = [item for group in optimizer.param_groups for item in group["params"] if id(item) not in names]
     if foreign:
         raise TrialError(
             f"prepare: the optimizer has {len(foreign)} parameters that are not the model's; with a plan it needs the "
@@ -48,10 +48,11 @@ def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, 
         )
     parallel = set_up_model(model, plan, sync_bn=sync_bn)
     # The groups of the optimizer keep their settings; their parameters become those that this rank has now.
+    # Names survive the set-up, parameters may not (they become parts or sharded tensors).
     now = dict(parallel.module.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
-        group["params"] = [now[name] for each in group["params"] if (name := names[id(each)]) in now]
-        if len({type(each) for each in group["params"]}) > 1:  # torch's grouped kernels take one kind of tensor
+        group["params"] = [now[name] for entry in group["params"] if (name := names[id(entry)]) in now]
+        if len({type(one) for one in group["params"]}) > 1:  # torch's grouped kernels take one kind of tensor
             group |= {name: False for name in ("foreach", "fused") if name in group}
     return parallel
 
@@ -59,7 +60,7 @@ def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, 
 def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Parallel:
     """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`."""
     inner = _checked(plan)
-    device = next((each.device for each in model.parameters()), torch.device("cpu"))
+    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     mesh = mesh_of(plan, device.type)
     if mesh is None:
         run_again(model, plan)
@@ -67,6 +68,7 @@ def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Pa
     _refuse_marked(model, plan)
     if inner == "context" or plan.sequence:
         refuse_hooks(model, plan.strategy)
+    # All ranks start from the weights of rank 0.
     _equalise(model)
     if sync_bn:
         _synchronise(model, plan, mesh)
@@ -74,13 +76,16 @@ def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Pa
         if plan.degrees.tensor > 1:
             divide_blocks(model, mesh["tensor"], sequence=False)
         divide_sequence(model, mesh.get_group("context"))
+    # Recomputation wraps blocks before the strategy does, so that a strategy's exchanges are run again too.
     run_again(model, plan)
     return Parallel(_cast(_SETUPS[inner](model, plan, mesh), plan, device.type), plan, mesh)
 
 
 def _checked(plan: Layout) -> str:
     """Return the degree that says how a plan is set up: that beside data, of pipelines "pipeline", else "data"."""
-    inner = [name for each in fields(plan.degrees) if (name := each.name) != "data" and getattr(plan.degrees, name) > 1]
+    inner = [
+        name for column in fields(plan.degrees) if (name := column.name) != "data" and getattr(plan.degrees, name) > 1
+    ]
     if len(inner) > 1 and set(inner) not in ({"tensor", "pipeline"}, {"tensor", "context"}):
         raise UnsupportedPlan.of(
             plan.strategy,
@@ -158,9 +163,9 @@ def _synchronise(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:
         group = mesh.get_group("data")
     else:
         return
-    for each in model.modules():
-        if learns_statistics(each):
-            each.forward = SynchronisedNorm(each, group, copies=plan.degrees.spatial)
+    for module in model.modules():
+        if learns_statistics(module):
+            module.forward = SynchronisedNorm(module, group, copies=plan.degrees.spatial)
 
 
 def _data(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
@@ -193,12 +198,12 @@ def _replicated(model: nn.Module, called: nn.Module, plan: Layout) -> Setup:
 def _filter(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     world, layers = plan.degrees.filter, _divisible(model)
     new: dict[nn.Module, nn.Module] = {}
-    for each in model.modules():
-        if each in layers and FilterParallel.fits(each, world):
-            new[each] = FilterParallel(each, mesh, axis="filter")
-        elif FilterNorm.fits(each, world):
-            new[each] = FilterNorm(each, mesh, axis="filter")
-    if not any(isinstance(each, FilterParallel) for each in new.values()):
+    for module in model.modules():
+        if module in layers and FilterParallel.fits(module, world):
+            new[module] = FilterParallel(module, mesh, axis="filter")
+        elif FilterNorm.fits(module, world):
+            new[module] = FilterNorm(module, mesh, axis="filter")
+    if not any(isinstance(value, FilterParallel) for value in new.values()):
         new = {}
     return _divided(model, new, plan, mesh, "whose filters it divides")
 
@@ -206,9 +211,9 @@ def _filter(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
 def _channel(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     world = plan.degrees.channel
     new = {
-        each: ChannelParallel(each, mesh["channel"], axis="channel")
-        for each in _divisible(model)[1:]  # an image has three channels
-        if ChannelParallel.fits(each, world)
+        item: ChannelParallel(item, mesh["channel"], axis="channel")
+        for item in _divisible(model)[1:]  # an image has three channels
+        if ChannelParallel.fits(item, world)
     }
     return _divided(model, new, plan, mesh, "but the first whose input channels it divides")
 
@@ -263,7 +268,7 @@ def _tensor(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
 def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     if plan.degrees.tensor > 1:
         divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
-    stages = Pipeline(model, plan, mesh)
+    stages = PipelineRunner(model, plan, mesh)
     averaging = None
     if plan.zero:
         names = tuple(name for name in mesh.mesh_dim_names or () if name not in {"tensor", "pipeline"})
@@ -290,10 +295,10 @@ def _divisible(model: nn.Module) -> list[nn.Module]:
         for parameter in module.parameters(recurse=False):
             holders.setdefault(id(parameter), []).append(module)
     tied = {module for modules in holders.values() if len(modules) > 1 for module in modules}
-    layers = [each for each in model.modules() if isinstance(each, LAYERS)]
+    layers = [item for item in model.modules() if isinstance(item, LAYERS)]
     if len(layers) > 1 and isinstance(layers[-1], nn.Linear):
         layers.pop()
-    return [each for each in layers if each not in tied]
+    return [layer for layer in layers if layer not in tied]
 
 
 _SETUPS: dict[str, Callable[[nn.Module, Layout, DeviceMesh], Setup]] = {

@@ -51,6 +51,7 @@ class BaseFormat(ABC):
         if path.exists():
             raise CheckpointFormatError(f"write: got {path}, which exists; allowed: a path where nothing is")
         infos = infos_of(tensors, self.capabilities, self.name)
+        # A crash leaves a temporary file, never half a checkpoint under its name.
         with publish(path, replace=False) as temporary:
             files = [file.relative_to(temporary) for file in self._write(temporary, tensors, infos, metadata or {})]
         return [path / file for file in files]

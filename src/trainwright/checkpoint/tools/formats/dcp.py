@@ -94,6 +94,7 @@ class _Unpickler(pickle.Unpickler):
     """Knows what DCP's metadata is made of, and nothing else."""
 
     def find_class(self, module: str, name: str) -> Any:
+        # Anything that is not on the list might run code while it is unpickled.
         known = name in _KNOWN.get(module, ())
         # Dtypes are pickled as names of the module.
         if not known and module == "torch":
@@ -159,6 +160,7 @@ class _Sink:
 
     def resolve_tensor(self, item: Any) -> "Tensor":
         box = self.target
+        # Narrow the target to where the shard belongs; the reader writes through the view.
         for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
             box = box.narrow(dim, offset, length)
         return box

@@ -79,6 +79,7 @@ class Stored(Mapping[str, "Tensor"]):
             if name in cuts or name not in self.infos:
                 found[name] = self.tensor(name, cuts.get(name))
                 continue
+            # Tied names share one tensor, as they did when they were saved.
             home = self.infos[name].tied or name
             if home not in whole:
                 whole[home] = self.tensor(home)

@@ -69,6 +69,7 @@ class TorchZip(BaseFormat):
                 f"checkpoint: got {path}, whose pickle asks for code to be executed or is damaged; allowed: "
                 "tensors and plain values; if you trust whoever wrote it, convert it once with trust (--trust)"
             ) from error
+        # A state dict of others may nest; tensors get dotted names.
         found = _Found()
         if isinstance(state, dict) and isinstance(state.get(_METADATA), dict):
             found.metadata.update(state.pop(_METADATA))

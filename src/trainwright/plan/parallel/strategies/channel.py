@@ -6,18 +6,18 @@ completes forward; backward the slices of the gradient of the input are gathered
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.filter import divisible
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, largest_part
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, largest_part
 
-__all__ = ["Channel"]
+__all__ = ["ChannelStrategy"]
 
 
-class Channel:
+class ChannelStrategy:
     """Divide input channels into `channel` parts, the largest of which counts; the first layer is not divided."""
 
-    axis = Axis(name="channel", order=40, exclusive="layers")
+    axis = ParallelAxis(name="channel", order=40, exclusive="layers")
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest input channels of a layer after the first."""
@@ -42,7 +42,7 @@ class Channel:
         share = _largest_part(arrays, mesh)
         return share, share
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return an all-reduce of each output, and an all-gather of the gradient of each input."""
         if load is not None:
             return []

@@ -13,11 +13,11 @@ of the keys and values of s / c positions beside attention, and twice that backw
 import numpy as np
 
 from trainwright.plan.parallel.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
 
-__all__ = ["Context", "gathered_bytes"]
+__all__ = ["ContextStrategy", "gathered_bytes"]
 
 _COPIES = 3
 """Of gathered keys and values at the same time: these, their gradients, and these side by side for the exchange."""
@@ -26,10 +26,10 @@ _BOTH_WAYS: tuple[tuple[Operation, Phase], ...] = (("all_gather", "forward"), ("
 _AGAIN: tuple[Operation, Phase] = ("all_gather", "backward")
 
 
-class Context:
+class ContextStrategy:
     """Divide the sequence of every sample into `context` parts."""
 
-    axis = Axis(name="context", order=20, copies_weights=True)
+    axis = ParallelAxis(name="context", order=20, copies_weights=True)
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the length of the sequence."""
@@ -63,7 +63,7 @@ class Context:
     def _share(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         return np.where(arrays.inside | arrays.ring, 1.0 / mesh.axis("context")[:, None], 1.0)
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return the exchanges of keys and values in every block, and those of the sequence after the last."""
         if load is not None:
             return []

@@ -11,20 +11,20 @@ of context, spatial and expert ranks are summed together with those of data rank
 import numpy as np
 
 from trainwright.plan.parallel.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
 
-__all__ = ["BUCKET_BYTES", "Data"]
+__all__ = ["BUCKET_BYTES", "DataStrategy"]
 
 BUCKET_BYTES = 25 * 2**20
 """Of DistributedDataParallel, by default."""
 
 
-class Data:
+class DataStrategy:
     """Divide the batch into `data` parts; `Mesh.zero` says what else is divided, over `Mesh.shard` ranks."""
 
-    axis = Axis(name="data", order=70, divides_samples=True, copies_weights=True, inside_stage=False)
+    axis = ParallelAxis(name="data", order=70, divides_samples=True, copies_weights=True, inside_stage=False)
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- any model
         """Return the number of samples."""
@@ -42,10 +42,11 @@ class Data:
         """Divide nothing: what ZeRO divides is state, which `footprint` counts by level."""
         return undivided(arrays, mesh), undivided(arrays, mesh)
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return the exchanges of gradients, and of weights where these are divided."""
         if load is None:
             return []
+        # Experts are divided over expert ranks: their gradients are summed over the other copies only.
         common = (load.runs * (load.trained - load.trained_experts)).sum(axis=1)
         experts = (load.runs * load.trained_experts).sum(axis=1)
         copies = tuple(axis.name for axis in mesh.axes if axis.copies_weights)
@@ -66,6 +67,7 @@ class Data:
     def _divided(self, arrays: ModelArrays, mesh: Mesh, weights: Floats) -> list[Exchange]:
         """Return what ZeRO-1 and -2 exchange: once an iteration, gradients of level 2 once a micro-batch."""
         ranks, stride, others = _shards(mesh)
+        # ZeRO 1 reduces gradients once an iteration, ZeRO 2 with every micro-batch.
         level = np.isin(mesh.zero, (1, 2)) & (ranks > 1)
         times = np.where(mesh.zero == 2, mesh.microbatches, 1)
         gradients, halves = weights * arrays.precision.gradient_bytes, weights * arrays.precision.weight_bytes
@@ -80,7 +82,7 @@ class Data:
         ]
         return found + _summed(others, gradients / ranks, np.where(mesh.zero > 0, 1.0, 0.0))
 
-    def _gathered(self, arrays: ModelArrays, mesh: Mesh, load: Load) -> list[Exchange]:
+    def _gathered(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad) -> list[Exchange]:
         """Return what ZeRO-3 exchanges: for each run of a block, in every micro-batch."""
         ranks, stride, _ = _shards(mesh)
         level = (mesh.zero == 3) & (ranks > 1)

@@ -7,17 +7,17 @@ hidden vector, `top_k` times. The ranks work on different samples, as those of d
 import numpy as np
 
 from trainwright.plan.parallel.collective import Phase
-from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
 
-__all__ = ["Expert"]
+__all__ = ["ExpertStrategy"]
 
 
-class Expert:
+class ExpertStrategy:
     """Divide the experts of every block into `expert` parts; tokens are taken to be spread evenly."""
 
-    axis = Axis(name="expert", order=60, divides_samples=True, copies_weights=True)
+    axis = ParallelAxis(name="expert", order=60, divides_samples=True, copies_weights=True)
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- of the samples the data axis takes care
         """Return the number of experts."""
@@ -43,7 +43,7 @@ class Expert:
         experts = np.array([layer.experts > 0 for layer in arrays.layers])
         return np.where(experts, 1.0 / mesh.axis("expert")[:, None], 1.0), undivided(arrays, mesh)
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return the two all-to-alls of each direction of a block with experts."""
         if load is not None:
             return []

@@ -7,17 +7,17 @@ only a slice is wanted: a reduce-scatter in place of the paper's all-reduce.
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, largest_part, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, largest_part, undivided
 
-__all__ = ["Filter", "divisible"]
+__all__ = ["FilterStrategy", "divisible"]
 
 
-class Filter:
+class FilterStrategy:
     """Divide output channels into `filter` parts, the largest of which counts."""
 
-    axis = Axis(name="filter", order=30, exclusive="layers")
+    axis = ParallelAxis(name="filter", order=30, exclusive="layers")
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest output channels of a layer."""
@@ -41,7 +41,7 @@ class Filter:
         """Divide weights; every rank keeps whole inputs."""
         return _largest_part(arrays, mesh), undivided(arrays, mesh)
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return an all-gather of each output, and a reduce-scatter of the gradient of each input but the first."""
         if load is not None:
             return []

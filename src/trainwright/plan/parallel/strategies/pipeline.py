@@ -7,19 +7,19 @@ the bubble is (p - 1) / S of the ideal time, (p - 1) / (v S) with v chunks a sta
 import numpy as np
 
 from trainwright.plan.parallel.collective import Phase
-from trainwright.plan.parallel.mesh import SCHEDULES, Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import SCHEDULES, Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
 
-__all__ = ["Pipeline", "bubble_slots", "in_flight", "most_in_flight"]
+__all__ = ["PipelineStrategy", "bubble_slots", "in_flight", "most_in_flight"]
 
 _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
 
 
-class Pipeline:
+class PipelineStrategy:
     """Divide the chain of blocks into `pipeline` stages (times `Mesh.chunks`)."""
 
-    axis = Axis(name="pipeline", order=80, inside_stage=False)
+    axis = ParallelAxis(name="pipeline", order=80, inside_stage=False)
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- any batch; small ones have bubbles
         """Return the number of blocks."""
@@ -37,7 +37,7 @@ class Pipeline:
         """Divide nothing of the layers that a stage has; `in_flight` says of how many micro-batches."""
         return undivided(arrays, mesh), undivided(arrays, mesh)
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return what a stage in the middle sends in an iteration: outputs on, gradients back."""
         if load is None or arrays.parts < 2:
             return []
@@ -57,7 +57,8 @@ def in_flight(mesh: Mesh, stage: Ints) -> Floats:
 
 def most_in_flight(mesh: Mesh, stage: Ints) -> Floats:
     """Return of how many a stage would keep activations if there were no end of micro-batches; GPipe keeps all."""
-    ranks, chunks, kind = (each[:, None] for each in (mesh.axis("pipeline"), mesh.chunks, mesh.schedule))
+    ranks, chunks, kind = (item[:, None] for item in (mesh.axis("pipeline"), mesh.chunks, mesh.schedule))
+    # 1F1B: stage s has p - s micro-batches in flight; interleaving weaves those of its chunks.
     ahead = ranks - stage[None, :]
     woven = (2 * (ahead - 1) + (chunks - 1) * ranks + 1) / chunks
     found: Floats = np.where(kind == _INTERLEAVED, woven, ahead).astype(np.float64)

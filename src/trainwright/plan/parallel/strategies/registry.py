@@ -5,7 +5,7 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Any
 
-from trainwright.plan.parallel.strategies.strategy import Strategy
+from trainwright.plan.parallel.strategies.strategy import ParallelStrategy
 from trainwright.plugins import load, names_of
 
 __all__ = ["AXES", "STRATEGIES"]
@@ -13,7 +13,7 @@ __all__ = ["AXES", "STRATEGIES"]
 _METHODS = ("limit", "applies", "compute", "memory", "communication")
 
 
-def _find_strategies() -> tuple[Strategy, ...]:
+def _find_strategies() -> tuple[ParallelStrategy, ...]:
     """Return one of every strategy, in the order of their axes."""
     found: list[Any] = []
     for module in iter_modules([str(Path(__file__).parent)]):
@@ -31,10 +31,10 @@ def _find_strategies() -> tuple[Strategy, ...]:
 
 
 def _is_strategy(kind: type) -> bool:
-    return hasattr(kind, "axis") and all(hasattr(kind, method) for method in _METHODS) and kind is not Strategy
+    return hasattr(kind, "axis") and all(hasattr(kind, method) for method in _METHODS) and kind is not ParallelStrategy
 
 
-STRATEGIES: tuple[Strategy, ...] = _find_strategies()
+STRATEGIES: tuple[ParallelStrategy, ...] = _find_strategies()
 """In the order of their axes: the first changes fastest over the ranks."""
 
 AXES = tuple(strategy.axis for strategy in STRATEGIES)

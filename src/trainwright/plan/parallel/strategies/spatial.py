@@ -10,17 +10,17 @@ import math
 import numpy as np
 
 from trainwright.model.layer import Layer
-from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
 
-__all__ = ["Spatial", "grid", "halo_elements"]
+__all__ = ["SpatialStrategy", "grid", "halo_elements"]
 
 
-class Spatial:
+class SpatialStrategy:
     """Divide the first spatial sizes into `spatial` parts; layers without spatial sizes are done by every rank."""
 
-    axis = Axis(name="spatial", order=50, copies_weights=True, exclusive="layers")
+    axis = ParallelAxis(name="spatial", order=50, copies_weights=True, exclusive="layers")
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the fewest places of a layer that has any."""
@@ -55,7 +55,7 @@ class Spatial:
         """Divide what is kept, but no weights."""
         return undivided(arrays, mesh), _largest_part(arrays, mesh)
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return the halo of each layer in both directions and phases, and the gather where spatial sizes end."""
         if load is not None:
             return []
@@ -95,7 +95,8 @@ def grid(arrays: ModelArrays, degree: int) -> tuple[int, ...] | None:
     if not layers:
         return None
     sizes = [(*_sizes(layer), 1)[:2] for layer in layers]
-    rows, columns = (min(each) for each in zip(*sizes, strict=True))
+    # Height is divided first; width only where no layer has rows enough.
+    rows, columns = (min(item) for item in zip(*sizes, strict=True))
     down = max((part for part in range(1, min(rows, degree) + 1) if degree % part == 0), default=1)
     return (down, degree // down) if degree // down <= columns else None
 

@@ -7,10 +7,10 @@ from typing import Protocol
 import numpy as np
 
 from trainwright.plan.parallel.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
 
-__all__ = ["Exchange", "Limit", "Load", "Strategy", "largest_part", "undivided"]
+__all__ = ["Exchange", "Limit", "ParallelStrategy", "StageLoad", "largest_part", "undivided"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -50,7 +50,7 @@ class Limit:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
-class Load:
+class StageLoad:
     """What a device of the busiest pipeline stage holds: what the exchanges of whole stages are made of."""
 
     runs: Floats
@@ -65,14 +65,14 @@ class Load:
     """What a sample hands from stage to stage."""
 
 
-class Strategy(Protocol):
+class ParallelStrategy(Protocol):
     """One way to divide, along one axis of `Degrees`; hybrids are several at once, shares multiply.
 
     Shares and lists are what the strategy itself divides or exchanges: other axes come on top.
     """
 
     @property
-    def axis(self) -> Axis:
+    def axis(self) -> ParallelAxis:
         """The axis along which it divides, which becomes a field of `Degrees`."""
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:
@@ -87,7 +87,7 @@ class Strategy(Protocol):
     def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Return the shares of a layer's weights and of what it keeps that one device holds: (candidates, layers)."""
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return what is exchanged; `load` is None while blocks are priced, and given for the exchanges of stages."""
 
 

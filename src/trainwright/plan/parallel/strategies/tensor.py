@@ -11,17 +11,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainwright.plan.parallel.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Axis, Bools, Floats, Ints, Mesh
+from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Load
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad
 
-__all__ = ["Tensor", "falls_evenly"]
+__all__ = ["TensorStrategy", "falls_evenly"]
 
 
-class Tensor:
+class TensorStrategy:
     """Divide matrices, attention heads and vocabulary into `tensor` parts."""
 
-    axis = Axis(name="tensor", order=10)
+    axis = ParallelAxis(name="tensor", order=10)
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- the samples stay together
         """Return the number of key-value heads or of heads, whatever is divided."""
@@ -61,7 +61,7 @@ class Tensor:
         )
         return np.where(inside | mesh.sequence[:, None], 1.0 / degree, 1.0)
 
-    def communication(self, arrays: ModelArrays, mesh: Mesh, load: Load | None) -> list[Exchange]:
+    def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return one exchange of batch * sequence * hidden elements an end of each divided stretch, and direction."""
         if load is not None:
             return []

@@ -38,8 +38,10 @@ def windows(out: Bounds, size: int, *, kernel: int, stride: int, dilation: int, 
     """Return what each rank reads of `size` input rows for its rows `out` of the output."""
     found = []
     for first, end in pairwise(out):
+        # The first and last input rows that the outputs first..end depend on, padding included.
         low = first * stride - before
         high = max(low, (end - 1) * stride - before + dilation * (kernel - 1) + 1)
+        # What lies beyond the input is padding, and is not fetched.
         start, stop = min(max(low, 0), size), min(max(high, 0), size)
         stop = max(start, stop)
         found.append(Window(start=start, stop=stop, before=max(0, start - low), after=max(0, high - stop)))
@@ -53,7 +55,7 @@ def fetch(
 
     `bounds` says who has which rows. Between two ranks there is one message each way at most, and none for no row.
     """
-    return _Fetch.apply(rows, group, dim, bounds, [(each.start, each.stop) for each in wanted])  # type: ignore[no-any-return]
+    return _Fetch.apply(rows, group, dim, bounds, [(item.start, item.stop) for item in wanted])  # type: ignore[no-any-return]
 
 
 class _Fetch(Function):
@@ -76,6 +78,7 @@ class _Fetch(Function):
         own = _common((bounds[me], bounds[me + 1]), wanted[me])
         if own is not None:
             _rows(found, dim, own, start).copy_(_rows(rows, dim, own, bounds[me]))
+        # One message a neighbour and direction; ranks without common rows exchange nothing.
         send = [(rank, _rows(rows, dim, span, bounds[me]).contiguous()) for rank, span in given]
         receive = [(rank, torch.empty_like(_rows(found, dim, span, start).contiguous())) for rank, span in taken]
         _exchange(send, receive, group)
@@ -95,6 +98,7 @@ class _Fetch(Function):
         own = _common((bounds[me], bounds[me + 1]), wanted[me])
         if own is not None:
             _rows(total, dim, own, bounds[me]).copy_(_rows(gradient, dim, own, start))
+        # Backward the messages run the other way: what was received is sent, what was sent is received.
         send = [(rank, _rows(gradient, dim, span, start).contiguous()) for rank, span in taken]
         receive = [(rank, torch.empty_like(_rows(total, dim, span, bounds[me]).contiguous())) for rank, span in given]
         _exchange(send, receive, group)

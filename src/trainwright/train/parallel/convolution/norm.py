@@ -72,6 +72,7 @@ class _TakenOver(TorchFunctionMode):
         if func is not functional.batch_norm:
             return func(*args, **(kwargs or {}))
         self.calls += 1
+        # Only calls that take the statistics of the batch are taken over; evaluation is torch's.
         call = _CALL.bind(*args, **(kwargs or {}))
         call.apply_defaults()
         return self._normalised(**call.arguments) if call.arguments["training"] else func(*args, **(kwargs or {}))
@@ -90,6 +91,7 @@ class _TakenOver(TorchFunctionMode):
         """Return the normalised input, in parts if it came in parts."""
         spatial = isinstance(input, Part) and input.division.spatial
         x = input.local if isinstance(input, Part) and spatial else whole(input)
+        # The mean counts all values; the unbiased variance counts those that are different ones.
         values, different = self._counts(input)
         mean, variance = self._statistics(x, values, running_mean)
         if running_mean is not None and running_var is not None:
@@ -97,6 +99,7 @@ class _TakenOver(TorchFunctionMode):
                 unbiased = variance * (different / max(1.0, different - 1))
                 running_mean.lerp_(mean.to(running_mean.dtype), momentum)
                 running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+        # One multiplication and one addition an element, as torch's own kernel.
         shape = (1, -1, *(1 for _ in x.shape[2:]))
         scale = (variance + eps).rsqrt()
         scale = scale if weight is None else scale * weight
@@ -126,6 +129,7 @@ class _TakenOver(TorchFunctionMode):
             around = total_of(x.detach().sum(dims), self._group) / values
         else:
             around = running_mean.detach().to(x.dtype, copy=True)
+        # Sums are taken around the running mean: sums of squares around zero would cancel.
         moved = x - around.view(1, -1, *(1 for _ in x.shape[2:]))
         sums = total_of(torch.cat([moved.sum(dims), moved.square().sum(dims)]), self._group)
         first, second = (sums / values).chunk(2)

@@ -45,6 +45,7 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     rows = (size + before[at] + after[at] - reach) // strides[at] + 1
     if rows < input.division.world:
         return NotImplemented
+    # Each rank computes an equal share of the output's rows, for which it fetches the rows that it lacks.
     out = bounds_of(rows, input.division.world)
     local = _read(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
     flat = [0 if dim == at else low for dim, low in enumerate(before)]
@@ -125,6 +126,7 @@ def _pooled(
     dims = part.ndim - 2
     if dims < 1 or (not isinstance(kernel_size, int) and len(kernel_size) not in {1, dims}):
         return NotImplemented
+    # The output's rows are divided evenly, as those of a convolution are.
     kernel, pads = _each(kernel_size, dims), _each(padding, dims)
     strides = _each(kernel if stride is None or stride == [] else stride, dims)
     spread = _each(1 if dilation is None else dilation, dims)
@@ -181,12 +183,12 @@ def _flat(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int
 
 def _joined(func: Callable[..., Any], tensors: Any, dim: int = 0) -> Any:
     """Join equal parts along another dimension than theirs."""
-    if not all(is_divided(each) for each in tensors):
+    if not all(is_divided(tensor) for tensor in tensors):
         return NotImplemented
     division, ndim = tensors[0].division, tensors[0].ndim
-    if dim % ndim == division.dim or any(each.division != division or each.ndim != ndim for each in tensors):
+    if dim % ndim == division.dim or any(item.division != division or item.ndim != ndim for item in tensors):
         return NotImplemented
-    return tensors[0].of(func([each.local for each in tensors], dim), division)
+    return tensors[0].of(func([entry.local for entry in tensors], dim), division)
 
 
 def _part(done: torch.Tensor, like: Any, bounds: Bounds) -> Any:
@@ -206,14 +208,14 @@ def _paddings(
     """Return the padding before and after each spatial dimension."""
     if padding == "same":
         total = [dilation * (taps - 1) for taps, dilation in zip(kernel, dilations, strict=True)]
-        return tuple(each // 2 for each in total), tuple(each - each // 2 for each in total)
+        return tuple(item // 2 for item in total), tuple(entry - entry // 2 for entry in total)
     even = _each(0 if padding == "valid" else padding, len(kernel))
     return even, even
 
 
 def _pad(after: Sequence[int], before: Sequence[int]) -> list[int]:
     """Return paddings as `functional.pad` takes them, the last dimension first."""
-    return [each for low, high in zip(reversed(before), reversed(after), strict=True) for each in (low, high)]
+    return [item for low, high in zip(reversed(before), reversed(after), strict=True) for item in (low, high)]
 
 
 _POOLS = [f"{kind}_pool{dims}d" for kind in ("max", "avg") for dims in (1, 2, 3)]

@@ -51,6 +51,7 @@ class Part(torch.Tensor):
         name = getattr(func, "__name__", "")
         if name in {"__get__", "__set__"} or name in _ABOUT:
             return _about(func, name, args, kwargs)
+        # Element-wise operations need no neighbours: they work on the part as it is.
         if name in POINTWISE:
             return _pointwise(func, args, kwargs)
         operation = operation_of(name, spatial=_first(args, kwargs).division.spatial)
@@ -109,6 +110,7 @@ def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
         found = func(*_each(args, local), **_each(kwargs, local))
     if not isinstance(found, torch.Tensor):
         return found
+    # Broadcasting may have put dimensions in front, which shifts the divided one.
     grown = found.ndim - ndim  # by broadcasting with a tensor of more dimensions
     return Part.of(found, division if not grown else replace(division, dim=division.dim + grown))
 
@@ -131,8 +133,8 @@ def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tenso
 
 def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
     """Return the first part among arguments, of which one may be a list."""
-    flat = [each for arg in (*args, *kwargs.values()) for each in (arg if isinstance(arg, list | tuple) else [arg])]
-    return next(each for each in flat if isinstance(each, Part))
+    flat = [item for arg in (*args, *kwargs.values()) for item in (arg if isinstance(arg, list | tuple) else [arg])]
+    return next(entry for entry in flat if isinstance(entry, Part))
 
 
 def _each(items: Any, change: Callable[[Any], Any]) -> Any:

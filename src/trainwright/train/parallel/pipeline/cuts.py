@@ -36,7 +36,7 @@ def cuts_of(model: nn.Module, plan: Layout) -> tuple[str, ...]:
             f"{type(model).__name__} is no nn.Sequential, whose modules its stages {plan.stages} could count; plan it "
             "with a profile of the model, which names them",
         )
-    sizes = plan.stages or tuple(len(range(each, len(chain), count)) for each in range(count))
+    sizes = plan.stages or tuple(len(range(item, len(chain), count)) for item in range(count))
     if len(sizes) != count or sum(sizes) != len(chain) or min(sizes) < 1:
         raise UnsupportedPlan.of(
             plan.strategy,
@@ -78,18 +78,18 @@ def tied_parameters(model: nn.Module, stages: list[nn.Module], ranks: int) -> li
         for parameter in stage.parameters():
             users.setdefault(parameter, set()).add(index % ranks)
     return [
-        (each, sorted(users[each]))
-        for each in model.parameters()
-        if each.requires_grad and len(users.get(each, ())) > 1
+        (item, sorted(users[item]))
+        for item in model.parameters()
+        if item.requires_grad and len(users.get(item, ())) > 1
     ]
 
 
 def drop_unused(model: nn.Module, stages: list[nn.Module]) -> None:
     """Drop the parameters and buffers of a model that these stages do not use, with the modules that have no others."""
-    used = {id(each) for stage in stages for each in _tensors_of(stage)}
+    used = {id(item) for stage in stages for item in _tensors_of(stage)}
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
-            if _tensors_of(child) and not any(id(each) in used for each in _tensors_of(child)):
+            if _tensors_of(child) and not any(id(entry) in used for entry in _tensors_of(child)):
                 setattr(module, name, nn.Identity())
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
             if id(tensor) not in used:

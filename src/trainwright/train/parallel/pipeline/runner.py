@@ -16,16 +16,16 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
-from trainwright.train.batch_slicing import cut, samples_in
+from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
 from trainwright.train.parallel.recompute.measure import untouched
 
-__all__ = ["Pipeline"]
+__all__ = ["PipelineRunner"]
 
 Loss = Callable[[nn.Module, Any], torch.Tensor]
 
 
-class Pipeline(nn.Module):
+class PipelineRunner(nn.Module):
     """This rank's stages. Forward and backward passes come in one: `backward(loss, batch)`.
 
     The model is cut where the plan says; `loss(model, batch)` is to call the model once, with tensors whose first
@@ -37,11 +37,12 @@ class Pipeline(nn.Module):
         self._plan = plan
         self._group = mesh.get_group("pipeline")
         self._rank, self._ranks = dist.get_rank(self._group), plan.degrees.pipeline
-        self._device, self._dtype = next((each.device, each.dtype) for each in model.parameters())
+        self._device, self._dtype = next((parameter.device, parameter.dtype) for parameter in model.parameters())
         cuts = cuts_of(model, plan)
         self._count = len(cuts) + 1
         self._mine = range(self._rank, self._count, self._ranks)
-        modes = {each: each.training for each in model.modules()}
+        modes = {module: module.training for module in model.modules()}
+        # Training and evaluation are traced apart: dropout and norms take other branches.
         stages = {mode: cut_model(model.train(mode), plan, cuts) for mode in (True, False)}
         for each, mode in modes.items():  # such as norms that keep their statistics
             each.training = mode
@@ -72,8 +73,8 @@ class Pipeline(nn.Module):
             for node in graph.graph.nodes
             if node.op == "call_module"
         ]
-        found = [each for each in dict.fromkeys(calls) if next(each.parameters(), None) is not None]
-        held = [parameter for each in found for parameter in each.parameters()]
+        found = [item for item in dict.fromkeys(calls) if next(item.parameters(), None) is not None]
+        held = [parameter for entry in found for parameter in entry.parameters()]
         if len(held) != len(set(held)) or set(held) != set(self.module.parameters()) or self._tied:
             raise UnsupportedPlan.of(
                 self._plan.strategy,
@@ -99,7 +100,7 @@ class Pipeline(nn.Module):
             if index in self._mine:
                 given, found = found, (pieces[index](*found),)
                 if seen is not None:
-                    seen[index] = tuple(_Like.of(each).made("meta") for each in given), _Like.of(found[0]).made("meta")
+                    seen[index] = tuple(_Like.of(item).made("meta") for item in given), _Like.of(found[0]).made("meta")
             if index + 1 < self._count:
                 found = self._passed(found, index % self._ranks, (index + 1) % self._ranks)
         return found
@@ -136,12 +137,13 @@ class Pipeline(nn.Module):
                 self._plan.strategy,
                 f"{size} samples cannot be cut into {count} equal micro-batches; give drop_last=True",
             )
-        self._loss, self._parts = loss, cut(batch, size // count)
+        # The schedule of torch asks for the loss of each micro-batch by its number.
+        self._loss, self._parts = loss, slice_batch(batch, size // count)
         inputs = _inputs_of(loss, batch)
         device = inputs[0].device
-        shapes = tuple(each.shape for each in inputs)
+        shapes = tuple(item.shape for item in inputs)
         if shapes not in self._schedules:
-            self._schedules[shapes] = self._made(tuple(each[: size // count] for each in inputs))
+            self._schedules[shapes] = self._made(tuple(entry[: size // count] for entry in inputs))
         schedule = self._schedules[shapes]
         losses: list[torch.Tensor] = []
         target = torch.arange(count, device=device)
@@ -177,6 +179,7 @@ class Pipeline(nn.Module):
         settings = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
         if self._plan.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, **settings)  # type: ignore[arg-type]
+        # 1F1B needs as many micro-batches as stages.
         few = self._plan.microbatches < self._count  # then the two are one, and torch has it for GPipe only
         kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], **settings)  # type: ignore[arg-type]
@@ -187,6 +190,7 @@ class Pipeline(nn.Module):
             parameter.grad = torch.zeros_like(parameter)
         own = getattr(parameter.grad, "_local_tensor", parameter.grad)
         terms = {rank: own.clone() if rank == self._rank else torch.empty_like(own) for rank in ranks}
+        # Every rank sends its term to the others and adds all terms in one order, so that sums are equal to the bit.
         messages = [
             dist.P2POp(kind, terms[of], group=self._group, group_peer=rank)
             for rank in ranks

@@ -88,8 +88,10 @@ class _Block:
 
     def _compare(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> None:
         """Refuse a block that does something else with a part of a sequence, such as count its positions from 0."""
-        rest = any(isinstance(each, torch.Tensor) for each in (*args, *kwargs.values()))
-        dtype = next((each.dtype for each in self._block.parameters()), x.dtype)  # that of x may be autocast's
+        rest = any(isinstance(item, torch.Tensor) for item in (*args, *kwargs.values()))
+        dtype = next(
+            (parameter.dtype for parameter in self._block.parameters()), x.dtype
+        )  # that of x may be autocast's
         part = (x[:1] if rest else x[:1, :2]).to(dtype)  # a mask is for the whole length
         world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False), _evaluating(self._block):
@@ -121,7 +123,7 @@ class _Block:
         """Return this rank's queries' attention to the keys and values of all ranks."""
         if isinstance(query, DTensor):  # of some heads only: tensor parallelism has divided the others
             given: tuple[Any, ...] = (query, key, value, attn_mask)
-            q, k, v, mask = (each.to_local() if isinstance(each, DTensor) else each for each in given)
+            q, k, v, mask = (item.to_local() if isinstance(item, DTensor) else item for item in given)
             found = self._attend(attention, q, k, v, mask, dropout_p, is_causal, **settings)
             return DTensor.from_local(found, query.device_mesh, query.placements, run_check=False)
         group, own = self._group, key.shape[-2]

@@ -21,7 +21,7 @@ class Averaging:
     """
 
     def __init__(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup, *, by_itself: bool = True) -> None:
-        self._parameters = [each for each in parameters if each.requires_grad]
+        self._parameters = [item for item in parameters if item.requires_grad]
         self._group = group
         self._on, self._queued = True, False
         if by_itself:
@@ -41,11 +41,12 @@ class Averaging:
         """Average what gradients there are now."""
         self._queued = False
         started = [
-            (bucket, *self._start(bucket)) for bucket in _buckets([_gradient(each) for each in self._parameters])
+            (bucket, *self._start(bucket))
+            for bucket in _buckets([_gradient(parameter) for parameter in self._parameters])
         ]
         for bucket, flat, work in started:
             work.wait()
-            for gradient, mean in zip(bucket, flat.split([each.numel() for each in bucket]), strict=True):
+            for gradient, mean in zip(bucket, flat.split([item.numel() for item in bucket]), strict=True):
                 gradient.copy_(mean.view_as(gradient))
 
     def _noticed(self, _: torch.Tensor) -> None:
@@ -54,7 +55,7 @@ class Averaging:
             torch.autograd.Variable._execution_engine.queue_callback(self.average)  # noqa: SLF001 -- as FSDP2 does
 
     def _start(self, bucket: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
-        flat = torch.cat([each.reshape(-1) for each in bucket]).div_(dist.get_world_size(self._group))
+        flat = torch.cat([item.reshape(-1) for item in bucket]).div_(dist.get_world_size(self._group))
         return flat, dist.all_reduce(flat, group=self._group, async_op=True)
 
 

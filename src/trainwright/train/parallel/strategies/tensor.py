@@ -18,7 +18,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.collectives import gather, narrow, reduce, scatter
 from trainwright.train.parallel.layers import is_plain
-from trainwright.train.parallel.strategies.context_attention import FusedColumns, MultiheadParallel, teach_attention
+from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_roles import Stretch, stretches_of
 
 __all__ = ["divide_blocks"]
@@ -39,6 +39,7 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
         )
     if mesh.device_type == "cpu":
         teach_attention()
+    # With sequence parallelism a tensor may be whole or a part: its length tells which.
     part = _Part() if sequence else None
     for block, stretches in found:
         if part is not None:
@@ -56,7 +57,7 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
 
 def _fits(stretch: Stretch, world: int, strategy: str) -> None:
     wrong = [name for name, layer in stretch.columns.items() if layer.out_features % world]
-    heads = next((found for each in _HEADS if isinstance(found := getattr(stretch.parent, each, None), int)), world)
+    heads = next((found for item in _HEADS if isinstance(found := getattr(stretch.parent, item, None), int)), world)
     if wrong or heads % world:
         what = f"{heads} attention heads" if heads % world else f"the outputs of {wrong[0]}"
         raise UnsupportedPlan.of(strategy, f"{what} cannot be divided by {world}")
@@ -100,6 +101,7 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
         else:
             style = ColwiseParallel(input_layouts=Replicate() if stretch.alone else around, use_local_output=False)
             parallelize_module(parent, mesh, {name: style})
+    # Columns divide their outputs, the row sums over its divided input: one exchange for both.
     parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=around)})
     if stretch.alone:
         for module in parent.modules():
@@ -150,7 +152,7 @@ def _entering(mesh: DeviceMesh, part: _Part | None) -> Callable[..., Any]:
         return DTensor.from_local(each, mesh, [Replicate()], run_check=False)
 
     def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return tuple(whole(each) for each in args), {name: whole(each) for name, each in kwargs.items()}
+        return tuple(whole(arg) for arg in args), {name: whole(each) for name, each in kwargs.items()}
 
     return hook
 
@@ -167,6 +169,7 @@ class _Entered(Function):
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
         group, sequence, sizes = ctx.settings
+        # A gradient that is a sum still to be made is reduced, or scattered over the sequence.
         if gradient.placements[0].is_partial():
             term = gradient.to_local()
             found = scatter(term, group, dim=1, sizes=sizes) if sequence else reduce(term, group)
@@ -192,7 +195,12 @@ def _settle(parameter: torch.Tensor) -> None:
 def _refuse_others(block: nn.Module, stretches: list[Stretch]) -> None:
     """Refuse linear layers that were not told apart: where they are, attention may be, to all of the sequence."""
     for parent in block.modules():
-        known = {name for each in stretches if each.parent is parent for name in (*each.columns, each.row)}
+        known = {
+            name
+            for known_stretch in stretches
+            if known_stretch.parent is parent
+            for name in (*known_stretch.columns, known_stretch.row)
+        }
         for name, child in parent.named_children():
             if isinstance(child, nn.Linear) and name not in known:
                 raise UnsupportedPlan.of(

@@ -96,5 +96,5 @@ def _meet(columns: dict[str, nn.Linear], row: nn.Linear) -> bool:
     if _fused(columns, row):
         return True
     apart = len(columns) > 1 or next(iter(columns)) not in FUSED
-    alike = all(each.in_features == first.in_features for each in columns.values())
-    return apart and alike and any(each.out_features == row.in_features for each in columns.values())
+    alike = all(value.in_features == first.in_features for value in columns.values())
+    return apart and alike and any(item.out_features == row.in_features for item in columns.values())

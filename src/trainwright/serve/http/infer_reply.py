@@ -1,0 +1,72 @@
+"""The reply to an inference request: the outputs asked for, as JSON or binary, and whose answer it is."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pydantic_core
+
+from trainwright.ensemble.metrics import Array
+from trainwright.serve.http.infer_request import InferRequest
+from trainwright.serve.http.tensors import described
+from trainwright.serve.service import Response
+
+__all__ = ["VERSION", "json_of", "write_reply"]
+
+VERSION = "1"  # of the one ensemble that is served
+
+
+def write_reply(
+    answer: Response, asked: InferRequest, *, name: str, threshold: float | None
+) -> tuple[bytes, int | None]:
+    """Return the body, and the length of its JSON part if tensors follow behind it."""
+    outputs, behind = [], []
+    for output, values in _outputs(answer, threshold):
+        if asked.outputs is None or output in asked.outputs:
+            binary = asked.binary if asked.outputs is None else asked.outputs[output]
+            told, content = described(output, values, binary=binary)
+            outputs.append(told)
+            behind += content
+    parameters: dict[str, Any] = {
+        "degraded": answer.degraded,
+        "members_used": list(answer.used),
+        "members_missing": {str(trial): why for trial, why in answer.missing.items()},
+        "weight_used": answer.weight,
+        "ensemble": name,
+    }
+    if answer.uncertainty is not None:
+        parameters["uncertainty_measure"] = answer.uncertainty.measure
+    if asked.ignored:
+        parameters["parameters_ignored"] = list(asked.ignored)
+    if answer.trace:
+        parameters["trace"] = answer.trace
+    reply: dict[str, Any] = {"model_name": name, "model_version": VERSION}
+    if asked.id is not None:
+        reply["id"] = asked.id
+    head = json_of({**reply, "parameters": parameters, "outputs": outputs})
+    return (b"".join([head, *behind]), len(head)) if behind else (head, None)
+
+
+def json_of(content: object) -> bytes:
+    """Return compact JSON; NaN and infinities become null, for JSON has none."""
+    return pydantic_core.to_json(content, inf_nan_mode="null", fallback=_plain)
+
+
+def _outputs(answer: Response, threshold: float | None) -> Iterator[tuple[str, Array]]:
+    yield "prediction", answer.prediction
+    doubt = answer.uncertainty
+    if doubt is not None:
+        yield "uncertainty_total", doubt.total
+        yield "uncertainty_epistemic", doubt.epistemic
+        if doubt.aleatoric is not None:
+            yield "uncertainty_aleatoric", doubt.aleatoric
+        if threshold is not None:
+            yield "out_of_range", doubt.per_row().epistemic > threshold
+    for trial, values in answer.members.items():
+        yield f"member_{trial}", values
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.item() if isinstance(value, np.generic) else str(value)

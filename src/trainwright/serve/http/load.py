@@ -1,0 +1,309 @@
+"""A load generator: requests at times drawn beforehand, whatever the server does; latency from the time meant.
+
+A generator that waits for an answer before it sends the next request slows down with the server and so leaves out the
+latencies that users would have seen (coordinated omission). Here the times are fixed first ("poisson", "constant"), and
+a request that had to wait for its turn has waited. "closed" is that other kind, for the most a server can do: `clients`
+of them, each sending its next request when it has the answer.
+"""
+
+import asyncio
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+from urllib.parse import urlsplit
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import RequestError, ServeConfigError, ServeError
+from trainwright.randomness import rng
+from trainwright.serve.http.client import Client, encode, read_answer
+from trainwright.serve.http.tensors import DATATYPES
+from trainwright.serve.service import Options
+from trainwright.settings import Settings
+from trainwright.validators import each, integer, number, one_of
+
+__all__ = ["LoadResult", "LoadTest", "arrivals"]
+
+KINDS = ("poisson", "constant", "closed")
+_BODIES = 32  # different requests, sent in turn
+_LATE_SECONDS = 1e-3
+_MOST_LATE, _LEAST_RATE = 0.01, 0.99  # shares beyond which a run says nothing of the rate asked for
+_SPIN_SECONDS = 1e-3  # the event loop's sleep is not more exact than this
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadResult:
+    """What a run saw, its warm-up left out; times in milliseconds."""
+
+    requests: int
+    seconds: float
+    asked_rate: float | None  # requests a second; None for closed loops
+    achieved_rate: float  # answers with status 200 a second
+    rows_rate: float
+    statuses: Mapping[str, int]  # status, or why there was none
+    degraded_share: float
+    wrong: int  # replies that differ from the reference by more than 1e-6
+    checked: int
+    late_share: float  # of sends more than 1 ms after their time, of the generator's own doing
+    valid: bool  # whether the rate asked for was the rate sent: see `why`
+    why: str
+    latency_ms: Mapping[str, float | None]  # p50, p90, p95, p99, max of answers with status 200
+    warm_up_seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values."""
+        told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "latency_ms"}
+        return {**told, **{f"{name}_ms": value for name, value in self.latency_ms.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadTest(Settings, error=ServeConfigError):
+    """A load: `LoadTest(rate=100, seconds=10).run(url)`.
+
+    Rows of a request are drawn evenly from `rows`, inclusive, their values from a normal law (whole numbers: 0 or 1)
+    unless `inputs(rows, generator)` makes them. With `reference(x)`, such as `Ensemble.predict`, every answer that is
+    not degraded is compared with it. Equal seeds give equal requests at equal times.
+    """
+
+    rate: Annotated[float, number(above=0), "requests a second, of poisson and constant arrivals"] = 100.0
+    kind: Annotated[str, one_of(*KINDS), "when requests are sent"] = "poisson"
+    rows: Annotated[tuple[int, int], each(integer(minimum=1)), "least and most rows of a request"] = (1, 1)
+    seconds: Annotated[float, number(above=0), "how long, after the warm-up"] = 10.0
+    warm_up_seconds: Annotated[float, number(minimum=0), "before them, not counted"] = 1.0
+    clients: Annotated[int, integer(minimum=1), "most connections; those of a closed loop"] = 64
+    seed: int = 0
+    binary: bool = True
+    options: Options = field(default_factory=Options)
+    token: str | None = None
+    name: str = "ensemble"
+    timeout_seconds: Annotated[float, number(above=0), "of one request"] = 60.0
+
+    def check_together(self) -> None:
+        """Refuse a range of rows that is none."""
+        if len(self.rows) != 2 or self.rows[0] > self.rows[1]:
+            raise ServeConfigError(f"LoadTest.rows: got {self.rows}; allowed: 1 <= first <= second")
+
+    def run(
+        self,
+        url: str,
+        *,
+        reference: Callable[[Array], Array] | None = None,
+        inputs: Callable[[int, np.random.Generator], Array] | None = None,
+    ) -> LoadResult:
+        """Send the load to a server and return what was seen; ServeError if there is none."""
+        with Client(url, token=self.token, name=self.name) as client:
+            told = client.metadata()["inputs"][0]
+        draw = _drawing(told) if inputs is None else inputs
+        bodies = []
+        for count in range(_BODIES):
+            generator = rng(self.seed, "load bodies", count)
+            x = draw(int(generator.integers(self.rows[0], self.rows[1] + 1)), generator)
+            bodies.append(
+                _Body(*encode(x, self.options, binary=self.binary), len(x), reference(x) if reference else None)
+            )
+        heads = [self._head(url, body) for body in bodies]
+        return asyncio.run(_Run(self, url, bodies, heads).result())
+
+    def _head(self, url: str, body: "_Body") -> bytes:
+        place = urlsplit(url)
+        lines = [f"POST /v2/models/{self.name}/infer HTTP/1.1", f"Host: {place.netloc}"]
+        lines += [f"{name}: {value}" for name, value in body.headers.items()]
+        if self.token is not None:
+            lines.append(f"Authorization: Bearer {self.token}")
+        return "\r\n".join([*lines, f"Content-Length: {len(body.content)}", "\r\n"]).encode()
+
+
+def arrivals(kind: str, rate: float, seconds: float, seed: int) -> Array:
+    """Return the times [n] of the requests within `seconds`, ascending: evenly spaced, or of a Poisson process."""
+    if kind == "constant":
+        return np.arange(math.ceil(rate * seconds)) / rate
+    times: list[Array] = []
+    last, number = 0.0, 0
+    while last < seconds:
+        gaps = rng(seed, "load arrivals", number).exponential(1 / rate, size=4096)
+        times.append(last + gaps.cumsum())
+        last, number = float(times[-1][-1]), number + 1
+    found = np.concatenate(times)
+    return found[found < seconds]
+
+
+@dataclass(frozen=True, slots=True)
+class _Body:
+    content: bytes
+    headers: Mapping[str, str]
+    rows: int
+    expected: Array | None
+
+
+@dataclass(slots=True)
+class _Seen:
+    meant: float  # seconds from the start
+    latency: float
+    status: str
+    rows: int = 0
+    late: bool = False
+    degraded: bool = False
+    wrong: bool | None = None
+
+
+class _Run:
+    """One run: connections that are kept open, and what their requests saw."""
+
+    def __init__(self, load: LoadTest, url: str, bodies: Sequence[_Body], heads: Sequence[bytes]) -> None:
+        self._load, self._bodies, self._heads = load, bodies, heads
+        self._place = urlsplit(url)
+        self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        self._seen: list[_Seen] = []
+        self._start, self._came, self._rows = 0.0, 0, 0
+
+    async def result(self) -> LoadResult:
+        load = self._load
+        whole = load.warm_up_seconds + load.seconds
+        if load.kind == "closed":
+            self._start = time.perf_counter()
+            await asyncio.gather(*(self._client(number, whole) for number in range(int(load.clients))))
+        else:
+            await self._open_loop(arrivals(load.kind, load.rate, whole, load.seed))
+        for _, writer in self._free:
+            writer.close()
+        return self._summary()
+
+    async def _client(self, number: int, whole: float) -> None:
+        turn = number
+        while (now := time.perf_counter() - self._start) < whole:
+            await self._one(turn, now, late=False)
+            turn += int(self._load.clients)
+
+    async def _open_loop(self, times: Array) -> None:
+        gate = asyncio.Semaphore(int(self._load.clients))
+        tasks: set[asyncio.Task[None]] = set()
+        self._start = time.perf_counter() + 0.01
+        for count, meant in enumerate(times.tolist()):
+            await _until(self._start + meant)
+            late = time.perf_counter() - self._start - meant > _LATE_SECONDS
+            task = asyncio.create_task(self._gated(gate, count, meant, late=late))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        if tasks:
+            await asyncio.gather(*tasks)
+
+    async def _gated(self, gate: asyncio.Semaphore, number: int, meant: float, *, late: bool) -> None:
+        async with gate:
+            await self._one(number, meant, late=late)
+
+    async def _one(self, number: int, meant: float, *, late: bool) -> None:
+        place = number % len(self._bodies)
+        body = self._bodies[place]
+        try:
+            async with asyncio.timeout(self._load.timeout_seconds):
+                status, headers, content = await self._exchange(self._heads[place] + body.content)
+        except TimeoutError:
+            self._note(_Seen(meant, 0.0, "timeout", late=late))
+        except (OSError, asyncio.IncompleteReadError, ValueError) as error:
+            self._note(_Seen(meant, 0.0, type(error).__name__, late=late))
+        else:
+            seen = _Seen(meant, time.perf_counter() - self._start - meant, str(status), body.rows, late)
+            if status == 200:
+                seen.degraded = "x-trainwright-degraded" in headers
+                if body.expected is not None and not seen.degraded:
+                    found = read_answer(content, headers.get("inference-header-content-length")).prediction
+                    near = found.shape == body.expected.shape and np.abs(found - body.expected).max() <= 1e-6
+                    seen.wrong = not near
+            self._note(seen)
+
+    def _note(self, seen: _Seen) -> None:
+        ended = time.perf_counter() - self._start
+        first, last = self._load.warm_up_seconds, self._load.warm_up_seconds + self._load.seconds
+        # Also of requests of the warm-up: so both ends are alike.
+        if seen.status == "200" and first <= ended < last:
+            self._came, self._rows = self._came + 1, self._rows + seen.rows
+        if seen.meant >= first:
+            self._seen.append(seen)
+
+    async def _exchange(self, message: bytes) -> tuple[int, dict[str, str], bytes]:
+        reader, writer = self._free.pop() if self._free else await self._connected()
+        try:
+            writer.write(message)
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+            headers = {
+                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)
+            }
+            content = await reader.readexactly(int(headers.get("content-length", "0")))
+        except BaseException:
+            writer.close()
+            raise
+        if headers.get("connection", "").lower() == "close":
+            writer.close()
+        else:
+            self._free.append((reader, writer))
+        return int(head[0].split(" ")[1]), headers, content
+
+    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        secure = self._place.scheme == "https"
+        port = self._place.port or (443 if secure else 80)
+        return await asyncio.open_connection(self._place.hostname, port, ssl=secure or None, limit=2**24)
+
+    def _summary(self) -> LoadResult:
+        load, seen = self._load, self._seen
+        if not seen:
+            raise ServeError("load: nothing was sent after the warm-up; allow more seconds, or a higher rate")
+        good = [each for each in seen if each.status == "200"]
+        asked = None if load.kind == "closed" else len(seen) / load.seconds
+        late = sum(each.late for each in seen) / len(seen)
+        achieved = self._came / load.seconds
+        checked = [each for each in good if each.wrong is not None]
+        why = []
+        if late > _MOST_LATE:
+            why.append(f"{late:.1%} of the sends were more than 1 ms late")
+        if asked is not None and achieved < _LEAST_RATE * asked:
+            why.append(f"{achieved:.1f} answers a second of {asked:.1f} asked for")
+        return LoadResult(
+            requests=len(seen),
+            seconds=load.seconds,
+            asked_rate=asked,
+            achieved_rate=achieved,
+            rows_rate=self._rows / load.seconds,
+            statuses=dict(Counter(each.status for each in seen)),
+            degraded_share=sum(each.degraded for each in good) / max(1, len(good)),
+            wrong=sum(bool(each.wrong) for each in checked),
+            checked=len(checked),
+            late_share=late,
+            valid=not why,
+            why="; ".join(why),
+            latency_ms=_percentiles([each.latency for each in good]),
+            warm_up_seconds=load.warm_up_seconds,
+        )
+
+
+async def _until(moment: float) -> None:
+    left = moment - time.perf_counter()
+    if left > _SPIN_SECONDS:
+        await asyncio.sleep(left - _SPIN_SECONDS)
+    while time.perf_counter() < moment:  # noqa: ASYNC110  a moment is no event; replies are read meanwhile
+        await asyncio.sleep(0)
+
+
+def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
+    names = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
+    if not seconds:
+        return dict.fromkeys(names)
+    return {name: float(1e3 * np.percentile(seconds, share)) for name, share in names.items()}
+
+
+def _drawing(told: Mapping[str, Any]) -> Callable[[int, np.random.Generator], Array]:
+    """Return what draws rows that a server's metadata fit."""
+    shape = told["shape"][1:]
+    if not shape:
+        raise RequestError("load: the server does not tell the shape of its input; allowed: a load with inputs=")
+    code = DATATYPES[told["datatype"]]
+
+    def drawn(rows: int, generator: np.random.Generator) -> Array:
+        if np.dtype(code).kind == "f":
+            return generator.normal(size=(rows, *shape)).astype(code)
+        return generator.integers(0, 2, size=(rows, *shape)).astype(code)
+
+    return drawn

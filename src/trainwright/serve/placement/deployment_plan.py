@@ -1,0 +1,244 @@
+"""Plan: which unit runs where, with which batch size, as a matrix of devices by units; what is expected of it."""
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.library.member import PROGRAM_FILE, WEIGHTS_FILE
+from trainwright.errors import AllocationError
+from trainwright.files import read_json
+from trainwright.publishing import write_file
+from trainwright.serve.placement.devices import Device, parse_devices, room_of
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.placement import Matrix
+from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import Unit, check_units, packed_units
+from trainwright.serve.placement.worst_fit import worst_fit
+
+__all__ = ["BATCHES", "DeploymentPlan", "Instance", "Unit", "digest_of"]
+
+_SCHEMA = 1
+_IN_TURN = ("process", "loop")
+_KEYS = ("ensemble", "devices", "units", "matrix", "objective", "expected", "measured", "search", "tables", "memory")
+BATCHES = tuple(1 << power for power in range(10))
+"""Batch sizes that a search tries: 1 to 512 rows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Instance:
+    """One process: a unit on a device, with at most `batch` rows at a time and `threads` an operation."""
+
+    unit: Unit
+    device: Device
+    batch: int
+    threads: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeploymentPlan:
+    """An ensemble placed on devices. Figures are by name; rates are rows a second, sizes bytes."""
+
+    ensemble: str  # digest of its members, see `digest_of`
+    devices: tuple[Device, ...]
+    units: tuple[Unit, ...]
+    matrix: Matrix
+    objective: str = "throughput"
+    expected: Mapping[str, float] = field(default_factory=dict)  # from time tables
+    measured: Mapping[str, float] = field(default_factory=dict)  # from running it; empty if it was not
+    search: Mapping[str, Any] = field(default_factory=dict)  # how it was found
+    tables: TimeTables | None = field(default=None, compare=False, repr=False)  # by which it was found
+    memory: MemoryModel | None = field(default=None, repr=False)
+    in_process: bool = False  # computed by the process that serves, without worker processes
+
+    def __post_init__(self) -> None:
+        check_units(self.units, sum(len(unit.members) for unit in self.units))
+        shape = (len(self.devices), len(self.units))
+        if len(self.matrix) != shape[0] or any(len(row) != shape[1] for row in self.matrix):
+            raise AllocationError(
+                f"Plan.matrix: has rows of {', '.join(str(len(row)) for row in self.matrix) or 'nothing'}; allowed: "
+                f"{shape[0]} rows (devices) of {shape[1]} batch sizes (units)"
+            )
+        for row in self.matrix:
+            for batch in row:
+                if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
+                    raise AllocationError(f"Plan.matrix: got {batch!r}; allowed: batch sizes >= 1, or 0 for none")
+        for place, unit in enumerate(self.units):
+            if not any(row[place] for row in self.matrix):
+                raise AllocationError(
+                    f"Plan.matrix: unit {unit.name} has no instance; allowed: at least one batch size in every column"
+                )
+        held = self.instances
+        if self.in_process and (len(held) != 1 or held[0].device.kind != "cpu" or held[0].unit.kind not in _IN_TURN):
+            raise AllocationError(
+                f"Plan.in_process: got {len(held)} instances, the first {held[0].unit.name} on {held[0].device.name}; "
+                "allowed: one on a group of cores, with the members in turn"
+            )
+
+    @property
+    def instances(self) -> tuple[Instance, ...]:
+        """The processes of the plan: by device, then unit. Those on one group of cores share its threads."""
+        return tuple(
+            Instance(unit=self.units[place], device=device, batch=row[place], threads=threads)
+            for device, row in zip(self.devices, self.matrix, strict=True)
+            for held in [[place for place, batch in enumerate(row) if batch]]
+            for place, threads in zip(held, device.threads_of(len(held)), strict=True)
+        )
+
+    @property
+    def simulated(self) -> bool:
+        """Whether a device of it is simulated, so that it cannot be deployed."""
+        return any(device.simulated for device in self.devices)
+
+    @classmethod
+    def simple(
+        cls,
+        ensemble: Ensemble,
+        devices: str | Iterable[str | Device],
+        *,
+        batch: int = 32,
+        in_process: bool = False,
+    ) -> "DeploymentPlan":
+        """Return one instance of each member by worst-fit decreasing, without any search.
+
+        Processes on one group of cores get cores of their own. Where there are more members than cores, several share a
+        process, which computes them in turn. With `in_process` there are no worker processes: the one that serves
+        computes all members in turn, as tests and notebooks like it.
+        """
+        found = parse_devices(devices)
+        if in_process:
+            members = tuple(range(len(ensemble.members)))
+            unit = Unit(members=members, kind="loop" if len(members) > 1 else "process")
+            plan = {"ensemble": digest_of(ensemble), "devices": found[:1], "units": (unit,)}
+            return cls(**plan, matrix=((batch,),), in_process=True)  # type: ignore[arg-type]
+        weights = [member.weight_bytes or 1 for member in ensemble.members]
+        units = packed_units(weights, room_of(found))
+        memory = MemoryModel.assumed(ensemble)
+        matrix = worst_fit(found, units, memory, batch=batch, room=[device.room for device in found])
+        # Instances on a group of cores get cores of their own, so that they do not disturb each other.
+        apart, rows = _apart(found, matrix)
+        # A part of a device's memory may be too little for the largest.
+        if memory.fits(apart, units, rows):
+            found, matrix = apart, rows
+        return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix, memory=memory)
+
+    def check(self, ensemble: Ensemble, devices: str | Iterable[str | Device] | None = None) -> None:
+        """Raise AllocationError if the plan was made for another ensemble, or for other devices than those given.
+
+        Without `devices` it is checked against those of this machine, so that a plan of simulated ones is refused.
+        """
+        found = digest_of(ensemble)
+        if found != self.ensemble:
+            raise AllocationError(
+                f"plan: was made for the ensemble {self.ensemble}, this one is {found}; allowed: a plan of the same "
+                "members; allocate again"
+            )
+        if self.simulated and devices is None:
+            names = ", ".join(device.name for device in self.devices)
+            raise AllocationError(f"plan: its devices are simulated ({names}); allowed: devices that are here")
+        here = parse_devices([device.name for device in self.devices] if devices is None else devices)
+        if _told(here) != _told(self.devices):
+            raise AllocationError(
+                f"plan: was made for the devices {_told(self.devices)}, given are {_told(here)}; allowed: the same; "
+                "allocate again"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as a JSON object, with a digest of what it places where."""
+        told = {
+            "ensemble": self.ensemble,
+            "devices": [device.to_json() for device in self.devices],
+            "units": [unit.to_json() for unit in self.units],
+            "matrix": [list(row) for row in self.matrix],
+            "objective": self.objective,
+            "expected": dict(self.expected),
+            "measured": dict(self.measured),
+            "search": dict(self.search),
+            "tables": None if self.tables is None else self.tables.to_json(),
+            "memory": None if self.memory is None else self.memory.to_json(),
+            **({"in_process": True} if self.in_process else {}),
+        }
+        return {"schema": _SCHEMA, **told, "digest": _digest(told)}
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any], *, where: str = "plan") -> "DeploymentPlan":
+        """Return the plan that `to_json` wrote; raises AllocationError for one that was changed or is newer."""
+        if not isinstance(told, Mapping) or any(key not in told for key in ("schema", "digest", *_KEYS)):
+            raise AllocationError(f"{where}: is no plan; allowed: what Plan.save or `serve allocate --out` wrote")
+        if told["schema"] != _SCHEMA:
+            raise AllocationError(f"{where}: got schema {told['schema']!r}; allowed: {_SCHEMA}; allocate again")
+        found = _digest({key: told[key] for key in (*_KEYS, "in_process") if key in told})
+        if found != told["digest"]:
+            raise AllocationError(
+                f"{where}: its content has the digest {found}, it says {told['digest']}; it was changed; allocate again"
+            )
+        return cls(
+            ensemble=told["ensemble"],
+            devices=tuple(map(Device.from_json, told["devices"])),
+            units=tuple(map(Unit.from_json, told["units"])),
+            matrix=tuple(map(tuple, told["matrix"])),
+            objective=told["objective"],
+            expected=told["expected"],
+            measured=told["measured"],
+            search=told["search"],
+            tables=None if told["tables"] is None else TimeTables.from_json(told["tables"]),
+            memory=None if told["memory"] is None else MemoryModel.from_json(told["memory"]),
+            in_process=told.get("in_process", False),
+        )
+
+    def save(self, path: str | Path) -> Path:
+        """Write the plan to a JSON file, in place of what is there; returns it."""
+        target = Path(path)
+        try:
+            write_file(target, json.dumps(self.to_json(), indent=1, allow_nan=False) + "\n")
+        except OSError as error:
+            raise AllocationError(
+                f"{path}: the plan cannot be written ({error.strerror}); give another path"
+            ) from error
+        return target
+
+    @classmethod
+    def load(cls, path: str | Path) -> "DeploymentPlan":
+        """Read the file that `save` wrote; raises AllocationError if it cannot be read or was changed."""
+        allowed = "a file that Plan.save or `trainwright serve allocate --out` wrote"
+        return cls.from_json(read_json(path, "plan", allowed=allowed, error=AllocationError), where=str(path))
+
+
+def digest_of(ensemble: Ensemble) -> str:
+    """Return the BLAKE2b-128 of an ensemble's members in order: their trials and what they left.
+
+    Rule and calibration play no part: another combination of the same members runs on the same plan.
+    """
+    told = [
+        [member.trial, member.epoch, member.digests.get(WEIGHTS_FILE), member.digests.get(PROGRAM_FILE), member.factory]
+        for member in ensemble.members
+    ]
+    return _digest(told)
+
+
+def _apart(devices: tuple[Device, ...], matrix: Matrix) -> tuple[tuple[Device, ...], Matrix]:
+    """Return the devices with groups of cores divided among the instances on them, and the matrix for that."""
+    parts: list[Device] = []
+    rows: list[tuple[int, ...]] = []
+    for device, row in zip(devices, matrix, strict=True):
+        held = [place for place, batch in enumerate(row) if batch]
+        groups = device.parts(len(held))
+        for number, group in enumerate(groups):
+            mine = held[number :: len(groups)]
+            parts.append(group)
+            rows.append(tuple(batch if place in mine else 0 for place, batch in enumerate(row)))
+    return tuple(parts), tuple(rows)
+
+
+def _told(devices: tuple[Device, ...]) -> str:
+    return ", ".join(
+        f"{one.name} ({one.model}, {one.threads} threads)" for one in sorted(devices, key=lambda one: one.name)
+    )
+
+
+def _digest(told: object) -> str:
+    text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -1,0 +1,123 @@
+"""Shared memory for requests and predictions: a ring of slots that front and workers map, and nothing can outlive.
+
+A slot holds the rows of one segment, `inputs [rows, ...]`, and a place for each member's answer,
+`predictions [members, rows, ...]`. On Linux the memory is a memfd, elsewhere a file without a name; workers inherit its
+descriptor, so that it is gone with the last process that has it, however that ends.
+"""
+
+import math
+import mmap
+import os
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+
+__all__ = ["Arena", "ArenaShape"]
+
+_LINE = 64  # bytes: places start on cache lines of their own
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ArenaShape:
+    """Where things lie in the memory."""
+
+    slots: int
+    rows: int  # of a segment
+    members: int
+    input_shape: tuple[int, ...]  # of one row
+    input_dtype: str
+    output_shape: tuple[int, ...]  # of one row of one member: (C,), (T,) or (T, 2); float64
+
+    @property
+    def input_bytes(self) -> int:
+        """Bytes of a slot's inputs."""
+        return _lines(self.rows * math.prod(self.input_shape) * np.dtype(self.input_dtype).itemsize)
+
+    @property
+    def output_bytes(self) -> int:
+        """Bytes of one member's predictions in a slot."""
+        return _lines(self.rows * math.prod(self.output_shape) * 8)
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot."""
+        return self.input_bytes + self.members * self.output_bytes
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, told: Mapping[str, Any]) -> "ArenaShape":
+        """Return the layout whose `to_json` this was."""
+        shapes = {name: tuple(told[name]) for name in ("input_shape", "output_shape")}
+        return cls(**{**told, **shapes})
+
+
+class Arena:
+    """The memory as numpy arrays without copies; `descriptor` is what a worker inherits."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+        self._inputs: list[Array] = []
+        self._outputs: list[list[Array]] = []
+
+    @classmethod
+    def create(cls) -> "Arena":
+        """Return an arena without memory yet."""
+        return cls(_anonymous())
+
+    def grow(self, layout: ArenaShape) -> None:
+        """Give the memory its size and map it: in the front, once it is known what members answer."""
+        # The size is known only once a worker has told the shape of its outputs.
+        os.ftruncate(self.descriptor, max(mmap.PAGESIZE, layout.slots * layout.slot_bytes))
+        self.map(layout)
+
+    def map(self, layout: ArenaShape) -> None:
+        """Map memory that the front has given its size."""
+        memory = mmap.mmap(self.descriptor, 0)
+        dtype = np.dtype(layout.input_dtype)
+        self._inputs, self._outputs = [], []
+        for slot in range(layout.slots):
+            start = slot * layout.slot_bytes
+            shape = (layout.rows, *layout.input_shape)
+            self._inputs.append(_array(memory, start, shape, dtype))
+            start += layout.input_bytes
+            shape = (layout.rows, *layout.output_shape)
+            places = range(start, start + layout.members * layout.output_bytes, layout.output_bytes)
+            self._outputs.append([_array(memory, place, shape, np.dtype(np.float64)) for place in places])
+
+    def inputs(self, slot: int) -> Array:
+        """Return the inputs [rows, ...] of a slot."""
+        return self._inputs[slot]
+
+    def predictions(self, slot: int, member: int) -> Array:
+        """Return the place [rows, ...] for the predictions of a member."""
+        return self._outputs[slot][member]
+
+    def close(self) -> None:
+        """Let go of the memory; arrays that are still held keep theirs."""
+        self._inputs, self._outputs = [], []
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor = -1
+
+
+def _anonymous() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("trainwright-serve", os.MFD_CLOEXEC)
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
+def _array(memory: mmap.mmap, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+    return np.frombuffer(memory, dtype, count=math.prod(shape), offset=start).reshape(shape)
+
+
+def _lines(size: int) -> int:
+    return -(-size // _LINE) * _LINE

@@ -1,0 +1,401 @@
+"""The dispatch loop: assigns rows to slots, slots to idle workers, and results to responses.
+
+Queues, slots and workers are touched only by the thread that holds the dispatching lock. The dispatcher's own thread
+runs a pass whenever a worker reports or a timer is due, and it alone touches processes. Other threads leave actions in
+an inbox; a thread that admits a request while nobody dispatches runs a pass itself, so that rows reach an idle worker
+without waking another thread. Finished requests are answered at the end of a pass, when the workers have their work;
+large sums are left to the combiner's thread.
+"""
+
+import contextlib
+import math
+import os
+import selectors
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NoReturn
+
+from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
+from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.combiner import Combiner, Finished
+from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, decode
+from trainwright.serve.runtime.pool import WorkerPool
+from trainwright.serve.runtime.segments import LATE, Segments
+from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.runtime.unit_moves import UnitMoves
+from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
+
+__all__ = ["Dispatcher"]
+
+_TICK_SECONDS = 0.25
+_WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
+_SMALL = 1 << 16  # predictions that are combined at once: waking a thread takes longer than their sum
+_ENDED = "service: has ended; nothing is answered any more"
+
+
+class Dispatcher(threading.Thread):
+    """Serves requests on the workers of a pool, from `start` until `stop`."""
+
+    def __init__(
+        self, *, pool: WorkerPool, arena: Arena, combiner: Combiner, settings: DeploymentSettings, layout: ArenaShape
+    ) -> None:
+        super().__init__(name="trainwright-dispatch", daemon=True)
+        self._pool, self._arena, self._combiner, self._settings = pool, arena, combiner, settings
+        # Until the first worker says what members answer, without their shape.
+        self._layout = layout
+        self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, deliver=self._deliver)
+        # In this dispatch pass.
+        self._finished: list[tuple[Request, Finished]] = []
+        self._inbox: deque[Callable[[], None]] = deque()
+        # Of all that is not behind the gate.
+        self._dispatching = threading.Lock()
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
+        self._asleep = False
+        # The last look at the processes, and when the next pass is due.
+        self._watched = self._due = -math.inf
+        # Of the three numbers below.
+        self._gate = threading.Lock()
+        # Rows that were admitted and are not among the waiting yet.
+        self._entering = 0
+        # Requests that were admitted and not answered.
+        self.open = 0
+        # Requests that were refused because too many rows waited.
+        self.shed = 0
+        # Nothing is admitted any more.
+        self.over = False
+        # Rows a second that the slowest unit can compute, by what its workers said at start.
+        self.rate = 1.0
+        self._moves = UnitMoves(pool, self._enqueue)
+        self.started = threading.Event()
+        # Why it could not start, or failed.
+        self.refusal: TrainwrightError | None = None
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._wake, selectors.EVENT_READ, None)
+
+    # From other threads.
+
+    def admit(self, request: Request, limit: int) -> None:
+        """Queue a request, or raise Overloaded if others wait and its rows would make them more than `limit`."""
+        with self._gate:
+            if self.over:
+                raise NotReady(_ENDED, 1.0)
+            # An empty queue admits any request, or one larger than the limit could never be served.
+            waiting = self.rows
+            if waiting and waiting + request.rows > limit:
+                self.shed += 1
+                retry = min(30.0, max(0.1, waiting / self.rate))
+                raise Overloaded(
+                    f"service: {waiting} rows wait and {request.rows} more were given; allowed: {limit}; try again",
+                    retry,
+                )
+            # Counted at once, because the inbox is read later.
+            self._entering += request.rows
+            self.open += 1
+            # Within the gate, so that the thread's end sees it.
+            self._inbox.append(lambda: self._admit_request(request))
+        if self._dispatching.acquire(blocking=False):
+            try:
+                self._dispatch_from_caller()
+            finally:
+                self._dispatching.release()
+        else:
+            self._wake_thread()
+
+    def stop(self) -> None:
+        """End all workers and the thread; requests under way are refused."""
+        if self.is_alive():
+            self._enqueue(self._mark_over)
+            self.join()
+
+    @property
+    def rows(self) -> int:
+        """Rows that wait for a slot."""
+        return self._segments.batcher.rows + self._entering
+
+    def state(self) -> dict[str, Any]:
+        """Return counts and what is in use; may be a moment old."""
+        counts, accumulator = self._segments.counts, self._segments.accumulator
+        return {
+            **{
+                name: counts[name] for name in ("requests", "rows", "segments", "degraded", "late", "restarts", "moved")
+            },
+            "duplicates": accumulator.duplicates,
+            "stale": accumulator.stale,
+            "shed": self.shed,
+            "slots": len(accumulator.slots),
+            "slots_used": len(accumulator.slots) - accumulator.free,
+            "open": self.open,
+            "moves": list(self._moves.moves),
+        }
+
+    def _enqueue(self, action: Callable[[], None]) -> None:
+        self._inbox.append(action)
+        self._wake_thread()
+
+    def _wake_thread(self) -> None:
+        """End the thread's sleep."""
+        if self._asleep:
+            self._asleep = False
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._waker, b"\0")
+
+    def _dispatch_from_caller(self) -> None:
+        """Take in what was admitted and send it out, for the thread that admitted it."""
+        due = self._due
+        try:
+            self._run_inbox()
+            now = time.monotonic()
+            self._segments.expire(now)
+            self._assign_work(now)
+        except Exception as error:  # noqa: BLE001 - the thread fails of it, and tells everybody
+            self._inbox.append(partial(_reraise, error))
+            due = math.inf
+        if self._due < due:
+            self._wake_thread()
+
+    # The thread.
+
+    def run(self) -> None:
+        """Serve until stopped."""
+        refusal: TrainwrightError = NotReady(_ENDED, 1.0)
+        try:
+            while not self.over:
+                self._dispatch_once()
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must be told
+            refusal = self.refusal = ServeError(f"service: its dispatcher failed ({type(error).__name__}: {error})")
+        finally:
+            with self._gate:
+                self.over = True
+            with self._dispatching:
+                while self._inbox:
+                    # An error of another thread's pass: there is nothing left to fail.
+                    with contextlib.suppress(Exception):
+                        self._inbox.popleft()()
+                self._segments.finish_all(refusal)
+                self._answer_finished()
+            self._selector.close()
+            self._pool.close()
+            os.close(self._wake)
+            os.close(self._waker)
+            self.started.set()
+
+    def _dispatch_once(self) -> None:
+        self._asleep = True
+        events = self._selector.select(0.0 if self._inbox else max(0.0, self._due - time.monotonic()))
+        self._asleep = False
+        with self._dispatching:
+            for key, _ in events:
+                if key.data is None:
+                    os.read(key.fd, 4096)
+                else:
+                    self._receive(key.data)
+            self._run_inbox()
+            now = time.monotonic()
+            self._segments.expire(now)
+            if now >= self._watched + _WATCH_SECONDS:
+                self._watched = now
+                self._check_processes(now)
+            self._assign_work(now)
+
+    def _run_inbox(self) -> None:
+        while self._inbox:
+            self._inbox.popleft()()
+
+    def _assign_work(self, now: float) -> None:
+        """Give workers what they have room for, then answer what is finished."""
+        self._form_segments(now)
+        for queue in self._pool.queues:
+            queue.send(now)
+        self._answer_finished()
+        self._due = now + self._until_next(now)
+
+    def _answer_finished(self) -> None:
+        finished, self._finished = self._finished, []
+        small = sum(one.size for _, told in finished for one in told.predictions.values()) <= _SMALL
+        for request, told in finished:
+            if small and not self.over:
+                self._combiner.answer(told)
+                self._release_request(request)
+            else:
+                self._combiner.put(told, partial(self._enqueue, partial(self._release_request, request)))
+
+    def _until_next(self, now: float) -> float:
+        due = [now + _TICK_SECONDS, self._segments.next_deadline]
+        watch = self._watched + _WATCH_SECONDS
+        due += [max(worker.restart_at, watch) for worker in self._pool.workers if worker.state is WorkerState.WAITING]
+        # What is ripe and still waits, waits for room, of which a report will tell.
+        if self._settings.max_delay_ms:
+            ripe = (
+                head.admitted + self._settings.max_delay_ms / 1e3 for _, head, _ in self._segments.batcher.waiting()
+            )
+            due += [one for one in ripe if one > now]
+        return max(0.0, min(due) - now)
+
+    def _admit_request(self, request: Request) -> None:
+        with self._gate:
+            self._entering -= request.rows
+        self._segments.admit(request)
+
+    def _deliver(self, request: Request, finished: Finished) -> None:
+        self._finished.append((request, finished))
+
+    def _release_request(self, request: Request) -> None:
+        with self._gate:
+            self.open -= 1
+        self._segments.release(request)
+
+    def _mark_over(self) -> None:
+        self.over = True
+
+    # Work.
+
+    def _form_segments(self, now: float) -> None:
+        """Make segments of waiting rows while every unit that they need will have room for them."""
+        segments = self._segments
+        for members, head, rows in segments.batcher.waiting():
+            limit = self._layout.rows
+            queues = [
+                queue
+                for queue in self._pool.queues
+                if not queue.lost and not set(members).isdisjoint(queue.unit.members)
+            ]
+            left = rows
+            # Segments are formed only while every unit has room: rows that wait longer share larger batches.
+            while left > 0 and segments.accumulator.free and all(queue.has_room for queue in queues):
+                if left < limit and now < head.admitted + self._settings.max_delay_ms / 1e3:
+                    break
+                slot = segments.form(members, limit, self._pool.lost(), now)
+                left -= slot.rows
+                for queue in queues:
+                    queue.add(slot, now)
+
+    def _receive(self, worker: WorkerSlot) -> None:
+        process = worker.process
+        if process is None:
+            return
+        try:
+            message = decode(process.line.recv_bytes())
+        except (EOFError, OSError):
+            self._handle_failure(worker, "")
+            return
+        worker.heard = time.monotonic()
+        if isinstance(message, list):
+            for report in message:
+                self._handle_report(worker, report)
+        elif isinstance(message, Mapping):
+            self._handle_message(worker, message)
+
+    def _handle_report(self, worker: WorkerSlot, report: SlotReport) -> None:
+        number, generation, member = report.slot, report.generation, report.member
+        if report.kind == DONE:
+            worker.health.batch(report.seconds)
+            worker.batches += 1
+            self._segments.record_prediction(number, generation, member, report.seconds)
+        elif report.kind == DROPPED and (slot := self._segments.accumulator.find(number, generation)):
+            self._segments.drop_members(slot, {member: LATE})
+        if report.kind in {DONE, DROPPED}:
+            self._finish_members(worker, number, generation, {member})
+
+    def _handle_message(self, worker: WorkerSlot, told: Mapping[str, Any]) -> None:
+        if "built" in told:
+            self._handle_built(worker, told["built"])
+        elif "refused" in told:
+            worker.said = told["refused"]
+            if not self.started.is_set():
+                self._refuse_start(f"unit {worker.instance.unit.name}: {worker.said}")
+        elif told["broken"]:  # the process ends itself, and its work goes to the next one
+            worker.said = told["why"]
+        else:
+            number, generation = told["failed"]
+            trials = ", ".join(str(self._pool.trials[member]) for member in told["members"])
+            if slot := self._segments.accumulator.find(number, generation):
+                self._segments.refuse(slot, f"trial {trials} refused the rows ({told['why']})")
+            self._finish_members(worker, number, generation, set(told["members"]))
+
+    def _finish_members(self, worker: WorkerSlot, number: int, generation: int, members: set[int]) -> None:
+        if slot := worker.finish_members(number, generation, members):
+            self._segments.accumulator.release(slot, leases=1)
+
+    # Processes.
+
+    def _check_processes(self, now: float) -> None:
+        for worker in self._pool.workers:
+            process = worker.process
+            if worker.state is WorkerState.WAITING and now >= worker.restart_at:
+                queue = self._pool.open(worker, self._arena, now)
+                self._selector.register(queue, selectors.EVENT_READ, worker)
+            elif process is not None and process.ended and not process.line.poll():
+                self._handle_failure(worker, "")
+            elif worker.state is WorkerState.STARTING and now > worker.heard + self._settings.start_seconds:
+                self._handle_failure(worker, f"did not start within {self._settings.start_seconds:g} s")
+            elif worker.in_flight and worker.health.hung(now - worker.heard):
+                self._handle_failure(worker, f"was silent for {now - worker.heard:.1f} s")
+
+    def _handle_built(self, worker: WorkerSlot, told: Mapping[str, Any]) -> None:
+        shape = tuple(told["output_shape"])
+        if not self._layout.output_shape:
+            self._layout = self._pool.shape_with_outputs(shape)
+            self._arena.grow(self._layout)
+        elif shape != self._layout.output_shape:
+            self._refuse_start(
+                f"unit {worker.instance.unit.name}: answers with {shape} a row, others with "
+                f"{self._layout.output_shape}; "
+                "allowed: members with the same outputs"
+            )
+            return
+        worker.send({"map": self._layout.to_json()})
+        worker.state = WorkerState.READY
+        worker.health.batch(told["seconds"])
+        worker.rate = told["rows"] / max(told["seconds"], 1e-9)
+        queue = self._pool.queue_of(worker)
+        if worker not in queue.workers:
+            self._segments.counts["moved"] += self._moves.join(queue, worker)
+        if all(queue.ready for queue in self._pool.queues):
+            self.rate = min(queue.rate for queue in self._pool.queues)
+            self.started.set()
+
+    def _refuse_start(self, why: str) -> None:
+        self.refusal = self.refusal or ServeError(why)
+        self.started.set()
+
+    def _handle_failure(self, worker: WorkerSlot, why: str) -> None:
+        """End a worker's process, requeue its work, and decide when the next process starts."""
+        if worker.process is None:
+            return
+        self._selector.unregister(worker.process.line)
+        how = worker.process.kill()
+        worker.process = None
+        queue = self._pool.queue_of(worker)
+        for slot in queue.take_back(worker):
+            self._segments.accumulator.release(slot, leases=1)
+        worker.why = f"its worker {why or how}" + (f" ({worker.said})" if worker.said and not why else "")
+        now = time.monotonic()
+        pause = worker.health.failed(now)
+        if pause is None:
+            worker.state = WorkerState.LOST
+            self._failed_permanently(queue)
+        else:
+            worker.state, worker.restart_at, worker.restarts = WorkerState.WAITING, now + pause, worker.restarts + 1
+            self._segments.counts["restarts"] += 1
+
+    def _failed_permanently(self, queue: UnitQueue) -> None:
+        # Other workers of the unit take over its queue.
+        if any(worker.state is not WorkerState.LOST for worker in self._pool.workers_of(queue.unit)):
+            return
+        queue.pending.clear()
+        if not self.started.is_set():
+            self._refuse_start(f"unit {queue.unit.name}: cannot start: {queue.why}")
+        elif self._settings.move:
+            queue.outlook = "; another place is looked for"
+            self._moves.request(queue)
+        for slot in self._segments.accumulator.used:
+            self._segments.drop_members(slot, dict.fromkeys(slot.awaited & set(queue.unit.members), queue.why))
+
+
+def _reraise(error: Exception) -> NoReturn:
+    raise error

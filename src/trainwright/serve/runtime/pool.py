@@ -1,0 +1,119 @@
+"""The workers of a plan: how their processes are started and described, which members are lost, and how they end."""
+
+import math
+import sys
+from collections.abc import Collection
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from trainwright.ensemble import Ensemble, Member
+from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
+from trainwright.serve.placement.failover import fail_over
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.units import Unit
+from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.runtime.supervise import Health, ServingProcess
+from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
+
+__all__ = ["WorkerPool", "credits_of"]
+
+_LINE_HOLDS = 128
+
+
+class WorkerPool:
+    """All workers of a plan, and the descriptions that their processes start from."""
+
+    def __init__(
+        self, *, ensemble: Ensemble, plan: DeploymentPlan, settings: DeploymentSettings, layout: ArenaShape, runner: str
+    ) -> None:
+        self.trials = [member.trial for member in ensemble.members]
+        self.plan = plan
+        self._ensemble, self._layout, self._runner, self._settings = ensemble, layout, runner, settings
+        self.workers = [self._make_worker(instance) for instance in plan.instances]
+        self.queues = [UnitQueue(unit=unit, workers=self.workers_of(unit)) for unit in plan.units]
+
+    def plan_failover(self, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
+        """Return the plan with a lost unit elsewhere, or raise AllocationError; it changes nothing."""
+        memory = MemoryModel.assumed(self._ensemble) if self.plan.memory is None else self.plan.memory
+        return fail_over(self.plan, unit, lost, memory)
+
+    def change(self, plan: DeploymentPlan, unit: Unit) -> list[WorkerSlot]:
+        """Take a plan in which a unit moved; return its workers, which join its queue once they are built."""
+        self.plan = plan
+        workers = [self._make_worker(instance) for instance in plan.instances if instance.unit == unit]
+        self.workers += workers
+        return workers
+
+    def _make_worker(self, instance: Instance) -> WorkerSlot:
+        return WorkerSlot(
+            instance=instance,
+            health=Health(settings=self._settings),
+            credits=credits_of(instance, self._layout.rows),
+        )
+
+    def queue_of(self, worker: WorkerSlot) -> UnitQueue:
+        """Return the queue that a worker takes its work from."""
+        return next(queue for queue in self.queues if queue.unit == worker.instance.unit)
+
+    def workers_of(self, unit: Unit) -> list[WorkerSlot]:
+        """Return the workers of a unit, also those that failed permanently or are not built yet."""
+        return [worker for worker in self.workers if worker.instance.unit == unit]
+
+    def lost(self) -> dict[int, str]:
+        """Return the members that nobody computes any more, and why."""
+        return {member: queue.why for queue in self.queues if queue.lost for member in queue.unit.members}
+
+    def shape_with_outputs(self, output_shape: tuple[int, ...]) -> ArenaShape:
+        """Return the layout of the memory, now that it is known what members answer."""
+        return replace(self._layout, output_shape=output_shape)
+
+    def open(self, worker: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
+        """Start a process for a worker, and return the connection to it."""
+        instance = worker.instance
+        members = [self._ensemble.members[place] for place in instance.unit.members]
+        told = {
+            "runner": self._runner,
+            "kind": instance.unit.kind,
+            "places": list(instance.unit.members),
+            "members": [_describe_member(member) for member in members],
+            "device": "cpu" if instance.device.kind == "cpu" else instance.device.name,
+            "cores": list(instance.device.cores),
+            "threads": instance.threads,
+            "batch": instance.batch,
+            "input_shape": list(self._layout.input_shape),
+            "input_dtype": self._layout.input_dtype,
+            "path": [path or str(Path.cwd()) for path in sys.path],
+        }
+        worker.process = ServingProcess(arena, told)
+        worker.state, worker.heard, worker.said = WorkerState.STARTING, now, ""
+        return worker.process.line
+
+    def close(self) -> None:
+        """Let all processes leave, at the same time."""
+        processes = [worker.process for worker in self.workers if worker.process is not None]
+        for process in processes:
+            process.line.close()
+        for worker in self.workers:
+            if worker.process is not None:
+                worker.process.leave()
+                worker.process = None
+
+
+def credits_of(instance: Instance, segment_rows: int) -> int:
+    """Return how many segments an instance may have at once: those of one batch, and as many at hand.
+
+    Never more than its connection holds while the instance computes and reads nothing: about 270 messages on Linux.
+    """
+    return min(_LINE_HOLDS, 2 * math.ceil(instance.batch / segment_rows))
+
+
+def _describe_member(member: Member) -> dict[str, Any]:
+    return {
+        "folder": str(member.folder.absolute()),
+        "trial": member.trial,
+        "digests": dict(member.digests),
+        "trust": member.trust,
+    }

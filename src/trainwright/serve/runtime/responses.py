@@ -1,0 +1,76 @@
+"""Responses from predictions: the ensemble's rule over the members that answered, and the reasons for the others."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.combine.rule import PredictionSlots
+from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
+from trainwright.ensemble.library.networks import check_outputs
+from trainwright.ensemble.metrics import Array
+from trainwright.errors import EnsembleError, RequestError
+from trainwright.serve.runtime.batching import Request
+from trainwright.serve.service import Response
+
+__all__ = ["answer_of", "make_answer"]
+
+
+def answer_of(
+    ensemble: Ensemble,
+    request: Request,
+    predictions: Mapping[int, Array],
+    missing: Mapping[int, str],
+    trace: Mapping[str, Any],
+) -> Response:
+    """Return the answer of a request from its members' predictions, by position in the ensemble; they are copied.
+
+    With all members asked for it is what `Ensemble.predict` returns. Raises RequestError for rows to which a member
+    has no valid answer.
+    """
+    try:
+        found = {
+            member: check_outputs(one.copy(), ensemble.members[member]) for member, one in sorted(predictions.items())
+        }
+    except EnsembleError as error:
+        raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
+    # Members combine in their order, so that the sum does not depend on who was first.
+    slots = PredictionSlots(
+        rule=ensemble.rule, weights=[request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
+    )
+    for member, prediction in found.items():
+        slots.put(member, prediction)
+    combined = slots.combined()
+    calibration = ensemble.calibration
+    prediction = combined.prediction if calibration is None else calibration.apply(combined.prediction)
+    return make_answer(ensemble, request, prediction, members=found, missing=missing, trace=trace)
+
+
+def make_answer(
+    ensemble: Ensemble,
+    request: Request,
+    prediction: Array,
+    *,
+    members: Mapping[int, Array],
+    missing: Mapping[int, str],
+    trace: Mapping[str, Any],
+) -> Response:
+    """Return the answer of a request from the combined prediction.
+
+    `members` are the predictions in it, by ascending position; they are read only for the options that ask for them.
+    """
+    trial = [member.trial for member in ensemble.members]
+    options = request.options
+    # The usual case, in less time.
+    if not (missing or trace or options.members or options.uncertainty):
+        return Response(prediction=prediction, used=tuple([trial[member] for member in request.members]))
+    used = [member for member in request.members if member not in missing]
+    weights = [request.weights[member] for member in used]
+    return Response(
+        prediction=prediction,
+        used=tuple(trial[member] for member in used),
+        missing={trial[member]: why for member, why in missing.items()},
+        weight=sum(weights) / sum(request.weights[member] for member in request.members) if missing else 1.0,
+        uncertainty=decompose_uncertainty(members.values(), weights, ensemble.output) if options.uncertainty else None,
+        members={trial[member]: one for member, one in members.items()} if options.members else {},
+        trace=trace,
+    )

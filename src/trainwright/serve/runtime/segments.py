@@ -1,0 +1,194 @@
+"""Requests in progress: assigns their rows to slots, counts their members' predictions, and finishes each once.
+
+Belongs to the dispatcher's thread and knows nothing of processes.
+"""
+
+import heapq
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+import numpy as np
+
+from trainwright.errors import DeadlinePassed, NotReady, RequestError, TrainwrightError
+from trainwright.serve.runtime.accumulate import Accumulator, Arrival, Slot
+from trainwright.serve.runtime.arena import Arena
+from trainwright.serve.runtime.batching import Batcher, Piece, Request
+from trainwright.serve.runtime.combiner import Finished
+from trainwright.serve.runtime.settings import DeploymentSettings
+
+__all__ = ["LATE", "Segments"]
+
+LATE = "its answer did not come before the deadline"
+
+
+class Segments:
+    """The rows that wait, the slots in use, and the deadlines; `hand_over` gets each request when it is finished."""
+
+    def __init__(
+        self, *, slots: int, arena: Arena, settings: DeploymentSettings, deliver: Callable[[Request, Finished], None]
+    ) -> None:
+        self.batcher = Batcher()
+        self.accumulator = Accumulator(slots)
+        self.counts: Counter[str] = Counter()
+        self._arena, self._settings, self._deliver = arena, settings, deliver
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._number = itertools.count()
+
+    def admit(self, request: Request) -> None:
+        """Let a request's rows wait."""
+        self.counts["requests"] += 1
+        self.counts["rows"] += request.rows
+        self.batcher.put(request)
+        if request.deadline < math.inf:
+            heapq.heappush(self._deadlines, (request.deadline, next(self._number), request))
+
+    @property
+    def next_deadline(self) -> float:
+        """The first deadline of all, which may be that of a request that is finished; infinity if there is none."""
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def expire(self, now: float) -> None:
+        """Finish the requests whose deadline has come."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, _, request = heapq.heappop(self._deadlines)
+            if not request.ended:
+                self.counts["late"] += 1
+                self.finish(request, late=True)
+
+    def form(self, members: tuple[int, ...], limit: int, lost: Mapping[int, str], now: float) -> Slot:
+        """Put up to `limit` of the rows that wait for these members into a free slot; `lost` members are left out."""
+        # A segment serves all members at once, so its rows are copied once.
+        pieces = self.batcher.take(members, limit)
+        expected = [member for member in members if member not in lost]
+        slot = self.accumulator.lease(pieces, expected)
+        inputs = self._arena.inputs(slot.number)
+        for piece in pieces:
+            request = piece.request
+            rows = request.x[piece.first : piece.first + piece.rows]
+            # Infinite rows are for the members to refuse, not to end all requests.
+            with np.errstate(over="ignore"):
+                np.copyto(inputs[piece.start : piece.start + piece.rows], rows, casting="same_kind")
+            request.pieces.append(piece)
+            request.awaited += len(expected)
+            request.missing |= {member: lost[member] for member in members if member in lost}
+            request.begun = now if math.isnan(request.begun) else request.begun
+        self.counts["segments"] += 1
+        for piece in pieces:
+            if not expected or piece.request.future.cancelled():
+                self.finish(piece.request)
+        return slot
+
+    def record_prediction(self, number: int, generation: int, member: int, seconds: float) -> None:
+        """Count a member's predictions once; those of requests in several slots are taken out at once."""
+        if self.accumulator.arrive(number, generation, member) is not Arrival.NEW:
+            return
+        slot = self.accumulator.slots[number]
+        for piece in slot.pieces:
+            request = piece.request
+            if not piece.live:
+                continue
+            # A member counts as used only when all rows of the request have its predictions.
+            request.came[member] = request.came.get(member, 0) + piece.rows
+            request.seconds[member] = max(seconds, request.seconds.get(member, 0.0))
+            if request.split:
+                found = self._arena.predictions(slot.number, member)[piece.start : piece.start + piece.rows]
+                if member not in request.kept:
+                    request.kept[member] = np.empty((request.rows, *found.shape[1:]))
+                request.kept[member][piece.first : piece.first + piece.rows] = found
+        self._await_fewer(slot, 1)
+
+    def drop_members(self, slot: Slot, missing: Mapping[int, str]) -> None:
+        """Let the requests of a slot go without these members."""
+        left = {member: why for member, why in missing.items() if member in slot.awaited}
+        if left:
+            slot.missing |= left.keys()
+            for piece in slot.pieces:
+                if piece.live:
+                    piece.request.missing |= left
+            self._await_fewer(slot, len(left))
+
+    def refuse(self, slot: Slot, why: str) -> None:
+        """Refuse the request of a slot; if there are several, let each begin anew alone, to find the one."""
+        requests = list(dict.fromkeys(piece.request for piece in slot.pieces if piece.live))
+        for request in requests:
+            if len(requests) == 1:
+                self.finish(request, refusal=RequestError(f"request: {why}"))
+            else:
+                held = request.pieces
+                self.batcher.requeue(request)
+                request.alone = True
+                self._release_pieces(held)
+
+    def finish(self, request: Request, *, late: bool = False, refusal: TrainwrightError | None = None) -> None:
+        """Hand a request over to be answered from what has come; nothing that comes later counts."""
+        if request.ended:
+            return
+        request.ended = True
+        self.batcher.drop(request)
+        # Members with predictions for all rows; the others are missing, with a reason.
+        used = [member for member in request.members if request.came.get(member) == request.rows]
+        missing = {member: request.missing.get(member, LATE) for member in request.members if member not in used}
+        if refusal is None and missing:
+            refusal = self._refusal(request, missing, late=late or LATE in request.missing.values())
+            self.counts["degraded"] += refusal is None
+        pieces = request.pieces
+        # Predictions of one piece are read where they lie; the slot stays in use until `release`.
+        if pieces and not request.split:
+            only = pieces[0]
+            lies = slice(only.start, only.start + only.rows)
+            found = {member: self._arena.predictions(only.slot, member)[lies] for member in used}
+        else:
+            found = {member: request.kept[member] for member in used}
+            self._release_pieces(pieces)
+        for piece in pieces:
+            piece.live = False
+        self._deliver(request, Finished(request=request, predictions=found, missing=missing, refusal=refusal))
+
+    def release(self, request: Request) -> None:
+        """Let go of a finished request's slots, once its predictions have been read."""
+        self._release_pieces(request.pieces)
+
+    def finish_all(self, refusal: TrainwrightError) -> None:
+        """Refuse whatever is not finished."""
+        for request in self.batcher.all():
+            self.finish(request, refusal=refusal)
+        for slot in self.accumulator.used:
+            for piece in list(slot.pieces):
+                self.finish(piece.request, refusal=refusal)
+
+    def _await_fewer(self, slot: Slot, members: int) -> None:
+        """Let the requests of a slot wait for so many predictions less, and let go of what is complete."""
+        for piece in list(slot.pieces):
+            request = piece.request
+            if piece.live:
+                request.awaited -= members
+                if request.awaited == 0 and request.taken == request.rows:
+                    self.finish(request)
+                elif not slot.awaited and request.split:
+                    self._release_pieces([piece])
+
+    def _release_pieces(self, pieces: Iterable[Piece]) -> None:
+        for piece in pieces:
+            if piece.held:
+                piece.held = False
+                self.accumulator.release(self.accumulator.slots[piece.slot], readers=1)
+
+    def _refusal(self, request: Request, missing: Mapping[int, str], *, late: bool) -> TrainwrightError | None:
+        """Say why an answer without the missing members is none; None if it is one."""
+        # What share of the asked weight is in the response decides whether it is one.
+        total = sum(request.weights.values())
+        weight = 1.0 - sum(request.weights[member] for member in missing) / total
+        share = f"{len(request.members) - len(missing)} of {len(request.members)} members ({weight:.0%} of the weight)"
+        enough = len(missing) < len(request.members) and weight >= self._settings.quorum
+        if late and not enough:
+            waited = (request.deadline - request.admitted) * 1e3
+            return DeadlinePassed(
+                f"deadline: {waited:.3g} ms passed with {share}; needed: {self._settings.quorum:.0%} of the weight"
+            )
+        if not enough:
+            return NotReady(f"service: has {share}; needed: {self._settings.quorum:.0%} of the weight; try again", 1.0)
+        if self._settings.strict:
+            return NotReady(f"service: has {share}, and is strict: it answers with all or not at all; try again", 1.0)
+        return None

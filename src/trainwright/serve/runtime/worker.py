@@ -1,0 +1,206 @@
+"""A worker process: computes the members of its unit on slots of shared memory until its connection ends.
+
+The main thread reads the line, joins small tasks and cuts large ones to its batch. Another one waits for the line's end
+and nothing else, so that this ends the process at once, whatever it computes, and work is heard without a thread in
+between: what is not read waits in the line, which holds more than a front has under way (`pool.credits_of`).
+"""
+
+import contextlib
+import importlib
+import json
+import math
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
+from typing import Any, NoReturn
+
+import numpy as np
+
+from trainwright.ensemble.metrics import Array
+from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.member_runners import Runner
+from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, SlotReport, SlotTask, decode, send_json
+
+__all__ = ["main"]
+
+_BEAT_SECONDS = 0.5
+_SOON_SECONDS = 1e-3  # a member that usually takes less is waited for, so that one message tells of several
+_START_SECONDS = 0.2  # for which a worker times its batch before it says that it is there
+_BROKEN = 3  # exit status of a process that cannot go on
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Serve with the descriptors of connection and memory given as arguments."""
+    # Sent to a whole group: the front decides when workers leave.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    line: Connection[Any, Any] = Connection(int(argv[0]))
+    arena = Arena(int(argv[1]))
+    try:
+        told = json.loads(line.recv_bytes())
+    except EOFError:
+        os._exit(0)
+    threading.Thread(target=_exit_with, args=(line,), daemon=True).start()
+    try:
+        runner, built = _load_members(told)
+    except Exception as error:  # noqa: BLE001 - whatever stops a member from loading is the front's to tell
+        _send(line, {"refused": f"{type(error).__name__}: {error}"})
+        os._exit(_BROKEN)
+    _send(line, {"built": built})
+    arena.map(ArenaShape.from_json(_receive(line)["map"]))
+    _Worker(line=line, arena=arena, runner=runner, told=told).serve()
+
+
+class _Worker:
+    def __init__(
+        self,
+        *,
+        line: "Connection[Any, Any]",
+        arena: Arena,
+        runner: Runner,
+        told: Mapping[str, Any],
+    ) -> None:
+        self._line, self._arena, self._runner = line, arena, runner
+        self._more = select.poll()
+        self._more.register(line, select.POLLIN)
+        # Positions in the ensemble of the unit's members.
+        self._places: list[int] = told["places"]
+        # Seconds of a member's last batch.
+        self._usual: dict[int, float] = {}
+        # Reports.
+        self._unsent: list[bytes] = []
+        self._held: SlotTask | None = None
+        self._beat = time.monotonic()
+
+    def serve(self) -> NoReturn:
+        while True:
+            tasks = self._take_tasks()
+            late = [task for task in tasks if task.deadline < time.monotonic()]
+            for task in late:
+                self._report(DROPPED, task, None)
+            self._flush()
+            if tasks := [task for task in tasks if task not in late]:
+                self._compute(tasks)
+
+    def _take_tasks(self) -> list[SlotTask]:
+        """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
+        # A task that did not fit into the last batch is the first of this one.
+        first = self._held or _receive(self._line)
+        self._held, tasks, rows = None, [first], first.rows
+        while rows < first.batch and self._more.poll(0):
+            task = _receive(self._line)
+            if task.members != first.members or rows + task.rows > min(first.batch, task.batch):
+                self._held = task
+                break
+            tasks.append(task)
+            rows += task.rows
+        return tasks
+
+    def _compute(self, tasks: list[SlotTask]) -> None:
+        # Several tasks become one batch; a single one is computed where it lies.
+        inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
+        x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
+        wanted = [k for k in range(len(self._places)) if tasks[0].members >> k & 1]
+        batch, left = tasks[0].batch, set(wanted)
+        try:
+            # Tasks larger than the batch are cut, and each part is reported to be alive.
+            for start in range(0, len(x), batch):
+                stop, begun = min(start + batch, len(x)), time.perf_counter()
+                for place, (k, found) in enumerate(self._runner(x[start:stop], wanted), 1):
+                    self._write_predictions(tasks, k, start, found)
+                    seconds, begun = time.perf_counter() - begun, time.perf_counter()
+                    self._usual[k] = seconds
+                    if stop == len(x):
+                        left.discard(k)
+                        for task in tasks:
+                            self._report(DONE, task, k, rows=stop - start, seconds=seconds)
+                    elif time.monotonic() > self._beat + _BEAT_SECONDS:
+                        self._report(BEAT, tasks[0], k, rows=stop - start, seconds=seconds)
+                    if place == len(wanted) or self._usual.get(wanted[place], math.inf) > _SOON_SECONDS:
+                        self._flush()
+        except Exception as error:  # noqa: BLE001 - a member that refuses these rows must not end the others' requests
+            self._flush()
+            broken = isinstance(error, MemoryError) or "CUDA" in str(error)
+            for task in tasks:
+                told = {"failed": [task.slot, task.generation], "members": [self._places[k] for k in sorted(left)]}
+                _send(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
+            if broken:
+                os._exit(_BROKEN)
+
+    def _write_predictions(self, tasks: list[SlotTask], k: int, start: int, found: Array) -> None:
+        """Put rows that began at `start` of the joined tasks where they belong."""
+        first = 0
+        for task in tasks:
+            low, high = max(start, first), min(start + len(found), first + task.rows)
+            if low < high:
+                place = self._arena.predictions(task.slot, self._places[k])
+                place[low - first : high - first] = found[low - start : high - start]
+            first += task.rows
+
+    def _report(self, kind: int, task: SlotTask, k: int | None, *, rows: int = 0, seconds: float = 0.0) -> None:
+        self._beat = time.monotonic()
+        for one in [k] if k is not None else [k for k in range(len(self._places)) if task.members >> k & 1]:
+            member = self._places[one]
+            report = SlotReport(
+                kind=kind, slot=task.slot, generation=task.generation, member=member, rows=rows, seconds=seconds
+            )
+            self._unsent.append(report.encode())
+
+    def _flush(self) -> None:
+        """Send the reports that wait."""
+        if self._unsent:
+            # The serving process is gone: the end of the connection ends this process.
+            with contextlib.suppress(OSError):
+                self._line.send_bytes(b"".join(self._unsent))
+            self._unsent.clear()
+
+
+def _receive(line: "Connection[Any, Any]") -> Any:
+    """Return the next message, or end with the connection."""
+    try:
+        return decode(line.recv_bytes())
+    except (EOFError, OSError):
+        os._exit(0)
+
+
+def _exit_with(line: "Connection[Any, Any]") -> NoReturn:
+    end = select.poll()
+    # For its end alone, which is told unasked.
+    end.register(line, 0)
+    while not end.poll():
+        pass
+    os._exit(0)
+
+
+def _load_members(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
+    """Load the members and compute batches of zeros, which say what they answer and how long they take."""
+    if told["cores"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, told["cores"])
+    sys.path[:] = told["path"]
+    module, name = told["runner"].split(":")
+    make: Callable[[Mapping[str, Any]], Runner] = getattr(importlib.import_module(module), name)
+    runner = make(told)
+    # A batch of zeros pays for what is set up at first use, and tells the output's shape.
+    x = np.zeros((told["batch"], *told["input_shape"]), told["input_dtype"])
+    wanted = range(len(told["places"]))
+    # Pays for what is set up at first use.
+    shapes = {found.shape[1:] for _, found in runner(x, wanted)}
+    [(seconds, _)] = timed([lambda: list(runner(x, wanted))], least=3, seconds=_START_SECONDS)
+    if len(shapes) > 1:
+        raise ValueError(f"members answer with different shapes: {', '.join(str(shape) for shape in sorted(shapes))}")
+    return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": told["batch"]}
+
+
+def _send(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
+    with contextlib.suppress(OSError):
+        send_json(line, message)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

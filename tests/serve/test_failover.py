@@ -1,0 +1,123 @@
+"""A lost unit placed anew: where it goes, that the others stay, and what is said if it fits nowhere."""
+
+import json
+
+import numpy as np
+import pytest
+from allocation_for_tests import GB, devices, ensemble
+
+from trainwright.errors import AllocationError
+from trainwright.serve import DeploymentPlan, TimeTables, Unit
+from trainwright.serve.placement.deployment_plan import Instance, digest_of
+from trainwright.serve.placement.failover import fail_over
+from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
+from trainwright.serve.placement.units import single_units
+
+MEMORY = MemoryModel(footprints=(MemberFootprint(weight_bytes=GB, row_bytes=10**6),) * 3, context_bytes={"cuda": 0})
+BATCHES = (1, 8, 64)
+FAST = np.array([[1, 2, 8]] * 3) * 1e-3
+
+
+def plan(*gigabytes, matrix, slow=(), **changed):
+    """Return a plan of three members on devices of these sizes, of which some take ten times as long."""
+    found = tuple(
+        one
+        if place not in slow
+        else type(one)(name=one.name, kind="cuda", model="slow", capacity_bytes=one.capacity_bytes)
+        for place, one in enumerate(devices(*(size * GB for size in gigabytes)))
+    )
+    tables = TimeTables(batches=BATCHES, seconds={"cuda-model": FAST, "slow": 10 * FAST})
+    told = {"ensemble": digest_of(ensemble(1, 2, 3)), "devices": found, "units": single_units(3), "matrix": matrix}
+    return DeploymentPlan(**{**told, "tables": tables, "memory": MEMORY, **changed})
+
+
+def lost(found, *places):
+    """Return the instances at these (device, unit) places."""
+    return [
+        Instance(unit=found.units[unit], device=found.devices[device], batch=found.matrix[device][unit], threads=1)
+        for device, unit in places
+    ]
+
+
+def anew(found, unit, *places):
+    return fail_over(found, Unit(members=(unit,)), lost(found, *places), found.memory)
+
+
+def test_the_device_that_does_most():
+    """Of two devices the one with less to do takes the unit; what runs stays where it is."""
+    before = plan(4, 4, 4, matrix=((64, 0, 0), (0, 64, 0), (0, 8, 64)))
+    after = anew(before, 0, (0, 0))
+    assert after.matrix == ((0, 0, 0), (64, 64, 0), (64, 8, 64))
+    assert after.expected["value"] > 0
+    slow = plan(4, 4, 4, matrix=((64, 0, 0), (0, 64, 0), (0, 0, 64)), slow={2})
+    assert anew(slow, 0, (0, 0)).matrix[1][0] == 64
+
+
+def test_the_search_is_over_its_column_alone():
+    """Among all single changes of the lost column none that fits is worth more."""
+    before = plan(4, 4, 3, 2, matrix=((64, 8, 0), (0, 64, 8), (0, 0, 64), (0, 0, 0)), slow={1, 3})
+    after = anew(before, 0, (0, 0))
+    column = [row[0] for row in after.matrix]
+    from trainwright.serve.placement.placement import Placement
+    from trainwright.serve.placement.profile_cost import ProfileCost
+
+    cost = ProfileCost(devices=before.devices, tables=before.tables)
+    best = cost.measure([Placement(after.units, after.matrix)])[0].value
+    assert [row[1:] for row in after.matrix] == [row[1:] for row in before.matrix]
+    for device in (1, 2, 3):
+        for batch in (0, *BATCHES):
+            changed = [*column[:device], batch, *column[device + 1 :]]
+            rows = tuple((one, *row[1:]) for one, row in zip(changed, before.matrix, strict=True))
+            if any(changed) and before.memory.fits(before.devices, before.units, rows):
+                assert cost.measure([Placement(after.units, rows)])[0].value <= best * (1 + 1e-9)
+
+
+def test_not_where_it_was_lost_nor_where_nothing_is_left():
+    """A device that kept no instance may be gone; one on which others run is not, nor is one that was idle."""
+    before = plan(4, 4, 4, matrix=((64, 64, 0), (0, 0, 64), (0, 0, 0)))
+    first = anew(before, 0, (0, 0))
+    assert first.matrix[0] == (0, 64, 0)
+    assert {row[0] for row in first.matrix[1:]} - {0}
+    gone = anew(before, 1, (0, 0), (0, 1))
+    assert gone.matrix[0] == (64, 0, 0), "the other lost unit is not this one's to move"
+    assert any(row[1] for row in gone.matrix[1:])
+    refusal = r"unit 2: no other device is left for it; its workers failed permanently on cuda/0, cuda/1"
+    with pytest.raises(AllocationError, match=refusal):
+        anew(plan(4, 4, matrix=((8, 8, 0), (0, 0, 8))), 2, (0, 0), (0, 1), (1, 2))
+
+
+def test_memory():
+    """Batches shrink until it fits; what fits with none is refused with the bytes."""
+    before = plan(4, 2.2, matrix=((64, 64, 0), (0, 0, 64)))
+    small = anew(before, 0, (0, 0)).matrix[1]
+    assert small[2] == 64
+    assert 0 < small[0] < 64
+    assert before.memory.fits(before.devices, before.units, anew(before, 0, (0, 0)).matrix)
+    tight = plan(4, 2, matrix=((64, 64, 0), (0, 0, 64)))
+    with pytest.raises(AllocationError, match=r"unit 0 with batches of 1 rows fits no device .*cuda/1: needed"):
+        anew(tight, 0, (0, 0))
+    with pytest.raises(AllocationError) as refused:
+        anew(tight, 0, (0, 0))
+    assert "cuda/0" not in str(refused.value)
+
+
+def test_without_times():
+    """A plan made by size alone takes worst fit, with the batch that the unit had."""
+    before = plan(4, 4, 6, matrix=((16, 0, 0), (0, 16, 0), (0, 0, 16)), tables=None)
+    after = anew(before, 0, (0, 0))
+    assert after.matrix == ((0, 0, 0), (0, 16, 0), (16, 0, 16))
+    assert after.expected == {}
+
+
+def test_a_latency_that_nothing_left_meets():
+    slow = plan(4, 4, matrix=((8, 8, 0), (0, 0, 1)), slow={1}, objective="throughput@15")
+    with pytest.raises(AllocationError, match=r"lets it answer as the plan asks \(throughput@15\)"):
+        anew(slow, 0, (0, 0))
+
+
+def test_a_plan_file_keeps_what_it_takes(tmp_path):
+    before = plan(4, 4, matrix=((64, 64, 0), (0, 0, 64)))
+    kept = DeploymentPlan.load(before.save(tmp_path / "plan.json"))
+    assert kept.memory == before.memory
+    assert json.dumps(kept.tables.to_json()) == json.dumps(before.tables.to_json())
+    assert anew(kept, 0, (0, 0)).matrix == anew(before, 0, (0, 0)).matrix
