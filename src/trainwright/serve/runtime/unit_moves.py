@@ -37,7 +37,7 @@ class UnitMoves:
         queue.workers.append(worker)
         queue.outlook = ""
         move = next(move for move in reversed(self.moves) if move["unit"] == queue.unit.name)
-        starting = move["state"] == "starting"
+        starting: bool = move["state"] == "starting"
         if starting:
             move["state"] = "done"
         return starting
