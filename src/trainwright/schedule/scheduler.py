@@ -36,6 +36,6 @@ class Scheduler:
         if isinstance(choice, AllocationPolicy) and not isinstance(choice, type):
             return cls(policy=choice)
         raise ScheduleError(
-            f"scheduler: got {given!r}; allowed: a rule such as ASHA(max_epochs=27), a policy such as Fixed(2), "
+            f"scheduler: got {choice!r}; allowed: a rule such as ASHA(max_epochs=27), a policy such as Fixed(2), "
             "or Scheduler(rule, policy)"
         )

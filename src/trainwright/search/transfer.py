@@ -73,7 +73,7 @@ class Experience:
                 ledger.close()
         else:
             raise SearchError(
-                f"warm_start: got {given!r}; allowed: a study, as of tw.Study.open('runs/old'), or its directory"
+                f"warm_start: got {earlier!r}; allowed: a study, as of tw.Study.open('runs/old'), or its directory"
             )
         least = _LEAST if way == "generative" else 1
         if found.complete < least:
