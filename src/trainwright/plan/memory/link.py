@@ -1,7 +1,6 @@
 """Link: how fast bytes go from the device to the host and back, alone and both ways at once."""
 
 from dataclasses import dataclass
-from numbers import Real
 
 from trainwright.errors import ChainError
 from trainwright.validators import Validator, check, optional
@@ -9,7 +8,7 @@ from trainwright.validators import Validator, check, optional
 __all__ = ["Link"]
 
 _BANDWIDTH = Validator(
-    lambda value: isinstance(value, Real) and not isinstance(value, bool) and value > 0, "bytes per second > 0"
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value > 0, "bytes per second > 0"
 )
 
 
