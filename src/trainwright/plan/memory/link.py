@@ -1,14 +1,15 @@
 """Link: how fast bytes go from the device to the host and back, alone and both ways at once."""
 
 from dataclasses import dataclass
-from numbers import Real
 
 from trainwright.errors import ChainError
 from trainwright.validators import Validator, check, optional
 
 __all__ = ["Link"]
 
-_BANDWIDTH = Validator(lambda value: _is_number(value) and value > 0, "bytes per second > 0")
+_BANDWIDTH = Validator(
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value > 0, "bytes per second > 0"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +37,3 @@ class Link:
         if not (outgoing and incoming):
             return self.to_host, self.to_device
         return self.to_host_together or self.to_host, self.to_device_together or self.to_device
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)

@@ -28,8 +28,8 @@ def is_plain(layer: nn.Module, kinds: tuple[type[nn.Module], ...] = LAYERS) -> b
         return False
     if any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in _FORWARD):
         return False
-    held = {*layer._parameters, *layer._buffers}  # noqa: SLF001
-    return not any(name in vars(layer) for name in _FORWARD) and bool(held & _WEIGHTS) and held <= _HELD
+    names = {*layer._parameters, *layer._buffers}  # noqa: SLF001
+    return not any(name in vars(layer) for name in _FORWARD) and bool(names & _WEIGHTS) and names <= _HELD
 
 
 def marked(parameter: torch.Tensor) -> bool:
