@@ -70,13 +70,18 @@ class Deployment:
         """Start what computes and wait until every member can answer; raises ServeError naming the one that cannot."""
         if self._runtime is not None:
             raise ServeError("Deployment.start: was started before; allowed: once; make another one")
-        inputs = {"input_shape": self.input_shape, "input_dtype": self.input_dtype.name}
+        shape, dtype = self.input_shape, self.input_dtype.name
         runtime: InProcessRuntime | WorkerRuntime
         if self._planned.in_process:
-            runtime = InProcessRuntime(self._ensemble, self._planned, **inputs)
+            runtime = InProcessRuntime(self._ensemble, self._planned, input_shape=shape, input_dtype=dtype)
         else:
             runtime = WorkerRuntime(
-                self._ensemble, self._planned, settings=self.settings, runner=self._runner, **inputs
+                self._ensemble,
+                self._planned,
+                settings=self.settings,
+                runner=self._runner,
+                input_shape=shape,
+                input_dtype=dtype,
             )
         self._runtime = runtime
         try:
