@@ -2,7 +2,8 @@
 
 import numpy as np
 
-from trainwright.memory import Chain, Option, Stage
+from trainwright.memory import Chain, Stage
+from trainwright.plan.memory.chain import Option
 
 __all__ = ["budgets", "random_chain"]
 
@@ -26,8 +27,8 @@ def random_chain(seed, *, least=3, most=6, options=0, split=False):
                 forward_temporary_bytes=draw(0, 2),
                 backward_temporary_bytes=draw(-grown, 2),
                 gradient_bytes=draw(0, out) if split else None,
-                plain_forward_seconds=draw(1, seconds) if split else None,
-                plain_forward_temporary_bytes=draw(0, 2) if split else None,
+                no_grad_forward_seconds=draw(1, seconds) if split else None,
+                no_grad_forward_temporary_bytes=draw(0, 2) if split else None,
                 parameter_gradient_bytes=grown,
                 options=tuple(
                     Option(forward_seconds=draw(1, 9), backward_seconds=draw(2, 14), saved_bytes=out + draw(0, 3))

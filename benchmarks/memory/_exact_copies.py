@@ -7,7 +7,7 @@ A state packs, four bits for each stage, where its bare output and its saved val
 import numpy as np
 
 from trainwright.kernels import Ints, compiled
-from trainwright.plan.memory._queue import EMPTY, pop, push, slot, tabled, way
+from trainwright.plan.memory._queue import EMPTY, build_table, find_slot, path_to, pop_heap, push_heap
 from trainwright.plan.memory.sizes import Sizes
 
 __all__ = ["OFFLOAD", "PREFETCH", "RELEASE", "WAIT", "search_with_copies"]
@@ -73,7 +73,7 @@ def _ended(state: int) -> int:
 
 @compiled
 def search_with_copies(
-    z: Sizes, ticks: tuple[Ints, Ints, Ints], room: int, bound: int, limit: int
+    sizes: Sizes, ticks: tuple[Ints, Ints, Ints], room: int, bound: int, limit: int
 ) -> tuple[Ints, float, float]:
     """Return the actions of the fastest schedule with copies, its ticks (inf: none below `bound`), a lower bound.
 
@@ -84,27 +84,27 @@ def search_with_copies(
     plain, forward, back = ticks
     n = plain.size
     size = np.zeros(2 * n + 2, np.int64)  # by key
-    size[2::2], size[3::2] = z.out[1:], z.saved
+    size[2::2], size[3::2] = sizes.output[1:], sizes.saved
     capacity = 1 << 14
     states, cost, closed = np.zeros(capacity, np.int64), np.zeros(capacity), np.zeros(capacity, np.bool_)
     came = np.zeros((capacity, 4), np.int64)  # parent, action, stage or key, under way
     heap, nodes, waiting = np.zeros(capacity), np.zeros(capacity, np.int64), 0
     states[0] = n << _GRADIENT
     count = 1
-    table, holder = tabled(states, count, 4 * capacity)
-    waiting = push(heap, nodes, waiting, float((forward + back).sum()), 0)
+    table, holder = build_table(states, count, 4 * capacity)
+    waiting = push_heap(heap, nodes, waiting, float((forward + back).sum()), 0)
     follow = np.empty((8 * n + 16, 4), np.int64)  # state, ticks, action, stage or key
     proven = 0.0
     while waiting:
         proven, node = heap[0], nodes[0]
-        waiting = pop(heap, nodes, waiting)
+        waiting = pop_heap(heap, nodes, waiting)
         if closed[node]:
             continue
         closed[node] = True
         state = states[node]
         gradient, stage, kind = _field(state, _GRADIENT, 3), _field(state, _STAGE, 3), _field(state, _KIND, 2)
         if gradient == 0:
-            return way(came, node), cost[node], cost[node]
+            return path_to(came, node), cost[node], cost[node]
         if proven >= bound or count > limit:
             break
         if waiting + len(follow) > heap.size:
@@ -116,17 +116,22 @@ def search_with_copies(
             closed = np.concatenate((closed, np.zeros(closed.size, np.bool_)))
             came = np.concatenate((came, np.zeros(came.shape, np.int64)))
         if 2 * (count + len(follow)) > table.size:
-            table, holder = tabled(states, count, 4 * table.size)
+            table, holder = build_table(states, count, 4 * table.size)
         out, into = _field(state, _OUT, 4), _field(state, _IN, 4)
-        used = z.delta[gradient] + z.grown[gradient] + (size[into] if into else 0)
+        used = sizes.output_gradient[gradient] + sizes.later_gradients[gradient] + (size[into] if into else 0)
         for key in range(2, 2 * gradient + 2):
             if _here(state, key):
                 used += size[key]
         if stage and kind == BACKWARD:
-            used += z.delta[stage - 1] + z.grown[stage - 1] - z.grown[stage] + z.back_temporary[stage - 1]
+            used += (
+                sizes.output_gradient[stage - 1]
+                + sizes.later_gradients[stage - 1]
+                - sizes.later_gradients[stage]
+                + sizes.backward_temporary[stage - 1]
+            )
         elif stage:
             used += size[2 * stage + (kind == FORWARD_ALL)]
-            used += z.temporary[stage - 1] if kind == FORWARD_ALL else z.plain_temporary[stage - 1]
+            used += sizes.temporary[stage - 1] if kind == FORWARD_ALL else sizes.no_grad_temporary[stage - 1]
         many = 0
         if not stage:
             for i in range(1, gradient + 1):
@@ -134,16 +139,21 @@ def search_with_copies(
                     continue
                 saved, bare = 2 * i + 1, 2 * i
                 if i == gradient and _here(state, saved):
-                    made = z.delta[i - 1] + z.grown[i - 1] - z.grown[i] + z.back_temporary[i - 1]
+                    made = (
+                        sizes.output_gradient[i - 1]
+                        + sizes.later_gradients[i - 1]
+                        - sizes.later_gradients[i]
+                        + sizes.backward_temporary[i - 1]
+                    )
                     if used + made <= room:
                         after = state | (BACKWARD << _KIND) | (i << _STAGE) | (back[i - 1] << _LEFT)
                         follow[many] = (after, 0, BACKWARD, i)
                         many += 1
-                if not _here(state, saved) and into != saved and used + size[saved] + z.temporary[i - 1] <= room:
+                if not _here(state, saved) and into != saved and used + size[saved] + sizes.temporary[i - 1] <= room:
                     after = state | (FORWARD_ALL << _KIND) | (i << _STAGE) | (forward[i - 1] << _LEFT)
                     follow[many] = (after, 0, FORWARD_ALL, i)
                     many += 1
-                fits = used + size[bare] + z.plain_temporary[i - 1] <= room
+                fits = used + size[bare] + sizes.no_grad_temporary[i - 1] <= room
                 if i < gradient and not _here(state, bare) and into != bare and fits:
                     after = state | (FORWARD_KEEP << _KIND) | (i << _STAGE) | (plain[i - 1] << _LEFT)
                     follow[many] = (after, 0, FORWARD_KEEP, i)
@@ -195,7 +205,7 @@ def search_with_copies(
             reached = cost[node] + spent
             if reached + rest >= bound:
                 continue
-            at = slot(table, after)
+            at = find_slot(table, after)
             known = table[at] != EMPTY
             other = holder[at] if known else count
             if known and (closed[other] or cost[other] <= reached):
@@ -205,5 +215,5 @@ def search_with_copies(
                 count += 1
             cost[other] = reached
             came[other, 0], came[other, 1], came[other, 2], came[other, 3] = node, action, what, stage
-            waiting = push(heap, nodes, waiting, reached + rest, other)
+            waiting = push_heap(heap, nodes, waiting, reached + rest, other)
     return np.empty((0, 3), np.int64), np.inf, min(proven, float(bound)) if waiting else float(bound)

@@ -35,8 +35,9 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from benchmarks.memory.integer_program import Integer, Terms
+
 from trainwright.plan.memory.chain import Chain, Stage
-from trainwright.plan.memory.integer_program import Integer, Terms
 from trainwright.plan.memory.link import Link
 
 __all__ = ["Value", "bound_by_events", "small_share", "values_of"]
@@ -95,11 +96,11 @@ def _merged(chain: Chain, small: float) -> list[_Step]:
     """Return the stages, sizes of at most `small` bytes taken for nothing."""
     steps: list[_Step] = []
     for stage in chain.steps:
-        sizes = (stage.output_bytes, stage.delta_bytes, stage.parameter_gradient_bytes)
+        sizes = (stage.output_bytes, stage.output_gradient_bytes, stage.parameter_gradient_bytes)
         if max(*sizes, *(each.saved_bytes for each in stage.choices)) > small:
             steps.append(_Step(stage))
             continue
-        forward = min(stage.plain_seconds, *(each.forward_seconds for each in stage.choices))
+        forward = min(stage.no_grad_seconds, *(each.forward_seconds for each in stage.choices))
         back = min(each.backward_seconds for each in stage.choices)
         needs = [each.forward_temporary_bytes for each in stage.choices]
         empty = Stage(
@@ -108,11 +109,11 @@ def _merged(chain: Chain, small: float) -> list[_Step]:
             backward_seconds=back,
             output_bytes=0,
             saved_bytes=0,
-            forward_temporary_bytes=min(stage.plain_temporary_bytes, *needs),
+            forward_temporary_bytes=min(stage.no_grad_temporary_bytes, *needs),
             backward_temporary_bytes=min(each.backward_temporary_bytes for each in stage.choices),
         )
         last = steps[-1] if steps else None
-        if last is None or last.stage.saved_bytes or last.stage.delta_bytes or last.stage.options:
+        if last is None or last.stage.saved_bytes or last.stage.output_gradient_bytes or last.stage.options:
             steps.append(_Step(empty))
             continue
         ahead = last.heads[0] + last.stage.forward_seconds, last.heads[1] + back
@@ -132,7 +133,7 @@ def values_of(number: int, stage: Stage) -> list[Value]:
         Value(number, o, each.saved_bytes, each.forward_seconds, each.forward_temporary_bytes)
         for o, each in enumerate(stage.choices)
     ]
-    bare = Value(number, -1, stage.output_bytes, stage.plain_seconds, stage.plain_temporary_bytes)
+    bare = Value(number, -1, stage.output_bytes, stage.no_grad_seconds, stage.no_grad_temporary_bytes)
     better = any(
         each.size <= bare.size and each.seconds <= bare.seconds and each.temporary <= bare.temporary for each in saved
     )
@@ -169,7 +170,7 @@ class _Programme:
         together = link.rates(outgoing=True, incoming=True)
         alone = link.rates(outgoing=True, incoming=False)
         least = [
-            min(s.stage.plain_seconds, *(o.forward_seconds for o in s.stage.choices))
+            min(s.stage.no_grad_seconds, *(o.forward_seconds for o in s.stage.choices))
             + min(o.backward_seconds for o in s.stage.choices)
             for s in steps
         ]
@@ -177,7 +178,7 @@ class _Programme:
         self.unit = math.fsum(least) + heads or 1.0
         self.rates = [max(pair) * self.unit / self.room for pair in zip(alone, together, strict=True)]
         self.constant, self.spare = heads / self.unit, max(0.0, known / self.unit * (1 + _SLACK) - 1.0)
-        self.delta = [input_gradient / self.room, *(s.stage.delta_bytes / self.room for s in steps)]
+        self.delta = [input_gradient / self.room, *(s.stage.output_gradient_bytes / self.room for s in steps)]
         self.values = {i: list(self._scaled(i)) for i in range(1, self.n + 1)}
         self.values[self.n] = [k for k in self.values[self.n] if k.option >= 0]
         self.sent: dict[Value, Terms] = {}

@@ -7,8 +7,8 @@ from benchmarks.memory._exact_copies import search_with_copies
 
 from trainwright.errors import ChainError
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.exact import Searched
-from trainwright.plan.memory.operations import Kind, Operation, Value, offload, prefetch
+from trainwright.plan.memory.exact import SearchResult
+from trainwright.plan.memory.operations import Operation, OperationKind, Value, offload, prefetch
 from trainwright.plan.memory.sizes import sizes_of
 
 __all__ = ["solve_exact_with_copies"]
@@ -19,7 +19,7 @@ _STAGES, _TICKS, _SIZE = 6, 63, 31
 
 def solve_exact_with_copies(
     chain: Chain, budget_bytes: int, bandwidth: int, *, better_than_seconds: float = math.inf, states: int = 3_000_000
-) -> Searched:
+) -> SearchResult:
     """Search all schedules with copies over a link, `bandwidth` bytes a second each way at once, of a tiny chain.
 
     A state says where each value is (device, host, both, nowhere), what runs, what is being copied each way and how
@@ -29,7 +29,7 @@ def solve_exact_with_copies(
     seconds, at most 63, every value at most 31 bytes; raises ChainError.
     """
     steps, sizes = chain.steps, sizes_of(chain)
-    seconds = np.array([(step.plain_seconds, step.forward_seconds, step.backward_seconds) for step in steps])
+    seconds = np.array([(step.no_grad_seconds, step.forward_seconds, step.backward_seconds) for step in steps])
     ticks = np.rint(seconds * bandwidth).astype(np.int64)
     largest = max(step.saved_bytes for step in steps)
     if (
@@ -52,7 +52,7 @@ def solve_exact_with_copies(
         sizes, (plain, forward, back), budget_bytes - chain.fixed_bytes, bound, states
     )
     finished = math.isfinite(found)
-    return Searched(
+    return SearchResult(
         operations=_scheduled(rows.tolist()) if finished else None,
         seconds=found / bandwidth,
         lower_seconds=min(lower / bandwidth, better_than_seconds),
@@ -68,13 +68,21 @@ def _scheduled(rows: list[list[int]]) -> tuple[Operation, ...]:
     for action, what, running in _without_idle_copies(rows):
         if not running and dropped:
             if dropped in here:
-                operations.append(Operation(Kind.DELETE, dropped // 2, Value.OUTPUT))
+                operations.append(Operation(OperationKind.DELETE, dropped // 2, Value.OUTPUT))
                 here.remove(dropped)
             dropped = 0
         if action in {0, 1, 3}:
             last = len(operations)
             operations.append(
-                Operation((Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.DELETE, Kind.BACKWARD)[action], what)
+                Operation(
+                    (
+                        OperationKind.FORWARD_ALL,
+                        OperationKind.FORWARD_KEEP,
+                        OperationKind.DELETE,
+                        OperationKind.BACKWARD,
+                    )[action],
+                    what,
+                )
             )
             if action == 3:
                 here.discard(2 * what + 1)
@@ -89,7 +97,7 @@ def _scheduled(rows: list[list[int]]) -> tuple[Operation, ...]:
             here.add(what)
         if action in {4, 5, 6}:
             made = {
-                4: Operation(Kind.DELETE, what // 2, value),
+                4: Operation(OperationKind.DELETE, what // 2, value),
                 5: offload(value, what // 2),
                 6: prefetch(value, what // 2),
             }

@@ -117,7 +117,7 @@ def _stage(
         output_bytes=output,
         saved_bytes=max(saved, output),
         backward_temporary_bytes=max((node.size for node in inside[:-1]), default=0),
-        plain_forward_temporary_bytes=max(0, peak - output + older),
+        no_grad_forward_temporary_bytes=max(0, peak - output + older),
         parameter_bytes=sum(node.parameter_bytes for node in inside),
     )
 
@@ -152,7 +152,7 @@ def _options(
                 forward_seconds=stage.forward_seconds,
                 backward_seconds=stage.backward_seconds + sum(inside[each].forward_seconds for each in dropped),
                 saved_bytes=max(stage.output_bytes, stage.saved_bytes - sum(size.values())),
-                forward_temporary_bytes=stage.plain_temporary_bytes,
+                forward_temporary_bytes=stage.no_grad_temporary_bytes,
                 backward_temporary_bytes=stage.backward_temporary_bytes + _again(size, readers),
             )
         )

@@ -27,9 +27,10 @@ from benchmarks.memory.exact_copies import solve_exact_with_copies
 from benchmarks.memory.graphs import read_graph
 
 from trainwright.errors import InfeasibleBudget
-from trainwright.memory import Chain, Link, Plan, Stage, simulate
+from trainwright.memory import Chain, Link, Plan, Stage
 from trainwright.plan.memory.minimum_budget import largest_stage, lowest_with_copies
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes, plan_chain
+from trainwright.plan.memory.simulate import simulate
 
 __all__ = ["certified", "graph_row", "joint_optimality", "layer_graphs", "share", "show", "small_chain", "summary_of"]
 

@@ -27,9 +27,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from benchmarks.memory.event_bound import Value, values_of
+from benchmarks.memory.integer_program import Integer, Terms
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.integer_program import Integer, Terms
 from trainwright.plan.memory.link import Link
 
 __all__ = ["bound_by_moments"]
@@ -86,7 +86,9 @@ class _Programme:
         together, alone = link.rates(outgoing=True, incoming=True), link.rates(outgoing=False, incoming=True)
         self.rates = [max(pair) * self.unit / room for pair in zip(alone, together, strict=True)]
         self.most = known / self.unit * (1 + _SLACK)
-        self.delta = [each / room for each in (chain.input_gradient_bytes, *(s.delta_bytes for s in self.steps))]
+        self.delta = [
+            each / room for each in (chain.input_gradient_bytes, *(s.output_gradient_bytes for s in self.steps))
+        ]
         self.grown = [0.0]
         """Of gradients of parameters, by how many backwards have ended."""
         for step in reversed(self.steps):

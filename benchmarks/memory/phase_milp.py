@@ -27,13 +27,13 @@ import math
 from collections.abc import Iterable
 
 import numpy as np
+from benchmarks.memory.integer_program import Integer, Terms
 from numpy.typing import NDArray
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.exact import Searched, keep_within, list_operations
-from trainwright.plan.memory.integer_program import Integer, Terms
+from trainwright.plan.memory.exact import SearchResult, keep_within, list_operations
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skip_connections import lightest
+from trainwright.plan.memory.skip_connections import without_skips
 
 __all__ = ["solve_milp"]
 
@@ -43,7 +43,7 @@ _SLACK = 1e-6
 
 def solve_milp(
     chain: Chain, budget_bytes: int, *, better_than_seconds: float = math.inf, limit_seconds: float = 60.0
-) -> Searched:
+) -> SearchResult:
     """Search for the fastest plan of the phases' order that is not slower than a known one, by HiGHS.
 
     Where the time ends first, `lower_seconds` is the bound reached so far and `finished` is false. O(L^2) binaries,
@@ -51,8 +51,8 @@ def solve_milp(
     """
     room = budget_bytes - chain.fixed_bytes
     if room <= 0:
-        return Searched(operations=None, seconds=math.inf, lower_seconds=0.0, finished=True)
-    searched = _Programme(lightest(chain), room).solve(better_than_seconds, limit_seconds)
+        return SearchResult(operations=None, seconds=math.inf, lower_seconds=0.0, finished=True)
+    searched = _Programme(without_skips(chain), room).solve(better_than_seconds, limit_seconds)
     return keep_within(searched, chain, budget_bytes)
 
 
@@ -88,7 +88,7 @@ class _Programme:
                 if i < d:
                     if d < self.n:
                         self.bare[d, i] = self._variable()
-                    self.plain[d, i] = self._variable(step.plain_seconds)
+                    self.plain[d, i] = self._variable(step.no_grad_seconds)
                     self.read[d, i, -1] = self._variable(whole=False)
                 for o, option in enumerate(step.choices):
                     ends = option.backward_seconds if i == d else 0.0
@@ -105,7 +105,8 @@ class _Programme:
         """Whether saving a stage only to run another is never better than running it plainly."""
         step = self.chain.steps[i - 1]
         return all(
-            step.plain_seconds <= each.forward_seconds and step.plain_temporary_bytes <= each.forward_temporary_bytes
+            step.no_grad_seconds <= each.forward_seconds
+            and step.no_grad_temporary_bytes <= each.forward_temporary_bytes
             for each in step.choices
         )
 
@@ -153,7 +154,7 @@ class _Programme:
     def _bytes(self, d: int) -> None:
         steps = self.chain.steps
         grown = sum(step.parameter_gradient_bytes for step in steps[d:])
-        arrived = steps[d - 1].delta_bytes + grown
+        arrived = steps[d - 1].output_gradient_bytes + grown
         left: Terms = []
         for i in range(1, d + 1):
             step = steps[i - 1]
@@ -162,14 +163,14 @@ class _Programme:
             held = self._held(d, i - 1) if i > 1 else []
             right = [term for j in range(i, d + 1) for term in self._start(d, j)]
             runs: list[tuple[int | None, float]] = [
-                (self.plain.get((d, i)), step.output_bytes + step.plain_temporary_bytes),
+                (self.plain.get((d, i)), step.output_bytes + step.no_grad_temporary_bytes),
                 *((self.made[d, i, o], each.saved_bytes + each.forward_temporary_bytes)
                   for o, each in enumerate(step.choices)),
             ]  # fmt: skip
             self._limit([*left, *held, *right, *runs], self.room - arrived)
             if i == d:
                 more = step.parameter_gradient_bytes
-                more += steps[d - 2].delta_bytes if d > 1 else self.chain.input_gradient_bytes
+                more += steps[d - 2].output_gradient_bytes if d > 1 else self.chain.input_gradient_bytes
                 back = [
                     (column, each.saved_bytes + each.backward_temporary_bytes)
                     for o, each in enumerate(step.choices)
@@ -182,17 +183,17 @@ class _Programme:
 
     # Solution
 
-    def solve(self, known: float, limit_seconds: float) -> Searched:
+    def solve(self, known: float, limit_seconds: float) -> SearchResult:
         """Run HiGHS; nothing slower than a known time is searched."""
         solved = self.integer.solve(limit_seconds, gap=_SLACK, known=known / self.unit)
         lower = min(known, max(0.0, solved.bound) * self.unit)
         if solved.values is None:
-            return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=solved.finished)
+            return SearchResult(operations=None, seconds=math.inf, lower_seconds=lower, finished=solved.finished)
         operations = list_operations(self._path(solved.values > 0.5))
         simulation = simulate(self.chain, operations, budget_bytes=self.chain.fixed_bytes + self.room)
         if not simulation.fits:  # by HiGHS's tolerance beyond the room: the bound holds, the plan does not
-            return Searched(operations=None, seconds=math.inf, lower_seconds=lower, finished=False)
-        return Searched(
+            return SearchResult(operations=None, seconds=math.inf, lower_seconds=lower, finished=False)
+        return SearchResult(
             operations=operations,
             seconds=simulation.seconds,
             lower_seconds=lower,

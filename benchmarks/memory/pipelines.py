@@ -29,11 +29,17 @@ from benchmarks.memory.graphs import read_graph
 
 from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Stage, pipeline
-from trainwright.plan.pipeline.non_contiguous import Placed, Placement, Search, contiguous, madpipe
-from trainwright.plan.pipeline.partition import Cost, Part, cut, ways
-from trainwright.plan.pipeline.patterns import breaches
+from trainwright.plan.pipeline.non_contiguous import (
+    PatternPlacement,
+    PlacedStage,
+    PlacementSearch,
+    place_contiguous,
+    place_madpipe,
+)
+from trainwright.plan.pipeline.partition import Cost, StagePart, cut_chain, training_ways
+from trainwright.plan.pipeline.patterns import pattern_breaches
 from trainwright.plan.pipeline.schedules import simulate_schedule
-from trainwright.plan.pipeline.stage_memory import Weights, holding
+from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
 
 _LINK = 12e9
 _SHARES = (1.0, 0.5, 0.25, 0.1)
@@ -92,8 +98,8 @@ def graph(path: Path) -> Iterator[dict[str, Any]]:
             steps = {name: ideal * microbatches / each.seconds for name, each in plan.timelines.items()}
             planned = plan.placements
             search = _search(chain, devices, microbatches, memory)
-            alone = contiguous(search)
-            special = madpipe(search, alone)
+            alone = place_contiguous(search)
+            special = place_madpipe(search, alone)
             found = [each for each in (alone, special, *planned.values()) if each is not None]
             yield {
                 "graph": path.stem,
@@ -113,7 +119,7 @@ def graph(path: Path) -> Iterator[dict[str, Any]]:
                     "madpipe, recomputing": steps["madpipe"],
                 },
                 "stages": [(each.first, each.last, each.device) for each in planned["madpipe"].stages],
-                "breaches": sum(len(breaches(each.pattern, each.rooms)) for each in found),
+                "breaches": sum(len(pattern_breaches(each.pattern, each.rooms)) for each in found),
             }  # fmt: skip
 
 
@@ -124,8 +130,8 @@ def optimality(count: int) -> dict[str, Any]:
         if seed % 50 == 0:
             progress(f"optimality: {seed} of {count}")
         search = _drawn(seed)
-        alone = contiguous(search)
-        found = madpipe(search, alone)
+        alone = place_contiguous(search)
+        found = place_madpipe(search, alone)
         best = None
         for stages in _everywhere(search):
             best = search.better(stages, best)
@@ -134,7 +140,7 @@ def optimality(count: int) -> dict[str, Any]:
         optimum = best.pattern.period_seconds
         if found is None or found.lower_seconds > optimum * (1 + 1e-5):
             raise AssertionError(f"chain {seed}: MadPipe has no placement, or its bound is above the optimum")
-        wrong += len(breaches(found.pattern, found.rooms)) + len(breaches(best.pattern, best.rooms))
+        wrong += len(pattern_breaches(found.pattern, found.rooms)) + len(pattern_breaches(best.pattern, best.rooms))
         gaps.append(found.pattern.period_seconds / optimum - 1)
         bounds.append(optimum / found.lower_seconds - 1)
         contiguous_gaps.append(alone.pattern.period_seconds / optimum - 1 if alone else math.inf)
@@ -155,7 +161,7 @@ def optimality(count: int) -> dict[str, Any]:
 
 def _asked(chain: Chain, devices: int, microbatches: int) -> tuple[int, int]:
     """Return the least bytes of a device with a partition, and those of the one of least load under 1F1B*."""
-    placement = contiguous(_search(chain, devices, microbatches, 1 << 60))
+    placement = place_contiguous(_search(chain, devices, microbatches, 1 << 60))
     if placement is None:
         raise AssertionError("nothing fits into any memory")
     pattern = placement.pattern
@@ -165,7 +171,7 @@ def _asked(chain: Chain, devices: int, microbatches: int) -> tuple[int, int]:
         end = stage.last + (stage.last == len(chain.stages))
         span = pattern.backward_starts[stage.device] + pattern.works[stage.device].backward_seconds
         flying = math.ceil((span - pattern.forward_starts[stage.device]) / pattern.period_seconds - 1e-9)
-        held = holding(chain, at + 1, end, weights=Weights())
+        held = stage_holding(chain, at + 1, end, weights=WeightBytes())
         sizes.append(held.fixed + min(flying, microbatches) * held.each + held.temporary)
     try:
         pipeline(chain, stages=devices, microbatches=microbatches, memory=max(sizes) // 32)
@@ -174,21 +180,21 @@ def _asked(chain: Chain, devices: int, microbatches: int) -> tuple[int, int]:
     raise AssertionError("a partition fits into a thirty-second of the memory")
 
 
-def _search(chain: Chain, devices: int, microbatches: int, memory: int) -> Search:
-    costs = ways(chain, memory, weights=Weights(), microbatches=microbatches)
-    return Search(
+def _search(chain: Chain, devices: int, microbatches: int, memory: int) -> PlacementSearch:
+    costs = training_ways(chain, memory, weights=WeightBytes(), microbatches=microbatches)
+    return PlacementSearch(
         chain, costs["none"], devices=devices, microbatches=microbatches, memory_bytes=memory, bandwidth=_LINK,
-        weights=Weights(),
+        weights=WeightBytes(),
     )  # fmt: skip
 
 
 def _flushed(chain: Chain, schedule: str, devices: int, microbatches: int, memory: int) -> float | None:
     """Return a schedule's throughput with a stage a device that recomputes nothing, or everything."""
-    costs = ways(chain, memory, weights=Weights(), microbatches=microbatches)
+    costs = training_ways(chain, memory, weights=WeightBytes(), microbatches=microbatches)
     best = math.inf
     for way in ("none", "full"):
         cost = _holding_all(costs[way], microbatches) if schedule == "gpipe" else costs[way]
-        found = cut(chain, devices, cost, way=way, bandwidth=_LINK, microbatches=microbatches)
+        found = cut_chain(chain, devices, cost, way=way, bandwidth=_LINK, microbatches=microbatches)
         if found is not None:
             best = min(best, _step(found.parts, schedule, microbatches))
     return chain.plain_seconds / devices * microbatches / best if math.isfinite(best) else None
@@ -198,14 +204,14 @@ def _holding_all(cost: Cost, microbatches: int) -> Cost:
     return lambda first, last, _: cost(first, last, microbatches)
 
 
-def _step(parts: tuple[Part, ...], schedule: str, microbatches: int) -> float:
+def _step(parts: tuple[StagePart, ...], schedule: str, microbatches: int) -> float:
     forward = [part.forward_seconds for part in parts]
     back = [part.seconds - part.forward_seconds for part in parts]
     links = [part.link_seconds / 2 for part in parts]
     return simulate_schedule(schedule, forward, back, microbatches=microbatches, link_seconds=links).seconds
 
 
-def _of(placement: Placement | None, ideal: float) -> float | None:
+def _of(placement: PatternPlacement | None, ideal: float) -> float | None:
     return None if placement is None else ideal / placement.pattern.period_seconds
 
 
@@ -218,7 +224,7 @@ def _shown(row: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _drawn(seed: int) -> Search:
+def _drawn(seed: int) -> PlacementSearch:
     """Draw a chain of whole numbers, and a memory in which each layer fits alone."""
     rng = np.random.default_rng((11, seed))
     stages = []
@@ -235,18 +241,18 @@ def _drawn(seed: int) -> Search:
             )
         )
     chain = Chain(stages=tuple(stages))
-    n, weights = len(stages), Weights()
-    alone = [holding(chain, each, each + (each == n), weights=weights) for each in range(1, n + 1)]
+    n, weights = len(stages), WeightBytes()
+    alone = [stage_holding(chain, each, each + (each == n), weights=weights) for each in range(1, n + 1)]
     least = max(each.fixed + each.each + each.temporary for each in alone)
-    memory = least + int(rng.random() * 0.8 * holding(chain, 1, n + 1, weights=weights).each)
-    cost = ways(chain, memory, weights=weights, microbatches=100)["none"]
-    return Search(
+    memory = least + int(rng.random() * 0.8 * stage_holding(chain, 1, n + 1, weights=weights).each)
+    cost = training_ways(chain, memory, weights=weights, microbatches=100)["none"]
+    return PlacementSearch(
         chain, cost, devices=2 + seed % 2, microbatches=100, memory_bytes=memory,
         bandwidth=float(rng.choice([2, 5, 50])), weights=weights,
     )  # fmt: skip
 
 
-def _everywhere(search: Search) -> Iterator[tuple[Placed, ...]]:
+def _everywhere(search: PlacementSearch) -> Iterator[tuple[PlacedStage, ...]]:
     """Yield all placements in which one device may have several stages apart from each other."""
     for count in range(1, search.n + 1):
         for inner in combinations(range(1, search.n), count - 1):
@@ -255,7 +261,7 @@ def _everywhere(search: Search) -> Iterator[tuple[Placed, ...]]:
                 if kinds.count(False) >= search.devices or any(one and other for one, other in pairwise(kinds)):
                     continue
                 yield tuple(
-                    Placed(
+                    PlacedStage(
                         first=begin + 1,
                         last=end,
                         device=search.devices - 1 if kind else kinds[:place].count(False),

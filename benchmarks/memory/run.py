@@ -26,10 +26,11 @@ from benchmarks.memory.joint import certified, joint_optimality, layer_graphs, s
 from benchmarks.memory.phase_milp import solve_milp
 from benchmarks.memory.training import MODELS, train
 
-from trainwright.memory import Chain, Stage, simulate
+from trainwright.memory import Chain, Stage
 from trainwright.plan.memory.exact import solve_exact
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes, plan_chain
+from trainwright.plan.memory.simulate import simulate
 
 _SLOTS = 500
 _LINK = 16e9

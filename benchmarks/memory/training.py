@@ -28,9 +28,10 @@ from models import densenet, gpt, inception, resnet, unet, vit
 from trainwright import memory
 from trainwright.plan.memory.checkpointing import segments, sequential_begins
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.fitting import chain_of
 from trainwright.train.parallel.recompute.measure import tracked_peak
-from trainwright.train.parallel.recompute.stages import Row, split
+from trainwright.train.parallel.recompute.stages import StageRow, split_model
 
 __all__ = ["MODELS", "SHARES", "train"]
 
@@ -71,7 +72,7 @@ def train(names: Sequence[str], turns: int) -> Iterator[dict[str, Any]]:
 class _Subject:
     def __init__(self, name: str, model: nn.Module, batch: torch.Tensor) -> None:
         self.name, self.model, self.batch = name, model, batch
-        self.row = split(model)
+        self.row = split_model(model)
         self.chain = chain_of(model, batch)
         self.plain_bytes = tracked_peak(model, batch)
         self.buffers = copy.deepcopy(list(model.buffers()))
@@ -126,7 +127,7 @@ class _Subject:
                 continue
             seen.add(tuple(begins))
             module = self.model if name == "plain" else _Checkpointed(self.model, self.row, begins)
-            simulated = memory.simulate(self.chain, segments(self.chain, begins)).seconds
+            simulated = simulate(self.chain, segments(self.chain, begins)).seconds
             yield name, module, tracked_peak(module, self.batch), simulated
 
     def _mismatches(self, planned: nn.Module) -> int:
@@ -147,7 +148,7 @@ class _Subject:
 class _Checkpointed(nn.Module):
     """A row of stages in segments, all but the last recomputed in the backward pass."""
 
-    def __init__(self, model: nn.Module, row: Row, begins: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, row: StageRow, begins: Sequence[int]) -> None:
         super().__init__()
         self.model = model
         ends = [*(begin - 1 for begin in begins[1:]), len(row.stages)]
@@ -168,7 +169,7 @@ class _Checkpointed(nn.Module):
 class _Segment:
     """Stages first..last of a row; what it reads of earlier segments, and makes for later ones, goes by place."""
 
-    def __init__(self, row: Row, first: int, last: int) -> None:
+    def __init__(self, row: StageRow, first: int, last: int) -> None:
         self.row, self.numbers = row, range(first, last + 1)
         inside = {name for number in self.numbers for name in row.makes[number - 1]}
         outside = {name for names in row.reads[last:] for name in names}

@@ -40,7 +40,7 @@ class _Kind:
     built_in: Mapping[str, str]
 
 
-def _listed(module: str, names: str) -> dict[str, str]:
+def _list_names(module: str, names: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
@@ -49,17 +49,17 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         "searcher": _Kind(
             group="trainwright.searchers",
             built_in={
-                **_listed(
+                **_list_names(
                     "trainwright.search",
                     "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher "
                     "QuasiRandomSearcher RandomSearcher",
                 ),
-                **_listed("trainwright.integrations.optuna.searcher", "OptunaSearcher"),
+                **_list_names("trainwright.integrations.optuna.searcher", "OptunaSearcher"),
             },
         ),
         "rule": _Kind(
             group="trainwright.rules",
-            built_in=_listed(
+            built_in=_list_names(
                 "trainwright.schedule",
                 "ASHA AnyOf Extrapolate FixedEpochs Hyperband IEpoch Median MultiObjectiveASHA PASHA Patience Plateau "
                 "SuccessiveHalving",
@@ -67,9 +67,9 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
         ),
         "policy": _Kind(
             group="trainwright.policies",
-            built_in=_listed("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),
+            built_in=_list_names("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),
         ),
-        "stop": _Kind(group=None, built_in=_listed("trainwright.search", "ExpectedGain")),
+        "stop": _Kind(group=None, built_in=_list_names("trainwright.search", "ExpectedGain")),
         "engine": _Kind(
             group="trainwright.engines",
             built_in={"Local": "trainwright.engine:Local", "Ray": "trainwright.engine.ray.engine:Ray"},
@@ -125,12 +125,12 @@ def load(kind: str, name: str, where: str, error: type[InputError] = InputError)
         known = names_of(kind)
         raise error(f"{where}: got {name!r}; allowed: {', '.join(known)}{closest(name, known)}")
     if len(offers) > 1:
-        raise error(f"{where}: {name!r} is offered by {' and '.join(map(_origin, offers))}; uninstall all but one")
+        raise error(f"{where}: {name!r} is offered by {' and '.join(map(_name_origin, offers))}; uninstall all but one")
     try:
         return offers[0].load()
     except Exception as trouble:
         why = f"{type(trouble).__name__}: {trouble}"
-        raise error(f"{where}: {name!r} of {_origin(offers[0])} cannot be loaded ({why})") from trouble
+        raise error(f"{where}: {name!r} of {_name_origin(offers[0])} cannot be loaded ({why})") from trouble
 
 
 class Registry(Mapping[str, Any]):
@@ -195,13 +195,13 @@ def describe(kind: str, item: Any) -> dict[str, Any] | None:
     None are objects that are no dataclasses, and those of a class that is neither built in nor a plug-in.
     """
     try:
-        return _describe(kind, item)
+        return _describe_object(kind, item)
     except TypeError:
         return None
 
 
-def _describe(kind: str, item: Any) -> dict[str, Any]:
-    name, origin = _identify(kind, type(item))
+def _describe_object(kind: str, item: Any) -> dict[str, Any]:
+    name, origin = _identify_class(kind, type(item))
     if name is None or not dataclasses.is_dataclass(item):
         raise TypeError(f"no table can say {type(item).__name__}")
     table: dict[str, Any] = {"name": name}
@@ -214,7 +214,7 @@ def _describe(kind: str, item: Any) -> dict[str, Any]:
     return table
 
 
-def _identify(kind: str, cls: type) -> tuple[str | None, str | None]:
+def _identify_class(kind: str, cls: type) -> tuple[str | None, str | None]:
     """Return the name of a class among those of a kind, and of a plug-in its distribution and version."""
     if cls.__module__.startswith("trainwright.") and cls.__name__ in _KINDS[kind].built_in:
         return cls.__name__, None
@@ -222,7 +222,7 @@ def _identify(kind: str, cls: type) -> tuple[str | None, str | None]:
     for name, offers in _plug_ins(kind).items():
         # Only plug-ins of the same package are loaded to be compared: others may be slow to import.
         if len(offers) == 1 and offers[0].module.partition(".")[0] == package and offers[0].load() is cls:
-            return name, _origin(offers[0])
+            return name, _name_origin(offers[0])
     return None, None
 
 
@@ -241,7 +241,7 @@ def _to_plain(kind: str, value: Any) -> Any:
         return [_to_plain(kind, item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
-    return _describe(kind, value)
+    return _describe_object(kind, value)
 
 
 def _plug_ins(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
@@ -256,10 +256,10 @@ def _read_group(group: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     # start of Python. One distribution may be found twice, through two entries of the path.
     found: dict[str, dict[str, EntryPoint]] = {}
     for entry in entry_points(group=group):
-        found.setdefault(entry.name, {}).setdefault(_origin(entry), entry)
+        found.setdefault(entry.name, {}).setdefault(_name_origin(entry), entry)
     return {name: tuple(offers.values()) for name, offers in found.items()}
 
 
-def _origin(entry: EntryPoint) -> str:
+def _name_origin(entry: EntryPoint) -> str:
     """Return the distribution of an entry point and its version, as pip would take them."""
     return "an unknown distribution" if entry.dist is None else f"{entry.dist.name}=={entry.dist.version}"

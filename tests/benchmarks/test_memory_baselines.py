@@ -10,6 +10,7 @@ import trainwright.memory as tm
 from memory_chains import budgets, random_chain
 from trainwright.plan.memory.checkpointing import every_block
 from trainwright.plan.memory.planning import minimal_bytes
+from trainwright.plan.memory.simulate import simulate
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -29,8 +30,8 @@ def test_never_worse_than_baselines(seed):
 def test_baselines_are_valid(seed):
     chain = random_chain(seed, least=4, most=9)
     for name, operations in baselines.suite(chain).items():
-        assert tm.simulate(chain, operations).fits, name
-    ran = tm.simulate(chain, every_block(chain)).seconds
+        assert simulate(chain, operations).fits, name
+    ran = simulate(chain, every_block(chain)).seconds
     assert ran == chain.plain_seconds + sum(stage.forward_seconds for stage in chain.stages)
 
 

@@ -7,6 +7,7 @@ import trainwright.memory as tm
 from memory_chains import random_chain
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.planning import full_bytes
+from trainwright.plan.memory.simulate import simulate
 
 
 def test_a_proof_beyond_the_exact_search():
@@ -42,7 +43,7 @@ def test_small_values_are_nothing():
     chain = tm.Chain(stages=(*large, *small))
     lowest, least = lowest_with_copies(chain)
     link = tm.Link.of(100.0)
-    known = tm.simulate(chain, lowest, budget_bytes=least, link=link).seconds
+    known = simulate(chain, lowest, budget_bytes=least, link=link).seconds
     proof = certify(chain, least, link, known_seconds=known)
     assert proof.finished
     assert proof.lower_seconds == pytest.approx(chain.plain_seconds + 1.0, rel=1e-4)  # stage 1 runs again

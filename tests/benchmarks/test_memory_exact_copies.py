@@ -7,12 +7,13 @@ from benchmarks.memory.exact_copies import solve_exact_with_copies
 
 from memory_chains import random_chain
 from trainwright.errors import ChainError
-from trainwright.memory import Link, simulate
-from trainwright.plan.memory.copy_schedule import seconds
+from trainwright.memory import Link
+from trainwright.plan.memory.copy_schedule import simulate_seconds
 from trainwright.plan.memory.exact import solve_exact
 from trainwright.plan.memory.joint import rows_of
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.planning import plan_chain
+from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 
 
@@ -33,7 +34,7 @@ def test_copies_are_searched_too(seed):
         changed = np.delete(rows, random.integers(len(rows), size=random.integers(3)), axis=0)
         one, other = random.integers(len(changed), size=2)
         changed[[one, other]] = changed[[other, one]]
-        assert seconds(sizes_of(chain), limits, changed) >= searched.seconds
+        assert simulate_seconds(sizes_of(chain), limits, changed) >= searched.seconds
     proof = solve_exact_with_copies(chain, budget, 1, better_than_seconds=searched.seconds)
     assert proof.finished
     assert proof.operations is None

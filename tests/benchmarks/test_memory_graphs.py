@@ -37,7 +37,7 @@ def test_cuts_are_where_one_value_is_alive():
     assert chain.plain_seconds == pytest.approx((1 + 0.5 + 1 + 0 + 1 + 2 + 2 + 2 + 0 + 2) / 1000)
     merged = chain.stages[2]
     assert (merged.output_bytes, merged.saved_bytes, merged.parameter_bytes) == (100, 400, 60)
-    assert merged.plain_forward_temporary_bytes == 100  # Conv's output, beside that of Add
+    assert merged.no_grad_forward_temporary_bytes == 100  # Conv's output, beside that of Add
     assert merged.backward_temporary_bytes == 100  # its gradient
     assert chain.stages[3].output_bytes == 8
 

@@ -8,6 +8,7 @@ import trainwright.memory as tm
 from memory_chains import random_chain
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.planning import full_bytes
+from trainwright.plan.memory.simulate import simulate
 
 
 def bound(chain, budget, bandwidth, known, moments=3):
@@ -46,5 +47,5 @@ def test_what_cannot_stay_runs_again_or_is_waited_for():
     ]
     chain = tm.Chain(stages=tuple(stages))
     operations, _ = lowest_with_copies(chain)
-    known = tm.simulate(chain, operations, budget_bytes=350, link=tm.Link.of(20.0)).seconds
+    known = simulate(chain, operations, budget_bytes=350, link=tm.Link.of(20.0)).seconds
     assert chain.plain_seconds + 3 <= bound(chain, 350, 20.0, known, 1) <= known

@@ -9,6 +9,7 @@ from memory_chains import budgets, random_chain
 from trainwright.plan.memory.exact import solve_exact
 from trainwright.plan.memory.persistent import lowest_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.plan.memory.simulate import simulate
 
 
 def compare(seed, most):
@@ -20,7 +21,7 @@ def compare(seed, most):
         assert found.seconds == pytest.approx(best.seconds)
         assert found.lower_seconds == pytest.approx(best.lower_seconds, rel=1e-5)
         if found.operations is not None:
-            assert tm.simulate(chain, found.operations, budget_bytes=budget).fits
+            assert simulate(chain, found.operations, budget_bytes=budget).fits
 
 
 @pytest.mark.parametrize("seed", range(6))

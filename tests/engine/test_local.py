@@ -311,8 +311,8 @@ class TestSettings:
                 "Local.memory_bytes: got 9 with workers=0; a limit needs a process to kill",
             ),
             ({"grace_seconds": -1}, "Local.grace_seconds: got -1; allowed: a number >= 0"),
-            ({"gpus": "0"}, "Local.gpus: got '0'; allowed: a list of GPUs, such as [0, 1], or () for none"),
-            ({"gpus": 0}, "Local.gpus: got 0; allowed: a list of GPUs, such as [0, 1], or () for none"),
+            ({"gpus": "0"}, "Local.gpus: got '0'; allowed: a list of GPUs, such as [0, 1], or () for none, or None"),
+            ({"gpus": 0}, "Local.gpus: got 0; allowed: a list of GPUs, such as [0, 1], or () for none, or None"),
         ],
     )
     def test_bad_settings(self, settings, sentence):

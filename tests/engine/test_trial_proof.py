@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from trainwright.checkpoint.tools.comparing import JournalLine, ProofRun
-from trainwright.engine.process.proof import _difference, _interruption, _Seen, verify_trial
+from trainwright.engine.process.proof import _choose_interruption, _find_difference, _Seen, verify_trial
 from trainwright.errors import CheckpointConfigError, CheckpointError, EngineError
 
 TRAININGS = """
@@ -119,16 +119,16 @@ STEPS = [(step, "counted") for step in range(1, 7)]
 def test_where_it_is_interrupted():
     """After the first checkpoint that comes by itself; in a loop with manager.step() anywhere, after a save."""
     prepared = run(*STEPS, (3, "saved"), (6, "saved"))
-    places = {_interruption("t", prepared, None, seed).kill_at for seed in range(40)}
+    places = {_choose_interruption("t", prepared, None, seed).kill_at for seed in range(40)}
     assert places == {4, 5, 6}
     own = run(*((step, "step") for step in range(1, 7)))
     for seed in range(40):
-        place = _interruption("t", own, None, seed)
+        place = _choose_interruption("t", own, None, seed)
         assert 1 <= place.save_at < place.kill_at <= 6
     with pytest.raises(CheckpointError, match=r"steps: got 3; t has its first checkpoint .* allowed: 4 to 6"):
-        _interruption("t", prepared, 3, 0)
+        _choose_interruption("t", prepared, 3, 0)
     with pytest.raises(CheckpointError, match=r"first checkpoint after step 6 of 6.*give more epochs"):
-        _interruption("t", run(*STEPS, (6, "saved")), None, 0)
+        _choose_interruption("t", run(*STEPS, (6, "saved")), None, 0)
 
 
 def test_steps_and_reports_are_compared():
@@ -136,12 +136,12 @@ def test_steps_and_reports_are_compared():
     reports = {1: {"loss": 0.5}, 2: {"loss": float("nan")}}
     whole = _Seen(run(*STEPS), reports)
     nothing = frozenset()
-    assert _difference(whole, _Seen(run(*STEPS[2:]), {2: {"loss": float("nan")}}), nothing) is None
-    short = _difference(whole, _Seen(run(*STEPS[2:5]), {}), nothing)
+    assert _find_difference(whole, _Seen(run(*STEPS[2:]), {2: {"loss": float("nan")}}), nothing) is None
+    short = _find_difference(whole, _Seen(run(*STEPS[2:5]), {}), nothing)
     assert (short.step, short.items) == (5, ["steps"])
-    long = _difference(whole, _Seen(run(*STEPS[2:], (7, "counted")), {}), nothing)
+    long = _find_difference(whole, _Seen(run(*STEPS[2:], (7, "counted")), {}), nothing)
     assert (long.step, long.items) == (7, ["steps"])
-    other = _difference(whole, _Seen(run(*STEPS[2:]), {2: {"loss": 0.25}}), nothing)
+    other = _find_difference(whole, _Seen(run(*STEPS[2:]), {2: {"loss": 0.25}}), nothing)
     assert other.items == ["loss of epoch 2"]
-    state = _difference(whole, _Seen(run(*STEPS[2:], state="y"), {}), nothing)
+    state = _find_difference(whole, _Seen(run(*STEPS[2:], state="y"), {}), nothing)
     assert (state.step, state.items) == (3, ["model"])

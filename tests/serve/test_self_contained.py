@@ -62,7 +62,7 @@ import itertools, json, sys
 import numpy as np, trainwright as tw
 from trainwright.errors import EnsembleError, ServeError
 from trainwright.serve.runtime.member_runners import runner_of
-from trainwright.serve.runtime.pool import _told
+from trainwright.serve.runtime.pool import _describe_member
 
 found = {}
 x = np.load("x.npy")
@@ -75,8 +75,8 @@ for left, structure in itertools.product(("factory", "program", "both"), ("one",
             if kind == "predict":
                 answer = ensemble.predict(x)
             else:
-                told = {"members": [_told(member) for member in ensemble.members], "kind": kind, "device": "cpu",
-                        "threads": 1, "batch": 8, "input_shape": [5], "input_dtype": "float32"}
+                told = {"members": [_describe_member(member) for member in ensemble.members], "kind": kind,
+                        "device": "cpu", "threads": 1, "batch": 8, "input_shape": [5], "input_dtype": "float32"}
                 each = dict(runner_of(told)(x, range(len(ensemble.members))))
                 answer = sum(each.values()) / len(each)
             found[f"{name} {kind}"] = "right" if np.abs(answer - expected).max() < 1e-6 else "wrong"

@@ -14,11 +14,11 @@ from trainwright.memory import Chain, CompiledPlan, fit
 from trainwright.memory import curve as trade_offs
 from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
-from trainwright.memory.chain_files import as_chain
-from trainwright.plan.memory.budget import read_size, readable
+from trainwright.memory.chain_files import load_chain
+from trainwright.plan.memory.budget import format_bytes, read_size
 from trainwright.plan.memory.compiled_plan import read_plan
-from trainwright.plan.memory.explain import explain as explained
-from trainwright.plan.memory.memory_timeline import draw
+from trainwright.plan.memory.explain import explain_plan
+from trainwright.plan.memory.memory_timeline import draw_timeline
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
@@ -77,12 +77,12 @@ def plan(
         ("", "plan", "without"),
         [
             ("step", f"{made.seconds:.6g} s", f"{chain.plain_seconds:.6g} s"),
-            ("peak", readable(made.peak_bytes), readable(full)),
+            ("peak", format_bytes(made.peak_bytes), format_bytes(full)),
             ("overhead", f"{100 * made.overhead:.2f} %", ""),
             ("gap to the bound", f"{100 * made.gap:.2f} %", ""),
-            ("budget", readable(made.budget_bytes), ""),
-            ("least without copies", readable(least), ""),
-            ("least with copies", readable(with_copies), ""),
+            ("budget", format_bytes(made.budget_bytes), ""),
+            ("least without copies", format_bytes(least), ""),
+            ("least with copies", format_bytes(with_copies), ""),
             ("solver", made.solver, ""),
         ],
     )
@@ -106,7 +106,7 @@ def curve(
     chain = _chain(spec)
     found = trade_offs(chain, points=points)
     rows = [
-        (point.name, readable(point.peak_bytes), f"{point.seconds:.6g} s",
+        (point.name, format_bytes(point.peak_bytes), f"{point.seconds:.6g} s",
          f"{100 * (point.seconds / chain.plain_seconds - 1):.2f} %")
         for point in (*found.points, *sorted(found.baselines, key=lambda each: each.peak_bytes))
     ]  # fmt: skip
@@ -136,21 +136,21 @@ def explain(file: _PLAN, *, json: _JSON = False) -> None:
         if json:
             print_json(made.to_json())
         return
-    reports = explained(made)
+    reports = explain_plan(made)
     print_table(
         ("stage", "name", "", "forwards", "option", "bytes saved", "seconds paid"),
         [
-            (each.stage, each.name, each.fate, each.forwards, each.option, readable(each.saved_bytes),
+            (each.stage, each.name, each.fate, each.forwards, each.option, format_bytes(each.saved_bytes),
              f"{each.paid_seconds:.4g}")
             for each in reports
         ],
         left=3,
     )  # fmt: skip
     simulation = made.simulation
-    print(f"\npeak {readable(made.peak_bytes)} of {readable(made.budget_bytes)}, at "
+    print(f"\npeak {format_bytes(made.peak_bytes)} of {format_bytes(made.budget_bytes)}, at "
           f"{made.operations[simulation.peak_operation]}:")  # fmt: skip
     for owner, size in sorted(simulation.peak_owners, key=lambda each: -each[1]):
-        print(f"  {owner}: {readable(size)}")
+        print(f"  {owner}: {format_bytes(size)}")
     if not made.chain.loss.saved_bytes:
         print("the loss has no bytes of its own in this chain: its peak is not planned")
     if json:
@@ -178,7 +178,7 @@ def plot(
             f"plan file {str(file)!r}: got a plan of --backend compile, whose memory over time only the compiled code "
             "knows; allowed: one of --backend eager; see `trainwright memory explain`"
         )
-    draw(made, out)
+    draw_timeline(made, out)
     print(f"picture: {out}")
     if json:
         print_json({"picture": out})
@@ -213,7 +213,7 @@ def pipeline(
     print_table(
         ("stage", "device", "layers", "a micro-batch", "in flight", "without recomputing"),
         [
-            (place, device, f"{part.first}-{part.last}", f"{part.seconds:.6g} s", part.flying, readable(size))
+            (place, device, f"{part.first}-{part.last}", f"{part.seconds:.6g} s", part.flying, format_bytes(size))
             for place, (part, device, size) in enumerate(zip(parts, made.devices, made.plain_bytes, strict=True))
         ],
     )
@@ -265,9 +265,9 @@ def _print_compiled(made: "CompiledPlan") -> None:
     print_table(
         ("", "plan"),
         [
-            ("peak, measured", readable(made.peak_bytes)),
-            ("budget", readable(made.budget_bytes)),
-            ("parameters, batch and what else is fixed", readable(made.fixed_bytes)),
+            ("peak, measured", format_bytes(made.peak_bytes)),
+            ("budget", format_bytes(made.budget_bytes)),
+            ("parameters, batch and what else is fixed", format_bytes(made.fixed_bytes)),
             ("saved for backward", f"{100 * made.saved_share:.0f} % of what it would be"),
             ("compiler", made.compiler),
         ],
@@ -277,7 +277,7 @@ def _print_compiled(made: "CompiledPlan") -> None:
 def _chain(spec: str, optimizer: str | None = None) -> "Chain":
     """Return the chain that SPEC names."""
     model, sample, loss = _model(spec) or (spec, None, None)
-    return as_chain(model, sample, loss=loss, optimizer=optimizer)
+    return load_chain(model, sample, loss=loss, optimizer=optimizer)
 
 
 def _model(spec: str) -> tuple[Any, Any, Any] | None:

@@ -45,7 +45,7 @@ def options_of(settings: type, **names: str) -> Callable[[Callable[..., None]], 
         # typer reads both: the order and defaults from the signature, the types from the annotations.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        del run.__wrapped__  # type: ignore[attr-defined]
+        del run.__wrapped__
         return run
 
     return decorate

@@ -67,7 +67,7 @@ class FunctionReference:
                 f"train: {name} is defined inside another function or is a lambda, so a worker process "
                 "cannot find it; move it to the top of a module, or use tw.Local(workers=0)"
             )
-        if name is None or module is None or _lookup(sys.modules.get(module), name) != function:
+        if name is None or module is None or _find_name(sys.modules.get(module), name) != function:
             raise EngineError(
                 f"train: no name at the top of a module leads to {function!r}, so a worker process cannot find it; "
                 "put a plain function there that calls it, or use tw.Local(workers=0)"
@@ -89,8 +89,8 @@ class FunctionReference:
 
     def load(self) -> Callable[..., Any]:
         """Return the function, importing its module or running its script up to `study.run`."""
-        module = _import(self.module) if self.script is None else _run_script(self.script)
-        found = _lookup(module, self.name)
+        module = _import_module(self.module) if self.script is None else _run_script(self.script)
+        found = _find_name(module, self.name)
         if found is None:
             raise EngineError(
                 f"train: {self.script or self.module} defines no {self.name!r} before its first study.run; define it "
@@ -99,14 +99,14 @@ class FunctionReference:
         return found if self.optuna is None else OptunaObjective(found, self.optuna)
 
 
-def _lookup(module: ModuleType | None, name: str) -> Any:
+def _find_name(module: ModuleType | None, name: str) -> Any:
     found: Any = module
     for part in name.split("."):
         found = getattr(found, part, None)
     return found
 
 
-def _import(name: str) -> ModuleType:
+def _import_module(name: str) -> ModuleType:
     """Import a module; one that calls `study.run` at its top, as under `python -m`, counts as imported up to there."""
     with contextlib.suppress(_ScriptBoundary):
         return importlib.import_module(name)
@@ -160,7 +160,7 @@ def load_module(name: str, what: str = "train") -> ModuleType:
                 f"{what}: there is no module {name!r} on the path; put its file beside the study file, in the current "
                 "directory, or on PYTHONPATH"
             ) from None
-        raise EngineError(f"{what}: module {name!r} cannot be imported: {_told(error)}") from error
+        raise EngineError(f"{what}: module {name!r} cannot be imported: {_describe_error(error)}") from error
 
 
 def load_reference(reference: FunctionReference) -> Callable[..., Any]:
@@ -181,7 +181,7 @@ def load_reference(reference: FunctionReference) -> Callable[..., Any]:
             os.environ[IN_WORKER] = before
 
 
-def _told(error: Exception) -> str:
+def _describe_error(error: Exception) -> str:
     """Return an error of a user's module with its place there."""
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename is not None:

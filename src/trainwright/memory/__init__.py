@@ -3,33 +3,23 @@
 from typing import Any, Literal
 
 from trainwright.errors import BudgetError
-from trainwright.memory.chain_files import as_chain
+from trainwright.memory.chain_files import load_chain
 from trainwright.plan.memory.budget import read_size
-from trainwright.plan.memory.chain import Chain, Option, Skip, Stage
+from trainwright.plan.memory.chain import Chain, Stage
 from trainwright.plan.memory.compiled_plan import CompiledPlan
 from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Kind, Operation, Value
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import plan_chain
-from trainwright.plan.memory.simulate import Simulation, simulate
-from trainwright.plan.memory.tradeoff_curve import Curve, CurvePoint, curve_of
+from trainwright.plan.memory.tradeoff_curve import TradeOffCurve, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline
+from trainwright.validators import check, one_of
 
 __all__ = [
     "Chain",
     "CompiledPlan",
-    "Curve",
-    "CurvePoint",
-    "Kind",
     "Link",
-    "Operation",
-    "Option",
-    "PipelinePlan",
     "Plan",
-    "Simulation",
-    "Skip",
     "Stage",
-    "Value",
     "apply",
     "curve",
     "fit",
@@ -37,7 +27,6 @@ __all__ = [
     "pipeline",
     "plan",
     "scheduled",
-    "simulate",
     "staged",
 ]
 
@@ -57,7 +46,7 @@ def plan(
     A model needs `sample`, and may have `loss`, `optimizer` and `accumulate`, as in `fit`. Plans of compiled code come
     with what `fit` returns.
     """
-    chain = as_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
+    chain = load_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
     return plan_chain(chain, budget=budget, **settings)
 
 
@@ -89,13 +78,11 @@ def fit(
     `activation_memory_budget` whose measured peak keeps the budget; `plan` is a `CompiledPlan`, and the only setting is
     `compiler` ("inductor", "aot_eager").
     """
+    check(backend, one_of("eager", "compile"), "backend", BudgetError)
     if backend == "compile":
         from trainwright.train.parallel.recompute.compiled import fit_compiled as fitted
-    elif backend == "eager":
-        from trainwright.train.parallel.recompute.fitting import fit as fitted
     else:
-        raise BudgetError(f"backend: got {backend!r}; allowed: eager, compile")
-
+        from trainwright.train.parallel.recompute.fitting import fit as fitted
     return fitted(
         model, sample, budget=budget, loss=loss, optimizer=optimizer, accumulate=accumulate,
         reserve_bytes=reserve_bytes, **settings,
@@ -127,9 +114,9 @@ def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
     return applied(model, plan)
 
 
-def curve(subject: Any, sample: Any = None, **settings: Any) -> Curve:
-    """Return memory against time of a model, a chain or a chain file, with the settings of `curve_of`."""
-    return curve_of(as_chain(subject, sample), **settings)
+def curve(subject: Any, sample: Any = None, **settings: Any) -> TradeOffCurve:
+    """Return memory against time of a model, a chain or a chain file, with the settings of `trade_off_curve`."""
+    return trade_off_curve(load_chain(subject, sample), **settings)
 
 
 def pipeline(
@@ -148,7 +135,7 @@ def pipeline(
     "16 GiB"; the settings are those of `plan_pipeline`.
     """
     size = read_size(memory, "memory")
-    chain = as_chain(subject, sample, loss=loss, skips=False)
+    chain = load_chain(subject, sample, loss=loss, skips=False)
     return plan_pipeline(chain, stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
 
 

@@ -6,10 +6,10 @@ from typing import Any
 from trainwright.errors import ChainError, UnsupportedModel
 from trainwright.plan.memory.chain import Chain
 
-__all__ = ["as_chain"]
+__all__ = ["load_chain"]
 
 
-def as_chain(
+def load_chain(
     subject: Any,
     sample: Any = None,
     *,

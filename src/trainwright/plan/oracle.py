@@ -270,8 +270,8 @@ def _check(arrays: ModelArrays, degrees: Degrees, batch: int) -> None:
 
 
 def _shard(degrees: Degrees, wanted: int) -> int:
-    apart = degrees.spatial * degrees.expert > 1
-    most = degrees.data * (1 if apart else degrees.context)
+    only_data = degrees.spatial * degrees.expert > 1
+    most = degrees.data * (1 if only_data else degrees.context)
     if wanted != most and (wanted < 1 or degrees.data % wanted):
         raise InputError(f"shard: got {wanted}; allowed: {most}, or a divisor of the {degrees.data} data ranks")
     return wanted

@@ -47,6 +47,7 @@ class EvolutionSearcher(Settings, error=SearchError):
             raise SearchError(
                 f"EvolutionSearcher handles one objective, the study has {view.objectives}; use ForestSearcher"
             )
+        # Only the youngest results may breed: age decides who leaves, not loss.
         results = np.flatnonzero(view.complete & ~view.failed)
         first = 2 * view.space.dimension + 1 if self.initial is None else self.initial
         youngest = np.argsort(view.numbers[results])[-self.population :]
@@ -55,13 +56,14 @@ class EvolutionSearcher(Settings, error=SearchError):
         return [self._one(view, parents, number, taken) for number in numbers]
 
     def _one(self, view: SearchView, parents: Places, number: int, taken: set[bytes]) -> Configuration:
-        given = opening(view, number, taken, searcher="evolution")
-        if given is not None:
-            return given
+        opened = opening(view, number, taken, searcher="evolution")
+        if opened is not None:
+            return opened
         if not len(parents):
             return propose(view, spread(view, number, taken, "halton"), number, searcher="evolution", design="halton")
         generator = rng(view.seed, "mutate", number)
         drawn = parents[generator.integers(len(parents), size=self.tournament)]
+        # Tournament: fewer broken bounds first, then the lower loss.
         broken = (view.outcomes[drawn] > view.bounds).sum(axis=1)  # a bound first, the loss second
         parent = drawn[np.lexsort((view.losses[drawn, 0], broken))[0]]
         for _ in range(_TRIES):

@@ -98,7 +98,8 @@ def _values(state: State, metric: str, epoch: int | None) -> tuple[dict[int, flo
     counts = _counts(state.trials.values(), metric)
     if epoch is None and counts:
         most = max(counts.values())
-        epoch = max(each for each, count in counts.items() if count >= _REACHED * most)
+        # A later epoch would be seen by survivors only, whose most important parameter no longer varies.
+        epoch = max(candidate for candidate, count in counts.items() if count >= _REACHED * most)
     if epoch is not None and epoch not in counts:
         if not counts:
             raise _unknown(state, metric)
@@ -131,7 +132,9 @@ def _reported(trial: TrialState, metric: str, epoch: int) -> float | None:
 
 
 def _unknown(state: State, metric: str) -> SearchError:
-    reported = (name for trial in state.trials.values() for each in trial.reports.values() for name in each.metrics)
+    reported = (
+        name for trial in state.trials.values() for candidate in trial.reports.values() for name in candidate.metrics
+    )
     known = dict.fromkeys([*(objective.metric for objective in state.objectives), *reported])
     near = closest(metric, known)
     return SearchError(f"importance: no trial has the metric {metric!r}; allowed: {', '.join(known)}{near}")
@@ -140,6 +143,7 @@ def _unknown(state: State, metric: str) -> SearchError:
 def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Array, Array, float]:
     """Return the shares, the ends of their intervals, and what half-samples explain of the other half."""
     model, y = ResponseSurface.choose(space, rows, y, seed)
+    # Shares of the variance of the predicted mean over the whole space, however the trials are spread.
     whole = _total_effects(model, rng(seed, "importance", 1), _DRAWS)
     shares = whole / whole.sum() if whole.sum() > 0 else np.full(space.dimension, 1.0 / space.dimension)
     above, halves, residuals = [], [], []
@@ -149,6 +153,7 @@ def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Arra
         chosen, rest = order[: len(y) // 2], order[len(y) // 2 :]
         if not y[chosen].std() > 0:
             continue
+        # Each half-sample fits the surface again, next to a column that cannot matter.
         chance = _permuted_column(space, rows, generator)
         part = ResponseSurface(
             space, rows[chosen], y[chosen], generator, trend=model.trend, chance=chance[chosen],

@@ -75,6 +75,7 @@ def draw_new(view: SearchView, number: int, taken: set[bytes], purpose: str) -> 
             taken.add(key)
             found: NDArray[np.float64] = row[0]
             return found
+    # Eight single draws were all tried: take from a large sample, or from the list of a finite space.
     if space.size is None or space.size > _LISTABLE:
         # A small part of a large space may still be crowded (priors, requirements): look wider once.
         rows = space.sample(rng(view.seed, purpose, number, _DRAWS), 1000)

@@ -257,10 +257,12 @@ class SearchView:
             self._append(number, losses, epoch, passed - 1)
 
     def _append(self, number: int, losses: Sequence[float], epoch: float, rung: int) -> None:
+        # A row that is not finite in one objective counts as failed in all.
         failed = not all(map(math.isfinite, losses))
         if not failed and number not in self._with_result:
             self._with_result.add(number)
             self.count_results += 1
+        # A trial that failed and later succeeded overwrites its failed row, so that it counts once.
         at = self._failed_at.pop(number, None)
         if at is None:
             at = self._count

@@ -14,9 +14,9 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.batching import request_of
-from trainwright.serve.runtime.in_process import InProcess
+from trainwright.serve.runtime.in_process import InProcessRuntime
 from trainwright.serve.runtime.settings import DeploymentSettings
-from trainwright.serve.runtime.worker_processes import WorkerProcesses
+from trainwright.serve.runtime.worker_processes import WorkerRuntime
 from trainwright.serve.service import Options, Response
 
 if TYPE_CHECKING:
@@ -50,11 +50,11 @@ class Deployment:
         self.settings = DeploymentSettings() if settings is None else settings
         self._planned = DeploymentPlan.simple(ensemble, "cpu") if plan is None else plan
         self._planned.check(ensemble)
-        self.input_shape, self.input_dtype = _inputs(ensemble, sample)
+        self.input_shape, self.input_dtype = _read_inputs(ensemble, sample)
         self._weights = dict(enumerate(ensemble.weights))
         self._draining = False
         self._started = False
-        self._runtime: InProcess | WorkerProcesses | None = None
+        self._runtime: InProcessRuntime | WorkerRuntime | None = None
 
     @property
     def ensemble(self) -> Ensemble:
@@ -70,13 +70,18 @@ class Deployment:
         """Start what computes and wait until every member can answer; raises ServeError naming the one that cannot."""
         if self._runtime is not None:
             raise ServeError("Deployment.start: was started before; allowed: once; make another one")
-        inputs = {"input_shape": self.input_shape, "input_dtype": self.input_dtype.name}
-        runtime: InProcess | WorkerProcesses
+        shape, dtype = self.input_shape, self.input_dtype.name
+        runtime: InProcessRuntime | WorkerRuntime
         if self._planned.in_process:
-            runtime = InProcess(self._ensemble, self._planned, **inputs)
+            runtime = InProcessRuntime(self._ensemble, self._planned, input_shape=shape, input_dtype=dtype)
         else:
-            runtime = WorkerProcesses(
-                self._ensemble, self._planned, settings=self.settings, runner=self._runner, **inputs
+            runtime = WorkerRuntime(
+                self._ensemble,
+                self._planned,
+                settings=self.settings,
+                runner=self._runner,
+                input_shape=shape,
+                input_dtype=dtype,
             )
         self._runtime = runtime
         try:
@@ -107,10 +112,10 @@ class Deployment:
         has no valid answer; cancelling it lets rows that wait go.
         """
         options = _DEFAULT if options is None else options
-        rows = self._rows(x)
+        rows = self._check_rows(x)
         runtime = self._runtime
         if runtime is None or not self.ready():
-            raise NotReady(f"service: {self._unready()}; try again", 1.0)
+            raise NotReady(f"service: {self._say_unready()}; try again", 1.0)
         request = request_of(rows, options, self._weights, self.settings.deadline_ms)
         runtime.admit(request, self.queue_rows)
         return request.future
@@ -177,7 +182,7 @@ class Deployment:
             time.sleep(0.005)
         runtime.stop()
 
-    def _rows(self, x: "Array | torch.Tensor") -> Array:
+    def _check_rows(self, x: "Array | torch.Tensor") -> Array:
         rows = np.asarray(x)
         if rows.ndim == 0 or len(rows) == 0 or rows.shape[1:] != self.input_shape:
             wanted = ", ".join(["N", *map(str, self.input_shape)])
@@ -186,18 +191,18 @@ class Deployment:
             raise RequestError(f"x: got dtype {rows.dtype}; allowed: {self.input_dtype}, or what rounds to it")
         return rows
 
-    def _unready(self) -> str:
+    def _say_unready(self) -> str:
         if self._draining:
             return "is draining"
         if self._runtime is None or not self._started:
             return "has not started"
-        if isinstance(self._runtime, InProcess):
+        if isinstance(self._runtime, InProcessRuntime):
             return "has ended"
         starting, every = self._runtime.not_ready(), len(self._runtime.instances())
         return f"{starting} of {every} workers cannot answer now, so members are below the quorum"
 
 
-def _inputs(ensemble: Ensemble, sample: "Array | torch.Tensor | None") -> tuple[tuple[int, ...], np.dtype[Any]]:
+def _read_inputs(ensemble: Ensemble, sample: "Array | torch.Tensor | None") -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Return shape and dtype of one row."""
     if sample is not None:
         rows = np.asarray(sample)

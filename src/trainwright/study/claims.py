@@ -66,25 +66,25 @@ class Claims:
         self._taken = {n: owner for n, owner in self._taken.items() if n not in self._state.trials}
         for number, owner in sorted(self._taken.items()):
             left_over = owner in self._mine or self.dead(owner)
-            if left_over and (limit is None or number < limit) and self._won(number):
+            if left_over and (limit is None or number < limit) and self._win_number(number):
                 return number
         if not team:
-            return next((number for number in self._free(limit) if self._won(number)), None)
+            return next((number for number in self._free_numbers(limit) if self._win_number(number)), None)
         # A power of two: a team that grows deals out otherwise only seldom.
         turns = 1 << self.others.bit_length()
-        ours = next((n for n in self._free(limit, self.slot % turns, turns) if self._won(n)), None)
+        ours = next((n for n in self._free_numbers(limit, self.slot % turns, turns) if self._win_number(n)), None)
         if ours is not None:
             return ours
         self._refresh()
-        while free := list(itertools.islice(self._free(limit), 2 * turns)):
+        while free := list(itertools.islice(self._free_numbers(limit), 2 * turns)):
             while free:
                 self._draws += 1
                 number = free.pop(int(rng(self._state.seed, "jitter", self.slot, self._draws).integers(len(free))))
-                if self._won(number):
+                if self._win_number(number):
                     return number
         return None
 
-    def _free(self, limit: int | None, first: int = 0, step: int = 1) -> Iterator[int]:
+    def _free_numbers(self, limit: int | None, first: int = 0, step: int = 1) -> Iterator[int]:
         """Yield the numbers first, first + step, ... that are free as far as is known."""
         while not self._is_free(self._next_number):
             self._next_number += 1
@@ -97,7 +97,7 @@ class Claims:
     def _is_free(self, number: int) -> bool:
         return number not in self._state.trials and number not in self._taken and number not in self._held
 
-    def _won(self, number: int) -> bool:
+    def _win_number(self, number: int) -> bool:
         turn, owner = self._take_over(f"number/{number}")
         if turn is not None and owner != self._ledger.writer:
             # We had it before a failed write, and perhaps that was written.

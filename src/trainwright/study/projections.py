@@ -62,47 +62,47 @@ class SearchProjection:
                 # Its proposal is damaged.
                 continue
             for epoch in sorted(trial.reports):
-                self._report(trial, epoch)
-            self._status(trial)
+                self._note_report(trial, epoch)
+            self._note_status(trial)
 
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Pass on a report or a change of status."""
         if trial is None or not trial.key:
             return
         if record.kind == "reported":
-            self._report(trial, record.body["epoch"])
-        self._status(trial)
+            self._note_report(trial, record.body["epoch"])
+        self._note_status(trial)
 
-    def _propose(self, trial: TrialState) -> None:
+    def _note_proposal(self, trial: TrialState) -> None:
         if trial.number not in self._told:
-            self._pend(trial)
+            self._note_pending(trial)
 
-    def _pend(self, trial: TrialState) -> None:
+    def _note_pending(self, trial: TrialState) -> None:
         self._told[trial.number] = Status.PROPOSED
         self.view.propose(trial.number, Configuration(params=trial.params, key=trial.key, number=trial.number))
 
-    def _report(self, trial: TrialState, epoch: int) -> None:
+    def _note_report(self, trial: TrialState, epoch: int) -> None:
         if epoch <= self._epoch.get(trial.number, 0):
             # A repetition after a restart: the searcher knows this epoch.
             return
-        self._propose(trial)
+        self._note_proposal(trial)
         self._epoch[trial.number] = epoch
         losses = losses_of(self._outcomes, trial.reports[epoch].metrics)
         if losses is not None:
             self.view.report(trial.number, epoch, losses)
 
-    def _status(self, trial: TrialState) -> None:
+    def _note_status(self, trial: TrialState) -> None:
         """Tell whether a trial is under way, or what it came to; one that is paused at a rung may go on."""
         if not trial.key:
             return
         number, rests = trial.number, trial.status.ended or trial.at_rung
         status = trial.status if rests else Status.PROPOSED
-        self._propose(trial)
+        self._note_proposal(trial)
         if self._told[number] is status:
             return
         self._told[number] = status
         if not rests:
-            self._pend(trial)
+            self._note_pending(trial)
         elif status is Status.FAILED:
             self.view.result(number, None, epoch=trial.epoch or None, complete=False)
         elif status is Status.ABANDONED:
@@ -161,12 +161,12 @@ class RuleProjection:
 
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Fold what a record tells into the rule's index."""
-        event = self._event(record, trial) if trial is not None else None
+        event = self._make_event(record, trial) if trial is not None else None
         if event is not None:
             self._index = self.rule.fold(self._index, event)
             self.events += 1
 
-    def _event(self, record: Record, trial: TrialState) -> Event | None:
+    def _make_event(self, record: Record, trial: TrialState) -> Event | None:
         number, kind, body, at = trial.number, record.kind, record.body, self.seconds
         if kind == "reported":
             losses = losses_of(self._outcomes, body["metrics"])
@@ -195,7 +195,7 @@ class RuleProjection:
         Amortised O(1): all its reports are looked at once for each run of it, afterwards the new one only. `forget`
         it when the run is over.
         """
-        course = self._course(trial, epoch)
+        course = self._update_course(trial, epoch)
         losses = losses_of(self._objectives, trial.reports[course.epoch].metrics)
         if losses is None or course.epoch >= (self.rule.max_epochs or math.inf):
             # The full length ends a trial by itself: it is complete, not stopped.
@@ -207,7 +207,7 @@ class RuleProjection:
         """Drop the losses of a trial that has ended or rests: if it comes back its reports are looked at again."""
         self._courses.pop(trial, None)
 
-    def _course(self, trial: TrialState, epoch: int) -> "_Course":
+    def _update_course(self, trial: TrialState, epoch: int) -> "_Course":
         """Return the trial's course with its report of `epoch` in it."""
         course = self._courses.get(trial.number)
         if course is None or course.lease != trial.lease:

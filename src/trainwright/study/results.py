@@ -96,33 +96,33 @@ class Results:
 
     def hypervolume(self) -> float:
         """Return the volume between the feasible front and the reference point; raises `StudyError` before it is."""
-        return self._volume(self.goals[self.feasible], self._reference())
+        return self._measure_volume(self.goals[self.feasible], self._find_reference())
 
     def hypervolume_over_time(self) -> list[tuple[int, float]]:
         """Return the number of each trial in the order in which they ended, and the hypervolume after it."""
-        reference = self._reference()
+        reference = self._find_reference()
         front, volume = Front(len(reference)), 0.0
         course = []
         ends = [trial.end.at if trial.end is not None else np.inf for trial in self.trials]
         for place in np.argsort(ends, kind="stable").tolist():
             if self.feasible[place] and front.add(self.goals[place], place):
-                volume = max(volume, self._volume(front.losses, reference))
+                volume = max(volume, self._measure_volume(front.losses, reference))
             course.append((self.trials[place].number, volume))
         return course
 
-    def _reference(self) -> Array:
+    def _find_reference(self) -> Array:
         objectives = self.state.objectives
         if len(objectives) == 1:
             raise StudyError(f"hypervolume: the study has one objective ({objectives[0]}); use study.best")
         values = self.state.reference or first_reference(self.state)
         if values is None:
             raise StudyError(
-                f"hypervolume: its reference point is fixed after {_needed(self.state)} results, so far there are "
-                f"{len(self.trials)}"
+                f"hypervolume: its reference point is fixed after {_needed_results(self.state)} results, so far there "
+                f"are {len(self.trials)}"
             )
         return np.array([objective.loss(values[objective.metric]) for objective in objectives])
 
-    def _volume(self, losses: Array, reference: Array) -> float:
+    def _measure_volume(self, losses: Array, reference: Array) -> float:
         if len(reference) > MOST_EXACT:
             return sampled_hypervolume(losses, reference, rng(self.state.seed, "hypervolume", 0))[0]
         return hypervolume(losses, reference)
@@ -133,7 +133,7 @@ def first_reference(state: State) -> dict[str, float] | None:
 
     They are as many as two a parameter and one, by number: about an initial design.
     """
-    needed = _needed(state)
+    needed = _needed_results(state)
     if state.results < needed:
         return None
     found = Results.of(state)
@@ -146,7 +146,7 @@ def first_reference(state: State) -> dict[str, float] | None:
     }
 
 
-def _needed(state: State) -> int:
+def _needed_results(state: State) -> int:
     return 2 * len((state.space or {}).get("parameters", ())) + 1
 
 

@@ -58,13 +58,13 @@ class RetryOnFullDisk:
         if left <= 0:
             raise error
         try:
-            self._sleep(min(self._pause, left))
+            self._sleep_until(min(self._pause, left))
         except KeyboardInterrupt:
             self._give_up_seconds = 0.0
             raise
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
 
-    def _sleep(self, seconds: float) -> None:
+    def _sleep_until(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
             if self.told():

@@ -29,7 +29,7 @@ class SearcherNote:
         """Return the fact of a searcher."""
         table, kind = describe("searcher", searcher), type(searcher)
         if table is not None:
-            settings = ", ".join(f"{key}={_short(value)}" for key, value in table.items() if key != "name")
+            settings = ", ".join(f"{key}={_shorten(value)}" for key, value in table.items() if key != "name")
             return cls(table=table, text=f"{table['name']}({settings})")
         # What prints itself by its address prints another one in each process.
         plain = kind.__repr__ is object.__repr__
@@ -92,6 +92,6 @@ class Searching:
         self._searcher = self._noted = searcher
 
 
-def _short(value: Any) -> str:
+def _shorten(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 40 else f"{text[:36]} ..."

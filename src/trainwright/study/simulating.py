@@ -129,19 +129,19 @@ def measured(state: State, cluster: Cluster) -> Simulated:
     known = tuple(map(len, curves))
     longest = max(known)
     full = [curve for curve in curves if len(curve) == longest]
-    further = np.median([_finite(curve) for curve in full], axis=0)
+    further = np.median([_make_finite(curve) for curve in full], axis=0)
     sizes = [max(1, len(lease.devices)) for trial in state.trials.values() for lease in trial.leases.values()]
     trials = state.trials.values()
-    start = median(_gaps(state) or [0.0])
+    start = median(_measure_gaps(state) or [0.0])
     # A study without restarts knows at least what a start takes.
-    restarts = [cost for trial in trials for cost in _restarts(trial)] or [
-        cost for trial in trials for _, cost in _starts(trial)
+    restarts = [cost for trial in trials for cost in _measure_restarts(trial)] or [
+        cost for trial in trials for _, cost in _measure_starts(trial)
     ]
     again = [lease for trial in trials for lease in trial.leases.values() if lease.number > 1]
     return Simulated(
         cluster=cluster,
         task=Table(
-            losses=tuple(np.concatenate([curve, _onwards(curve, further)]) for curve in curves),
+            losses=tuple(np.concatenate([curve, _continue_curve(curve, further)]) for curve in curves),
             seconds=tuple(np.cumsum([*each, *[median(each)] * (longest - len(each))]) for each in times),
             params=tuple(params),
             measured=known,
@@ -154,14 +154,14 @@ def measured(state: State, cluster: Cluster) -> Simulated:
     )
 
 
-def _finite(curve: np.ndarray) -> np.ndarray:
+def _make_finite(curve: np.ndarray) -> np.ndarray:
     """Return a curve whose infinite losses are its worst finite one: differences are taken of it."""
     worst: float = curve[np.isfinite(curve)].max(initial=0.0)
     finite: np.ndarray = np.nan_to_num(curve, nan=worst, posinf=worst)
     return finite
 
 
-def _onwards(curve: np.ndarray, further: np.ndarray) -> np.ndarray:
+def _continue_curve(curve: np.ndarray, further: np.ndarray) -> np.ndarray:
     """Return the epochs after a curve's end: it moves as the median of the longest ones did."""
     at = len(curve)
     onwards: np.ndarray = curve[-1] + (further[at:] - further[at - 1])
@@ -183,7 +183,7 @@ def _epoch_seconds(trial: TrialState) -> list[float]:
     return [max(1e-9, usual if each is None else each) for each in found]
 
 
-def _gaps(state: State) -> list[float]:
+def _measure_gaps(state: State) -> list[float]:
     """Return the seconds between the last report of a run and when the next one in its slot trained."""
     # By slot: when a run trained, and its last report.
     runs: dict[tuple[str, str], list[tuple[float, float]]] = {}
@@ -197,12 +197,12 @@ def _gaps(state: State) -> list[float]:
     return [max(0.0, after[0] - before[1]) for before, after in pairs]
 
 
-def _restarts(trial: TrialState) -> list[float]:
+def _measure_restarts(trial: TrialState) -> list[float]:
     """Return how much longer than most the first epochs of later runs took, from the starts of these runs."""
-    return [cost for lease, cost in _starts(trial) if lease > min(trial.leases)]
+    return [cost for lease, cost in _measure_starts(trial) if lease > min(trial.leases)]
 
 
-def _starts(trial: TrialState) -> list[tuple[int, float]]:
+def _measure_starts(trial: TrialState) -> list[tuple[int, float]]:
     """Return each run of a trial that has reported, and how much longer than most its first epoch took."""
     if not trial.reports:
         return []

@@ -48,7 +48,7 @@ class StageRecords:
         record = self.read(name)
         if record is None:
             return "not done yet"
-        now = _digests(inputs)
+        now = _digest_inputs(inputs)
         differing = sorted(key for key in {*now, *record.inputs} if now.get(key) != record.inputs.get(key))
         if differing:
             return f"{', '.join(differing)} changed"
@@ -62,7 +62,7 @@ class StageRecords:
     ) -> StageRecord:
         """Record that a stage has ended; `outputs` are the files that it wrote, relative to the study's folder."""
         record = StageRecord(
-            inputs=_digests(inputs),
+            inputs=_digest_inputs(inputs),
             outputs={path: _file_digest(self.directory / path) or "" for path in outputs},
             content=plain(content),
         )
@@ -81,7 +81,7 @@ def digest_of(value: Any) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def _digests(inputs: Mapping[str, Any]) -> dict[str, str]:
+def _digest_inputs(inputs: Mapping[str, Any]) -> dict[str, str]:
     return {name: digest_of(value) for name, value in inputs.items()}
 
 

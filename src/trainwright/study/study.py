@@ -74,8 +74,8 @@ class Study(Inspecting, Simulating):
         if self.resumed:
             compare(log, space, goals, limits, seed)
         else:
-            log.create(space, goals, limits, seed, _versions())
-        self._take(log, space, searcher)
+            log.create(space, goals, limits, seed, _read_versions())
+        self._set_up(log, space, searcher)
 
     @classmethod
     def open(
@@ -90,10 +90,10 @@ class Study(Inspecting, Simulating):
         study.directory = None if is_url(where) else Path(where)
         study.resumed = True
         log = StudyLog(found_ledger(where, ledger), study.directory)
-        study._take(log, log.space(), searcher)  # noqa: SLF001 -- it is one of us
+        study._set_up(log, log.space(), searcher)  # noqa: SLF001 -- it is one of us
         return study
 
-    def _take(self, log: StudyLog, space: Space, searcher: Searcher | None) -> None:
+    def _set_up(self, log: StudyLog, space: Space, searcher: Searcher | None) -> None:
         self.space = space
         self._log = log
         self.searching = Searching(log, searcher)
@@ -111,11 +111,11 @@ class Study(Inspecting, Simulating):
         What was enqueued, or left by a dead process, comes first. Raises `SpaceExhausted` if nothing new is left.
         """
         check(count, optional(integer(minimum=1)), "ask: count", StudyError)
-        view = self._searching()
+        view = self._searcher_view()
         searcher = self.searching.choose(None, "Study.open(..., searcher=...)")
         wanted = count or 1
         asked = list(itertools.islice(self._log.take_orphans(), wanted))
-        numbers = [self._number() for _ in range(wanted - len(asked))]
+        numbers = [self._claim_number() for _ in range(wanted - len(asked))]
         if numbers:
             try:
                 self.searching.note(searcher)
@@ -138,11 +138,11 @@ class Study(Inspecting, Simulating):
         known = next((trial for trial in self.trials if trial.key == key), None)
         if known is not None:
             return known
-        trial = self._enter(configuration, ENQUEUED)
+        trial = self._enter_trial(configuration, ENQUEUED)
         self._log.claims.offer(trial.number)
         return trial
 
-    def _number(self) -> int:
+    def _claim_number(self) -> int:
         number = self._log.claims.number()
         assert number is not None  # noqa: S101 -- there is always another one without a limit
         return number
@@ -174,7 +174,7 @@ class Study(Inspecting, Simulating):
             raise second_result_error(trial, metrics)
         values = {} if failed is not None else validate_metrics(self._log.state.outcomes, metrics, number)
         if trial is None or trial.status.ended:
-            trial = self._enter(configuration, "told")
+            trial = self._enter_trial(configuration, "told")
         lease = max(1, trial.lease)
         bad = refusal(self._log.state.outcomes, values, "in tell") if failed is None else None
         if failed is not None:
@@ -187,14 +187,14 @@ class Study(Inspecting, Simulating):
         self._log.asked.discard(trial.number)
         return trial
 
-    def _enter(self, configuration: Configuration | Mapping[str, Any], origin: str) -> TrialState:
-        self._searching()
+    def _enter_trial(self, configuration: Configuration | Mapping[str, Any], origin: str) -> TrialState:
+        self._searcher_view()
         checked = self.space.configuration_of(dict(configuration))
-        number = self._number()
+        number = self._claim_number()
         self._log.append(self._log.proposal(number, replace(checked, number=number, origin={"searcher": origin})))
         return self._log.state.trials[number]
 
-    def _searching(self) -> SearchView:
+    def _searcher_view(self) -> SearchView:
         """Return the searcher's view, made at first use and kept up to date by the log from then on."""
         if self._view is None:
             state = self._log.state
@@ -249,7 +249,9 @@ class Study(Inspecting, Simulating):
             scheduler = job.scheduler("study.run(..., scheduler=...)")
         chosen = self.searching.choose(searcher, "study.run(..., searcher=...)")
         with Heartbeat(self._log.ledger) as heartbeat:
-            self._drive(train, budget, chosen, Scheduler.of(scheduler), engine, heartbeat=heartbeat, progress=progress)
+            self._run_driver(
+                train, budget, chosen, Scheduler.of(scheduler), engine, heartbeat=heartbeat, progress=progress
+            )
 
     def join(
         self,
@@ -266,13 +268,13 @@ class Study(Inspecting, Simulating):
         """Work as a member of a team, as `Worker` sets it up; return what came of it."""
         with Heartbeat(self._log.ledger) as heartbeat:
             own = replace(team, slot=self._log.claims.take_slot(rank))
-            late = self._drive(
+            late = self._run_driver(
                 train, budget, searcher, scheduler, engine, heartbeat=heartbeat, progress=progress, team=own
             )
         ours = sum(trial.has_result and self._log.ours(trial.holder) for trial in self.trials)
         return WorkerResult(results=ours, out_of_time=late and budget.trials is not None)
 
-    def _drive(
+    def _run_driver(
         self,
         train: TrainFunction,
         budget: Budget,
@@ -311,7 +313,7 @@ class Study(Inspecting, Simulating):
         with Progress(budget.trials, shown=progress) as shown:
             retry = None if team is None else RetryOnFullDisk(team.give_up_seconds, shown.say)
             with self._log.running(rule, seen, retry=retry):
-                self._greet(shown)
+                self._greet_user(shown)
                 driver = Driver(
                     self._log,
                     rule,
@@ -331,9 +333,9 @@ class Study(Inspecting, Simulating):
                     raise
                 return driver.leaving.out_of_time
 
-    def _greet(self, shown: Progress) -> None:
+    def _greet_user(self, shown: Progress) -> None:
         """Say what a person should know of a study that is resumed."""
-        if (made_by := self._log.state.versions.get("trainwright")) != (ours := _versions()["trainwright"]):
+        if (made_by := self._log.state.versions.get("trainwright")) != (ours := _read_versions()["trainwright"]):
             shown.say(f"this study was made by trainwright {made_by}, this is {ours}")
         shown.warn_of(self._log.ledger.dropped())
         if self._log.state.trials:
@@ -355,7 +357,7 @@ class Study(Inspecting, Simulating):
         self.close()
 
 
-def _versions() -> dict[str, str]:
+def _read_versions() -> dict[str, str]:
     from trainwright import __version__
 
     return {"trainwright": __version__, "python": platform.python_version(), "numpy": np.__version__}

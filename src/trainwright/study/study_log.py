@@ -97,11 +97,11 @@ class StudyLog:
 
     def append(self, *records: Record) -> None:
         """Make the records durable and fold them."""
-        self._fold(self.retry(lambda: self._written(records)))
+        self._fold_records(self.retry(lambda: self._append_joined(records)))
         if not self._refereed and self.state.results:
-            self._referee()
+            self._fix_reference()
 
-    def _referee(self) -> None:
+    def _fix_reference(self) -> None:
         """Fix the reference point of the hypervolume once its results are there; of many writers one does."""
         self._refereed = len(self.objectives) == 1 or self.state.reference is not None
         now = time.monotonic()
@@ -124,9 +124,9 @@ class StudyLog:
         if self.ledger.writer not in self._mine:
             (record,) = self.ledger.append([facts.joined(Writer.here(), session=self.state.sessions + 1)])
             self._mine.add(record.writer)
-            self._fold([record])
+            self._fold_records([record])
 
-    def _written(self, records: Sequence[Record]) -> list[Record]:
+    def _append_joined(self, records: Sequence[Record]) -> list[Record]:
         # A failed write makes another writer of us.
         self._join()
         return self.ledger.append(records)
@@ -135,7 +135,7 @@ class StudyLog:
         """Read and fold what other writers appended; if `thorough`, also of those that were silent for long."""
         for records, cursor in blocks(self.ledger, self._cursor, thorough=thorough):
             self._cursor = cursor
-            self._fold(records)
+            self._fold_records(records)
 
     def keep_up(self) -> None:
         """Read what other writers appended, but spend no more than one part in fifty of the time on it."""
@@ -148,7 +148,7 @@ class StudyLog:
         """Whether a writer is or was this object."""
         return writer in self._mine
 
-    def _fold(self, records: Sequence[Record]) -> None:
+    def _fold_records(self, records: Sequence[Record]) -> None:
         # The projections of each kind of record.
         by_kind: dict[str, list[Callable[[Record, TrialState | None], None]]] = {}
         for projection in self._projections:
@@ -165,11 +165,11 @@ class StudyLog:
         """Say goodbye and let go of the ledger's files."""
         former = sorted(self._mine - {self.ledger.writer})
         if self.ledger.writer in self._mine:
-            self._fold(self.retry(lambda: self.ledger.append([facts.left(former)])))
+            self._fold_records(self.retry(lambda: self.ledger.append([facts.left(former)])))
         elif former:
             # What failed may work again; if not, our process tells it by its end.
             with suppress(LedgerError):
-                self._fold(self._written([facts.left(former)]))
+                self._fold_records(self._append_joined([facts.left(former)]))
         self._mine.clear()
         self.ledger.close()
 

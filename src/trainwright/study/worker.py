@@ -79,7 +79,7 @@ class Worker(Settings, error=StudyError):
         try:
             study.refresh()
             known = JobNote.last(study.state)
-            train, scheduler = self._parts(known)
+            train, scheduler = self._choose_parts(known)
             searcher = study.searching.choose(self.searcher, "Worker(..., searcher=...)")
             budget = given if known is None else known.complete(given)
             if budget.endless:
@@ -103,7 +103,7 @@ class Worker(Settings, error=StudyError):
             if study is not self.where:
                 study.close()
 
-    def _parts(self, known: JobNote | None) -> tuple[TrainFunction, Scheduler]:
+    def _choose_parts(self, known: JobNote | None) -> tuple[TrainFunction, Scheduler]:
         if isinstance(self.train, str):
             train = load_function(self.train)
         elif self.train is not None:

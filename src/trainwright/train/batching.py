@@ -63,11 +63,11 @@ class Batching:
         """Return the step of an epoch."""
         batch = self._batch(epoch)
         # The largest share of a rank, in micro-batches of one size if the batch divides evenly.
-        own = -(-batch // self.processes)
+        share = -(-batch // self.processes)
         most = self.micro_batch or max(1, -(-self.reference // self.start_devices))
         even = batch % self.processes == 0  # then micro-batches are to be of one size
-        times = own // _largest_divisor(own, most) if even else -(-own // most)
-        return BatchStep(batch=batch, micro_batch=-(-own // times), accumulate=times)
+        times = share // _largest_divisor(share, most) if even else -(-share // most)
+        return BatchStep(batch=batch, micro_batch=-(-share // times), accumulate=times)
 
     def ratio(self, epoch: int) -> float:
         """Return the batch of an epoch over that of the user's loader."""

@@ -95,10 +95,10 @@ class _Follower:
         return _said(_Word.HERE) is _Word.GOES_ON
 
 
-def _said(own: _Word) -> _Word:
+def _said(word: _Word) -> _Word:
     """Return what rank 0 says."""
     try:
-        words = _gathered(own)
+        words = _gathered(word)
     except RuntimeError as error:
         raise TrialError(f"trial.report: not all ranks came to it, one seems gone: {_line(error)}") from error
     if _Word.LEAVES in words:
@@ -109,12 +109,12 @@ def _said(own: _Word) -> _Word:
     return words[0]
 
 
-def _gathered(own: _Word) -> list[_Word]:
+def _gathered(word: _Word) -> list[_Word]:
     import torch
     import torch.distributed as dist
 
     words = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(words, torch.tensor([int(own)]))
+    dist.all_gather(words, torch.tensor([int(word)]))
     return [_Word(int(word)) for word in words]
 
 

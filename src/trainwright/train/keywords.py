@@ -23,12 +23,12 @@ _REFUSED = {
 }
 
 
-def refuse_unknown(loader: Callable[..., Any], given: Mapping[str, Any]) -> None:
+def refuse_unknown(loader: Callable[..., Any], settings: Mapping[str, Any]) -> None:
     """Raise `TrialError` for settings that a loader does not take; it suggests the nearest one that it does."""
     name = loader.__name__
     parameters = inspect.signature(loader).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
-    for setting in given:
+    for setting in settings:
         if setting in _REFUSED:
             raise TrialError(f"{name}: {setting}: is not taken, for {_REFUSED[setting]}")
         raise TrialError(f"{name}: got {setting!r}; allowed: {', '.join(known)}{closest(setting, known)}")

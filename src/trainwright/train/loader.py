@@ -142,8 +142,8 @@ class Loader:
         this = self._pass = object()
         plan = self._plan
         for batch in self._loader:
-            own, count = plan.own(plan.samples)
-            self._share = len(own) / count
+            rank_places, count = plan.rank_places(plan.samples)
+            self._share = len(rank_places) / count
             plan.samples += count
             yield batch
             if self._pass is not this:  # a checkpoint was restored, or another pass begun
@@ -219,24 +219,26 @@ class _Plan:
     def __iter__(self) -> Iterator[BatchFetch]:
         epoch, start = self.epoch, self.samples
         while start < self.used and not (self.drop_last and self.used - start < self.batch):
-            own, count = self.own(start)
-            places = np.arange(own.start, own.stop) if own else np.array([start])  # a rank always has something to do
+            rank_places, count = self.rank_places(start)
+            places = (
+                np.arange(rank_places.start, rank_places.stop) if rank_places else np.array([start])
+            )  # a rank always has something to do
             indices, repeats = self.order(epoch, places)
-            yield BatchFetch(epoch, own.start, indices.tolist(), None if repeats is None else repeats.tolist())
+            yield BatchFetch(epoch, rank_places.start, indices.tolist(), None if repeats is None else repeats.tolist())
             start += count
 
-    def own(self, start: int) -> tuple[range, int]:
+    def rank_places(self, start: int) -> tuple[range, int]:
         """Return this rank's places of the global batch that begins at `start`, and how many that has."""
         count = min(self.batch, self.used - start)
-        own = portion(count, self.rank, self.world)
-        return range(start + own.start, start + own.stop), count
+        rank_places = portion(count, self.rank, self.world)
+        return range(start + rank_places.start, start + rank_places.stop), count
 
 
 def _global_batch(batch_size: int | None, global_batch: int | None, world: int) -> int:
     if (batch_size is None) == (global_batch is None):
-        given = "neither" if batch_size is None else f"batch_size={batch_size!r} and global_batch={global_batch!r}"
+        both = "neither" if batch_size is None else f"batch_size={batch_size!r} and global_batch={global_batch!r}"
         raise TrialError(
-            f"Loader: got {given}; allowed: one of batch_size, the samples of this process at a step, and "
+            f"Loader: got {both}; allowed: one of batch_size, the samples of this process at a step, and "
             "global_batch, those of all ranks together"
         )
     if batch_size is not None:

@@ -117,8 +117,8 @@ class _Shared:
             yield part
 
     def _own(self, batch: Sequence[Any]) -> Sequence[Any]:
-        own = portion(len(batch), self._rank, self._world)
-        return batch[own.start : own.stop] or batch[:1]  # a rank always has something to do
+        share = portion(len(batch), self._rank, self._world)
+        return batch[share.start : share.stop] or batch[:1]  # a rank always has something to do
 
     def _told(self) -> tuple[int, list[Sequence[Any]]]:
         """Return rank 0's seed and order of this epoch; leave the DataLoader's generator as rank 0 has it."""

@@ -267,7 +267,7 @@ class Run:
             memory,
             optimizer=self.optimizer if isinstance(self.optimizer, Optimizer) else None,
             reserve_bytes=trained if self._trial.world_size > 1 else 0,
-            told=lambda plan: self._trial.note("memory_plan", plan.summary),
+            on_plan=lambda plan: self._trial.note("memory_plan", plan.summary),
         )
 
     def _set_up(self, module: "torch.nn.Module", plan: "Layout", *, sync_bn: bool) -> "Parallel":

@@ -67,8 +67,8 @@ class Slots:
         """Set every parameter's gradient to the mean over all slots; return the mean loss, detached."""
         import torch
 
-        own = self.count // self._world
-        parts = _slice(batch, own)
+        slots_here = self.count // self._world
+        parts = _slice(batch, slots_here)
         before = [buffer.clone() for buffer in self._model.buffers()]
         gradients = _Sum(self._parameters, self)
         buffers = _Sum(self._buffers, self)
@@ -79,7 +79,7 @@ class Slots:
                 with torch.no_grad():
                     for buffer, value in zip(self._model.buffers(), before, strict=True):
                         buffer.copy_(value)
-                seed_generators(self._key, self.steps, self._rank * own + place, 0)
+                seed_generators(self._key, self.steps, self._rank * slots_here + place, 0)
                 _seed_devices(self._parameters)
                 for parameter in self._parameters:
                     parameter.grad = None

@@ -218,12 +218,12 @@ class _Streams:
 
     def _read(self, epoch: int, shard: int, start: int) -> list[Any]:
         """Return the next samples of a shard from number `start` on; fewer at its end."""
-        held = self._open.get(shard)
-        if held is None or held.epoch != epoch or held.position > start:
-            held = self._open[shard] = self._opened(epoch, shard, start)
-        while held.position < start and self._next(held, shard):  # read again, and dropped
+        reader = self._open.get(shard)
+        if reader is None or reader.epoch != epoch or reader.position > start:
+            reader = self._open[shard] = self._opened(epoch, shard, start)
+        while reader.position < start and self._next(reader, shard):  # read again, and dropped
             pass
-        return [sample for _ in range(self._slice.each) for sample in self._next(held, shard)]
+        return [sample for _ in range(self._slice.each) for sample in self._next(reader, shard)]
 
     def _opened(self, epoch: int, shard: int, start: int) -> _Open:
         try:
@@ -242,15 +242,15 @@ class _Streams:
         with _as_worker(shard, self._slice.shards, dataset):
             return _Open(epoch, iter(dataset), 0)
 
-    def _next(self, held: _Open, shard: int) -> list[Any]:
+    def _next(self, reader: _Open, shard: int) -> list[Any]:
         """Return the next sample of a shard in a list, which is empty at its end."""
-        seed_generators(self._keys["sample"], held.epoch, shard, held.position)
+        seed_generators(self._keys["sample"], reader.epoch, shard, reader.position)
         with _as_worker(shard, self._slice.shards, self._dataset):
             try:
-                found = [next(held.iterator)]
+                found = [next(reader.iterator)]
             except StopIteration:
                 return []
-        held.position += 1
+        reader.position += 1
         return found
 
 

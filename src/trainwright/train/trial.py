@@ -161,10 +161,10 @@ class Trial:
         )
         self._reported = at
         self._pass(at)
-        kept = self._checkpoints
-        if kept is not None and kept.manager is not None:
-            kept.last_report = {"epoch": at, "step": steps, "metrics": numbers}
-            kept.manager.save(wait=True)
+        checkpoints = self._checkpoints
+        if checkpoints is not None and checkpoints.manager is not None:
+            checkpoints.last_report = {"epoch": at, "step": steps, "metrics": numbers}
+            checkpoints.manager.save(wait=True)
         self._last = numbers
         self._send([record])
 
@@ -342,14 +342,14 @@ class Trial:
         metrics = {name: float(value) for name, value in report["metrics"].items()}
         self._epoch, self._reported = restored.epoch, report.get("epoch", 0)
         self._last = metrics  # all there is to tell if no epoch is left to do
-        kept, known = self._checkpoints, self.assignment
-        if kept is not None and self._reported > known.reported_epoch:
+        checkpoints, known = self._checkpoints, self.assignment
+        if checkpoints is not None and self._reported > known.reported_epoch:
             record = facts.reported(
                 self.number, known.lease, epoch=self._reported, step=report["step"], metrics=metrics, wall_seconds=0.0
             )
-            self._send([kept.record(restored), record])
-        elif kept is not None and restored.manifest.step > known.saved_step:
-            self._send([kept.record(restored)])  # a trial that gets on within its epoch is not given up
+            self._send([checkpoints.record(restored), record])
+        elif checkpoints is not None and restored.manifest.step > known.saved_step:
+            self._send([checkpoints.record(restored)])  # a trial that gets on within its epoch is not given up
 
     def _send(self, records: list[Record]) -> None:
         if not self.channel.exchange(self._told() + records):

@@ -97,7 +97,7 @@ class FigureViews:
 
     def _is_current(self, name: str, key: Any) -> bool:
         with self._lock:
-            return self._cache.get(name, _CachedView()).key == key
+            return bool(self._cache.get(name, _CachedView()).key == key)
 
     def _draw_in_background(self, name: str, key: Any, make: Callable[[], View]) -> View:
         with self._lock:

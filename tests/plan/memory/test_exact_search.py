@@ -5,10 +5,10 @@ import heapq
 import pytest
 
 from memory_chains import budgets, random_chain
-from trainwright.plan.memory import simulate
 from trainwright.plan.memory.exact import solve_exact
-from trainwright.plan.memory.local_search import improve
+from trainwright.plan.memory.local_search import improve_plan
 from trainwright.plan.memory.persistent import lowest_plan, solve_persistent
+from trainwright.plan.memory.simulate import simulate
 
 
 def dijkstra(chain, budget):
@@ -26,7 +26,7 @@ def dijkstra(chain, budget):
         grown = sum(step.parameter_gradient_bytes for step in steps[gradient + 1 :])
         used = (
             grown
-            + steps[gradient].delta_bytes
+            + steps[gradient].output_gradient_bytes
             + sum(steps[i].output_bytes if kind == "a" else steps[i].choices[kind].saved_bytes for i, kind in alive)
         )
         there = {0, *(i for i, _ in alive)}
@@ -35,12 +35,12 @@ def dijkstra(chain, budget):
             if i - 1 not in there:
                 continue
             step = steps[i]
-            if used + step.output_bytes + step.plain_temporary_bytes <= room:
-                follow.append((step.plain_seconds, (alive | {(i, "a")}, gradient)))
+            if used + step.output_bytes + step.no_grad_temporary_bytes <= room:
+                follow.append((step.no_grad_seconds, (alive | {(i, "a")}, gradient)))
             for o, option in enumerate(step.choices):
                 if used + option.saved_bytes + option.forward_temporary_bytes <= room:
                     follow.append((option.forward_seconds, (alive | {(i, o)}, gradient)))
-                made = steps[i - 1].delta_bytes if i > 1 else chain.input_gradient_bytes
+                made = steps[i - 1].output_gradient_bytes if i > 1 else chain.input_gradient_bytes
                 needed = used + made + option.backward_temporary_bytes + step.parameter_gradient_bytes
                 if i == gradient and (i, o) in alive and needed <= room:
                     follow.append((option.backward_seconds, (alive - {(i, o)}, gradient - 1)))
@@ -71,7 +71,7 @@ def test_moves_lie_between(seed):
     chain = random_chain(seed, least=4, most=8, options=seed % 2, split=True)
     for budget in budgets(chain, lowest_plan(chain)[1], 4)[1:]:
         solved = solve_persistent(chain, budget)
-        moved = simulate(chain, improve(chain, budget, solved.operations), budget_bytes=budget)
+        moved = simulate(chain, improve_plan(chain, budget, solved.operations), budget_bytes=budget)
         assert moved.fits
         assert moved.seconds <= solved.seconds + 1e-9
         searched = solve_exact(chain, budget)
@@ -88,7 +88,7 @@ def test_moves_find_what_persistence_forbids():
         best = solve_exact(chain, budget).seconds
         if best < solved.seconds - 1e-9:
             better += 1
-            moved = simulate(chain, improve(chain, budget, solved.operations), budget_bytes=budget)
+            moved = simulate(chain, improve_plan(chain, budget, solved.operations), budget_bytes=budget)
             optimal += moved.seconds < best + 1e-9
     assert better >= 8
     assert optimal >= 0.7 * better

@@ -6,12 +6,13 @@ import pytest
 import trainwright.memory as tm
 from memory_chains import budgets, random_chain
 from trainwright.errors import InfeasibleBudget
-from trainwright.plan.memory.copy_schedule import place, seconds
-from trainwright.plan.memory.joint import Programme, operations_of, rows_of
+from trainwright.plan.memory.copy_schedule import place_copies, simulate_seconds
+from trainwright.plan.memory.joint import PricedProgram, operations_of, rows_of
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
-from trainwright.plan.memory.offload import hull, lower_bound
+from trainwright.plan.memory.offload import lower_bound, price_hull
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.planning import minimal_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 
 
@@ -21,12 +22,12 @@ def test_a_high_price_is_rematerialisation_alone(seed):
     chain = random_chain(seed, least=4, most=9, options=seed % 2, split=seed % 3 == 0)
     budget = minimal_bytes(chain) + 4
     room = budget - chain.fixed_bytes
-    programme = Programme(chain, room, slots=room)
+    programme = PricedProgram(chain, room, slots=room)
     dear, free = programme.solve(1e3), programme.solve(0.0)
     alone = solve_persistent(chain, budget, slots=room)
     assert dear.bytes == 0
     assert dear.seconds == pytest.approx(alone.seconds)
-    assert tm.simulate(chain, operations_of(dear.rows), budget_bytes=budget).fits
+    assert simulate(chain, operations_of(dear.rows), budget_bytes=budget).fits
     assert free.seconds <= dear.seconds
 
 
@@ -34,7 +35,7 @@ def test_a_high_price_is_rematerialisation_alone(seed):
 def test_the_hull_trades_seconds_for_bytes(seed):
     """No plan of the hull takes more seconds and sends more bytes than another."""
     chain = random_chain(seed, least=7, most=10)
-    found = list(hull(Programme(chain, minimal_bytes(chain) - chain.fixed_bytes + 3)))
+    found = list(price_hull(PricedProgram(chain, minimal_bytes(chain) - chain.fixed_bytes + 3)))
     for one in found:
         assert one.value >= one.seconds
         assert not any(other.seconds < one.seconds - 1e-6 and other.bytes < one.bytes for other in found)
@@ -64,16 +65,16 @@ def test_the_compiled_simulator(seed):
     for budget in budgets(chain, lowest_with_copies(chain)[1], 8):
         room = budget - chain.fixed_bytes
         for price in (0.0, 0.3):
-            rows = Programme(chain, 2 * room).solve(price).rows
+            rows = PricedProgram(chain, 2 * room).solve(price).rows
             for hurry in (np.inf, 1.0):
-                copied = place(sizes_of(chain), room, rows, 3.0, hurry)
+                copied = place_copies(sizes_of(chain), room, rows, 3.0, hurry)
                 for shuffled in range(6):
                     if shuffled and len(copied):
                         one, other = random.integers(len(copied), size=2)
                         copied[[one, other]] = copied[[other, one]]
-                    found = tm.simulate(chain, operations_of(copied), budget_bytes=budget, link=link)
+                    found = simulate(chain, operations_of(copied), budget_bytes=budget, link=link)
                     expected = found.seconds if found.fits else np.inf
-                    assert seconds(sizes_of(chain), (room, rates), copied) == pytest.approx(expected)
+                    assert simulate_seconds(sizes_of(chain), (room, rates), copied) == pytest.approx(expected)
                     assert np.array_equal(rows_of(operations_of(copied)), copied)
                     fits += found.fits
     assert fits > 20
@@ -84,10 +85,10 @@ def test_the_least_budget_with_copies(seed):
     """The plan needs just that, one byte less does not do, and no plan without copies needs less."""
     chain = random_chain(seed, least=1, most=9, options=seed % 2, split=seed % 3 == 0)
     operations, least = lowest_with_copies(chain)
-    found = tm.simulate(chain, operations, budget_bytes=least, link=tm.Link.of(2.0))
+    found = simulate(chain, operations, budget_bytes=least, link=tm.Link.of(2.0))
     assert found.fits
     assert found.peak_bytes == least <= minimal_bytes(chain)
-    assert not tm.simulate(chain, operations, budget_bytes=least - 1, link=tm.Link.of(2.0)).fits
+    assert not simulate(chain, operations, budget_bytes=least - 1, link=tm.Link.of(2.0)).fits
 
 
 def test_infeasible_budgets_name_what_offloading_allows():

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from trainwright.errors import ChainError
-from trainwright.memory import Chain, Option, Stage
+from trainwright.memory import Chain, Stage
+from trainwright.plan.memory.chain import Option
 
 STAGE = Stage(name="conv", forward_seconds=1.0, backward_seconds=2.0, output_bytes=3, saved_bytes=5)
 CHAIN = Chain(
@@ -15,7 +16,7 @@ CHAIN = Chain(
         dataclasses.replace(
             STAGE,
             gradient_bytes=1,
-            plain_forward_seconds=0.5,
+            no_grad_forward_seconds=0.5,
             options=(Option(name="less", forward_seconds=1.0, backward_seconds=3.0, saved_bytes=4),),
         ),
     ),
@@ -31,7 +32,7 @@ CHAIN = Chain(
     [
         ({"forward_seconds": -1.0}, r"stage 2 \(conv\), forward_seconds: got -1.0"),
         ({"backward_seconds": float("nan")}, r"stage 2 \(conv\), backward_seconds: got nan"),
-        ({"plain_forward_seconds": float("inf")}, r"plain_forward_seconds: got inf"),
+        ({"no_grad_forward_seconds": float("inf")}, r"no_grad_forward_seconds: got inf"),
         ({"output_bytes": -3}, r"stage 2 \(conv\), output_bytes: got -3"),
         ({"output_bytes": 2.5}, r"stage 2 \(conv\), output_bytes: got 2.5"),
         ({"saved_bytes": 2}, r"saved_bytes: got 2; allowed: at least its output_bytes, 3"),
@@ -56,8 +57,8 @@ def test_a_chain_has_stages_and_its_loss_hands_nothing_on():
 
 def test_sums_and_defaults():
     first, second = CHAIN.stages
-    assert (first.delta_bytes, second.delta_bytes) == (3, 1)
-    assert (first.plain_seconds, second.plain_seconds) == (1.0, 0.5)
+    assert (first.output_gradient_bytes, second.output_gradient_bytes) == (3, 1)
+    assert (first.no_grad_seconds, second.no_grad_seconds) == (1.0, 0.5)
     assert CHAIN.plain_seconds == pytest.approx(6.3)
     assert CHAIN.fixed_bytes == 111
     assert [choice.saved_bytes for choice in second.choices] == [5, 4]

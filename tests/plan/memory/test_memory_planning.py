@@ -8,7 +8,7 @@ import pytest
 import trainwright.memory as tm
 from memory_chains import random_chain
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget, PlanMismatch
-from trainwright.plan.memory.budget import read_budget, readable
+from trainwright.plan.memory.budget import format_bytes, read_budget
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
 CHAIN = random_chain(1, least=6)
@@ -47,7 +47,12 @@ def test_budgets_that_are_none(budget):
 
 
 def test_sizes_are_written():
-    assert [readable(count) for count in (12, 2048, 1 << 31, 1 << 42)] == ["12 B", "2.00 KiB", "2.00 GiB", "4.00 TiB"]
+    assert [format_bytes(count) for count in (12, 2048, 1 << 31, 1 << 42)] == [
+        "12 B",
+        "2.00 KiB",
+        "2.00 GiB",
+        "4.00 TiB",
+    ]
 
 
 def test_unknown_solvers_and_subjects():

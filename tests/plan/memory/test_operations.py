@@ -21,14 +21,14 @@ ALL = [
 @pytest.mark.parametrize(("operation", "written"), ALL)
 def test_written_and_read(operation, written):
     assert str(operation) == written
-    assert ops.parse(written) == operation
+    assert ops.parse_operations(written) == operation
 
 
 def test_a_list_is_one_line():
-    assert ops.text(operation for operation, _ in ALL[:2]) == "Fall 3; Fall 12/2"
+    assert ops.format_operations(operation for operation, _ in ALL[:2]) == "Fall 3; Fall 12/2"
 
 
 @pytest.mark.parametrize("written", ["", "F 3", "Fall", "Fall x", "Del 3", "Del b3", "B 3/1", "Fall 3/", "Off a-1"])
 def test_what_is_none(written):
     with pytest.raises(ChainError, match="operation: got"):
-        ops.parse(written)
+        ops.parse_operations(written)

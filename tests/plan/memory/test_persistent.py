@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from memory_chains import budgets, random_chain
-from trainwright.plan.memory import simulate
-from trainwright.plan.memory.persistent import Persistent, lowest_plan, solve_persistent
+from trainwright.plan.memory.persistent import PersistentTable, lowest_plan, solve_persistent
+from trainwright.plan.memory.simulate import simulate
 
 
 def brute_force(chain, budget):
@@ -15,7 +15,7 @@ def brute_force(chain, budget):
     steps = (None, *chain.steps)
 
     def gradient(stage):
-        return chain.input_gradient_bytes if stage == 0 else steps[stage].delta_bytes
+        return chain.input_gradient_bytes if stage == 0 else steps[stage].output_gradient_bytes
 
     def grown(stage):
         return sum(step.parameter_gradient_bytes for step in steps[stage + 1 :])
@@ -34,13 +34,13 @@ def brute_force(chain, budget):
         for split in range(s + 1, t + 1):
             ran = range(s, split)
             need = max(
-                gradient(t) + grown(t) + steps[j].output_bytes + steps[j].plain_temporary_bytes
+                gradient(t) + grown(t) + steps[j].output_bytes + steps[j].no_grad_temporary_bytes
                 + (steps[j - 1].output_bytes if j > s else 0)
                 for j in ran
             )  # fmt: skip
             if m >= need:
                 right = cost(split, t, m - steps[split - 1].output_bytes)
-                best = min(best, sum(steps[j].plain_seconds for j in ran) + right + cost(s, split - 1, m))
+                best = min(best, sum(steps[j].no_grad_seconds for j in ran) + right + cost(s, split - 1, m))
         return best
 
     return cost(1, len(chain.steps), budget - chain.fixed_bytes)
@@ -92,7 +92,7 @@ def test_the_lowest_plan_has_the_least_peak(seed):
 def test_one_table_holds_every_memory():
     """Rows fall with memory and end at the time of a step that keeps everything."""
     chain = random_chain(3, least=6)
-    table = Persistent(chain, unit=1, slots=200)
+    table = PersistentTable(chain, unit=1, slots=200)
     values = table.values
     assert (np.diff(values[np.isfinite(values)]) <= 0).all()
     assert values[-1] == pytest.approx(chain.plain_seconds)

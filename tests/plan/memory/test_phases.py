@@ -5,15 +5,16 @@ import pytest
 
 import trainwright.memory as tm
 from memory_chains import random_chain
-from trainwright.plan.memory._phases import anneal, listed
-from trainwright.plan.memory.copy_schedule import fastest
+from trainwright.plan.memory._phases import anneal_phases, list_rows
+from trainwright.plan.memory.copy_schedule import fastest_schedule
 from trainwright.plan.memory.joint import operations_of
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.offload import plan_offload
-from trainwright.plan.memory.operations import Kind
+from trainwright.plan.memory.operations import OperationKind
 from trainwright.plan.memory.persistent import solve_persistent
-from trainwright.plan.memory.phases import everything, phases_of
+from trainwright.plan.memory.phases import phases_of, save_everything
 from trainwright.plan.memory.planning import full_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 
 
@@ -24,29 +25,29 @@ def test_any_digits_make_a_valid_list(seed):
     chain = random_chain(seed, least=3, most=9, options=seed % 2, split=seed % 3 == 0)
     n, sizes = len(chain.steps), sizes_of(chain)
     for _ in range(20):
-        made, away = everything(n)
+        made, away = save_everything(n)
         for d in range(1, n + 1):
             for i in range(1, d + 1):
                 if d == n or random.random() < 0.2:
                     made[d, i] = random.integers(1, 3 + (seed % 2) * (i < n))
-        rows, spent = listed(sizes, made, away)
-        found = tm.simulate(chain, operations_of(rows))
+        rows, spent = list_rows(sizes, made, away)
+        found = simulate(chain, operations_of(rows))
         assert found.fits
         assert found.seconds == pytest.approx(spent)
-        again, _ = listed(sizes, *phases_of(n, rows))
+        again, _ = list_rows(sizes, *phases_of(n, rows))
         assert np.array_equal(rows, again)
 
 
 def test_what_nobody_reads_is_not_made():
     """Of two runs with no reader between them the second is made; a graph that has no backward is not."""
     chain = random_chain(3, least=5, most=5)
-    made, away = everything(len(chain.steps))
+    made, away = save_everything(len(chain.steps))
     made[5, 1] = made[4, 1] = 1
     made[2, 2] = 2
-    rows, spent = listed(sizes_of(chain), made, away)
-    assert spent == chain.plain_seconds + chain.stages[0].plain_seconds + chain.stages[1].forward_seconds
+    rows, spent = list_rows(sizes_of(chain), made, away)
+    assert spent == chain.plain_seconds + chain.stages[0].no_grad_seconds + chain.stages[1].forward_seconds
     runs = [each.kind for each in operations_of(rows) if each.stage == 2 and each.value is None]
-    assert runs == [Kind.FORWARD_KEEP, Kind.FORWARD_ALL, Kind.BACKWARD]
+    assert runs == [OperationKind.FORWARD_KEEP, OperationKind.FORWARD_ALL, OperationKind.BACKWARD]
 
 
 def test_saved_without_its_input():
@@ -61,7 +62,7 @@ def test_saved_without_its_input():
     chain = tm.Chain(stages=tuple(stages), input_bytes=1)
     budget = lowest_with_copies(chain)[1]
     link = tm.Link.of(0.05)
-    joint = tm.simulate(chain, plan_offload(chain, budget, link), budget_bytes=budget, link=link)
+    joint = simulate(chain, plan_offload(chain, budget, link), budget_bytes=budget, link=link)
     assert joint.seconds == chain.plain_seconds + 1 < solve_persistent(chain, budget).seconds
 
 
@@ -72,11 +73,11 @@ def test_changes_gain(seed):
     sizes, n = sizes_of(chain), len(chain.steps)
     budget = (lowest_with_copies(chain)[1] + full_bytes(chain)) // 2
     within = ((budget - chain.fixed_bytes, (0.5, 0.5, 0.5, 0.5)), np.array([np.inf, 2.0]))
-    phases = everything(n)
-    before = fastest(sizes, *within, listed(sizes, *phases)[0])[1]
-    rows, seconds = anneal(sizes, within, phases, np.random.default_rng(seed).random((500, 20)), 1e-3)
+    phases = save_everything(n)
+    before = fastest_schedule(sizes, *within, list_rows(sizes, *phases)[0])[1]
+    rows, seconds = anneal_phases(sizes, within, phases, np.random.default_rng(seed).random((500, 20)), 1e-3)
     assert seconds < before
-    assert np.array_equal(fastest(sizes, *within, listed(sizes, *phases)[0])[0], rows)
-    found = tm.simulate(chain, operations_of(rows), budget_bytes=budget, link=tm.Link.of(0.5))
+    assert np.array_equal(fastest_schedule(sizes, *within, list_rows(sizes, *phases)[0])[0], rows)
+    found = simulate(chain, operations_of(rows), budget_bytes=budget, link=tm.Link.of(0.5))
     assert found.fits
     assert found.seconds == pytest.approx(seconds)

@@ -3,10 +3,11 @@
 import numpy as np
 import pytest
 
-from trainwright.memory import Chain, Stage, simulate
-from trainwright.plan.memory.operations import parse, text
+from trainwright.memory import Chain, Stage
+from trainwright.plan.memory.operations import format_operations, parse_operations
 from trainwright.plan.memory.persistent import lowest_plan
-from trainwright.plan.memory.simplify import simplified
+from trainwright.plan.memory.simplify import simplify_plan
+from trainwright.plan.memory.simulate import simulate
 
 
 def chain(length, seed=0):
@@ -38,10 +39,10 @@ def chain(length, seed=0):
 )
 def test_by_hand(listed, simple):
     """Graphs without a backward are not made; what is read for the last time is dropped with that."""
-    operations = tuple(map(parse, listed.split(";")))
+    operations = tuple(map(parse_operations, listed.split(";")))
     assert simulate(chain(2), operations).fits
-    assert text(simplified(chain(2), operations)) == simple
-    assert simplified(chain(2), simplified(chain(2), operations)) == simplified(chain(2), operations)
+    assert format_operations(simplify_plan(chain(2), operations)) == simple
+    assert simplify_plan(chain(2), simplify_plan(chain(2), operations)) == simplify_plan(chain(2), operations)
 
 
 def test_never_worse():
@@ -49,11 +50,11 @@ def test_never_worse():
     for seed in range(40):
         subject = chain(6, seed)
         operations, _ = lowest_plan(subject)
-        wasteful = tuple(parse(str(each).replace("Fck", "Fall")) for each in operations)
+        wasteful = tuple(parse_operations(str(each).replace("Fck", "Fall")) for each in operations)
         for listed in (operations, wasteful):
             before = simulate(subject, listed)
             if before.fits:
-                after = simulate(subject, simplified(subject, listed))
+                after = simulate(subject, simplify_plan(subject, listed))
                 assert after.fits
                 assert after.seconds <= before.seconds
                 assert after.peak_bytes <= before.peak_bytes

@@ -7,14 +7,16 @@ import pytest
 
 from memory_chains import random_chain
 from trainwright.errors import ChainError, PipelineError
-from trainwright.memory import Chain, Link, Plan, Skip, Stage, plan, simulate
+from trainwright.memory import Chain, Link, Plan, Stage, plan
+from trainwright.plan.memory.chain import Skip
 from trainwright.plan.memory.exact import solve_exact
-from trainwright.plan.memory.operations import Kind, Value, parse
+from trainwright.plan.memory.operations import OperationKind, Value, parse_operations
 from trainwright.plan.memory.persistent import lowest_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
+from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.pipeline.planning import plan_pipeline
 
-FORWARDS = {Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP}
+FORWARDS = {OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP}
 
 
 def stage(out, saved, **more):
@@ -28,7 +30,7 @@ def chain_with(**skip):
 
 def skipped(chain, text, **settings):
     """Return the bytes that skip stages after each operation that changes them."""
-    found = simulate(chain, [parse(each) for each in text.split(";")], **settings)
+    found = simulate(chain, [parse_operations(each) for each in text.split(";")], **settings)
     assert found.fits
     sizes = [point.skip_bytes for point in found.points]
     return [after for before, after in zip([0, *sizes], sizes, strict=False) if before != after]
@@ -42,10 +44,10 @@ AGAIN = (
 
 def test_alive_until_its_last_reader_or_with_a_graph_that_holds_it():
     assert skipped(chain_with(readers=(3,)), KEPT) == [100, 0]
-    found = simulate(chain_with(readers=(3,)), [parse(each) for each in KEPT.split(";")])
+    found = simulate(chain_with(readers=(3,)), [parse_operations(each) for each in KEPT.split(";")])
     assert found.points[1].temporary_bytes == 100  # while it is made
     assert [found.skip_bytes_by_stage[each] for each in (5, 4)] == [100, 0]
-    held = simulate(chain_with(readers=(3,), holders=(3,)), [parse(each) for each in KEPT.split(";")])
+    held = simulate(chain_with(readers=(3,), holders=(3,)), [parse_operations(each) for each in KEPT.split(";")])
     assert held.skip_bytes_by_stage == (0, 0, 0, 100, 100, 100)
     assert "values that skip stages" in dict(held.peak_owners)
 
@@ -152,12 +154,14 @@ def second_count(skip, operations):
             for value in (Value.OUTPUT, Value.SAVED):
                 alive = None
                 for at, each in enumerate(operations[: now + 1]):
-                    saves = each.kind is Kind.FORWARD_ALL
+                    saves = each.kind is OperationKind.FORWARD_ALL
                     if each.kind in FORWARDS and each.stage == number and saves == (value is Value.SAVED):
                         alive = at
-                    gone = each.kind is Kind.DELETE and (each.stage, each.value) == (number, value)
-                    gone |= each.kind is Kind.BACKWARD and each.stage == number and value is Value.SAVED
-                    gone |= each.kind is Kind.FORWARD_DROP and each.stage == number + 1 and value is Value.OUTPUT
+                    gone = each.kind is OperationKind.DELETE and (each.stage, each.value) == (number, value)
+                    gone |= each.kind is OperationKind.BACKWARD and each.stage == number and value is Value.SAVED
+                    gone |= (
+                        each.kind is OperationKind.FORWARD_DROP and each.stage == number + 1 and value is Value.OUTPUT
+                    )
                     alive = None if gone else alive
                 if alive is not None and value is Value.SAVED and number in skip.holders:
                     copies.add(alive if number == skip.maker else read[alive])

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from memory_chains import random_chain
-from trainwright.plan.pipeline import non_contiguous as special
-from trainwright.plan.pipeline.partition import ways
-from trainwright.plan.pipeline.patterns import breaches
-from trainwright.plan.pipeline.stage_memory import Weights, holding
+from trainwright.plan.pipeline import non_contiguous
+from trainwright.plan.pipeline.partition import training_ways
+from trainwright.plan.pipeline.patterns import pattern_breaches
+from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
 
 
 def searched(seed, devices, *, way="none"):
@@ -18,13 +18,13 @@ def searched(seed, devices, *, way="none"):
     rng = np.random.default_rng(seed + 1000)
     chain = random_chain(seed, least=4, most=6)
     n, bandwidth = len(chain.stages), float(rng.choice([2, 5, 50]))
-    alone = [holding(chain, each, each + (each == n), weights=Weights()) for each in range(1, n + 1)]
+    alone = [stage_holding(chain, each, each + (each == n), weights=WeightBytes()) for each in range(1, n + 1)]
     least = max(each.fixed + each.each + each.temporary for each in alone)
-    whole = holding(chain, 1, n + 1, weights=Weights()).each
+    whole = stage_holding(chain, 1, n + 1, weights=WeightBytes()).each
     memory = int(rng.integers(least, least + whole * 4 // 5))
-    cost = ways(chain, memory, weights=Weights(), microbatches=100)[way]
-    return special.Search(
-        chain, cost, devices=devices, microbatches=100, memory_bytes=memory, bandwidth=bandwidth, weights=Weights()
+    cost = training_ways(chain, memory, weights=WeightBytes(), microbatches=100)[way]
+    return non_contiguous.PlacementSearch(
+        chain, cost, devices=devices, microbatches=100, memory_bytes=memory, bandwidth=bandwidth, weights=WeightBytes()
     )
 
 
@@ -37,7 +37,7 @@ def everywhere(search):
                 if kinds.count(False) >= search.devices or any(one and other for one, other in pairwise(kinds)):
                     continue
                 yield tuple(
-                    special.Placed(
+                    non_contiguous.PlacedStage(
                         first=cuts[place] + 1,
                         last=cuts[place + 1],
                         device=search.devices - 1 if kind else kinds[:place].count(False),
@@ -52,8 +52,8 @@ def everywhere(search):
 def test_no_placement_is_better(seed):
     """The contiguous optimum, MadPipe's and its bound, beside the least valid periods of all placements."""
     search = searched(seed, 2 + seed % 2)
-    contiguous = special.contiguous(search)
-    found = special.madpipe(search, contiguous)
+    contiguous = non_contiguous.place_contiguous(search)
+    found = non_contiguous.place_madpipe(search, contiguous)
     best, best_contiguous = None, None
     for stages in everywhere(search):
         best = search.better(stages, best)
@@ -67,7 +67,7 @@ def test_no_placement_is_better(seed):
     assert seed not in {13, 28, 34} or periods[2] < periods[0]
     assert found is None or found.lower_seconds <= periods[3] * (1 + 1e-5)
     for each in (contiguous, found):
-        assert each is None or not breaches(each.pattern, each.rooms)
+        assert each is None or not pattern_breaches(each.pattern, each.rooms)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -76,9 +76,9 @@ def test_stages_that_recompute(seed):
     plain, planned = searched(seed, 3), searched(seed, 3, way="planned")
     periods = []
     for search in (plain, planned):
-        contiguous = special.contiguous(search)
-        found = special.madpipe(search, contiguous)
-        assert found is None or not breaches(found.pattern, found.rooms)
+        contiguous = non_contiguous.place_contiguous(search)
+        found = non_contiguous.place_madpipe(search, contiguous)
+        assert found is None or not pattern_breaches(found.pattern, found.rooms)
         periods.append([math.inf if each is None else each.pattern.period_seconds for each in (contiguous, found)])
         assert periods[-1][1] <= periods[-1][0]
     assert periods[1][0] <= periods[0][0] * (1 + 1e-6)
@@ -87,9 +87,9 @@ def test_stages_that_recompute(seed):
 def test_a_coarser_grid_is_a_bound_too(monkeypatch):
     """Rounded down, the least target is at most the exact one, and what is found remains valid."""
     search = searched(3, 3)
-    found = special.madpipe(search, special.contiguous(search))
-    monkeypatch.setattr(special, "_LABELS", ((5, 1 << 16),))
-    coarse = special.madpipe(search, special.contiguous(search))
+    found = non_contiguous.place_madpipe(search, non_contiguous.place_contiguous(search))
+    monkeypatch.setattr(non_contiguous, "_LABELS", ((5, 1 << 16),))
+    coarse = non_contiguous.place_madpipe(search, non_contiguous.place_contiguous(search))
     assert coarse.lower_seconds <= found.lower_seconds * (1 + 1e-5)
     assert coarse.pattern.period_seconds >= found.pattern.period_seconds * (1 - 1e-5)
-    assert not breaches(coarse.pattern, coarse.rooms)
+    assert not pattern_breaches(coarse.pattern, coarse.rooms)

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from trainwright.plan.pipeline.contiguous import least_period, one_forward_one_backward
-from trainwright.plan.pipeline.patterns import Pattern, Work, breaches
-from trainwright.plan.pipeline.period import busiest, valid_period
+from trainwright.plan.pipeline.patterns import Pattern, PatternWork, pattern_breaches
+from trainwright.plan.pipeline.period import busiest_seconds, valid_period
 
 
 def drawn(seed, devices, *, longest=9):
     """Draw stages on given devices, with links and rooms."""
     rng = np.random.default_rng(seed)
     works = [
-        Work(device=device, forward_seconds=float(f), backward_seconds=float(b), each=int(each))
+        PatternWork(device=device, forward_seconds=float(f), backward_seconds=float(b), each=int(each))
         for device, f, b, each in zip(
             devices, *rng.integers(1, longest + 1, (2, len(devices))), rng.integers(1, 5, len(devices)), strict=True
         )
@@ -38,12 +38,12 @@ def test_one_forward_one_backward_is_optimal(seed):
     assert valid.pattern.period_seconds == pytest.approx(found[0], rel=1e-5)
     assert valid.lower_seconds == pytest.approx(found[0], rel=1e-5)
     tight = [held * work.each for held, work in zip(found[1], works, strict=True)]
-    assert not breaches(one_forward_one_backward(works, links, found[0]), tight)
+    assert not pattern_breaches(one_forward_one_backward(works, links, found[0]), tight)
 
 
 def brute_force(works, rooms, most):
     """Return the least whole period with a valid pattern of whole starts, links taking no time."""
-    for period in range(math.ceil(busiest(works, [])), most):
+    for period in range(math.ceil(busiest_seconds(works, [])), most):
         for starts in placed(works, period):
             count = len(works)
             pattern = Pattern(
@@ -55,7 +55,7 @@ def brute_force(works, rooms, most):
                 return_starts=tuple(reversed(starts[count + 1 :])),
                 backward_starts=tuple(reversed(starts[count:])),
             )
-            if not breaches(pattern, rooms):
+            if not pattern_breaches(pattern, rooms):
                 return period
     return None
 
@@ -91,7 +91,7 @@ def test_least_period_equals_brute_force(seed):
         assert valid.pattern is None
     else:
         assert math.ceil(valid.pattern.period_seconds - 1e-6) == least
-        assert not breaches(valid.pattern, rooms)
+        assert not pattern_breaches(valid.pattern, rooms)
 
 
 def test_more_room_and_limits():
@@ -100,7 +100,7 @@ def test_more_room_and_limits():
     periods = [valid_period(works, links, [room] * 3) for room in (8, 12, 16, 30, 60)]
     found = [math.inf if each.pattern is None else each.pattern.period_seconds for each in periods]
     assert found == sorted(found, reverse=True)
-    assert found[-1] == pytest.approx(busiest(works, links), rel=1e-6)
+    assert found[-1] == pytest.approx(busiest_seconds(works, links), rel=1e-6)
     assert valid_period(works, links, [3] * 3).pattern is None
     assert valid_period(works, links, [60] * 3, better_than=found[-1] * 0.999).pattern is None
 
@@ -109,8 +109,8 @@ def test_what_is_no_pattern():
     """Overlaps, what starts too early and too many bytes are named."""
     works, links, _ = drawn(3, (0, 1, 0))
     pattern = valid_period(works, links, [99, 99]).pattern
-    assert not breaches(pattern, [99, 99])
-    assert any("holds" in each for each in breaches(pattern, [1, 1]))
-    assert any("begins before" in each for each in breaches(replace(pattern, period_seconds=3.0), [999, 999]))
+    assert not pattern_breaches(pattern, [99, 99])
+    assert any("holds" in each for each in pattern_breaches(pattern, [1, 1]))
+    assert any("begins before" in each for each in pattern_breaches(replace(pattern, period_seconds=3.0), [999, 999]))
     late = replace(pattern, backward_starts=(0.0, *pattern.backward_starts[1:]))
-    assert any("backward of stage 0" in each for each in breaches(late, [99, 99]))
+    assert any("backward of stage 0" in each for each in pattern_breaches(late, [99, 99]))

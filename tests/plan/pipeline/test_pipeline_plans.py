@@ -12,13 +12,20 @@ import trainwright.memory as tm
 from memory_chains import random_chain
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.plan.memory.persistent import solve_persistent
-from trainwright.plan.pipeline.contiguous import groups, least_period
-from trainwright.plan.pipeline.partition import cut, parts_of, ways
-from trainwright.plan.pipeline.patterns import Work, breaches
-from trainwright.plan.pipeline.period import busiest, valid_period
-from trainwright.plan.pipeline.rematerialised import Tables
+from trainwright.plan.pipeline.contiguous import group_stages, least_period
+from trainwright.plan.pipeline.partition import cut_chain, parts_of, training_ways
+from trainwright.plan.pipeline.patterns import PatternWork, pattern_breaches
+from trainwright.plan.pipeline.period import busiest_seconds, valid_period
+from trainwright.plan.pipeline.rematerialised import RematerialisationTables
 from trainwright.plan.pipeline.schedules import simulate_orders, simulate_schedule
-from trainwright.plan.pipeline.stage_memory import PATTERNS, SCHEDULES, Weights, bubble_share, in_flight, stage_bytes
+from trainwright.plan.pipeline.stage_memory import (
+    PATTERNS,
+    SCHEDULES,
+    WeightBytes,
+    bubble_share,
+    in_flight,
+    stage_bytes,
+)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -28,7 +35,7 @@ def test_partition_equals_brute_force(seed, way):
     chain = random_chain(seed, least=5, most=7)
     stages, microbatches, bandwidth = 2 + seed % 3, 1 + seed % 4, 3.0
     memory = 30 + 12 * seed
-    cost = ways(chain, memory, weights=Weights(), microbatches=microbatches)[way]
+    cost = training_ways(chain, memory, weights=WeightBytes(), microbatches=microbatches)[way]
     layers, best = len(chain.stages), math.inf
     for inner in combinations(range(1, layers), stages - 1):
         ends, load = [*inner, layers], 0.0
@@ -36,7 +43,7 @@ def test_partition_equals_brute_force(seed, way):
             link = 2 * chain.stages[end - 1].output_bytes / bandwidth if end < layers else 0.0
             load = max(load, cost(begin + 1, end, min(stages - place, microbatches)), link)
         best = min(best, load)
-    found = cut(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
+    found = cut_chain(chain, stages, cost, way=way, bandwidth=bandwidth, microbatches=microbatches)
     assert (math.inf if found is None else found.load_seconds) == best
 
 
@@ -46,10 +53,10 @@ def test_recomputing_stages_are_never_slower(seed):
     chain = random_chain(seed, least=6, most=8)
     better = 0
     for memory in range(20, 200, 15):
-        costs = ways(chain, memory, weights=Weights(), microbatches=4)
+        costs = training_ways(chain, memory, weights=WeightBytes(), microbatches=4)
         load = {}
         for way, cost in costs.items():
-            found = cut(chain, 3, cost, way=way, bandwidth=10.0, microbatches=4)
+            found = cut_chain(chain, 3, cost, way=way, bandwidth=10.0, microbatches=4)
             load[way] = math.inf if found is None else found.load_seconds
         assert load["planned"] <= min(load["none"], load["full"])
         better += load["planned"] < min(load["none"], load["full"])
@@ -61,7 +68,9 @@ def test_one_micro_batch_is_a_plan_for_one_device():
     chain = random_chain(3, least=5, most=5)
     for memory in (25, 30, 40):
         found = solve_persistent(chain, memory + chain.fixed_bytes, slots=memory)
-        assert Tables(chain).seconds(1, 5, 1, memory) == pytest.approx(math.inf if found is None else found.seconds)
+        assert RematerialisationTables(chain).seconds(1, 5, 1, memory) == pytest.approx(
+            math.inf if found is None else found.seconds
+        )
 
 
 def test_bytes_of_a_stage():
@@ -71,8 +80,8 @@ def test_bytes_of_a_stage():
         parameter_bytes=100,
     )  # fmt: skip
     chain = tm.Chain(stages=(stage,) * 4)
-    assert stage_bytes(chain, 2, 3, flying=3, weights=Weights()) == 400 + 3 * (60 + 10) + 5 + 2 * (10 + 10)
-    assert stage_bytes(chain, 1, 2, flying=1, weights=Weights(copies=4, shared_by=2)) == 400 + 60 + 5 + 2 * 10
+    assert stage_bytes(chain, 2, 3, flying=3, weights=WeightBytes()) == 400 + 3 * (60 + 10) + 5 + 2 * (10 + 10)
+    assert stage_bytes(chain, 1, 2, flying=1, weights=WeightBytes(copies=4, shared_by=2)) == 400 + 60 + 5 + 2 * 10
     assert [in_flight("1f1b", stage=s, stages=4, microbatches=3) for s in range(4)] == [3, 3, 2, 1]
     assert in_flight("gpipe", stage=3, stages=4, microbatches=9) == 9
 
@@ -101,9 +110,9 @@ def test_interleaving_divides_the_bubble():
 
 def test_groups():
     """From the end, stages and links join while they fit into the period."""
-    assert groups([2.0, 2.0, 2.0], [0.5, 0.5], 7.0) == [1, 1, 1]
-    assert groups([2.0, 2.0, 2.0], [0.5, 0.5], 2.5) == [3, 2, 1]
-    assert groups([2.0, 2.0, 2.0], [0.5, 0.5], 1.9) is None
+    assert group_stages([2.0, 2.0, 2.0], [0.5, 0.5], 7.0) == [1, 1, 1]
+    assert group_stages([2.0, 2.0, 2.0], [0.5, 0.5], 2.5) == [3, 2, 1]
+    assert group_stages([2.0, 2.0, 2.0], [0.5, 0.5], 1.9) is None
     assert least_period([2.0, 2.0, 2.0], [0.5, 0.5], lambda stage, held: held <= 2) == (4.5, [2, 1, 1])
     assert least_period([1.0], [], lambda stage, held: False) is None
 
@@ -146,11 +155,11 @@ def test_a_pattern_as_schedule(schedule):
     plan = tm.pipeline(chain, stages=3, microbatches=batches, memory="70 B", bandwidth=10.0, schedule=schedule)
     found = plan.placements[schedule]
     pattern = found.pattern
-    assert not breaches(pattern, found.rooms)
+    assert not pattern_breaches(pattern, found.rooms)
     assert [part.last + 1 for part in plan.partition.parts[:-1]] == [part.first for part in plan.partition.parts[1:]]
     assert plan.step_seconds <= (batches - 1) * pattern.period_seconds + pattern.latency_seconds + 1e-6
     assert plan.step_seconds == plan.timelines[schedule].seconds
-    assert plan.step_seconds >= batches * busiest(pattern.works, pattern.links) - 1e-6
+    assert plan.step_seconds >= batches * busiest_seconds(pattern.works, pattern.links) - 1e-6
     work = [cell for row in plan.to_csv().splitlines() for cell in row.split(",")]
     assert len(work) == len(set(work)) == 2 * batches * len(pattern.works)
     assert found.lower_seconds <= pattern.period_seconds
@@ -161,7 +170,7 @@ def test_no_other_partition_has_a_shorter_step(seed):
     """Of all partitions the least step under 1F1B, which need not be that of least load."""
     chain, stages, batches, memory = random_chain(seed, least=6, most=8), 3, 4, 60
     plan = tm.pipeline(chain, stages=stages, microbatches=batches, memory=memory, schedule="1f1b")
-    cost = ways(plan.chain, memory, weights=Weights(), microbatches=batches)["planned"]
+    cost = training_ways(plan.chain, memory, weights=WeightBytes(), microbatches=batches)["planned"]
     flying, layers, best = [min(stages - each, batches) for each in range(stages)], len(chain.stages), math.inf
     for inner in combinations(range(1, layers), stages - 1):
         parts = parts_of(plan.chain, (*inner, layers), cost, flying, math.inf)
@@ -194,7 +203,7 @@ def test_stages_that_all_take_no_time(schedule, bandwidth):
     plan = tm.pipeline(chain, stages=3, microbatches=3, memory=500, bandwidth=bandwidth, schedule=schedule)
     assert (plan.step_seconds == 0) is (math.isinf(bandwidth) or len({*plan.devices}) == 1)
     for placement in plan.placements.values():
-        assert not breaches(placement.pattern, placement.rooms)
+        assert not pattern_breaches(placement.pattern, placement.rooms)
 
 
 @settings(max_examples=25, deadline=None)
@@ -222,7 +231,7 @@ def test_the_default_is_the_best_that_is_known_and_never_slower_with_more_memory
         assert plan.step_seconds <= asked.step_seconds
         assert asked.schedule == name
         for placement in asked.placements.values():
-            assert not breaches(placement.pattern, placement.rooms)
+            assert not pattern_breaches(placement.pattern, placement.rooms)
         if name in {"1f1b", "1f1b-star", "zero-bubble", "gpipe"}:
             held = zip(asked.timelines[name].held, asked.partition.parts, strict=True)
             assert all(most <= part.flying for most, part in held)
@@ -243,7 +252,7 @@ def test_zero_bubble_is_never_slower_than_1f1b_and_holds_no_more():
 
 def test_stages_of_no_time_wait_for_nobody():
     """Work that begins and ends at one time goes in the order in which a micro-batch needs it."""
-    works = [Work(device=device, forward_seconds=f, backward_seconds=b, each=1) for device, f, b in
+    works = [PatternWork(device=device, forward_seconds=f, backward_seconds=b, each=1) for device, f, b in
              ((0, 2.0, 4.0), (1, 3.0, 6.0), (0, 0.0, 0.0))]  # fmt: skip
     pattern = valid_period(works, [0.0, 0.0], [9, 9]).pattern
     orders = pattern.orders(4)

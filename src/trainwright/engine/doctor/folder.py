@@ -43,31 +43,33 @@ _OLDEST_CLOCK = 1_700_000_000  # November 2023, before Trainwright was
 
 def examine_folder(host: Machine, folder: Path) -> Iterator[Finding]:
     """Yield what is found; a file or two are written in the folder and removed again."""
-    yield _place(host, folder)
-    yield from _room(host, folder)
+    yield _examine_file_system(host, folder)
+    yield from _examine_free_space(host, folder)
     if host.now() < _OLDEST_CLOCK:
-        yield _finding("clock", Grade.POOR, "it tells a time long past, and reports will too", "set it: ntpd, chronyd")
+        yield _make_finding(
+            "clock", Grade.POOR, "it tells a time long past, and reports will too", "set it: ntpd, chronyd"
+        )
     try:
         with tempfile.TemporaryDirectory(prefix=".trainwright-doctor-", dir=folder) as name:
-            yield from _works(host, Path(name))
+            yield from _examine_operations(host, Path(name))
     except OSError as error:
         says = f"{folder} cannot be written: {(error.strerror or str(error)).lower()}"
-        yield _finding("writing", Grade.BROKEN, says, "use a directory of yours: trainwright doctor DIR")
+        yield _make_finding("writing", Grade.BROKEN, says, "use a directory of yours: trainwright doctor DIR")
 
 
-def _finding(name: str, state: Grade, says: str, mend: str = "") -> Finding:
+def _make_finding(name: str, state: Grade, says: str, mend: str = "") -> Finding:
     return Finding(area=Area.FOLDER, name=name, state=state, says=says, mend=mend)
 
 
-def _place(host: Machine, folder: Path) -> Finding:
+def _examine_file_system(host: Machine, folder: Path) -> Finding:
     kind, mount = file_system(host, folder)
     says = f"{folder.absolute()} on {kind} ({mount})"
     if kind in _NETWORK or kind.startswith("fuse."):
-        return _finding("file system", Grade.FINE, f"{says}, shared by hosts: workers on any of them may join")
+        return _make_finding("file system", Grade.FINE, f"{says}, shared by hosts: workers on any of them may join")
     if kind in _FLEETING:
         mend = "keep studies that must last elsewhere"
-        return _finding("file system", Grade.POOR, f"{says}, {_FLEETING[kind]}", mend)
-    return _finding("file system", Grade.FINE, f"{says}, of this host alone")
+        return _make_finding("file system", Grade.POOR, f"{says}, {_FLEETING[kind]}", mend)
+    return _make_finding("file system", Grade.FINE, f"{says}, of this host alone")
 
 
 def file_system(host: Machine, folder: Path) -> tuple[str, str]:
@@ -85,28 +87,28 @@ def file_system(host: Machine, folder: Path) -> tuple[str, str]:
     return found
 
 
-def _room(host: Machine, folder: Path) -> Iterator[Finding]:
+def _examine_free_space(host: Machine, folder: Path) -> Iterator[Finding]:
     room = host.room(folder)
     if room is None:
         return
     says = f"{amount(room.free_bytes)} of {amount(room.total_bytes)} are free; a quota may leave less"
     if room.free_bytes < _LEAST_BYTES:
-        yield _finding("room", Grade.POOR, says, "make room, or give --directory a larger disk")
+        yield _make_finding("room", Grade.POOR, says, "make room, or give --directory a larger disk")
     elif room.free_files is not None and room.free_files < _LEAST_FILES:
         mend = "remove files, or use a disk with more of them"
-        yield _finding("room", Grade.POOR, f"{says}; but only {room.free_files} more files", mend)
+        yield _make_finding("room", Grade.POOR, f"{says}; but only {room.free_files} more files", mend)
     else:
-        yield _finding("room", Grade.FINE, says)
+        yield _make_finding("room", Grade.FINE, says)
 
 
-def _works(host: Machine, folder: Path) -> Iterator[Finding]:
-    yield _claims(folder)
-    yield _renames(folder)
-    yield _syncs(folder)
-    yield _clock(host, folder)
+def _examine_operations(host: Machine, folder: Path) -> Iterator[Finding]:
+    yield _examine_links(folder)
+    yield _examine_renames(folder)
+    yield _examine_syncs(folder)
+    yield _examine_clock(host, folder)
 
 
-def _claims(folder: Path) -> Finding:
+def _examine_links(folder: Path) -> Finding:
     """Link a file twice to one name: the second must be refused, for claims rest on it."""
     token, claim = folder / "token", folder / "claim"
     token.write_bytes(b"")
@@ -115,26 +117,26 @@ def _claims(folder: Path) -> Finding:
         os.link(token, claim)
     except OSError as error:
         says = f"hard links are refused ({(error.strerror or str(error)).lower()}), and claims on trials rest on them"
-        return _finding("claims", Grade.BROKEN, says, mend)
+        return _make_finding("claims", Grade.BROKEN, says, mend)
     try:
         os.link(token, claim)
     except FileExistsError:
-        return _finding("claims", Grade.FINE, "a name can be linked once only, so no trial is run twice")
-    return _finding("claims", Grade.BROKEN, "a name could be linked twice, so two workers may run one trial", mend)
+        return _make_finding("claims", Grade.FINE, "a name can be linked once only, so no trial is run twice")
+    return _make_finding("claims", Grade.BROKEN, "a name could be linked twice, so two workers may run one trial", mend)
 
 
-def _renames(folder: Path) -> Finding:
+def _examine_renames(folder: Path) -> Finding:
     new, old = folder / "new", folder / "old"
     new.write_bytes(b"new")
     old.write_bytes(b"old")
     new.replace(old)
     if old.read_bytes() == b"new" and not new.exists():
-        return _finding("renames", Grade.FINE, "a file replaces another whole, as checkpoints need it")
+        return _make_finding("renames", Grade.FINE, "a file replaces another whole, as checkpoints need it")
     says = "a rename did not replace its target, on which checkpoints rest"
-    return _finding("renames", Grade.BROKEN, says, "use another file system")
+    return _make_finding("renames", Grade.BROKEN, says, "use another file system")
 
 
-def _syncs(folder: Path) -> Finding:
+def _examine_syncs(folder: Path) -> Finding:
     seconds = []
     with (folder / "journal").open("ab", buffering=0) as file:
         for _ in range(_SYNCS):
@@ -147,16 +149,16 @@ def _syncs(folder: Path) -> Finding:
     says = f"a sync takes {took}; a trial waits for one when it starts and when it ends"
     if median > _SLOW_SECONDS:
         mend = "fine for trials of minutes; for trials of seconds use a local disk or a Redis ledger"
-        return _finding("syncs", Grade.POOR, says, mend)
-    return _finding("syncs", Grade.FINE, says)
+        return _make_finding("syncs", Grade.POOR, says, mend)
+    return _make_finding("syncs", Grade.FINE, says)
 
 
-def _clock(host: Machine, folder: Path) -> Finding:
+def _examine_clock(host: Machine, folder: Path) -> Finding:
     path = folder / "stamp"
     before = host.now()
     path.write_bytes(b"now")
     skew = path.stat().st_mtime - before
     if abs(skew) > _SKEW_SECONDS:
         says = f"the file system's clock is {abs(skew):.0f} s {'ahead of' if skew > 0 else 'behind'} this host's"
-        return _finding("clock", Grade.POOR, f"{says}; nothing is decided by it", "times in reports will disagree")
-    return _finding("clock", Grade.FINE, "the file system's agrees with this host's")
+        return _make_finding("clock", Grade.POOR, f"{says}; nothing is decided by it", "times in reports will disagree")
+    return _make_finding("clock", Grade.FINE, "the file system's agrees with this host's")

@@ -31,7 +31,7 @@ class FreeSpace:
     free_files: int | None = None
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     """Return the version of an installed package, None if it is not there."""
     try:
         return importlib.metadata.version(package)
@@ -39,7 +39,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _requirements() -> tuple[str, ...]:
+def _read_requirements() -> tuple[str, ...]:
     """Return what Trainwright requires, as PEP 508 writes it."""
     try:
         return tuple(importlib.metadata.requires("trainwright") or ())
@@ -47,7 +47,7 @@ def _requirements() -> tuple[str, ...]:
         return ()
 
 
-def _extras() -> frozenset[str]:
+def _read_extras() -> frozenset[str]:
     """Return the names of Trainwright's extras."""
     try:
         return frozenset(importlib.metadata.metadata("trainwright").get_all("Provides-Extra") or ())
@@ -55,7 +55,7 @@ def _extras() -> frozenset[str]:
         return frozenset()
 
 
-def _run(command: Sequence[str], seconds: float) -> CommandResult:
+def _run_command(command: Sequence[str], seconds: float) -> CommandResult:
     """Run a command for at most so many seconds."""
     try:
         done = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=seconds)
@@ -64,7 +64,7 @@ def _run(command: Sequence[str], seconds: float) -> CommandResult:
     return CommandResult(status=done.returncode, out=done.stdout, err=done.stderr)
 
 
-def _room(path: Path) -> FreeSpace | None:
+def _measure_space(path: Path) -> FreeSpace | None:
     """Return the room of a path's file system, None if it cannot be told."""
     try:
         found = os.statvfs(path)
@@ -76,7 +76,7 @@ def _room(path: Path) -> FreeSpace | None:
     )
 
 
-def _processors() -> tuple[int, int]:
+def _count_processors() -> tuple[int, int]:
     """Return how many processors this process is bound to, and how many there are."""
     whole = os.cpu_count() or 1
     return (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole), whole
@@ -99,13 +99,13 @@ class Machine:
     root: Path = Path("/")
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     python: tuple[int, int, int] = sys.version_info[:3]
-    version: Callable[[str], str | None] = _version  # of an installed package
-    requirements: Callable[[], tuple[str, ...]] = _requirements  # of Trainwright, as PEP 508 writes them
-    extras: Callable[[], frozenset[str]] = _extras  # of Trainwright; one may need no package
+    version: Callable[[str], str | None] = _find_version  # of an installed package
+    requirements: Callable[[], tuple[str, ...]] = _read_requirements  # of Trainwright, as PEP 508 writes them
+    extras: Callable[[], frozenset[str]] = _read_extras  # of Trainwright; one may need no package
     which: Callable[[str], str | None] = shutil.which
-    run: Callable[[Sequence[str], float], CommandResult] = _run  # a command and its seconds
-    room: Callable[[Path], FreeSpace | None] = _room
-    processors: Callable[[], tuple[int, int]] = _processors  # bound to, and there
+    run: Callable[[Sequence[str], float], CommandResult] = _run_command  # a command and its seconds
+    room: Callable[[Path], FreeSpace | None] = _measure_space
+    processors: Callable[[], tuple[int, int]] = _count_processors  # bound to, and there
     open_files: Callable[[], tuple[int, int] | None] = _open_files  # soft and hard limit
     now: Callable[[], float] = time.time
 

@@ -53,7 +53,9 @@ for name in sys.argv[1:]:
 
 def imported(host: Machine) -> dict[str, dict[str, object]]:
     """Import the core packages, and torch if it is there, in a process of its own; what came of each, by name."""
-    names = [name for name, _, extra in _asked(host) if not extra] + ["torch"] * (host.version("torch") is not None)
+    names = [name for name, _, extra in _read_requirements(host) if not extra] + ["torch"] * (
+        host.version("torch") is not None
+    )
     done = host.run([sys.executable, "-c", _PROBE, *names], _SECONDS)
     found: dict[str, dict[str, object]] = {}
     begun = ""
@@ -74,51 +76,55 @@ def examine_packages(host: Machine, probed: dict[str, dict[str, object]]) -> Ite
     """Yield Python, the core packages and torch, then each extra."""
     written = ".".join(map(str, host.python))
     if host.python < _LOWEST_PYTHON:
-        yield _installed("python", Grade.BROKEN, f"{written} is too old", "use Python 3.11 or newer")
+        yield _make_finding("python", Grade.BROKEN, f"{written} is too old", "use Python 3.11 or newer")
     else:
-        yield _installed("python", Grade.FINE, f"{written} ({sys.executable})")
-    asked = list(_asked(host))
+        yield _make_finding("python", Grade.FINE, f"{written} ({sys.executable})")
+    asked = list(_read_requirements(host))
     if not asked:
         says = "its package metadata is not there, so that versions and extras cannot be checked"
-        yield _installed("trainwright", Grade.POOR, says, "pip install --editable . (in the checkout)")
+        yield _make_finding("trainwright", Grade.POOR, says, "pip install --editable . (in the checkout)")
         return
     for name, bounds, extra in asked:
         if not extra or (extra == "torch" and name == "torch" and host.version("torch") is not None):
-            yield _package(host, name, bounds, probed.get(name))
+            yield _examine_package(host, name, bounds, probed.get(name))
     known = host.extras()
     if unknown := [extra for extra in GIVES if extra not in known]:
         says = f"was installed from an older checkout, which has no extra {', '.join(unknown)}"
-        yield _installed("trainwright", Grade.POOR, says, "pip install --editable . (in the checkout)")
+        yield _make_finding("trainwright", Grade.POOR, says, "pip install --editable . (in the checkout)")
     for extra in GIVES:
         if packages := [(name, bounds) for name, bounds, of in asked if of == extra]:
-            yield _extra(host, extra, packages)
+            yield _examine_extra(host, extra, packages)
 
 
-def _installed(name: str, state: Grade, says: str, mend: str = "") -> Finding:
+def _make_finding(name: str, state: Grade, says: str, mend: str = "") -> Finding:
     return Finding(area=Area.INSTALLED, name=name, state=state, says=says, mend=mend)
 
 
-def _package(host: Machine, name: str, bounds: str, told: dict[str, object] | None) -> Finding:
+def _examine_package(host: Machine, name: str, bounds: str, told: dict[str, object] | None) -> Finding:
     version = host.version(name)
     line = f'pip install "{name}{bounds}"'
     if version is None:
-        return _installed(name, Grade.BROKEN, "is not installed", line)
+        return _make_finding(name, Grade.BROKEN, "is not installed", line)
     if not fits(version, bounds):
-        return _installed(name, Grade.BROKEN, f"{version} does not meet {bounds}", line)
+        return _make_finding(name, Grade.BROKEN, f"{version} does not meet {bounds}", line)
     if told is not None and "failed" in told:
         python = ".".join(map(str, host.python[:2]))
         mend = f"install a build of {name} for Python {python} and the other packages' versions (constraints.txt)"
-        return _installed(name, Grade.BROKEN, f"{version} cannot be imported: {told['error']}", mend)
+        return _make_finding(name, Grade.BROKEN, f"{version} cannot be imported: {told['error']}", mend)
     build = ""
     if name == "torch" and told is not None:
         build = f", built for CUDA or ROCm {told['cuda']}" if told.get("cuda") else ", built for processors alone"
-    return _installed(name, Grade.FINE, f"{version}{build}")
+    return _make_finding(name, Grade.FINE, f"{version}{build}")
 
 
-def _extra(host: Machine, extra: str, asked: list[tuple[str, str]]) -> Finding:
+def _examine_extra(host: Machine, extra: str, asked: list[tuple[str, str]]) -> Finding:
     versions = {name: host.version(name) for name, _ in asked}
     missing = [name for name, version in versions.items() if version is None]
-    old = [f"{name} {versions[name]} (needs {bounds})" for name, bounds in asked if not _meets(versions[name], bounds)]
+    old = [
+        f"{name} {versions[name]} (needs {bounds})"
+        for name, bounds in asked
+        if not _meets_bounds(versions[name], bounds)
+    ]
     line = f'pip install ".[{extra}]"'
     if missing:
         without = "" if len(missing) == len(asked) else f" ({', '.join(missing)} missing)"
@@ -129,7 +135,7 @@ def _extra(host: Machine, extra: str, asked: list[tuple[str, str]]) -> Finding:
     return Finding(area=Area.EXTRAS, name=extra, state=Grade.FINE, says=told)
 
 
-def _asked(host: Machine) -> Iterator[tuple[str, str, str]]:
+def _read_requirements(host: Machine) -> Iterator[tuple[str, str, str]]:
     """Yield (package, bounds, extra or "") for all that Trainwright asks for; "all" repeats the others."""
     for line in host.requirements():
         found = _ASKED.match(line)
@@ -138,18 +144,18 @@ def _asked(host: Machine) -> Iterator[tuple[str, str, str]]:
             yield found["name"].lower(), found["bounds"].strip(" ()"), extra[1] if extra is not None else ""
 
 
-def _meets(version: str | None, bounds: str) -> bool:
+def _meets_bounds(version: str | None, bounds: str) -> bool:
     return version is None or fits(version, bounds)
 
 
 def fits(version: str, bounds: str) -> bool:
     """Return whether a version meets bounds such as ">=2.55,<3"; operators other than these are taken as met."""
-    mine = _numbers(version)
+    mine = _parse_numbers(version)
     for bound in filter(None, bounds.split(",")):
         found = re.match(r"\s*(>=|<=|<|>|==)\s*([\d.]+)", bound)
         if found is None:
             continue
-        other = _numbers(found[2])
+        other = _parse_numbers(found[2])
         length = max(len(mine), len(other))
         left, right = (numbers + (0,) * (length - len(numbers)) for numbers in (mine, other))
         met = {">=": left >= right, "<=": left <= right, "<": left < right, ">": left > right, "==": left == right}
@@ -158,6 +164,6 @@ def fits(version: str, bounds: str) -> bool:
     return True
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_numbers(version: str) -> tuple[int, ...]:
     found = re.match(r"\d+(\.\d+)*", version)
     return tuple(int(part) for part in found[0].split(".")) if found is not None else ()

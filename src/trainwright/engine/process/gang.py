@@ -112,22 +112,22 @@ class Gang(Generic[_Worker]):
         try:
             kind, content = worker.connection.recv()
             if kind == "facts":
-                self._answer(rank, handler.facts(self._trial, content))
+                self._send_answer(rank, handler.facts(self._trial, content))
                 return
         except (EOFError, ConnectionResetError, BrokenPipeError):
-            self._gone(rank)
+            self._note_death(rank)
         else:
-            self._ended(rank, content)
-        self._settle(handler)
+            self._note_end(rank, content)
+        self._settle_end(handler)
 
     def answer(self, goes_on: bool) -> None:
         """Tell the rank that waits at its report whether to go on. One that is gone will be heard of."""
         rank, self._asked = self._asked, None
         if rank is not None and rank in self._living:
             with suppress(BrokenPipeError, ConnectionResetError):
-                self._answer(rank, goes_on)
+                self._send_answer(rank, goes_on)
 
-    def _answer(self, rank: int, said: bool | None) -> None:
+    def _send_answer(self, rank: int, said: bool | None) -> None:
         if said is None:
             self._asked = rank
         else:
@@ -138,19 +138,19 @@ class Gang(Generic[_Worker]):
         for rank in [rank for rank, worker in self._living.items() if worker.ended]:
             if not self._living[rank].connection.poll():
                 # Everything that it sent has been read.
-                self._gone(rank)
-                self._settle(handler)
+                self._note_death(rank)
+                self._settle_end(handler)
                 return
         if self._failed:
-            self._settle(handler)
+            self._settle_end(handler)
             return
         if timeout_seconds is not None and self._ranks[0].seconds > timeout_seconds:
-            self._condemn("timeout", f"it ran longer than timeout_seconds={timeout_seconds:g}", grace)
+            self._terminate_all("timeout", f"it ran longer than timeout_seconds={timeout_seconds:g}", grace)
         if memory_bytes is not None and not self._ranks[0].terminating:
             resident = sum(worker.resident_bytes() for worker in self._living.values())
             if resident > memory_bytes:
                 message = f"it held {resident:,} bytes of memory, above memory_bytes={memory_bytes:,}"
-                self._condemn("out_of_memory", message, grace)
+                self._terminate_all("out_of_memory", message, grace)
         for worker in self._living.values():
             worker.enforce()
 
@@ -159,14 +159,14 @@ class Gang(Generic[_Worker]):
         for worker in self._ranks:
             worker.close(kill=True)
 
-    def _condemn(self, failure: str, message: str, grace: float) -> None:
+    def _terminate_all(self, failure: str, message: str, grace: float) -> None:
         for worker in self._ranks:
             worker.terminate(failure, message, grace)
 
-    def _gone(self, rank: int) -> None:
+    def _note_death(self, rank: int) -> None:
         self._silent.append((rank, self._living.pop(rank).outcome()))
 
-    def _ended(self, rank: int, outcome: Outcome) -> None:
+    def _note_end(self, rank: int, outcome: Outcome) -> None:
         del self._living[rank]
         if rank == 0:
             self._first = outcome
@@ -175,7 +175,7 @@ class Gang(Generic[_Worker]):
                 self._failed_at = time.monotonic()
             self._failed.append((rank, outcome))
 
-    def _settle(self, handler: Handler) -> None:
+    def _settle_end(self, handler: Handler) -> None:
         """After the end of a rank: see whether that is the end of the trial."""
         if not (self._silent or self._failed):
             if not self._living:

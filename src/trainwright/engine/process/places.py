@@ -24,7 +24,7 @@ def raised_at(error: BaseException) -> RaisedAt | None:
     """
     if isinstance(error, SyntaxError) and error.filename is not None and error.lineno is not None:
         return RaisedAt(type(error).__name__, error.filename, error.lineno, (error.text or "").strip()[:_LONGEST])
-    lines = [(file, line) for file, line in _lines(error.__traceback__) if not _is_ours(file)]
+    lines = [(file, line) for file, line in _walk_lines(error.__traceback__) if not _is_ours(file)]
     own = [each for each in lines if not each[0].startswith(_LIBRARIES)]
     installed = [each for each in lines if "site-packages" in each[0]]
     if not (found := own or installed):
@@ -42,7 +42,7 @@ def traceback_of(error: BaseException) -> str:
     return "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
 
 
-def _lines(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
+def _walk_lines(trace: TracebackType | None) -> Iterator[tuple[str, int]]:
     while trace is not None:
         yield trace.tb_frame.f_code.co_filename, trace.tb_lineno
         trace = trace.tb_next

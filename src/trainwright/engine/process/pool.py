@@ -84,11 +84,11 @@ class WorkerPool:
             parts = [range(slot, slot + 1) for slot in block]
         else:
             parts = [range(block[0], block[-1] + 1)]
-        workers = {part: self._worker(part) for part in parts}
+        workers = {part: self._take_worker(part) for part in parts}
         assignment = replace(assignment, devices_each=len(block) // len(parts))
-        self._busy[assignment.trial] = Gang(assignment, workers, self._message)
+        self._busy[assignment.trial] = Gang(assignment, workers, self._make_message)
 
-    def _worker(self, part: range) -> WorkerProcess:
+    def _take_worker(self, part: range) -> WorkerProcess:
         worker = self._idle.pop(part, None)
         if worker is not None and not worker.ended:
             return worker
@@ -98,9 +98,9 @@ class WorkerPool:
         for other in [other for other in self._idle if set(other).intersection(part)]:
             # A worker for a block of another size: its memory is needed.
             self._idle.pop(other).close(kill=True)
-        return WorkerProcess(self._environment(part))
+        return WorkerProcess(self._make_environment(part))
 
-    def _message(self, assignment: Assignment) -> tuple[Any, ...]:
+    def _make_message(self, assignment: Assignment) -> tuple[Any, ...]:
         log = None
         if self._directory is not None:
             rank = f"-rank-{assignment.rank}" if assignment.rank else ""
@@ -108,7 +108,7 @@ class WorkerPool:
             log = str(self._directory / "logs" / f"trial-{assignment.trial:06d}" / name)
         return sys.path, sys.argv, self._reference, assignment, log, bool(self.gpus)
 
-    def _environment(self, block: range) -> dict[str, str]:
+    def _make_environment(self, block: range) -> dict[str, str]:
         threads = str(max(1, cores() * len(block) // self.workers))
         names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
@@ -133,7 +133,7 @@ class WorkerPool:
             for trial, rank in sorted(lines[line] for line in ready):  # type: ignore[index]
                 if trial in self._busy:
                     self._busy[trial].serve(rank, handler)
-                    self._bury(trial, handler)
+                    self._finish_trial(trial, handler)
             for trial in list(self._busy):
                 self._busy[trial].watch(
                     handler,
@@ -141,11 +141,11 @@ class WorkerPool:
                     memory_bytes=self.memory_bytes,
                     grace=self.grace_seconds,
                 )
-                self._bury(trial, handler)
+                self._finish_trial(trial, handler)
             if ready or left <= 0:
                 return
 
-    def _bury(self, trial: int, handler: Handler) -> None:
+    def _finish_trial(self, trial: int, handler: Handler) -> None:
         """Tell of the trial's end, if it has come, and keep its workers for the next."""
         gang = self._busy[trial]
         if gang.outcome is None:

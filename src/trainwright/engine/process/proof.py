@@ -62,14 +62,14 @@ def verify_trial(
     )
     with tempfile.TemporaryDirectory(prefix="trainwright-proof-") as folder:
         runs = _Runs(function, assignment, Path(folder), ranks, timeout_seconds)
-        return _prove(runs, steps, seed, tuple(drop))
+        return _prove_resume(runs, steps, seed, tuple(drop))
 
 
-def _prove(runs: "_Runs", steps: int | None, seed: int, drop: tuple[str, ...]) -> Proof:
+def _prove_resume(runs: "_Runs", steps: int | None, seed: int, drop: tuple[str, ...]) -> Proof:
     whole, again = runs.run("a"), runs.run("again")
-    place = _interruption(runs.function, whole.run, steps, seed)
+    place = _choose_interruption(runs.function, whole.run, steps, seed)
     idle = idle_generators(whole.run.of(*_STEPS))
-    unlike = _difference(whole, again, idle)
+    unlike = _find_difference(whole, again, idle)
     if unlike is not None:
         return Proof.unequal(place.kill_at, unlike, whole.run, again.run, repeatable=False)
     half = runs.run("b1", save_at=place.save_at, kill_at=place.kill_at)
@@ -82,9 +82,9 @@ def _prove(runs: "_Runs", steps: int | None, seed: int, drop: tuple[str, ...]) -
         )
     saved = {(line.rank, line.step): line for line in half.run.of("saved")}
     unlike = (
-        first_difference(_upto(whole.run, half.run), half.run.of(*_STEPS), idle)
+        first_difference(_shared_steps(whole.run, half.run), half.run.of(*_STEPS), idle)
         or first_difference(list(saved.values()), restored)
-        or _difference(whole, resumed, idle, since=restored[0].step)
+        or _find_difference(whole, resumed, idle, since=restored[0].step)
     )
     if unlike is not None:
         return Proof.unequal(place.kill_at, unlike, whole.run, resumed.run, resumed_from=restored[0].step)
@@ -98,7 +98,7 @@ class _Place:
     save_at: int = 0  # 0: where the trial saves by itself
 
 
-def _interruption(name: str, whole: ProofRun, steps: int | None, seed: int) -> _Place:
+def _choose_interruption(name: str, whole: ProofRun, steps: int | None, seed: int) -> _Place:
     """Return after which step the trial is killed, and after which it is made to save."""
     taken = [line.step for line in whole.of(*_STEPS)]
     saved = [line.step for line in whole.of("saved")]
@@ -167,13 +167,13 @@ class _Runs:
         )
 
 
-def _upto(whole: ProofRun, half: ProofRun) -> list[JournalLine]:
+def _shared_steps(whole: ProofRun, half: ProofRun) -> list[JournalLine]:
     """Return the steps of a run that another took too."""
     taken = {(line.rank, line.step) for line in half.of(*_STEPS)}
     return [line for line in whole.of(*_STEPS) if (line.rank, line.step) in taken]
 
 
-def _difference(whole: _Seen, other: _Seen, idle: frozenset[str], since: int = 0) -> Unlike | None:
+def _find_difference(whole: _Seen, other: _Seen, idle: frozenset[str], since: int = 0) -> Unlike | None:
     """Return the first step after `since` at which a run to the end is unlike the first one, or a report that is."""
     unlike = first_difference(whole.run.of(*_STEPS), other.run.of(*_STEPS), idle)
     if unlike is not None:

@@ -34,28 +34,28 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     trial = Trial(assignment, channel, gpu=gpu)
     outcome: Outcome
     try:
-        value = _result(train(trial))
-        outcome = Returned(value=value, **_closing(trial, started))
+        value = _plain_result(train(trial))
+        outcome = Returned(value=value, **_close_trial(trial, started))
     except TrialEnd:
-        outcome = StoppedEarly(**_closing(trial, started))
+        outcome = StoppedEarly(**_close_trial(trial, started))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
         if is_pruning(error) and trial.end_by_itself():
-            return StoppedEarly(**_closing(trial, started))
+            return StoppedEarly(**_close_trial(trial, started))
         return Raised(
-            failure=_kind(error),
-            message=_sentence(error),
+            failure=_classify_failure(error),
+            message=_first_sentence(error),
             traceback=traceback_of(error),
             raised=raised_at(error),
-            **_closing(trial, started),
+            **_close_trial(trial, started),
         )
     if assignment.world_size > 1:
         part()
     return outcome
 
 
-def _result(value: Any) -> float | dict[str, float] | None:
+def _plain_result(value: Any) -> float | dict[str, float] | None:
     """Return what `train` returned as plain numbers: no driver should need the libraries that made them."""
     if value is None:
         return None
@@ -67,7 +67,7 @@ def _result(value: Any) -> float | dict[str, float] | None:
     return plain if named is value else plain[""]
 
 
-def _closing(trial: Trial, started: float) -> dict[str, Any]:
+def _close_trial(trial: Trial, started: float) -> dict[str, Any]:
     records, metrics, epoch = trial.close()
     return {
         "records": tuple(records),
@@ -77,7 +77,7 @@ def _closing(trial: Trial, started: float) -> dict[str, Any]:
     }
 
 
-def _kind(error: BaseException) -> str:
+def _classify_failure(error: BaseException) -> str:
     if isinstance(error, ObjectiveError):
         return "bad_objective"
     if isinstance(error, TrialMisuse):
@@ -95,7 +95,7 @@ def _kind(error: BaseException) -> str:
     return "exception"
 
 
-def _sentence(error: BaseException) -> str:
+def _first_sentence(error: BaseException) -> str:
     try:
         text = str(error).strip().splitlines()
     except Exception:  # noqa: BLE001 -- the error's own __str__ is the user's code too

@@ -56,18 +56,18 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
         # The trial before may have changed the directory.
         os.chdir(home)
         if log is not None:
-            _redirect(Path(log))
+            _redirect_output(Path(log))
         try:
             if reference not in functions:
                 os.environ[IN_WORKER] = LOADING
                 functions[reference] = reference.load()
             train = functions[reference]
         except BaseException as error:  # noqa: BLE001 -- a module that does not import fails the trial, with its reason
-            train = _raiser(error)
+            train = _make_raiser(error)
         # Lets a study inside a trial run; only processes that the trial spawns stop at its `study.run`.
         os.environ[IN_WORKER] = str(os.getpid())
         outcome = run_assignment(train, assignment, _Remote(connection), gpu=gpu)
-        _free()
+        _free_memory()
         if not frozen:
             # Imported objects stay for good: the collector need not visit them after every trial.
             gc.freeze()
@@ -80,7 +80,7 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
             return
 
 
-def _free() -> None:
+def _free_memory() -> None:
     """Let go of models and batches before the next trial."""
     torch = sys.modules.get("torch")
     if torch is not None:
@@ -89,7 +89,7 @@ def _free() -> None:
             torch.cuda.empty_cache()
 
 
-def _raiser(error: BaseException) -> Any:
+def _make_raiser(error: BaseException) -> Any:
     def train(_: object) -> None:
         raise error
 
@@ -111,7 +111,7 @@ def _has_byte(pipe: int) -> bool:
         return False
 
 
-def _redirect(log: Path) -> None:
+def _redirect_output(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()

@@ -41,7 +41,7 @@ class ChildProcess:
             with line, signals_held():
                 self._process = subprocess.Popen(
                     [sys.executable, "-m", "trainwright.engine.process.worker", *map(str, (*descriptors, os.getpid()))],
-                    env={**os.environ, **environment, IN_WORKER: LOADING, "PYTHONPATH": _path()},
+                    env={**os.environ, **environment, IN_WORKER: LOADING, "PYTHONPATH": _python_path()},
                     stdin=subprocess.DEVNULL,
                     pass_fds=descriptors,
                     start_new_session=True,
@@ -64,12 +64,12 @@ class ChildProcess:
             self._kill_at = time.monotonic() + grace_seconds
             # Tells the worker that the SIGTERM is the driver's, not a launcher's.
             os.write(self._terminating, b"!")
-            self._signal(signal.SIGTERM)
+            self._send_signal(signal.SIGTERM)
 
     def enforce(self) -> None:
         """Kill the group if it was told to terminate and its grace is over."""
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
-            self._signal(signal.SIGKILL)
+            self._send_signal(signal.SIGKILL)
 
     @property
     def ended(self) -> bool:
@@ -87,7 +87,7 @@ class ChildProcess:
             # It is about to end: a signal now would hide its exit status.
             self._process.wait(_FAREWELL_SECONDS)
         # Kill children that outlived it.
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
         code = self._process.wait()
         if self._verdict is not None:
             failure, message = self._verdict
@@ -103,17 +103,17 @@ class ChildProcess:
 
     def resident_bytes(self) -> int:
         """Return the resident memory of the process and all its descendants; 0 where /proc does not tell."""
-        return sum(_resident(pid) for pid in _family(self._process.pid))
+        return sum(_read_resident(pid) for pid in _find_family(self._process.pid))
 
     def close(self, *, kill: bool) -> None:
         """End the process: at once, or after waiting a little for one whose line is closed."""
         if not kill:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_FAREWELL_SECONDS)
-        self._signal(signal.SIGKILL)
+        self._send_signal(signal.SIGKILL)
         self._process.wait()
 
-    def _signal(self, number: signal.Signals) -> None:
+    def _send_signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
@@ -140,14 +140,14 @@ class WorkerProcess(ChildProcess):
         super().close(kill=kill)
 
 
-def _path() -> str:
+def _python_path() -> str:
     """Return a PYTHONPATH with which a child finds this very package."""
     home = str(Path(__file__).parents[3])
     given = os.environ.get("PYTHONPATH", "")
     return home if not given else f"{home}{os.pathsep}{given}"
 
 
-def _family(pid: int) -> list[int]:
+def _find_family(pid: int) -> list[int]:
     pids, front = [pid], [pid]
     while front:
         parent = front.pop()
@@ -161,7 +161,7 @@ def _family(pid: int) -> list[int]:
     return pids
 
 
-def _resident(pid: int) -> int:
+def _read_resident(pid: int) -> int:
     try:
         pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
     except (OSError, IndexError, ValueError):

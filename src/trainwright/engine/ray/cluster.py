@@ -64,7 +64,7 @@ class SlotMap:
         room = {node.id: node.cpus // cpus_per_device for node in nodes}
         if gpu:
             room = {node.id: min(node.gpus, room[node.id], gpus_per_node or node.gpus) for node in nodes}
-        gpus, cpus = _listed(node.gpus for node in nodes), _listed(node.cpus for node in nodes)
+        gpus, cpus = _join_counts(node.gpus for node in nodes), _join_counts(node.cpus for node in nodes)
         have = f"the cluster's nodes have {gpus} GPUs and {cpus} CPUs"
         if gpus_per_node and (not gpu or max(room.values(), default=0) < gpus_per_node):
             raise EngineError(
@@ -90,7 +90,7 @@ class SlotMap:
         return cls(nodes=tuple(serving[size][:count]), slots_per_node=size, gpu=gpu)
 
 
-def _listed(counts: Iterable[int]) -> str:
+def _join_counts(counts: Iterable[int]) -> str:
     return "+".join(map(str, counts)) or "no"
 
 

@@ -121,12 +121,12 @@ class Ray:
     @property
     def slots(self) -> int:
         """The number of devices. Joins or starts the cluster."""
-        return self._joined().slots
+        return self._join_cluster().slots
 
     @property
     def slots_per_node(self) -> int:
         """How many of them are in one node."""
-        return self._joined().slots_per_node
+        return self._join_cluster().slots_per_node
 
     @property
     def gone(self) -> frozenset[int]:
@@ -140,10 +140,10 @@ class Ray:
 
     def devices(self, block: Block) -> tuple[str, ...]:
         """Return the names of a block's devices, with the nodes that they are in."""
-        slot_map = self._joined()
+        slot_map = self._join_cluster()
         return tuple(slot_map.device(slot) for slot in block)
 
-    def _joined(self) -> SlotMap:
+    def _join_cluster(self) -> SlotMap:
         if self._slot_map is None:
             ray = self._ray = load_ray()
             self._ours = connect(ray, self.address, (self.workers or 1) * self.cpus_per_device)
@@ -161,7 +161,7 @@ class Ray:
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`, and take the devices. Raises `EngineError` if others keep them."""
         self._reference = FunctionReference.of(train)
-        slot_map = self._joined()
+        slot_map = self._join_cluster()
         self._directory = None if directory is None else directory.resolve()
         study = (
             secrets.token_hex(6)
@@ -199,11 +199,11 @@ class Ray:
         if self.gone.intersection(block):
             self._over.append((assignment.trial, Died(why="its node is gone", blame=False)))
             return
-        workers = {range(slot, slot + 1): self._worker(slot) for slot in block}
+        workers = {range(slot, slot + 1): self._take_worker(slot) for slot in block}
         grant = Grant(trial=assignment.trial, block=block, assignment=assignment, workers=workers)
         self._grants[assignment.trial] = grant
         self._seats.update({worker: (grant, rank) for rank, worker in enumerate(workers.values())})
-        self._begin(grant)
+        self._begin_trial(grant)
 
     def answer(self, trial: int, goes_on: bool) -> None:
         """Tell a trial that waits at a report whether it goes on."""
@@ -221,14 +221,14 @@ class Ray:
             left = deadline - time.monotonic()
             if over or not self._grants:
                 return
-            ready = _opened(self._listener).wait(min(left, _LOOK_SECONDS))
+            ready = _require_open(self._listener).wait(min(left, _LOOK_SECONDS))
             told = False
             for worker in sorted(ready, key=lambda worker: worker.slot):
-                told |= self._hear(worker, handler)
+                told |= self._serve_worker(worker, handler)
             if time.monotonic() - self._looked >= _LOOK_SECONDS:
-                self._look(handler)
+                self._look_around(handler)
             for grant in [grant for grant in self._grants.values() if grant.gang is None]:
-                self._begin(grant)
+                self._begin_trial(grant)
             if (told or left <= 0) and not self._over:
                 return
 
@@ -264,7 +264,7 @@ class Ray:
 
     # Workers and their trials.
 
-    def _worker(self, slot: int) -> RemoteWorker:
+    def _take_worker(self, slot: int) -> RemoteWorker:
         """Return the slot's idle worker process, or start one, with an actor if that is not there."""
         worker = self._idle.pop(slot, None)
         if worker is not None and not worker.ended and not worker.connection.poll():
@@ -273,8 +273,8 @@ class Ray:
             # It went away while it waited: not this trial's doing.
             # Finds out whether its actor still lives.
             worker.outcome()
-            self._release(worker)
-        placement_groups, listener = _opened(self._placement_groups), _opened(self._listener)
+            self._end_worker(worker)
+        placement_groups, listener = _require_open(self._placement_groups), _require_open(self._listener)
         if slot not in self._actors:
             if self._nodes_doubtful:
                 self._check_cluster()
@@ -287,8 +287,8 @@ class Ray:
                 driver=listener.address,
                 token=worker.token,
                 home=str(Path.cwd()),
-                environment=_environment(self.cpus_per_device),
-                gpu=self._joined().gpu,
+                environment=_make_environment(self.cpus_per_device),
+                gpu=self._join_cluster().gpu,
                 memory_bytes=self.memory_bytes,
                 grace_seconds=self.grace_seconds,
                 connect_seconds=self.start_seconds,
@@ -296,7 +296,7 @@ class Ray:
         )
         return worker
 
-    def _begin(self, grant: Grant) -> None:
+    def _begin_trial(self, grant: Grant) -> None:
         """Let a trial begin if the processes of all its ranks are there: all or none."""
         ranks = list(grant.workers.values())
         if not all(worker.connected for worker in ranks):
@@ -310,50 +310,50 @@ class Ray:
                 ranks[0].ended = True
                 return
             assignment = replace(assignment, address=address)
-        grant.gang = Gang(assignment, grant.workers, self._message)
+        grant.gang = Gang(assignment, grant.workers, self._make_message)
 
-    def _message(self, assignment: Assignment) -> tuple[Any, ...]:
+    def _make_message(self, assignment: Assignment) -> tuple[Any, ...]:
         log = None
         if self._directory is not None:
             rank = f"-rank-{assignment.rank}" if assignment.rank else ""
             name = f"lease-{assignment.lease}{rank}.log"
             log = str(self._directory / "logs" / f"trial-{assignment.trial:06d}" / name)
-        return sys.path, sys.argv, self._reference, assignment, log, self._joined().gpu
+        return sys.path, sys.argv, self._reference, assignment, log, self._join_cluster().gpu
 
-    def _hear(self, worker: RemoteWorker, handler: Handler) -> bool:
+    def _serve_worker(self, worker: RemoteWorker, handler: Handler) -> bool:
         """Deal with what a worker has to say; return whether the handler was told something."""
         grant, rank = self._seats.get(worker, (None, 0))
         if grant is None or grant.gang is None:
             # An idle process has nothing to say: its connection was closed.
             worker.ended = True
-            _opened(self._listener).forget(worker)
+            _require_open(self._listener).forget(worker)
             return False
         grant.gang.serve(rank, handler)
-        self._settle(grant, handler)
+        self._settle_trial(grant, handler)
         return True
 
-    def _settle(self, grant: Grant, handler: Handler) -> None:
+    def _settle_trial(self, grant: Grant, handler: Handler) -> None:
         """Tell of a trial's end, if it has come, and keep its workers for the next."""
         if grant.gang is None or grant.gang.outcome is None:
             return
-        self._dissolve(grant, reuse=grant.gang.reusable)
+        self._dissolve_grant(grant, reuse=grant.gang.reusable)
         handler.exited(grant.trial, grant.gang.outcome)
 
-    def _fail(self, grant: Grant, outcome: Outcome) -> None:
+    def _fail_launch(self, grant: Grant, outcome: Outcome) -> None:
         """End a launch that came to nothing; the processes that did come have run nothing, and are free."""
-        self._dissolve(grant, reuse=True)
+        self._dissolve_grant(grant, reuse=True)
         self._over.append((grant.trial, outcome))
 
-    def _dissolve(self, grant: Grant, *, reuse: bool) -> None:
+    def _dissolve_grant(self, grant: Grant, *, reuse: bool) -> None:
         del self._grants[grant.trial]
         for worker in grant.workers.values():
             del self._seats[worker]
             if reuse and worker.connected and not worker.ended:
                 self._idle[worker.slot] = worker
             else:
-                self._release(worker)
+                self._end_worker(worker)
 
-    def _release(self, worker: RemoteWorker) -> None:
+    def _end_worker(self, worker: RemoteWorker) -> None:
         """End a worker process, and its actor if that is lost or has never shown a process."""
         worker.close(kill=True)
         if worker.actor_lost or not worker.connected:
@@ -364,7 +364,7 @@ class Ray:
 
     # Looking after all of them.
 
-    def _look(self, handler: Handler) -> None:
+    def _look_around(self, handler: Handler) -> None:
         """Look for workers that have ended, times that are over, nodes that are gone, and what was left behind."""
         now = self._looked = time.monotonic()
         by_ending = {worker.ending: worker for worker in (*self._seats, *self._idle.values())}
@@ -375,19 +375,19 @@ class Ray:
             worker = self._idle.pop(slot)
             # Finds out whether its actor still lives.
             worker.outcome()
-            self._release(worker)
+            self._end_worker(worker)
         for grant in list(self._grants.values()):
             if grant.gang is not None:
                 grant.gang.watch(
                     handler, timeout_seconds=self.timeout_seconds, memory_bytes=None, grace=self.grace_seconds
                 )
-                self._settle(grant, handler)
+                self._settle_trial(grant, handler)
             else:
                 self._watch_start(grant, now)
         starting = any(grant.gang is None for grant in self._grants.values())
         if (starting or self._nodes_doubtful) and now - self._looked_at_nodes >= _NODE_SECONDS:
             self._look_at_nodes()
-        placement_groups = _opened(self._placement_groups)
+        placement_groups = _require_open(self._placement_groups)
         if now - self._swept >= (self.grace_seconds if placement_groups.suspects else self.sweep_seconds):
             self._swept = now
             self._look_at_nodes()
@@ -401,14 +401,14 @@ class Ray:
                 outcome = worker.outcome()
                 grant.trouble = outcome.why if isinstance(outcome, Died) else ""
                 del self._seats[worker]
-                self._release(worker)
-                grant.workers[part] = another = self._worker(worker.slot)
+                self._end_worker(worker)
+                grant.workers[part] = another = self._take_worker(worker.slot)
                 self._seats[another] = grant, list(grant.workers).index(part)
         if missing and now - grant.since > self.start_seconds:
-            _opened(self._placement_groups).gone |= {worker.slot for worker in missing.values()}
-            late = ", ".join(self._joined().device(worker.slot) for worker in missing.values())
+            _require_open(self._placement_groups).gone |= {worker.slot for worker in missing.values()}
+            late = ", ".join(self._join_cluster().device(worker.slot) for worker in missing.values())
             why = f"no worker process came from {late} within start_seconds={self.start_seconds:g}"
-            self._fail(grant, Died(why=f"{why} ({grant.trouble})" if grant.trouble else why, blame=False))
+            self._fail_launch(grant, Died(why=f"{why} ({grant.trouble})" if grant.trouble else why, blame=False))
 
     def _check_cluster(self) -> None:
         try:
@@ -420,7 +420,7 @@ class Ray:
 
     def _look_at_nodes(self) -> None:
         """Take note of nodes that are gone."""
-        placement_groups = _opened(self._placement_groups)
+        placement_groups = _require_open(self._placement_groups)
         self._check_cluster()
         self._looked_at_nodes, self._nodes_doubtful = time.monotonic(), False
         before = placement_groups.gone
@@ -429,18 +429,18 @@ class Ray:
             worker = self._idle.pop(slot, None)
             if worker is not None:
                 worker.actor_lost = True
-                self._release(worker)
+                self._end_worker(worker)
         for grant in list(self._grants.values()):
             if grant.gang is None and placement_groups.gone.intersection(grant.block):
-                self._fail(grant, Died(why="its node is gone", blame=False))
+                self._fail_launch(grant, Died(why="its node is gone", blame=False))
 
 
-def _opened(part: _Part | None) -> _Part:
+def _require_open(part: _Part | None) -> _Part:
     if part is None:
         raise EngineError("tw.Ray: it is not open; open it before launching or polling")
     return part
 
 
-def _environment(threads: int) -> dict[str, str]:
+def _make_environment(threads: int) -> dict[str, str]:
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": "PASSIVE"}

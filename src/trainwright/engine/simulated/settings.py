@@ -101,14 +101,14 @@ class Simulated(Settings, error=EngineError):
 
     def restart(self, devices: int) -> float:
         """Return the seconds until a trial trains again, on so many devices."""
-        return _of(self.restart_seconds, devices)
+        return _cost_at(self.restart_seconds, devices)
 
     def decision(self, results: int) -> float:
         """Return the seconds of a decision when so many results are known."""
-        return _of(self.decision_seconds, results)
+        return _cost_at(self.decision_seconds, results)
 
 
-def _of(cost: float | Mapping[int, float], at: int) -> float:
+def _cost_at(cost: float | Mapping[int, float], at: int) -> float:
     if not isinstance(cost, Mapping):
         return cost
     return next((cost[key] for key in sorted(cost, reverse=True) if key <= at), cost[min(cost)])

@@ -73,14 +73,14 @@ def tables(
     nearest configuration, the last epoch, a row again. Losses of `direction="max"` are negated. Without `seconds` an
     epoch takes `epoch_seconds`, times a lognormal factor of the trial of spread `speed_jitter`.
     """
-    columns = _loaded(source)
+    columns = _load_columns(source)
     names = (loss,) if isinstance(loss, str) else tuple(loss)
     sign = {"min": 1.0, "max": -1.0}.get(direction)
     if sign is None:
         raise EngineError(f"tables: direction: got {direction!r}; allowed: 'min', 'max'")
-    rows = _split(columns, run) if run is not None else None
-    curves = [[sign * row for row in _rows(columns, name, rows)] for name in names]
-    times = None if seconds is None else [np.maximum.accumulate(row) for row in _rows(columns, seconds, rows)]
+    rows = _split_runs(columns, run) if run is not None else None
+    curves = [[sign * row for row in _read_rows(columns, name, rows)] for name in names]
+    times = None if seconds is None else [np.maximum.accumulate(row) for row in _read_rows(columns, seconds, rows)]
     return Table(
         losses=tuple(np.stack(row, axis=1) for row in zip(*curves, strict=True)),
         seconds=None if times is None else tuple(times),
@@ -91,7 +91,7 @@ def tables(
     )
 
 
-def _loaded(source: str | Path | Columns) -> Columns:
+def _load_columns(source: str | Path | Columns) -> Columns:
     if isinstance(source, Mapping):
         return source
     path = Path(source)
@@ -110,24 +110,24 @@ def _loaded(source: str | Path | Columns) -> Columns:
     return {name: frame[name].to_numpy() for name in frame.columns}
 
 
-def _column(columns: Columns, name: str) -> np.ndarray:
+def _find_column(columns: Columns, name: str) -> np.ndarray:
     if name not in columns:
         known = sorted(columns)
         raise EngineError(f"tables: {name!r} is not there; there are {', '.join(known)}{closest(name, known)}")
     return np.asarray(columns[name])
 
 
-def _split(columns: Columns, run: str) -> list[np.ndarray]:
+def _split_runs(columns: Columns, run: str) -> list[np.ndarray]:
     """Return the places of each run in a long table, runs in the order in which they come first."""
-    _, first, inverse = np.unique(_column(columns, run), return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(_find_column(columns, run), return_index=True, return_inverse=True)
     places = np.argsort(inverse, kind="stable")
     groups = np.split(places, np.cumsum(np.bincount(inverse))[:-1])
     return [groups[each] for each in np.argsort(first)]
 
 
-def _rows(columns: Columns, name: str, rows: list[np.ndarray] | None) -> list[np.ndarray]:
+def _read_rows(columns: Columns, name: str, rows: list[np.ndarray] | None) -> list[np.ndarray]:
     try:
-        column = _column(columns, name).astype(float)
+        column = _find_column(columns, name).astype(float)
     except ValueError:
         raise EngineError(f"tables: {name!r} holds something else than numbers") from None
     if rows is not None:
@@ -145,7 +145,7 @@ def _wide_params(columns: Columns, params: str | Sequence[str] | None) -> tuple[
         raise EngineError(f"tables: params: got {params!r}; allowed: the name of one array, for a table without run=")
     if params is None and name not in columns:
         return None
-    names, values = _column(columns, f"{name}_names"), _column(columns, name)
+    names, values = _find_column(columns, f"{name}_names"), _find_column(columns, name)
     return tuple(dict(zip(map(str, names), row, strict=True)) for row in values.tolist())
 
 
@@ -156,8 +156,8 @@ def _long_params(
         return None
     firsts = [places[0] for places in rows]
     if isinstance(params, str):
-        return tuple(json.loads(_column(columns, params)[first]) for first in firsts)
-    return tuple({name: _column(columns, name)[first].item() for name in params} for first in firsts)
+        return tuple(json.loads(_find_column(columns, params)[first]) for first in firsts)
+    return tuple({name: _find_column(columns, name)[first].item() for name in params} for first in firsts)
 
 
 @dataclass
@@ -181,7 +181,7 @@ class _Rows:
 
     def of(self, trial: int, params: Mapping[str, Any] | None) -> "_Row":
         table = self.table
-        row = self._drawn(trial) if params is None else self._asked(trial, params)
+        row = self._draw_row(trial) if params is None else self._find_row(trial, params)
         if table.seconds is not None:
             seconds = table.seconds[row].tolist()
         else:
@@ -190,13 +190,13 @@ class _Rows:
         known = len(table.losses[row]) if table.measured is None else table.measured[row]
         return _Row(self, trial, row, table.losses[row].tolist(), seconds, known)
 
-    def _drawn(self, trial: int) -> int:
+    def _draw_row(self, trial: int) -> int:
         rows = len(self.order)
         if trial >= rows:
             self.instead(trial, f"trial {trial} is one more than the table's {rows} rows", "fewer trials")
         return int(self.order[trial % rows])
 
-    def _asked(self, trial: int, params: Mapping[str, Any]) -> int:
+    def _find_row(self, trial: int, params: Mapping[str, Any]) -> int:
         if self.table.params is None:
             raise EngineError("tables: a searcher proposes configurations, of which this table has none; give params=")
         if self.nearest is None:
@@ -253,7 +253,7 @@ class _Nearest:
         total = np.zeros(len(self._columns[0]))
         for name, column, scale, placed in zip(self._names, self._columns, self._scales, self._placed, strict=True):
             value = params.get(name)
-            if scale is None or placed is None or not _number(value):
+            if scale is None or placed is None or not _is_number(value):
                 total += np.array([each != value for each in column], dtype=float)
             else:
                 away = (placed - scale.place(value)) ** 2
@@ -270,7 +270,7 @@ class _Scale:
 
     @classmethod
     def of(cls, column: Sequence[Any]) -> "_Scale | None":
-        numbers = [value for value in column if _number(value)]
+        numbers = [value for value in column if _is_number(value)]
         if len(numbers) < sum(value is not None for value in column) or not numbers:
             return None
         low, high = min(numbers), max(numbers)
@@ -280,10 +280,10 @@ class _Scale:
         return cls(low, (high - low) or 1.0, log)
 
     def place(self, value: Any) -> float:
-        if not _number(value) or (self.log and value <= 0):
+        if not _is_number(value) or (self.log and value <= 0):
             return math.nan
         return ((math.log(value) if self.log else value) - self.low) / self.span
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -7,36 +7,50 @@ has of phase d and stage i whether the value of i leaves for the host after its 
 import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
-from trainwright.plan.memory.copy_schedule import BACKWARD, DELETE, FORWARD_ALL, FORWARD_KEEP, OFFLOAD, Limits, fastest
+from trainwright.plan.memory.copy_schedule import (
+    BACKWARD,
+    DELETE,
+    FORWARD_ALL,
+    FORWARD_KEEP,
+    OFFLOAD,
+    Limits,
+    fastest_schedule,
+)
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["anneal", "listed"]
+__all__ = ["anneal_phases", "list_rows"]
 
 
 @compiled
-def listed(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
-    """Return the rows that phases stand for, as `_placed.place` reads them, and the seconds of their operations.
+def list_rows(sizes: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
+    """Return the rows of phases, as `copy_schedule.place_copies` reads them, and the seconds of their operations.
 
     Each forward and backward reads what was made last; a value lives from where it is made to its last reader, and
     what nobody reads is not made.
     """
-    n = z.plain.size
+    n = sizes.no_grad_forward.size
     most = n
     for d in range(1, n + 1):
         for i in range(1, d + 1):
             most += made[d, i] > 0
         most += 1
-    ops = np.empty(
-        (most, 6), np.int64
-    )  # digit (0 a backward), stage, phase, source, source of saved values, last reader
+    # An operation: digit (0 a backward), stage, phase, the operation that made what it reads, the one that saved what a
+    # backward needs, and the last operation that reads what it makes.
+    ops = np.empty((most, 6), np.int64)
     ops[:, 3:] = -1
     count = 0
-    o = z.first[:-1]  # what saves no more than the output is as good as it, and better
-    same = (z.saved[o] <= z.out[1:]) & (z.forward[o] <= z.plain) & (z.temporary[o] <= z.plain_temporary)
+    o = sizes.first[:-1]  # what saves no more than the output is as good as it, and better
+    same = (
+        (sizes.saved[o] <= sizes.output[1:])
+        & (sizes.forward[o] <= sizes.no_grad_forward)
+        & (sizes.temporary[o] <= sizes.no_grad_temporary)
+    )
+    # Forwards of each phase in order, then its backward; `last` made the value of a stage, `saved` its saved values.
     last, saved = np.full(n + 1, -1), np.full(n + 1, -1)
     for d in range(n, 0, -1):
         for i in range(1, d + 1):
             digit = made[d, i]
+            # The stage whose backward comes must be saved by then.
             if (i == d and (digit == 1 or (digit == 0 and saved[d] < 0))) or (digit == 1 and same[i - 1]):
                 digit = 2
             if digit:
@@ -47,6 +61,7 @@ def listed(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
                 count += 1
         ops[count, 0], ops[count, 1], ops[count, 2], ops[count, 3], ops[count, 4] = 0, d, d, last[d - 1], saved[d]
         count += 1
+    # Backwards are needed, and whatever a needed operation reads; from the end, the first reader found is the last one.
     needed = np.zeros(count, np.bool_)
     kept = np.zeros(count, np.bool_)
     after = np.full((count, 2), -1)  # next reader of the source, of the saved values
@@ -64,6 +79,7 @@ def listed(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
             after[source, 1] = at
             if ops[source, 5] < 0:
                 ops[source, 5] = at
+    # Write the needed operations, each with the deletion or the departure of what it was the last to read.
     rows = np.empty((3 * count, 3), np.int64)
     filled, spent = 0, 0.0
     bare = np.zeros(count, np.bool_)
@@ -73,16 +89,17 @@ def listed(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
         digit, i, d, source = ops[at, 0], ops[at, 1], ops[at, 2], ops[at, 3]
         if digit == 0:
             rows[filled, 0], rows[filled, 1], rows[filled, 2] = BACKWARD, i, 0
-            spent += z.back[z.first[i - 1] + ops[ops[at, 4], 0] - 2]
+            spent += sizes.backward[sizes.first[i - 1] + ops[ops[at, 4], 0] - 2]
         else:
-            each = z.first[i - 1] + digit - 2
-            bare[at] = digit == 1 or (not kept[at] and z.plain[i - 1] <= z.forward[each])
+            each = sizes.first[i - 1] + digit - 2
+            # Saved values that no backward needs are made as a bare output, where that is no slower.
+            bare[at] = digit == 1 or (not kept[at] and sizes.no_grad_forward[i - 1] <= sizes.forward[each])
             if bare[at]:
                 rows[filled, 0], rows[filled, 1], rows[filled, 2] = FORWARD_KEEP, i, 0
-                spent += z.plain[i - 1]
+                spent += sizes.no_grad_forward[i - 1]
             else:
                 rows[filled, 0], rows[filled, 1], rows[filled, 2] = FORWARD_ALL, i, digit - 2
-                spent += z.forward[each]
+                spent += sizes.forward[each]
         filled += 1
         if source >= 0:
             if ops[source, 5] == at:
@@ -97,19 +114,20 @@ def listed(z: Sizes, made: Ints, away: Ints) -> tuple[Ints, float]:
 
 
 @compiled
-def anneal(
-    z: Sizes, within: tuple[Limits, Floats], phases: tuple[Ints, Ints], draws: Floats, heat: float
+def anneal_phases(
+    sizes: Sizes, within: tuple[Limits, Floats], phases: tuple[Ints, Ints], draws: Floats, heat: float
 ) -> tuple[Ints, float]:
     """Return the fastest list found, and its seconds, by changing digits; `phases` end as those of it.
 
-    One try for each row of `draws`, 20 numbers in [0, 1); `heat` falls to zero, as in `_placed.climb`.
+    One try for each row of `draws`, 20 numbers in [0, 1); `heat` falls to zero, as in `_joint.anneal_choices`.
     """
     (limits, hurries), (made, away) = within, phases
-    n, tries = z.plain.size, len(draws)
-    rows, _ = listed(z, made, away)
-    best, least = fastest(z, limits, hurries, rows)
+    n, tries = sizes.no_grad_forward.size, len(draws)
+    rows, _ = list_rows(sizes, made, away)
+    best, least = fastest_schedule(sizes, limits, hurries, rows)
     spent, kept_made, kept_away = least, made.copy(), away.copy()
-    weights = np.sqrt(z.saved[z.first[:-1]].astype(np.float64)) + 1.0
+    # Large values are changed more often: stages are drawn in proportion to the root of their bytes.
+    weights = np.sqrt(sizes.saved[sizes.first[:-1]].astype(np.float64)) + 1.0
     weights = np.cumsum(weights) / weights.sum()
     undo = np.empty((6 * n + 6, 4), np.int64)
     for turn in range(tries):
@@ -118,10 +136,12 @@ def anneal(
         many = 0
         for each in range(changes):
             what, where, near, value, more, span = draw[2 + 6 * each : 8 + 6 * each]
+            # A stage i, and a phase d: the whole forward, any phase, or one shortly before the backward of i.
             i = min(n, 1 + np.searchsorted(weights, more))
             d = n if near < 0.3 else i + int(where * (n - i + 1))
             if near > 0.45:
                 d = min(n, i + int(-1.5 * np.log(1 - where)))
+            # Either toggle whether the value leaves ..
             if what < 0.3:
                 undo[many, 0], undo[many, 1], undo[many, 2], undo[many, 3] = 1, d, i, away[d, i]
                 many += 1
@@ -134,10 +154,11 @@ def anneal(
                         many += 1
                         made[at, j] = new
                 continue
+            # .. or draw new digits for one stage, or for a run of stages, in that phase.
             length = 1 if what < 0.7 else min(i, 1 + int(-2.0 * np.log(1 - span)))
             fill = value < 0.5
             for j in range(i - length + 1, i + 1):
-                options = z.first[j] - z.first[j - 1]
+                options = sizes.first[j] - sizes.first[j - 1]
                 old = made[d, j]
                 if d == n or (what < 0.7 and fill):
                     new = 1 + int(span * (1 + options)) if what < 0.7 else (1 if fill else 2)
@@ -150,11 +171,12 @@ def anneal(
                 undo[many, 0], undo[many, 1], undo[many, 2], undo[many, 3] = 0, d, j, old
                 many += 1
                 made[d, j] = new
-        rows, sums = listed(z, made, away)
+        # The seconds of the operations alone are a lower bound, so that many tries are refused without placing copies.
+        rows, sums = list_rows(sizes, made, away)
         limit = spent * (1 - heat * (1 - turn / tries) * np.log(1 - draw[1])) if spent < np.inf else np.inf
         found, time = rows[:0], np.inf
         if sums <= limit:
-            found, time = fastest(z, limits, hurries, rows)
+            found, time = fastest_schedule(sizes, limits, hurries, rows)
         if len(found) and time <= limit:
             spent = time
             if time < least:
@@ -162,6 +184,7 @@ def anneal(
                 kept_made[:] = made
                 kept_away[:] = away
         else:
+            # In reverse order: two changes may have hit the same digit.
             for each in range(many - 1, -1, -1):
                 of, d, i, old = undo[each]
                 if of == 1:

@@ -4,24 +4,27 @@ import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
 
-__all__ = ["EMPTY", "pop", "push", "slot", "tabled", "way"]
+__all__ = ["EMPTY", "build_table", "find_slot", "path_to", "pop_heap", "push_heap"]
 
 EMPTY = np.int64(-1)
 
 
 @compiled
-def slot(keys: Ints, key: int) -> np.int64:
+def find_slot(keys: Ints, key: int) -> np.int64:
     """Return where a key stands, or would stand, in an open table whose size is a power of two."""
     mask = keys.size - 1
+    # Fibonacci hashing: the golden ratio spreads neighbouring keys over the table.
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
     place = np.int64(mixed >> np.uint64(20)) & mask
+    # Linear probing.
     while keys[place] not in (EMPTY, key):
         place = (place + 1) & mask
     return place
 
 
 @compiled
-def push(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
+def push_heap(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
+    # Sift up: parents that are larger move down.
     child = size
     while child:
         parent = (child - 1) >> 1
@@ -34,10 +37,11 @@ def push(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
 
 
 @compiled
-def pop(heap: Floats, nodes: Ints, size: int) -> int:
+def pop_heap(heap: Floats, nodes: Ints, size: int) -> int:
     """Remove the least entry, which the caller has read."""
     size -= 1
     value, node = heap[size], nodes[size]
+    # Sift the last entry down from the root: the smaller child moves up.
     parent = 0
     while True:
         child = 2 * parent + 1
@@ -54,17 +58,17 @@ def pop(heap: Floats, nodes: Ints, size: int) -> int:
 
 
 @compiled
-def tabled(states: Ints, count: int, size: int) -> tuple[Ints, Ints]:
+def build_table(states: Ints, count: int, size: int) -> tuple[Ints, Ints]:
     """Return a table of so many places with the first states in it: keys, and the number of each."""
     table, holder = np.full(size, EMPTY), np.zeros(size, np.int64)
     for each in range(count):
-        place = slot(table, states[each])
+        place = find_slot(table, states[each])
         table[place], holder[place] = states[each], each
     return table, holder
 
 
 @compiled
-def way(came: Ints, node: int) -> Ints:
+def path_to(came: Ints, node: int) -> Ints:
     """Return the steps [length, 3] from the first state to a node; a row of `came` is the parent and the step."""
     length, at = 0, node
     while at:

@@ -5,7 +5,7 @@ import re
 
 from trainwright.errors import BudgetError
 
-__all__ = ["read_budget", "read_size", "readable"]
+__all__ = ["format_bytes", "read_budget", "read_size"]
 
 _UNITS = {"": 1, "B": 1, **{f"{letter}B": 1000**power for power, letter in enumerate("kMGT", start=1)},
           **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", start=1)}}  # fmt: skip
@@ -21,12 +21,12 @@ def read_budget(budget: object, full_bytes: int) -> int:
             raise BudgetError(f"budget: got {budget!r}; allowed: {_ALLOWED}")
         number = float(found[1])
         if found[2] == "%":
-            return _fraction(number / 100, full_bytes, budget)
+            return _read_fraction(number / 100, full_bytes, budget)
         if not found[2] and "." in found[1]:
-            return _fraction(number, full_bytes, budget)
+            return _read_fraction(number, full_bytes, budget)
         budget_bytes = int(number * _BY_LOWER[found[2].lower()])
     elif isinstance(budget, float):
-        return _fraction(budget, full_bytes, budget)
+        return _read_fraction(budget, full_bytes, budget)
     elif isinstance(budget, bool) or not isinstance(budget, int):
         raise BudgetError(f"budget: got {budget!r}; allowed: {_ALLOWED}")
     else:
@@ -47,7 +47,7 @@ def read_size(size: object, what: str) -> int:
     return found
 
 
-def readable(count: float) -> str:
+def format_bytes(count: float) -> str:
     """Return bytes in binary units: 512 B, 1.43 GiB."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if count < 1024:
@@ -56,7 +56,7 @@ def readable(count: float) -> str:
     return f"{count:.2f} TiB"
 
 
-def _fraction(value: float, full_bytes: int, given: object) -> int:
+def _read_fraction(value: float, full_bytes: int, given: object) -> int:
     if not math.isfinite(value) or not 0 < value <= 1:
         raise BudgetError(f"budget: got {given!r}; allowed: {_ALLOWED}")
     return math.floor(value * full_bytes)

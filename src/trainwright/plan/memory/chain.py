@@ -30,10 +30,12 @@ from typing import Any
 
 from trainwright.errors import ChainError, closest
 from trainwright.files import read_json, write_text
+from trainwright.validators import check, integer, number
 
 __all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Skip", "Stage", "with_least_peaks"]
 
 SCHEMA = 1
+_BYTE_COUNT = integer(minimum=0, of="bytes")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,9 +66,9 @@ class Stage:
     """None: as many as the output has."""
     forward_temporary_bytes: int = 0
     backward_temporary_bytes: int = 0
-    plain_forward_seconds: float | None = None
+    no_grad_forward_seconds: float | None = None
     """Forward without gradients, which keeps only the output; None: the same time."""
-    plain_forward_temporary_bytes: int | None = None
+    no_grad_forward_temporary_bytes: int | None = None
     """None: the same bytes."""
     parameter_gradient_bytes: int = 0
     """What its backward leaves until the end of the step; 0 where `fixed` has it."""
@@ -76,19 +78,19 @@ class Stage:
     """Further ways to run it."""
 
     @property
-    def delta_bytes(self) -> int:
+    def output_gradient_bytes(self) -> int:
         """Bytes of the gradient of the output."""
         return self.output_bytes if self.gradient_bytes is None else self.gradient_bytes
 
     @property
-    def plain_seconds(self) -> float:
+    def no_grad_seconds(self) -> float:
         """Seconds of a forward without gradients."""
-        return self.forward_seconds if self.plain_forward_seconds is None else self.plain_forward_seconds
+        return self.forward_seconds if self.no_grad_forward_seconds is None else self.no_grad_forward_seconds
 
     @property
-    def plain_temporary_bytes(self) -> int:
+    def no_grad_temporary_bytes(self) -> int:
         """Temporaries of a forward without gradients."""
-        plain = self.plain_forward_temporary_bytes
+        plain = self.no_grad_forward_temporary_bytes
         return self.forward_temporary_bytes if plain is None else plain
 
     @property
@@ -153,7 +155,7 @@ class Chain:
         below = self.input_gradient_bytes
         for place, stage in enumerate(self.steps, start=1):
             _check_stage(place, stage, below)
-            below = stage.delta_bytes
+            below = stage.output_gradient_bytes
         if self.loss.gradient_bytes is None and self.loss.output_bytes:
             raise ChainError(
                 f"chain, loss, gradient_bytes: got none, with output_bytes={self.loss.output_bytes}; allowed: "
@@ -162,11 +164,11 @@ class Chain:
         for place, skip in enumerate(self.skips, start=1):
             _check_skip(f"chain, skip {place}" + (f" ({skip.name})" if skip.name else ""), skip, self.steps)
         if self.plain_peak_bytes is not None:
-            _check_bytes("chain, plain_peak_bytes", self.plain_peak_bytes)
-        _check_bytes("chain, input_bytes", self.input_bytes)
-        _check_bytes("chain, input_gradient_bytes", self.input_gradient_bytes)
+            check(self.plain_peak_bytes, _BYTE_COUNT, "chain, plain_peak_bytes", ChainError)
+        check(self.input_bytes, _BYTE_COUNT, "chain, input_bytes", ChainError)
+        check(self.input_gradient_bytes, _BYTE_COUNT, "chain, input_gradient_bytes", ChainError)
         for owner, count in self.fixed.items():
-            _check_bytes(f"chain, fixed, {owner}", count)
+            check(count, _BYTE_COUNT, f"chain, fixed, {owner}", ChainError)
 
     @property
     def steps(self) -> tuple[Stage, ...]:
@@ -237,9 +239,9 @@ class Chain:
         return cls.from_json(read_json(path, "chain file", allowed=allowed, error=ChainError))
 
 
-_SECONDS = ("forward_seconds", "backward_seconds", "plain_forward_seconds")
+_SECONDS = ("forward_seconds", "backward_seconds", "no_grad_forward_seconds")
 _BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_bytes", "backward_temporary_bytes",
-          "plain_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
+          "no_grad_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
 
 
 def with_least_peaks(stages: Sequence[Stage]) -> list[Stage]:
@@ -250,7 +252,7 @@ def with_least_peaks(stages: Sequence[Stage]) -> list[Stage]:
     """
     found: list[Stage] = []
     for stage in stages:
-        below = found[-1].delta_bytes if found else 0
+        below = found[-1].output_gradient_bytes if found else 0
         least = -(below + stage.parameter_gradient_bytes + stage.output_bytes)
         found.append(replace(stage, backward_temporary_bytes=max(stage.backward_temporary_bytes, least)))
     return found
@@ -266,29 +268,29 @@ def _check_stage(place: int, stage: Stage, below: int) -> None:
             f"{where}, saved_bytes: got {stage.saved_bytes}; allowed: at least its output_bytes, {stage.output_bytes}, "
             "for what autograd saves of a stage counts its output"
         )
-    for number, option in enumerate(stage.options, start=1):
-        _check_fields(f"{where}, option {number}", option, least)
+    for position, option in enumerate(stage.options, start=1):
+        _check_fields(f"{where}, option {position}", option, least)
         if option.saved_bytes < stage.output_bytes:
             raise ChainError(
-                f"{where}, option {number}, saved_bytes: got {option.saved_bytes}; allowed: at least the stage's "
+                f"{where}, option {position}, saved_bytes: got {option.saved_bytes}; allowed: at least the stage's "
                 f"output_bytes, {stage.output_bytes}"
             )
 
 
 def _check_skip(where: str, skip: Skip, steps: Sequence[Stage]) -> None:
-    def check(name: str, numbers: Sequence[int], allowed: Sequence[int]) -> None:
+    def check_stages(name: str, numbers: Sequence[int], allowed: Sequence[int]) -> None:
         odd = next((each for each in numbers if type(each) is not int or each not in allowed), None)
         if odd is not None:
             some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
             raise ChainError(f"{where}, {name}: got {odd!r}; allowed: a stage of {some}")
 
-    check("maker", (skip.maker,), range(1, len(steps)))
-    check("readers", skip.readers, range(skip.maker + 1, len(steps) + 1))
-    check("holders", skip.holders, (skip.maker, *skip.readers))
+    check_stages("maker", (skip.maker,), range(1, len(steps)))
+    check_stages("readers", skip.readers, range(skip.maker + 1, len(steps) + 1))
+    check_stages("holders", skip.holders, (skip.maker, *skip.readers))
     if not skip.readers or list(skip.readers) != sorted({*skip.readers}):
         raise ChainError(f"{where}, readers: got {list(skip.readers)}; allowed: at least one stage, in order")
-    _check_bytes(f"{where}, value_bytes", skip.value_bytes)
-    _check_bytes(f"{where}, shared_bytes", skip.shared_bytes)
+    check(skip.value_bytes, _BYTE_COUNT, f"{where}, value_bytes", ChainError)
+    check(skip.shared_bytes, _BYTE_COUNT, f"{where}, shared_bytes", ChainError)
     most = min(skip.value_bytes, steps[skip.maker - 1].output_bytes)
     if skip.shared_bytes > most:
         raise ChainError(
@@ -302,17 +304,12 @@ def _check_fields(where: str, record: Stage | Option, least: int) -> None:
         value = getattr(record, name, None)
         if value is None and name not in {"forward_seconds", "backward_seconds"}:
             continue
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-            raise ChainError(f"{where}, {name}: got {value!r}; allowed: a finite number of seconds >= 0")
+        check(value, number(minimum=0, of="seconds"), f"{where}, {name}", ChainError)
     for name in _BYTES:
         value = getattr(record, name, None)
         if value is not None or name == "saved_bytes":
-            _check_bytes(f"{where}, {name}", value, least if name == "backward_temporary_bytes" else 0)
-
-
-def _check_bytes(where: str, value: object, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ChainError(f"{where}: got {value!r}; allowed: a whole number of bytes >= {least}")
+            smallest = least if name == "backward_temporary_bytes" else 0
+            check(value, integer(minimum=smallest, of="bytes"), f"{where}, {name}", ChainError)
 
 
 def _record_to_json(record: Stage | Option | Skip) -> dict[str, Any]:

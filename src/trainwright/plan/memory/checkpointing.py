@@ -6,7 +6,7 @@ All are lists of operations for the simulator, so that plans are compared with t
 from collections.abc import Sequence
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 
 __all__ = ["checkpointing_plans", "every_block", "keep_all", "segments", "sequential", "sequential_begins"]
 
@@ -20,22 +20,24 @@ def keep_all(chain: Chain) -> Operations:
         for step in chain.steps
     ]
     count = len(fastest)
-    forwards = [Operation(Kind.FORWARD_ALL, stage, None, fastest[stage - 1]) for stage in range(1, count + 1)]
-    return (*forwards, *(Operation(Kind.BACKWARD, stage) for stage in range(count, 0, -1)))
+    forwards = [Operation(OperationKind.FORWARD_ALL, stage, None, fastest[stage - 1]) for stage in range(1, count + 1)]
+    return (*forwards, *(Operation(OperationKind.BACKWARD, stage) for stage in range(count, 0, -1)))
 
 
 def segments(chain: Chain, begins: Sequence[int]) -> Operations:
     """Keep only the inputs of segments, which begin at `begins` (1 first); the last, with the loss, is run plainly."""
     ends = [*(begin - 1 for begin in begins[1:]), len(chain.steps)]
     listed: list[Operation] = []
+    # Forward through all segments but the last, keeping their inputs alone.
     for begin, end in list(zip(begins, ends, strict=True))[:-1]:
-        listed.append(Operation(Kind.FORWARD_KEEP, begin))
-        listed += [Operation(Kind.FORWARD_DROP, stage) for stage in range(begin + 1, end + 1)]
+        listed.append(Operation(OperationKind.FORWARD_KEEP, begin))
+        listed += [Operation(OperationKind.FORWARD_DROP, stage) for stage in range(begin + 1, end + 1)]
+    # Each segment runs again right before its backward.
     for begin, end in reversed(list(zip(begins, ends, strict=True))):
-        listed += [Operation(Kind.FORWARD_ALL, stage) for stage in range(begin, end + 1)]
-        listed += [Operation(Kind.BACKWARD, stage) for stage in range(end, begin - 1, -1)]
+        listed += [Operation(OperationKind.FORWARD_ALL, stage) for stage in range(begin, end + 1)]
+        listed += [Operation(OperationKind.BACKWARD, stage) for stage in range(end, begin - 1, -1)]
         if begin > 1:
-            listed.append(Operation(Kind.DELETE, begin - 1, Value.OUTPUT))
+            listed.append(Operation(OperationKind.DELETE, begin - 1, Value.OUTPUT))
     return tuple(listed)
 
 

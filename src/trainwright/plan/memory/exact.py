@@ -9,16 +9,16 @@ import math
 from dataclasses import dataclass, replace
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.memory.skip_connections import lightest
+from trainwright.plan.memory.skip_connections import without_skips
 
-__all__ = ["Searched", "keep_within", "list_operations", "solve_exact"]
+__all__ = ["SearchResult", "keep_within", "list_operations", "solve_exact"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Searched:
+class SearchResult:
     """What a search has found: a plan better than its bound, or None, and what no plan can be faster than."""
 
     operations: tuple[Operation, ...] | None
@@ -29,22 +29,23 @@ class Searched:
 
 def solve_exact(
     chain: Chain, budget_bytes: int, *, better_than_seconds: float = math.inf, states: int = 3_000_000
-) -> Searched:
+) -> SearchResult:
     """Search for the fastest plan within a budget (fixed bytes included) that takes less than a known one.
 
     The number of states grows like (options + 2)^L; beyond `states` of them the search ends unfinished, and its lower
     bound holds all the same. A finished search without operations proves that nothing is better than the known plan,
     or, without one, that the budget is infeasible.
     """
-    from trainwright.plan.memory._exact import search
+    from trainwright.plan.memory._exact import search_plans
 
+    # A state is packed into 62 bits: a digit of this base for each stage, and the gradient's stage.
     base = 2 + max(len(stage.options) + 1 for stage in chain.steps)
     room = budget_bytes - chain.fixed_bytes
     if (len(chain.steps) + 1) * math.log2(base) > 61 or room < 0:
-        return Searched(operations=None, seconds=math.inf, lower_seconds=0.0, finished=room < 0)
-    rows, seconds, lower = search(sizes_of(lightest(chain)), room, better_than_seconds, base, states)
+        return SearchResult(operations=None, seconds=math.inf, lower_seconds=0.0, finished=room < 0)
+    rows, seconds, lower = search_plans(sizes_of(without_skips(chain)), room, better_than_seconds, base, states)
     found = math.isfinite(seconds)
-    searched = Searched(
+    searched = SearchResult(
         operations=list_operations(rows.tolist()) if found else None,
         seconds=float(seconds),
         lower_seconds=float(lower),
@@ -53,7 +54,7 @@ def solve_exact(
     return keep_within(searched, chain, budget_bytes)
 
 
-def keep_within(searched: Searched, chain: Chain, budget_bytes: int) -> Searched:
+def keep_within(searched: SearchResult, chain: Chain, budget_bytes: int) -> SearchResult:
     """Return what was found without the values that skip stages: a bound at least, and the best plan if it has room."""
     operations = searched.operations
     if not chain.skips or operations is None or simulate(chain, operations, budget_bytes=budget_bytes).fits:
@@ -68,22 +69,23 @@ def list_operations(rows: list[list[int]]) -> tuple[Operation, ...]:
     for kind, stage, option in rows:
         if kind == 0:
             if alive.get(stage) is Value.OUTPUT:
-                operations.append(Operation(Kind.DELETE, stage, Value.OUTPUT))
-            operations.append(Operation(Kind.FORWARD_ALL, stage, None, option))
+                operations.append(Operation(OperationKind.DELETE, stage, Value.OUTPUT))
+            operations.append(Operation(OperationKind.FORWARD_ALL, stage, None, option))
             alive[stage] = Value.SAVED
         elif kind == 1:
-            operations.append(Operation(Kind.FORWARD_KEEP, stage))
+            operations.append(Operation(OperationKind.FORWARD_KEEP, stage))
             alive[stage] = Value.OUTPUT
         elif kind == 3:
-            operations.append(Operation(Kind.BACKWARD, stage))
+            operations.append(Operation(OperationKind.BACKWARD, stage))
             del alive[stage]
             if alive.get(stage - 1) is Value.OUTPUT:
-                operations.append(Operation(Kind.DELETE, stage - 1, Value.OUTPUT))
+                operations.append(Operation(OperationKind.DELETE, stage - 1, Value.OUTPUT))
                 del alive[stage - 1]
         else:
             value = alive.pop(stage)
-            if value is Value.OUTPUT and operations[-1] == Operation(Kind.FORWARD_KEEP, stage + 1):
-                operations[-1] = Operation(Kind.FORWARD_DROP, stage + 1)
+            # A bare output that goes right after its reader is dropped by that forward.
+            if value is Value.OUTPUT and operations[-1] == Operation(OperationKind.FORWARD_KEEP, stage + 1):
+                operations[-1] = Operation(OperationKind.FORWARD_DROP, stage + 1)
             else:
-                operations.append(Operation(Kind.DELETE, stage, value))
+                operations.append(Operation(OperationKind.DELETE, stage, value))
     return tuple(operations)

@@ -3,12 +3,12 @@
 from collections import Counter
 from dataclasses import dataclass
 
-from trainwright.plan.memory.operations import Kind
+from trainwright.plan.memory.operations import OperationKind
 from trainwright.plan.memory.plan_record import Plan
 
-__all__ = ["StageReport", "explain"]
+__all__ = ["StageReport", "explain_plan"]
 
-_FORWARDS = {Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP}
+_FORWARDS = {OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,12 +28,12 @@ class StageReport:
     """Seconds of its forwards but one, and what its option takes more than the stage's own."""
 
 
-def explain(plan: Plan) -> tuple[StageReport, ...]:
+def explain_plan(plan: Plan) -> tuple[StageReport, ...]:
     """Return what a plan does with each stage, the loss stage last."""
-    first: dict[int, Kind] = {}
+    first: dict[int, OperationKind] = {}
     runs: Counter[int] = Counter()
     options: dict[int, int] = {}
-    away = {operation.stage for operation in plan.operations if operation.kind is Kind.OFFLOAD}
+    away = {operation.stage for operation in plan.operations if operation.kind is OperationKind.OFFLOAD}
     times: dict[int, float] = {}
     for operation in plan.operations:
         stage = operation.stage
@@ -41,18 +41,18 @@ def explain(plan: Plan) -> tuple[StageReport, ...]:
         if operation.kind in _FORWARDS:
             first.setdefault(stage, operation.kind)
             runs[stage] += 1
-            saves = operation.kind is Kind.FORWARD_ALL
+            saves = operation.kind is OperationKind.FORWARD_ALL
             times[stage] = times.get(stage, 0.0) + (
-                step.choices[operation.option].forward_seconds if saves else step.plain_seconds
+                step.choices[operation.option].forward_seconds if saves else step.no_grad_seconds
             )
             if saves:
                 options[stage] = operation.option
-        elif operation.kind is Kind.BACKWARD:
+        elif operation.kind is OperationKind.BACKWARD:
             times[stage] = times.get(stage, 0.0) + step.choices[options[stage]].backward_seconds
     reports = []
     for stage, step in enumerate(plan.chain.steps, start=1):
         option = step.choices[options[stage]]
-        kept = first[stage] is Kind.FORWARD_ALL and runs[stage] == 1
+        kept = first[stage] is OperationKind.FORWARD_ALL and runs[stage] == 1
         fate = "kept" if kept else "recomputed"
         held = option.saved_bytes if kept and stage not in away else 0
         reports.append(

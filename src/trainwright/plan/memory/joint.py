@@ -23,18 +23,18 @@ import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.sizes import sizes_of
 
 if TYPE_CHECKING:
-    from trainwright.plan.memory.copy_schedule import Table
+    from trainwright.plan.memory._joint import PricedTable
 
-__all__ = ["Priced", "Programme", "operations_of", "rows_of"]
+__all__ = ["PricedPlan", "PricedProgram", "operations_of", "rows_of"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Priced:
-    """A plan as rows of `_placed`, which say what leaves too, and what it takes."""
+class PricedPlan:
+    """A plan as rows of `_joint`, which say what leaves too, and what it takes."""
 
     rows: Ints
     price: float
@@ -49,7 +49,7 @@ class Priced:
         return self.seconds + self.price * self.bytes
 
 
-class Programme:
+class PricedProgram:
     """The programme of a chain in `room` bytes beside the fixed ones; each price has a table of its own.
 
     `down` rounds sizes down and the room up, for a bound. A table takes O(L^3 slots) time and O(L^2 slots) bytes.
@@ -59,6 +59,8 @@ class Programme:
         self.sizes, self.room = sizes_of(chain), room
         unit = max(1, room // slots)
         self.grid = (unit, 0 if down else unit - 1, -(-room // unit) if down else room // unit)
+        # A kind for the bare output of each stage, and one for each of its options; the chain's input takes no bytes
+        # here.
         counts = [1, *(1 + len(step.choices) for step in chain.steps)]
         each = [
             0,
@@ -66,30 +68,39 @@ class Programme:
         ]
         self.kinds = np.cumsum([0, *counts]).astype(np.int64), np.array(each, np.int64)
 
-    def table(self, price: float) -> "Table":
-        """Return what `_placed` reads at a price in seconds for each byte that leaves."""
-        from trainwright.plan.memory._joint import fill
+    def table(self, price: float) -> "PricedTable":
+        """Return what `_joint` reads at a price in seconds for each byte that leaves."""
+        from trainwright.plan.memory._joint import fill_priced_table
 
-        return self.kinds, fill(self.sizes, self.kinds, self.grid, price), self.grid, price
+        return self.kinds, fill_priced_table(self.sizes, self.kinds, self.grid, price), self.grid, price
 
-    def solve(self, price: float) -> Priced | None:
+    def solve(self, price: float) -> PricedPlan | None:
         """Return the best plan at a price; None if there is none."""
-        from trainwright.plan.memory.copy_schedule import unforced, walk
+        from trainwright.plan.memory._joint import no_forced_choices, walk_priced_table
 
         if self.room < 0:
             return None
-        rows, sums, _ = walk(self.sizes, self.table(price), unforced(self.sizes.plain.size))
+        rows, sums, _ = walk_priced_table(
+            self.sizes, self.table(price), no_forced_choices(self.sizes.no_grad_forward.size)
+        )
         if not len(rows):
             return None
-        return Priced(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))
+        return PricedPlan(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))
 
 
-_KINDS = (Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP, Kind.BACKWARD, Kind.DELETE, Kind.OFFLOAD,
-          Kind.PREFETCH)  # fmt: skip
+_KINDS = (
+    OperationKind.FORWARD_ALL,
+    OperationKind.FORWARD_KEEP,
+    OperationKind.FORWARD_DROP,
+    OperationKind.BACKWARD,
+    OperationKind.DELETE,
+    OperationKind.OFFLOAD,
+    OperationKind.PREFETCH,
+)
 
 
 def operations_of(rows: Ints) -> tuple[Operation, ...]:
-    """Return what rows of `_placed` stand for."""
+    """Return what rows of `_joint` stand for."""
     return tuple(
         Operation(_KINDS[kind], stage, None, option if kind == 0 else 0)
         if kind < 4
@@ -99,7 +110,7 @@ def operations_of(rows: Ints) -> tuple[Operation, ...]:
 
 
 def rows_of(operations: Sequence[Operation]) -> Ints:
-    """Return operations as rows of `_placed`."""
+    """Return operations as rows of `_joint`."""
     moved = {None: 0, Value.OUTPUT: -1, Value.SAVED: 0}
     return np.array(
         [(_KINDS.index(each.kind), each.stage, each.option or moved[each.value]) for each in operations], np.int64

@@ -1,11 +1,15 @@
 """Link: how fast bytes go from the device to the host and back, alone and both ways at once."""
 
-import math
 from dataclasses import dataclass
 
 from trainwright.errors import ChainError
+from trainwright.validators import Validator, check, optional
 
 __all__ = ["Link"]
+
+_BANDWIDTH = Validator(
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value > 0, "bytes per second > 0"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,13 +23,9 @@ class Link:
     to_device_together: float | None = None
 
     def __post_init__(self) -> None:
-        for name in ("to_host", "to_device", "to_host_together", "to_device_together"):
-            value = getattr(self, name)
-            if value is None and name.endswith("together"):
-                continue
-            number = isinstance(value, int | float) and not isinstance(value, bool)
-            if not number or math.isnan(value) or value <= 0:
-                raise ChainError(f"Link.{name}: got {value!r}; allowed: bytes per second > 0")
+        for name in ("to_host", "to_device"):
+            check(getattr(self, name), _BANDWIDTH, f"Link.{name}", ChainError)
+            check(getattr(self, f"{name}_together"), optional(_BANDWIDTH), f"Link.{name}_together", ChainError)
 
     @classmethod
     def of(cls, bandwidth: "float | Link") -> "Link":

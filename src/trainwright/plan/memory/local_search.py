@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.memory.skip_connections import counted
+from trainwright.plan.memory.skip_connections import count_skips
 from trainwright.randomness import rng
 
-__all__ = ["improve"]
+__all__ = ["improve_plan"]
 
 _Rows = dict[int, tuple[int, ...]]
 _LEAST_GAIN = 1e-9
 
 
-def improve(
+def improve_plan(
     chain: Chain,
     budget_bytes: int,
     operations: tuple[Operation, ...],
@@ -36,19 +36,20 @@ def improve(
     `work` bounds the steps of a round, and so how many rows are tried for each stage; the result depends on the
     arguments alone, not on the machine.
     """
+    # Rounds of moves around the best plan known; it ends where several rounds in a row find nothing.
     best, before = operations, simulate(chain, operations, budget_bytes=budget_bytes)
     seconds, alive = before.seconds, before.skip_bytes_by_stage
-    search = _Search(counted(chain, alive), budget_bytes - chain.fixed_bytes, work)
+    search = _Search(count_skips(chain, alive), budget_bytes - chain.fixed_bytes, work)
     rows, stale = search.rows_of(operations), 0
     for each in range(rounds):
-        found, path = search.round(rows, seconds * (1 - _LEAST_GAIN), rng(seed, "memory moves", each))
+        found, path = search.run_round(rows, seconds * (1 - _LEAST_GAIN), rng(seed, "memory moves", each))
         if found is not None:
             simulation = simulate(chain, found)
             better = simulation.peak_bytes <= budget_bytes and simulation.seconds < seconds
             if chain.skips:  # the next round counts what is alive of them in the best plan, and in those refused since
                 most = simulation.skip_bytes_by_stage
                 alive = most if better else tuple(map(max, alive, most))
-                search = _Search(counted(chain, alive), budget_bytes - chain.fixed_bytes, work)
+                search = _Search(count_skips(chain, alive), budget_bytes - chain.fixed_bytes, work)
             if better:
                 best, seconds, rows, stale = found, simulation.seconds, path, 0
                 continue
@@ -75,48 +76,49 @@ class _Search:
         rows, gradient, fresh = {self.n: tuple(alive)}, self.n, False
         for operation in operations:
             stage = operation.stage
-            if operation.kind is Kind.DELETE:
+            if operation.kind is OperationKind.DELETE:
                 alive[stage] = 0
                 continue
             if fresh:
-                rows[gradient], fresh = self._clean(alive, gradient), False
-            if operation.kind is Kind.BACKWARD:
+                rows[gradient], fresh = self._clean_row(alive, gradient), False
+            if operation.kind is OperationKind.BACKWARD:
                 alive[stage], gradient, fresh = 0, stage - 1, True
-            elif operation.kind is Kind.FORWARD_ALL:
+            elif operation.kind is OperationKind.FORWARD_ALL:
                 alive[stage] = 2 + operation.option
             else:
                 alive[stage] = 1
-                if operation.kind is Kind.FORWARD_DROP and alive[stage - 1] == 1:
+                if operation.kind is OperationKind.FORWARD_DROP and alive[stage - 1] == 1:
                     alive[stage - 1] = 0
         return rows
 
-    def _clean(self, row: "list[int] | tuple[int, ...]", stage: int) -> tuple[int, ...]:
+    def _clean_row(self, row: "list[int] | tuple[int, ...]", stage: int) -> tuple[int, ...]:
         """Return a row without what nobody can read any more: a bare output of the stage, anything beyond it."""
         kept = [digit if i < stage or (i == stage and digit > 1) else 0 for i, digit in enumerate(row)]
         kept[0] = 0
         return tuple(kept)
 
-    def round(
+    def run_round(
         self, rows: _Rows, bound: float, random: np.random.Generator
     ) -> tuple[tuple[Operation, ...] | None, _Rows]:
         """Return the best plan through the rows that moves lead to, and its rows; None if none is below the bound."""
-        from trainwright.plan.memory._local_search import shortest
+        from trainwright.plan.memory._local_search import shortest_path
 
+        # A layer of candidate rows for each stage, all joined by one shortest path.
         empty = np.zeros((1, self.n + 1), np.int64)
-        layers = [empty, *(self._candidates(rows, stage, random) for stage in range(1, self.n)), empty]
+        layers = [empty, *(self._candidate_rows(rows, stage, random) for stage in range(1, self.n)), empty]
         begins = np.cumsum([0, *map(len, layers)])
         flat = np.concatenate(layers)
-        path, seconds = shortest(self.sizes, self.room, bound, flat, begins)
+        path, seconds = shortest_path(self.sizes, self.room, bound, flat, begins)
         if not np.isfinite(seconds):
             return None, rows
         chosen = {stage: tuple(flat[path[stage]].tolist()) for stage in range(self.n + 1)}
-        return self._operations(chosen), chosen
+        return self._list_operations(chosen), chosen
 
-    def _candidates(self, rows: _Rows, stage: int, random: np.random.Generator) -> NDArray[np.int64]:
+    def _candidate_rows(self, rows: _Rows, stage: int, random: np.random.Generator) -> NDArray[np.int64]:
         """Return the rows that moves lead to: those of this and the next stages, with up to four digits changed."""
-        own = self._clean(rows[stage], stage)
+        own = self._clean_row(rows[stage], stage)
         earlier = [*rows[stage - 1][:stage], *own[stage:]] if stage > 1 else own
-        bases = np.array([own, self._clean(rows[stage + 1], stage), self._clean(earlier, stage)], np.int64)
+        bases = np.array([own, self._clean_row(rows[stage + 1], stage), self._clean_row(earlier, stage)], np.int64)
         single = [
             (base, i, digit)
             for base in range(len(bases))
@@ -140,9 +142,9 @@ class _Search:
         found[found[:, stage] == 1, stage] = 0  # a bare output that nobody reads
         return np.unique(found, axis=0)
 
-    def _operations(self, rows: _Rows) -> tuple[Operation, ...] | None:
+    def _list_operations(self, rows: _Rows) -> tuple[Operation, ...] | None:
         """Return the operations that rows stand for."""
-        from trainwright.plan.memory._local_search import phase
+        from trainwright.plan.memory._local_search import list_phase
 
         listed: list[Operation] = []
         done = np.empty((4 * self.n + 8, 3), np.int64)
@@ -150,22 +152,22 @@ class _Search:
         for d in range(self.n, 0, -1):
             pair = (np.array(rows[d]), np.array(rows[d - 1]))
             options = range(1 if rows[d][d] > 1 else self.options[d - 1])
-            times = [phase(self.sizes, self.room, (d, option), pair, scratch)[0] for option in options]
+            times = [list_phase(self.sizes, self.room, (d, option), pair, scratch)[0] for option in options]
             own = times.index(min(times))
-            _, count = phase(self.sizes, self.room, (d, own), pair, scratch)
+            _, count = list_phase(self.sizes, self.room, (d, own), pair, scratch)
             for kind, stage, option in done[:count].tolist():
-                _append(listed, kind, stage, option)
+                _append_operation(listed, kind, stage, option)
         return tuple(listed)
 
 
-def _append(listed: list[Operation], kind: int, stage: int, option: int) -> None:
+def _append_operation(listed: list[Operation], kind: int, stage: int, option: int) -> None:
     if kind == 0:
-        listed.append(Operation(Kind.FORWARD_ALL, stage, None, option))
+        listed.append(Operation(OperationKind.FORWARD_ALL, stage, None, option))
     elif kind == 1:
-        listed.append(Operation(Kind.FORWARD_KEEP, stage))
+        listed.append(Operation(OperationKind.FORWARD_KEEP, stage))
     elif kind == 3:
-        listed.append(Operation(Kind.BACKWARD, stage))
-    elif kind == 4 and listed and listed[-1] == Operation(Kind.FORWARD_KEEP, stage + 1):
-        listed[-1] = Operation(Kind.FORWARD_DROP, stage + 1)
+        listed.append(Operation(OperationKind.BACKWARD, stage))
+    elif kind == 4 and listed and listed[-1] == Operation(OperationKind.FORWARD_KEEP, stage + 1):
+        listed[-1] = Operation(OperationKind.FORWARD_DROP, stage + 1)
     else:
-        listed.append(Operation(Kind.DELETE, stage, Value.OUTPUT if kind == 4 else Value.SAVED))
+        listed.append(Operation(OperationKind.DELETE, stage, Value.OUTPUT if kind == 4 else Value.SAVED))

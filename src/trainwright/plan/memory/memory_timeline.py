@@ -9,12 +9,12 @@ from pathlib import Path
 
 from trainwright.errors import BudgetError
 from trainwright.files import write_text
-from trainwright.plan.memory.budget import readable
-from trainwright.plan.memory.operations import Kind
+from trainwright.plan.memory.budget import format_bytes
+from trainwright.plan.memory.operations import OperationKind
 from trainwright.plan.memory.plan_record import Plan
-from trainwright.plan.memory.simulate import Point
+from trainwright.plan.memory.simulate import MemoryPoint
 
-__all__ = ["draw"]
+__all__ = ["draw_timeline"]
 
 _WIDTH, _HEIGHT, _LANE, _LEFT, _TOP = 960, 320, 22, 90, 30
 _OWNERS = (
@@ -30,14 +30,14 @@ _COPIES = (("to host", "#b279a2"), ("to device", "#54a24b"))
 _WORKS = (("forward", "#4c78a8"), ("forward again", "#f58518"), ("backward", "#8c6d8c"))
 
 
-def draw(plan: Plan, path: str | Path) -> None:
+def draw_timeline(plan: Plan, path: str | Path) -> None:
     """Write the picture of a plan as an .svg file."""
     if Path(path).suffix != ".svg":
         raise BudgetError(f"plot: got {str(path)!r}; allowed: a file name that ends with .svg")
-    write_text(path, "picture", _svg(plan))
+    write_text(path, "picture", _render_svg(plan))
 
 
-def _svg(plan: Plan) -> str:
+def _render_svg(plan: Plan) -> str:
     simulation = plan.simulation
     seconds = simulation.seconds or 1.0
     most = max(plan.budget_bytes, simulation.peak_bytes) * 1.05
@@ -49,10 +49,10 @@ def _svg(plan: Plan) -> str:
         return _TOP + _HEIGHT * (1 - count / most)
 
     title = (
-        f"{plan.chain.name or 'chain'}: {seconds:.4g} s, peak {readable(simulation.peak_bytes)} of "
-        f"{readable(plan.budget_bytes)}, overhead {100 * plan.overhead:.1f} %"
+        f"{plan.chain.name or 'chain'}: {seconds:.4g} s, peak {format_bytes(simulation.peak_bytes)} of "
+        f"{format_bytes(plan.budget_bytes)}, overhead {100 * plan.overhead:.1f} %"
     )
-    lanes = _lanes(plan)
+    lanes = _lane_blocks(plan)
     bottom = _TOP + _HEIGHT + 10 + len(lanes) * (_LANE + 4)
     box = f"0 0 {_WIDTH} {bottom + 2 * _LANE}"
     parts = [
@@ -61,8 +61,9 @@ def _svg(plan: Plan) -> str:
     ]
     points = simulation.points
     ends = [*(point.seconds for point in points[1:]), seconds]
+    # Bands stand on one another: each begins where the one before it ends.
     below = [0.0] * len(points)
-    heights = [_heights(point) for point in points]
+    heights = [_band_heights(point) for point in points]
     for place, (attribute, name, colour) in enumerate(_OWNERS):
         tops = [base + height[attribute] for base, height in zip(below, heights, strict=True)]
         upper = [f"{x(at):.1f},{y(top):.1f}" for point, end, top in zip(points, ends, tops, strict=True)
@@ -76,7 +77,7 @@ def _svg(plan: Plan) -> str:
     line = y(plan.budget_bytes)
     parts.append(f'<line x1="{_LEFT}" x2="{_WIDTH - 20}" y1="{line:.1f}" y2="{line:.1f}" stroke="black" '
                  'stroke-dasharray="6 3"/>')  # fmt: skip
-    parts.append(f'<text x="4" y="{line + 4:.1f}">{readable(plan.budget_bytes)}</text>')
+    parts.append(f'<text x="4" y="{line + 4:.1f}">{format_bytes(plan.budget_bytes)}</text>')
     parts.append(f'<text x="4" y="{_TOP + _HEIGHT:.1f}">0 B</text>')
     for row, (lane, blocks) in enumerate(lanes.items()):
         top = _TOP + _HEIGHT + 10 + row * (_LANE + 4)
@@ -95,9 +96,10 @@ def _svg(plan: Plan) -> str:
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def _heights(point: Point) -> dict[str, int]:
+def _band_heights(point: MemoryPoint) -> dict[str, int]:
     """Return what is drawn of each owner, never below 0."""
     found = {attribute: getattr(point, attribute) for attribute, _, _ in _OWNERS}
+    # Negative temporaries are values that a backward frees while it runs.
     gone = max(0, -point.temporary_bytes)
     found["temporary_bytes"] += gone
     for attribute in ("gradient_bytes", "saved_bytes"):
@@ -107,13 +109,13 @@ def _heights(point: Point) -> dict[str, int]:
     return found
 
 
-def _lanes(plan: Plan) -> dict[str, list[tuple[float, float, str, str]]]:
+def _lane_blocks(plan: Plan) -> dict[str, list[tuple[float, float, str, str]]]:
     """Return start, end, operation and colour of what takes time, by lane; lanes of copies if there are any."""
     colours, works, copies = {}, dict(_WORKS), dict(_COPIES)
     ran: set[int] = set()
     for place, operation in enumerate(plan.operations):
         if operation.value is None:
-            backward = operation.kind is Kind.BACKWARD
+            backward = operation.kind is OperationKind.BACKWARD
             name = "backward" if backward else "forward again" if operation.stage in ran else "forward"
             colours[place] = works[name]
             ran.add(operation.stage)

@@ -23,15 +23,15 @@ import numpy as np
 from trainwright.kernels import Ints
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.checkpointing import keep_all
-from trainwright.plan.memory.joint import Priced, Programme, operations_of, rows_of
+from trainwright.plan.memory.joint import PricedPlan, PricedProgram, operations_of, rows_of
 from trainwright.plan.memory.link import Link
 from trainwright.plan.memory.operations import Operation
-from trainwright.plan.memory.phases import annealed, everything, phases_of
+from trainwright.plan.memory.phases import anneal_all, phases_of, save_everything
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 from trainwright.randomness import rng
 
-__all__ = ["hull", "lower_bound", "plan_offload"]
+__all__ = ["lower_bound", "plan_offload", "price_hull"]
 
 _SLOTS = 200
 _PRICES = 10
@@ -62,7 +62,8 @@ def plan_offload(
 
     `start` is a plan without copies that fits, if there is one, `lowest` one with copies that may.
     """
-    from trainwright.plan.memory.copy_schedule import climb, fastest, unforced, walk
+    from trainwright.plan.memory._joint import anneal_choices, no_forced_choices, walk_priced_table
+    from trainwright.plan.memory.copy_schedule import fastest_schedule
 
     best, least = start, math.inf
     if start is not None:
@@ -74,43 +75,54 @@ def plan_offload(
         if simulation.fits and simulation.seconds < least:
             best, least = operations, simulation.seconds
 
+    # A plan of the least budget may be all there is.
     if lowest is not None:
         accept(lowest)
     room, sizes = budget_bytes - chain.fixed_bytes, sizes_of(chain)
     limits = (room, (*link.rates(outgoing=True, incoming=False), *link.rates(outgoing=True, incoming=True)))
     whole = simulate(chain, keep_all(chain)).peak_bytes - chain.fixed_bytes
     short = len(chain.steps) <= _LONG
-    seeds: list[tuple[float, int, Programme, float, Ints]] = []
+    seeds: list[tuple[float, int, PricedProgram, float, Ints]] = []
+    # The corners of the hull in several rooms, each carried out with its copies in the fastest way.
     for share in _ROOMS if short else _ROOMS_LONG:
         if share > 1 and share * room > whole:
             continue
-        programme = Programme(chain, int(share * room), slots=_slots(chain))
-        for priced in hull(programme, prices=_PRICES if short else _PRICES_LONG):
-            rows, seconds = fastest(sizes, limits, _HURRIES, priced.rows)
+        programme = PricedProgram(chain, int(share * room), slots=_slot_count(chain))
+        for priced in price_hull(programme, prices=_PRICES if short else _PRICES_LONG):
+            rows, seconds = fastest_schedule(sizes, limits, _HURRIES, priced.rows)
             if math.isfinite(seconds):
                 accept(operations_of(rows))
-                seeds.append((seconds, len(seeds), programme, priced.price, unforced(sizes.plain.size)))
+                seeds.append(
+                    (seconds, len(seeds), programme, priced.price, no_forced_choices(sizes.no_grad_forward.size))
+                )
+    # Annealing costs more on long chains, and short ones have fewer decisions.
     fewer = min(1.0, (_LONG / len(chain.steps)) ** 2)
     scale = min(fewer, len(chain.steps) / _WHOLE)
-    quickest = float(np.minimum.reduceat(sizes.forward + sizes.back, sizes.first[:-1]).sum())
+    quickest = float(np.minimum.reduceat(sizes.forward + sizes.backward, sizes.first[:-1]).sum())
+    # Change the decisions of the fastest few; stop where nothing can be faster.
     for count, tries in _CLIMBS:
         if least <= quickest * (1 + _NOTHING):
             break
         changed = []
         for _, number, programme, price, forced in heapq.nsmallest(count, seeds):
             draws = rng(number, "copies moves", count).random((int(scale * tries), 14))
-            rows, seconds = climb(sizes, programme.table(price), (limits, _HURRIES), forced, draws)
+            rows, seconds = anneal_choices(sizes, programme.table(price), (limits, _HURRIES), forced, draws)
             accept(operations_of(rows))
             changed.append((seconds, number, programme, price, forced))
         seeds = changed
     if least <= quickest * (1 + _NOTHING):
         return best
+    # Go on from these trees without persistence.
     starts = [
-        walk(sizes, programme.table(price), forced)[0]
+        walk_priced_table(sizes, programme.table(price), forced)[0]
         for _, _, programme, price, forced in sorted(seeds, key=lambda each: each[:2])
     ]
-    phases = [phases_of(sizes.plain.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))]
-    for seconds, rows in annealed(sizes, (limits, _HURRIES), [*phases, everything(sizes.plain.size)], scale=scale):
+    phases = [
+        phases_of(sizes.no_grad_forward.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))
+    ]
+    for seconds, rows in anneal_all(
+        sizes, (limits, _HURRIES), [*phases, save_everything(sizes.no_grad_forward.size)], scale=scale
+    ):
         if seconds < least:
             accept(operations_of(rows))
     return best
@@ -125,13 +137,14 @@ def lower_bound(chain: Chain, budget_bytes: int, link: Link) -> float:
     rate = min(link.to_host, link.to_device)
     if math.isinf(rate):
         return 0.0
-    programme = Programme(chain, budget_bytes - chain.fixed_bytes, slots=_slots(chain), down=True)
+    programme = PricedProgram(chain, budget_bytes - chain.fixed_bytes, slots=_slot_count(chain), down=True)
 
     def bound(exponent: float) -> float:
         price = math.exp(exponent) / rate
         found = programme.solve(price)
         return 0.0 if found is None else found.value / (1 + price * rate)
 
+    # Golden sections over the logarithm of the price, in units of what the link takes for a byte.
     low, high = math.log(1e-3), math.log(10.0)
     best = 0.0
     for _ in range(14):
@@ -142,7 +155,7 @@ def lower_bound(chain: Chain, budget_bytes: int, link: Link) -> float:
     return best
 
 
-def hull(programme: Programme, *, prices: int = _PRICES) -> Iterator[Priced]:
+def price_hull(programme: PricedProgram, *, prices: int = _PRICES) -> Iterator[PricedPlan]:
     """Yield the plans that are best at some price, from endless links on; at most so many prices are asked for."""
     most, least = programme.solve(0.0), programme.solve(_DEAR)
     if most is None or least is None:
@@ -155,6 +168,7 @@ def hull(programme: Programme, *, prices: int = _PRICES) -> Iterator[Priced]:
         _, _, more, less = heapq.heappop(pairs)
         if more.bytes <= less.bytes or less.seconds - more.seconds <= _SAME * less.seconds:
             continue
+        # At this price both plans cost the same; a plan that costs less lies between them on the hull.
         price = (less.seconds - more.seconds) / (more.bytes - less.bytes)
         found = programme.solve(price)
         if found is None or found.value >= (more.seconds + price * more.bytes) * (1 - 1e-6):
@@ -164,5 +178,5 @@ def hull(programme: Programme, *, prices: int = _PRICES) -> Iterator[Priced]:
             heapq.heappush(pairs, (one.seconds - other.seconds, 2 * count + (one is found), one, other))
 
 
-def _slots(chain: Chain) -> int:
+def _slot_count(chain: Chain) -> int:
     return _SLOTS if len(chain.steps) <= _LONG else max(60, _SLOTS * _LONG // len(chain.steps))

@@ -6,11 +6,23 @@ from enum import StrEnum
 
 from trainwright.errors import ChainError
 
-__all__ = ["Kind", "Operation", "Value", "backward", "delete", "forward_all", "forward_drop", "forward_keep",
-           "offload", "parse", "prefetch", "text"]  # fmt: skip
+__all__ = [
+    "Operation",
+    "OperationKind",
+    "Value",
+    "backward",
+    "delete",
+    "format_operations",
+    "forward_all",
+    "forward_drop",
+    "forward_keep",
+    "offload",
+    "parse_operations",
+    "prefetch",
+]  # fmt: skip
 
 
-class Kind(StrEnum):
+class OperationKind(StrEnum):
     """What an operation does; l is its stage."""
 
     FORWARD_ALL = "Fall"
@@ -38,14 +50,14 @@ class Value(StrEnum):
     """All that autograd holds of it, the output included."""
 
 
-_MOVES = frozenset({Kind.DELETE, Kind.OFFLOAD, Kind.PREFETCH})
+_MOVES = frozenset({OperationKind.DELETE, OperationKind.OFFLOAD, OperationKind.PREFETCH})
 
 
 @dataclass(frozen=True, slots=True)
 class Operation:
     """One step of a plan, at stages counted from 1; written as "Fall 3", "Fall 3/1" (option 1), "Del a3", "Off s2"."""
 
-    kind: Kind
+    kind: OperationKind
     stage: int
     value: Value | None = None
     """Which value a Del, Off or Pre moves; None for the others."""
@@ -60,63 +72,63 @@ class Operation:
 
 def forward_all(stage: int, option: int = 0) -> Operation:
     """Return F_all of a stage."""
-    return Operation(Kind.FORWARD_ALL, stage, option=option)
+    return Operation(OperationKind.FORWARD_ALL, stage, option=option)
 
 
 def forward_keep(stage: int) -> Operation:
     """Return F_ck of a stage."""
-    return Operation(Kind.FORWARD_KEEP, stage)
+    return Operation(OperationKind.FORWARD_KEEP, stage)
 
 
 def forward_drop(stage: int) -> Operation:
     """Return the forward of a stage that drops its bare input."""
-    return Operation(Kind.FORWARD_DROP, stage)
+    return Operation(OperationKind.FORWARD_DROP, stage)
 
 
 def backward(stage: int) -> Operation:
     """Return the backward of a stage."""
-    return Operation(Kind.BACKWARD, stage)
+    return Operation(OperationKind.BACKWARD, stage)
 
 
 def delete(value: Value, stage: int) -> Operation:
     """Return Del of a value of a stage."""
-    return Operation(Kind.DELETE, stage, value)
+    return Operation(OperationKind.DELETE, stage, value)
 
 
 def offload(value: Value, stage: int) -> Operation:
     """Return the start of a copy of a value to the host."""
-    return Operation(Kind.OFFLOAD, stage, value)
+    return Operation(OperationKind.OFFLOAD, stage, value)
 
 
 def prefetch(value: Value, stage: int) -> Operation:
     """Return the start of a copy of a value back from the host."""
-    return Operation(Kind.PREFETCH, stage, value)
+    return Operation(OperationKind.PREFETCH, stage, value)
 
 
-def text(operations: Iterable[Operation]) -> str:
+def format_operations(operations: Iterable[Operation]) -> str:
     """Return operations as one line, separated by semicolons."""
     return "; ".join(map(str, operations))
 
 
-def parse(written: str) -> Operation:
+def parse_operations(written: str) -> Operation:
     """Return the operation that a string such as "Fall 3/1" or "Del a2" means."""
     try:
         name, _, rest = written.strip().partition(" ")
-        kind = Kind(name)
+        kind = OperationKind(name)
         if kind in _MOVES:
-            return Operation(kind, _number(rest[1:]), Value(rest[:1]))
+            return Operation(kind, _read_number(rest[1:]), Value(rest[:1]))
         stage, slash, option = rest.partition("/")
-        if slash and kind is not Kind.FORWARD_ALL:
+        if slash and kind is not OperationKind.FORWARD_ALL:
             raise ValueError(written)
-        return Operation(kind, _number(stage), option=_number(option) if slash else 0)
+        return Operation(kind, _read_number(stage), option=_read_number(option) if slash else 0)
     except ValueError:
         raise ChainError(
-            f"operation: got {written!r}; allowed: one of {', '.join(Kind)} and a stage, such as 'Fall 3', "
+            f"operation: got {written!r}; allowed: one of {', '.join(OperationKind)} and a stage, such as 'Fall 3', "
             "'Fall 3/1' or 'Del a2'"
         ) from None
 
 
-def _number(digits: str) -> int:
+def _read_number(digits: str) -> int:
     if not digits.isdecimal():
         raise ValueError(digits)
     return int(digits)

@@ -24,18 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.memory.skip_connections import Guesses
+from trainwright.plan.memory.skip_connections import SkipGuesses
 
-__all__ = ["Persistent", "Rounding", "Solved", "lowest_plan", "solve_persistent"]
+__all__ = ["PersistentPlan", "PersistentTable", "Rounding", "lowest_plan", "solve_persistent"]
 
 Rounding = Literal["up", "nearest", "down"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Solved:
+class PersistentPlan:
     """A plan and the seconds of its operations, before any simulation."""
 
     operations: tuple[Operation, ...]
@@ -44,7 +44,7 @@ class Solved:
 
 def solve_persistent(
     chain: Chain, budget_bytes: int, *, slots: int = 500, rounding: Rounding = "up", leaves_only: bool = False
-) -> Solved | None:
+) -> PersistentPlan | None:
     """Return the best persistent plan within a budget (fixed bytes included), or None if there is none.
 
     `leaves_only` allows forwards with gradients only right before their backward, as in revolve. O(L^2 * slots) bytes,
@@ -55,7 +55,7 @@ def solve_persistent(
         return None
     unit = max(1, room // slots)
     count = -(-room // unit) if rounding == "down" else room // unit
-    return Persistent(chain, unit=unit, slots=count, rounding=rounding, leaves_only=leaves_only).plan(count)
+    return PersistentTable(chain, unit=unit, slots=count, rounding=rounding, leaves_only=leaves_only).plan(count)
 
 
 def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
@@ -64,21 +64,21 @@ def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     Where values skip stages: the least of the plans for what is guessed to be alive of them.
     """
     if not chain.skips:
-        return _lowest(chain)
+        return _least_plan(chain)
     plans = []
-    guesses = Guesses(chain)
+    guesses = SkipGuesses(chain)
     for guess in guesses:
-        operations, _ = _lowest(guess)
+        operations, _ = _least_plan(guess)
         simulation = simulate(chain, operations)
         guesses.learn(simulation)
         plans.append((operations, simulation.peak_bytes))
     return min(plans, key=lambda plan: plan[1])
 
 
-def _lowest(chain: Chain) -> tuple[tuple[Operation, ...], int]:
-    from trainwright.plan.memory._persistent import lowest
+def _least_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
+    from trainwright.plan.memory._persistent import least_bytes
 
-    need, choice = lowest(sizes_of(chain))
+    need, choice = least_bytes(sizes_of(chain))
     n = len(chain.steps)
     operations: list[Operation] = []
     tasks: list[Operation | tuple[int, int]] = [(0, n - 1)]
@@ -90,48 +90,54 @@ def _lowest(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         s, t = task
         which = int(choice[s * n - s * (s - 1) // 2 + t - s])
         if which < 0:
-            operations.append(Operation(Kind.FORWARD_ALL, s + 1, None, -1 - which))
-            tasks += [Operation(Kind.BACKWARD, s + 1), *([(s + 1, t)] if s < t else [])]
+            operations.append(Operation(OperationKind.FORWARD_ALL, s + 1, None, -1 - which))
+            tasks += [Operation(OperationKind.BACKWARD, s + 1), *([(s + 1, t)] if s < t else [])]
         else:
-            operations.append(Operation(Kind.FORWARD_KEEP, s + 1))
-            operations += [Operation(Kind.FORWARD_DROP, stage) for stage in range(s + 2, which + 1)]
-            tasks += [(s, which - 1), Operation(Kind.DELETE, which, Value.OUTPUT), (which, t)]
+            operations.append(Operation(OperationKind.FORWARD_KEEP, s + 1))
+            operations += [Operation(OperationKind.FORWARD_DROP, stage) for stage in range(s + 2, which + 1)]
+            tasks += [(s, which - 1), Operation(OperationKind.DELETE, which, Value.OUTPUT), (which, t)]
     return tuple(operations), int(need[n - 1]) + chain.fixed_bytes
 
 
-class Persistent:
+class PersistentTable:
     """The table of one chain for every memory up to `slots` units of `unit` bytes, fixed bytes apart."""
 
     def __init__(
         self, chain: Chain, *, unit: int, slots: int, rounding: Rounding = "up", leaves_only: bool = False
     ) -> None:
-        from trainwright.plan.memory._persistent import fill
+        from trainwright.plan.memory._persistent import fill_table
 
         self.unit, self.slots = unit, slots
         self._up = {"up": unit - 1, "nearest": unit // 2, "down": 0}[rounding]
         self._leaves_only = leaves_only
         self._sizes = sizes_of(chain)
-        self.table, self.start = fill(self._sizes, (unit, self._up, slots), leaves_only)
+        self.table, self.start = fill_table(self._sizes, (unit, self._up, slots), leaves_only)
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
         """Seconds of the whole chain for each number of slots, infinite below the least feasible."""
-        return self.table[len(self._sizes.plain) - 1]  # type: ignore[no-any-return]
+        return self.table[len(self._sizes.no_grad_forward) - 1]  # type: ignore[no-any-return]
 
-    def plan(self, slots: int) -> Solved | None:
+    def plan(self, slots: int) -> PersistentPlan | None:
         """Return the best plan in so many slots, or None if there is none."""
-        from trainwright.plan.memory._persistent import walk
+        from trainwright.plan.memory._persistent import walk_table
 
-        rows, seconds = walk(self._sizes, self.table, self.start, (self.unit, self._up, slots), self._leaves_only)
+        rows, seconds = walk_table(self._sizes, self.table, self.start, (self.unit, self._up, slots), self._leaves_only)
         if not len(rows):
             return None
-        return Solved(operations=tuple(_operation(*row) for row in rows.tolist()), seconds=seconds)
+        return PersistentPlan(operations=tuple(_make_operation(*row) for row in rows.tolist()), seconds=seconds)
 
 
-_KINDS = (Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP, Kind.BACKWARD, Kind.DELETE)
+_KINDS = (
+    OperationKind.FORWARD_ALL,
+    OperationKind.FORWARD_KEEP,
+    OperationKind.FORWARD_DROP,
+    OperationKind.BACKWARD,
+    OperationKind.DELETE,
+)
 
 
-def _operation(kind: int, stage: int, option: int) -> Operation:
+def _make_operation(kind: int, stage: int, option: int) -> Operation:
     if kind == 0:
-        return Operation(Kind.FORWARD_ALL, stage, None, option)
+        return Operation(OperationKind.FORWARD_ALL, stage, None, option)
     return Operation(_KINDS[kind], stage, Value.OUTPUT if kind == 4 else None)

@@ -10,7 +10,7 @@ from trainwright.errors import PlanMismatch
 from trainwright.files import read_json, write_text
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Operation, parse
+from trainwright.plan.memory.operations import Operation, parse_operations
 from trainwright.plan.memory.simulate import Simulation, simulate
 
 __all__ = ["SCHEMA", "Plan"]
@@ -125,7 +125,7 @@ class Plan:
                     "was saved; plan again"
                 )
             return cls.of(
-                chain, tuple(map(parse, content["operations"])), budget_bytes=content["budget_bytes"],
+                chain, tuple(map(parse_operations, content["operations"])), budget_bytes=content["budget_bytes"],
                 solver=content["solver"], lower_seconds=content["lower_seconds"],
                 link=None if content["link"] is None else Link(**content["link"]),
                 torch_version=content["torch_version"],

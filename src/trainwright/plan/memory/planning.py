@@ -3,21 +3,22 @@
 import math
 from typing import Literal, get_args
 
-from trainwright.errors import BudgetError, ChainError, InfeasibleBudget, closest
-from trainwright.plan.memory.budget import read_budget, readable
+from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
+from trainwright.plan.memory.budget import format_bytes, read_budget
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.checkpointing import keep_all
-from trainwright.plan.memory.exact import Searched, solve_exact
+from trainwright.plan.memory.exact import SearchResult, solve_exact
 from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.local_search import improve
+from trainwright.plan.memory.local_search import improve_plan
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.offload import lower_bound, plan_offload
 from trainwright.plan.memory.operations import Operation
 from trainwright.plan.memory.persistent import lowest_plan, solve_persistent
 from trainwright.plan.memory.plan_record import Plan
-from trainwright.plan.memory.simplify import simplified
+from trainwright.plan.memory.simplify import simplify_plan
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skip_connections import Guesses, lightest
+from trainwright.plan.memory.skip_connections import SkipGuesses, without_skips
+from trainwright.validators import check, one_of
 
 __all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
 
@@ -44,9 +45,7 @@ def plan_chain(
     `dp` and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
     `bandwidth` bytes per second each way. Raises InfeasibleBudget.
     """
-    if solver not in get_args(Solver):
-        allowed = get_args(Solver)
-        raise ChainError(f"solver: got {solver!r}; allowed: {', '.join(allowed)}{closest(str(solver), allowed)}")
+    check(solver, one_of(*get_args(Solver)), "solver", ChainError)
     if offload and bandwidth is None:
         raise BudgetError(
             "offload: got no bandwidth; allowed: bandwidth= in bytes per second, or a Link, such as "
@@ -57,36 +56,39 @@ def plan_chain(
     least = sum(min(each.forward_seconds + each.backward_seconds for each in step.choices) for step in chain.steps)
     if full_bytes(chain) <= budget_bytes:
         return Plan.of(chain, everything, budget_bytes=budget_bytes, solver="none", lower_seconds=least)
-    operations = _persistent(chain, budget_bytes, slots)
+    # The best persistent plan, then plans that drop values before their backward.
+    operations = _persistent_plan(chain, budget_bytes, slots)
     if operations is not None:
-        operations = improve(chain, budget_bytes, operations)
+        operations = improve_plan(chain, budget_bytes, operations)
     found, lower = "dp", least
+    # Short chains: search for anything faster, which also proves how fast a plan can be.
     if solver in {"auto", "exact"}:
-        known = _seconds(chain, budget_bytes, operations)
+        known = _seconds_of(chain, budget_bytes, operations)
         states = _STATES if solver == "auto" else 20_000_000
         searched = solve_exact(chain, budget_bytes, better_than_seconds=known * (1 - 1e-9), states=states)
-        operations, lower = _better(searched, operations, known, lower)
+        operations, lower = _faster_of(searched, operations, known, lower)
         found = "exact" if searched.finished else "dp"
         if solver == "exact" and not searched.finished:
             raise ChainError(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
                 "about 14 stages, and where values skip some, plans that need no bytes for these; take 'auto'"
             )
+    # With copies: start from the plan without them, and from the one of the least budget.
     if offload and bandwidth is not None:
         link = Link.of(bandwidth)
         copied, needed = lowest_with_copies(chain)
         if needed > budget_bytes and operations is None:
-            raise _infeasible(chain, budget_bytes, copies=True)
+            raise _infeasible_budget(chain, budget_bytes, copies=True)
         joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied)
         if joint is not None:
             known = simulate(chain, joint, budget_bytes=budget_bytes, link=link).seconds
-            lower = min(known, max(least, lower_bound(lightest(chain), budget_bytes, link)))
+            lower = min(known, max(least, lower_bound(without_skips(chain), budget_bytes, link)))
         if joint is not None and joint != operations:
-            joint = simplified(chain, joint, link=link)
+            joint = simplify_plan(chain, joint, link=link)
             return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=lower, link=link)
     if operations is None:
-        raise _infeasible(chain, budget_bytes)
-    operations = simplified(chain, operations)
+        raise _infeasible_budget(chain, budget_bytes)
+    operations = simplify_plan(chain, operations)
     return Plan.of(chain, operations, budget_bytes=budget_bytes, solver=found, lower_seconds=lower)
 
 
@@ -102,27 +104,29 @@ def minimal_bytes(chain: Chain) -> int:
     return min(lowest_plan(chain)[1], full_bytes(chain))
 
 
-def _persistent(chain: Chain, budget_bytes: int, slots: int) -> tuple[Operation, ...] | None:
+def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Operation, ...] | None:
     """Return the best of the persistent plans that the simulator accepts, over roundings and slots."""
     lowest, needed = lowest_plan(chain)
     if needed > budget_bytes:
         return None
     found = [(simulate(chain, lowest).seconds, lowest)]
-    guesses = Guesses(chain)
+    guesses = SkipGuesses(chain)
 
-    def offer(operations: tuple[Operation, ...]) -> None:
+    def offer_plan(operations: tuple[Operation, ...]) -> None:
         simulation = simulate(chain, operations)
         guesses.learn(simulation)
         if simulation.peak_bytes <= budget_bytes:
             found.append((simulation.seconds, operations))
 
     counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
+    # What skips stages is guessed, sizes are rounded: the simulator decides on each plan that comes out.
     for guess in guesses:
         for count in counts:
             for rounding in ("up", "nearest"):
                 solved = solve_persistent(guess, budget_bytes, slots=count, rounding=rounding)
                 if solved is not None:
-                    offer(solved.operations)
+                    offer_plan(solved.operations)
+            # More slots are of no use where a slot is a byte, or the bound of sizes rounded down is nearly reached.
             if budget_bytes - chain.fixed_bytes <= count:
                 break  # one byte a slot
             bound = solve_persistent(guess, budget_bytes, slots=count, rounding="down")
@@ -131,12 +135,12 @@ def _persistent(chain: Chain, budget_bytes: int, slots: int) -> tuple[Operation,
     return min(found, key=lambda each: each[0])[1]
 
 
-def _seconds(chain: Chain, budget_bytes: int, operations: tuple[Operation, ...] | None) -> float:
+def _seconds_of(chain: Chain, budget_bytes: int, operations: tuple[Operation, ...] | None) -> float:
     return math.inf if operations is None else simulate(chain, operations, budget_bytes=budget_bytes).seconds
 
 
-def _better(
-    searched: Searched, operations: tuple[Operation, ...] | None, known: float, lower: float
+def _faster_of(
+    searched: SearchResult, operations: tuple[Operation, ...] | None, known: float, lower: float
 ) -> tuple[tuple[Operation, ...] | None, float]:
     """Return the faster of a known and a searched plan, and what is known of all others."""
     if searched.operations is not None and searched.seconds < known:
@@ -144,24 +148,26 @@ def _better(
     return operations, max(lower, known if searched.finished else min(known, searched.lower_seconds))
 
 
-def _infeasible(chain: Chain, budget_bytes: int, *, copies: bool = False) -> InfeasibleBudget:
+def _infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False) -> InfeasibleBudget:
     """Say what the least budget is, without copies to the host or with them, and who needs it."""
     operations, needed = lowest_with_copies(chain) if copies else lowest_plan(chain)
     link = Link(to_host=math.inf, to_device=math.inf) if copies else None
+    # The plan of the least budget says who holds the bytes at its peak.
     owners = dict(simulate(chain, operations, budget_bytes=needed, link=link).peak_owners)
     largest = sorted(owners.items(), key=lambda each: -each[1])[:4]
-    parts = ", ".join(f"{owner} {readable(size)}" for owner, size in largest)
+    parts = ", ".join(f"{owner} {format_bytes(size)}" for owner, size in largest)
     needed = min(needed, full_bytes(chain))
     with_copies = lowest_with_copies(chain)[1]
     mend = "raise the budget or shrink the batch"
     if len(chain.stages) == 1:
         mend += "; the chain is one stage, with nothing to run again: a model whose forward cannot be traced is such"
     elif not copies and with_copies < needed:
-        enough = f"at least {readable(with_copies)}, {with_copies} bytes"
+        enough = f"at least {format_bytes(with_copies)}, {with_copies} bytes"
         mend = f"raise the budget, shrink the batch, or allow offload ({enough})"
     return InfeasibleBudget(
-        f"budget: got {readable(budget_bytes)} ({budget_bytes} bytes); allowed: at least {readable(needed)} ({needed} "
-        f"bytes), the least possible for this chain{' with copies to the host' if copies else ''} ({parts}); {mend}",
+        f"budget: got {format_bytes(budget_bytes)} ({budget_bytes} bytes); allowed: at least {format_bytes(needed)} "
+        f"({needed} bytes), the least possible for this chain{' with copies to the host' if copies else ''} ({parts}); "
+        f"{mend}",
         minimal_bytes=needed,
         owners=owners,
     )

@@ -14,14 +14,14 @@ from dataclasses import dataclass, field
 
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Kind, Operation, Value
-from trainwright.plan.memory.skip_accounting import Skipped
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
+from trainwright.plan.memory.skip_accounting import SkipAccounting
 
-__all__ = ["Point", "Simulation", "Span", "Violation", "simulate"]
+__all__ = ["LaneSpan", "MemoryPoint", "PlanViolation", "Simulation", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Point:
+class MemoryPoint:
     """From `seconds` on, until the next point, these bytes are alive."""
 
     seconds: float
@@ -42,7 +42,7 @@ class Point:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class LaneSpan:
     """An operation on a lane: "compute", "to host" or "to device"."""
 
     lane: str
@@ -52,7 +52,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Violation:
+class PlanViolation:
     """Where a list fails (the place of an operation in it, from 0), and why."""
 
     operation: int
@@ -69,15 +69,15 @@ class Simulation:
     """Place in the list of what was being done when the peak was first reached."""
     peak_owners: tuple[tuple[str, int], ...]
     """Who holds the bytes of the peak."""
-    points: tuple[Point, ...] = field(repr=False)
-    spans: tuple[Span, ...] = field(repr=False)
+    points: tuple[MemoryPoint, ...] = field(repr=False)
+    spans: tuple[LaneSpan, ...] = field(repr=False)
     skip_bytes_by_stage: tuple[int, ...] = field(repr=False, default=())
     """The most of values that skip stages, while the backward of each stage (the first's at 1) is the next to come."""
     wait_input_seconds: float = 0.0
     """Idle because a copy had not arrived."""
     wait_memory_seconds: float = 0.0
     """Idle because bytes were not freed yet."""
-    violation: Violation | None = None
+    violation: PlanViolation | None = None
 
     @property
     def fits(self) -> bool:
@@ -92,12 +92,12 @@ def simulate(
 
     The budget is the whole of the device's bytes, those of `chain.fixed` and the input included.
     """
-    return _Machine(chain, operations, budget_bytes, link).run()
+    return _Machine(chain, operations, budget_bytes, link).run_all()
 
 
 _Key = tuple[Value, int]
 _GONE = 1e-12
-_BARE = (Kind.FORWARD_KEEP, Kind.FORWARD_DROP)
+_BARE = (OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP)
 
 
 @dataclass(slots=True)
@@ -118,32 +118,33 @@ class _Machine:
         self.link = link or Link(to_host=math.inf, to_device=math.inf)
         self.now = 0.0
         self.place, self.done = 0, -1
+        # Values by key: where they are, and for those that are leaving the last operation that reads the device's copy.
         self.alive: dict[_Key, tuple[int, int]] = {}  # on the device: bytes, option
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
-        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.delta_bytes, 0, 0, 0]  # as a Point has them
-        self.skipped = Skipped(chain, operations)
+        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.output_gradient_bytes, 0, 0, 0]  # as a Point has them
+        self.skipped = SkipAccounting(chain, operations)
         self.skip_most = [0] * (len(self.steps) + 1)
-        self.points: list[Point] = []
-        self.spans: list[Span] = []
-        self.peak, self.peak_at, self.peak_owners = -1, 0, self._owners(None)
+        self.points: list[MemoryPoint] = []
+        self.spans: list[LaneSpan] = []
+        self.peak, self.peak_at, self.peak_owners = -1, 0, self._peak_owners(None)
         self.outgoing: deque[_Copy] = deque()
         self.incoming: deque[_Copy] = deque()
         self.copying_in = False
         self.readers: dict[_Key, int] = {}  # the last reader of a value that is leaving
         self.waits = {"input": 0.0, "memory": 0.0}
 
-    def run(self) -> Simulation:
-        self._note()
+    def run_all(self) -> Simulation:
+        self._note_point()
         violation = None
         for place, operation in enumerate(self.operations):
             self.place, value = place, operation.value
-            violation = self._compute(operation) if value is None else self._move(operation, value)
+            violation = self._run_stage(operation) if value is None else self._move_value(operation, value)
             if violation is not None:
                 break
             self.done = place
         if violation is None and self.gradient:
-            violation = Violation(len(self.operations), f"the list ends before backward {self.gradient}")
+            violation = PlanViolation(len(self.operations), f"the list ends before backward {self.gradient}")
         return Simulation(
             seconds=self.now,
             peak_bytes=self.peak,
@@ -157,165 +158,170 @@ class _Machine:
             violation=violation,
         )
 
-    def _move(self, operation: Operation, value: Value) -> Violation | None:
+    def _move_value(self, operation: Operation, value: Value) -> PlanViolation | None:
         """Del, Off and Pre take no time; they stand between two computations."""
         key, place = (value, operation.stage), self.place
         coming = any(copy.key == key for copy in self.incoming)
-        if operation.kind is Kind.DELETE:
+        if operation.kind is OperationKind.DELETE:
             if key in self.readers or coming:
-                return Violation(place, f"{operation}: it is being copied")
+                return PlanViolation(place, f"{operation}: it is being copied")
             if key not in self.alive and key not in self.host:
-                return Violation(place, f"{operation}: it is not there")
+                return PlanViolation(place, f"{operation}: it is not there")
             self.host.pop(key, None)
             if key in self.alive:
-                self._free(key)
+                self._free_value(key)
             self.skipped.do(place, operation)
-            self._note()
+            self._note_point()
             return None
         if not self.linked:
-            return Violation(place, f"{operation}: there is no link to the host")
-        if operation.kind is Kind.OFFLOAD:
+            return PlanViolation(place, f"{operation}: there is no link to the host")
+        if operation.kind is OperationKind.OFFLOAD:
             if key not in self.alive or key in self.readers or coming:
-                return Violation(place, f"{operation}: it is not on the device")
+                return PlanViolation(place, f"{operation}: it is not on the device")
             self.host[key] = self.alive[key]
             self.readers[key] = self._last_reader(key)
             self.outgoing.append(_Copy(place, key, float(self.alive[key][0]), self.now))
             self.skipped.do(place, operation)
         else:
             if key not in self.host or coming:
-                return Violation(place, f"{operation}: it is not on the host")
+                return PlanViolation(place, f"{operation}: it is not on the host")
             self.incoming.append(_Copy(place, key, float(self.host[key][0])))
         self._start_copies()
         return None
 
-    def _compute(self, operation: Operation) -> Violation | None:
+    def _run_stage(self, operation: Operation) -> PlanViolation | None:
+        # Wait until what it reads is there and its bytes are free, from one end of a copy to the next.
         while True:
-            reason, cause = self._obstacle(operation)
+            reason, cause = self._find_obstacle(operation)
             if not reason:
                 break
-            if not cause or not self._pending():
-                return Violation(self.place, f"{operation}: {reason}")
+            if not cause or not self._copies_pending():
+                return PlanViolation(self.place, f"{operation}: {reason}")
             before = self.now
-            self._advance(math.inf)
+            self._advance_copies(math.inf)
             self.waits[cause] += self.now - before
         stage, number = self.steps[operation.stage - 1], operation.stage
-        made, temporary, seconds = self._product(operation)
-        if operation.kind is Kind.BACKWARD:
+        # Charge what it makes from its start on, and its temporaries for as long as it runs.
+        made, temporary, seconds = self._find_result(operation)
+        if operation.kind is OperationKind.BACKWARD:
             self.sums[3] += made
             self.sums[5] += stage.parameter_gradient_bytes
         else:
-            saves = operation.kind is Kind.FORWARD_ALL
+            saves = operation.kind is OperationKind.FORWARD_ALL
             key = (Value.SAVED if saves else Value.OUTPUT, number)
             self.alive[key] = (made, operation.option)
             self.sums[2 if saves else 1] += made
         self.sums[4] += temporary
         start = self.now
-        self._note(("temporaries of stage", number, temporary))
-        self._advance(start + seconds)
-        self.spans.append(Span("compute", self.place, start, self.now))
+        self._note_point(("temporaries of stage", number, temporary))
+        self._advance_copies(start + seconds)
+        self.spans.append(LaneSpan("compute", self.place, start, self.now))
         self.sums[4] -= temporary
-        if operation.kind is Kind.BACKWARD:
-            self.sums[3] -= stage.delta_bytes
+        if operation.kind is OperationKind.BACKWARD:
+            # The gradient that it has read goes, and what the stage has saved.
+            self.sums[3] -= stage.output_gradient_bytes
             self.readers.pop((Value.SAVED, number), None)
-            self._free((Value.SAVED, number))
+            self._free_value((Value.SAVED, number))
             self.gradient -= 1
-        elif operation.kind is Kind.FORWARD_DROP:
+        elif operation.kind is OperationKind.FORWARD_DROP:
             read = (Value.OUTPUT, number - 1)
             if read in self.alive and read not in self.readers:  # one that is leaving goes when its copy ends
-                self._free(read)
+                self._free_value(read)
         self.done = self.place
         self.skipped.do(self.place, operation)
-        self._leave()
-        self._note()
+        self._release_value()
+        self._note_point()
         self._start_copies()
         return None
 
-    def _obstacle(self, operation: Operation) -> tuple[str, str]:
+    def _find_obstacle(self, operation: Operation) -> tuple[str, str]:
         """Return what keeps an operation from starting, and what it waits for: "input", "memory", or "" for ever."""
         number = operation.stage
         if not 1 <= number <= len(self.steps):
             return f"there is no stage {number}", ""
-        needs = [self._input(number)]
-        if operation.kind is Kind.BACKWARD:
+        needs = [self._input_value(number)]
+        if operation.kind is OperationKind.BACKWARD:
             if self.gradient != number:
                 return f"the gradient of stage {self.gradient} is there, not of {number}", ""
             needs.append((Value.SAVED, number))
         elif operation.option >= len(self.steps[number - 1].options) + 1:
             return f"stage {number} has no option {operation.option}", ""
-        elif (Value.SAVED if operation.kind is Kind.FORWARD_ALL else Value.OUTPUT, number) in self.alive:
+        elif (Value.SAVED if operation.kind is OperationKind.FORWARD_ALL else Value.OUTPUT, number) in self.alive:
             return "what it makes is there already", ""
         for key in needs:
-            if key is not None and not self._ready(key):
-                name = _named(key)
+            if key is not None and not self._is_ready(key):
+                name = _name_of(key)
                 return f"{name} is not there", "input" if any(copy.key == key for copy in self.incoming) else ""
-        made, temporary, _ = self._product(operation)
+        made, temporary, _ = self._find_result(operation)
         wanted = sum(self.sums) + made + temporary
-        if operation.kind is Kind.BACKWARD:
+        if operation.kind is OperationKind.BACKWARD:
             wanted += self.steps[number - 1].parameter_gradient_bytes
         if wanted > self.room:
             return f"it needs {wanted} bytes, the budget is {self.room}", "memory"
         return "", ""
 
-    def _input(self, number: int) -> _Key | None:
+    def _input_value(self, number: int) -> _Key | None:
         """Return what the stage reads, the saved values rather than the bare output; None for the chain's input."""
         if number == 1:
             return None
         saved, bare = (Value.SAVED, number - 1), (Value.OUTPUT, number - 1)
-        if self._ready(bare) or (not self._ready(saved) and any(copy.key == bare for copy in self.incoming)):
+        if self._is_ready(bare) or (not self._is_ready(saved) and any(copy.key == bare for copy in self.incoming)):
             return bare
         return saved
 
-    def _ready(self, key: _Key) -> bool:
+    def _is_ready(self, key: _Key) -> bool:
         return key in self.alive and not any(copy.key == key for copy in self.incoming)
 
-    def _product(self, operation: Operation) -> tuple[int, int, float]:
+    def _find_result(self, operation: Operation) -> tuple[int, int, float]:
         """Return bytes made, temporary bytes and seconds of a computation."""
         stage, number = self.steps[operation.stage - 1], operation.stage
-        if operation.kind is Kind.BACKWARD:
+        if operation.kind is OperationKind.BACKWARD:
             option = stage.choices[self.alive[Value.SAVED, number][1]] if stage.options else stage
-            gradient = self.steps[number - 2].delta_bytes if number > 1 else self.chain.input_gradient_bytes
+            gradient = self.steps[number - 2].output_gradient_bytes if number > 1 else self.chain.input_gradient_bytes
             return gradient, option.backward_temporary_bytes, option.backward_seconds
-        if operation.kind is Kind.FORWARD_ALL:
+        if operation.kind is OperationKind.FORWARD_ALL:
             option = stage.choices[operation.option] if operation.option else stage
             made, temporary, seconds = option.saved_bytes, option.forward_temporary_bytes, option.forward_seconds
         else:
-            made, temporary, seconds = stage.output_bytes, stage.plain_temporary_bytes, stage.plain_seconds
+            made, temporary, seconds = stage.output_bytes, stage.no_grad_temporary_bytes, stage.no_grad_seconds
         return made, max(temporary, self.skipped.made_bytes(number)), seconds
 
-    def _free(self, key: _Key) -> None:
+    def _free_value(self, key: _Key) -> None:
         size, _ = self.alive.pop(key)
         self.sums[1 if key[0] is Value.OUTPUT else 2] -= size
 
     def _last_reader(self, key: _Key) -> int:
         """Return the place of the last operation that may read a leaving value before it comes back."""
         last, (value, stage) = self.place, key
+        # `bare`: the stage's bare output is on the device, and the next stage reads that instead of the saved value.
         bare = (
             value is Value.SAVED and (Value.OUTPUT, stage) in self.alive and (Value.OUTPUT, stage) not in self.readers
         )
         for later in range(self.place + 1, len(self.operations)):
             other = self.operations[later]
-            if other.kind is Kind.PREFETCH and (other.value, other.stage) == key:
+            if other.kind is OperationKind.PREFETCH and (other.value, other.stage) == key:
                 break
             if value is Value.SAVED and other.value is Value.OUTPUT and other.stage == stage:
-                bare = other.kind is Kind.PREFETCH
-            own = other.kind is Kind.BACKWARD and other.stage == stage and value is Value.SAVED
+                bare = other.kind is OperationKind.PREFETCH
+            own = other.kind is OperationKind.BACKWARD and other.stage == stage and value is Value.SAVED
             if other.value is None and ((other.stage == stage + 1 and not bare) or own):
                 last = later
             elif value is Value.SAVED and other.kind in _BARE and other.stage == stage:
                 bare = True  # who comes next reads this one
-            if other.kind is Kind.FORWARD_DROP and other.stage == stage + 1:
+            if other.kind is OperationKind.FORWARD_DROP and other.stage == stage + 1:
                 bare = False
         return last
 
     # Copies
 
-    def _pending(self) -> bool:
+    def _copies_pending(self) -> bool:
         return bool(self.outgoing) or self.copying_in
 
     def _start_copies(self) -> None:
         if self.copying_in or not self.incoming:
             return
         head = self.incoming[0]
+        # A copy back starts when its value has left, and its bytes are free.
         arrived = not any(copy.key == head.key for copy in self.outgoing) and head.key not in self.readers
         size = self.host[head.key][0]
         if arrived and sum(self.sums) + size <= self.room:
@@ -323,11 +329,12 @@ class _Machine:
             self.alive[head.key] = self.host[head.key]
             self.skipped.came(head.key)
             self.sums[1 if head.key[0] is Value.OUTPUT else 2] += size
-            self._note()
+            self._note_point()
 
-    def _advance(self, until: float) -> None:
+    def _advance_copies(self, until: float) -> None:
         """Let copies go on until a time, or, for ever given, until the next one ends."""
-        while self._pending():
+        while self._copies_pending():
+            # Both directions share the link: rates change with every copy that starts or ends.
             out, into = bool(self.outgoing), self.copying_in
             rate_out, rate_in = self.link.rates(outgoing=out, incoming=into)
             end_out = self.now + self.outgoing[0].left / rate_out if out else math.inf
@@ -341,50 +348,51 @@ class _Machine:
             if end > until:
                 break
             self.now = end
+            # Both may end at once, within rounding.
             if out and end_out <= end + _GONE * end:
                 copy = self.outgoing.popleft()
-                self.spans.append(Span("to host", copy.operation, copy.start, end))
+                self.spans.append(LaneSpan("to host", copy.operation, copy.start, end))
                 if self.outgoing:
                     self.outgoing[0].start = end
-                self._leave()
+                self._release_value()
             if into and end_in <= end + _GONE * end:
                 copy = self.incoming.popleft()
-                self.spans.append(Span("to device", copy.operation, copy.start, end))
+                self.spans.append(LaneSpan("to device", copy.operation, copy.start, end))
                 self.copying_in = False
                 del self.host[copy.key]
-            self._note()
+            self._note_point()
             self._start_copies()
             if until == math.inf:
                 return
         if until < math.inf:
             self.now = until
 
-    def _leave(self) -> None:
+    def _release_value(self) -> None:
         """Free values whose copy to the host has ended and whose last reader is done."""
         flying = {copy.key for copy in self.outgoing}
         for key, last in list(self.readers.items()):
             if key not in flying and last <= self.done:
                 del self.readers[key]
-                self._free(key)
+                self._free_value(key)
                 self.skipped.left(key)
 
     # Records
 
-    def _note(self, extra: tuple[str, int, int] | None = None) -> None:
+    def _note_point(self, extra: tuple[str, int, int] | None = None) -> None:
         if self.chain.skips:
             self.sums[6] = self.skipped.alive_bytes(self.alive)
             self.skip_most[self.gradient] = max(self.skip_most[self.gradient], self.sums[6])
-        point = Point(self.now, *self.sums)
+        point = MemoryPoint(self.now, *self.sums)
         if not self.points or point != self.points[-1]:
             self.points.append(point)
         if point.total_bytes > self.peak:
-            self.peak, self.peak_at, self.peak_owners = point.total_bytes, self.place, self._owners(extra)
+            self.peak, self.peak_at, self.peak_owners = point.total_bytes, self.place, self._peak_owners(extra)
 
-    def _owners(self, extra: tuple[str, int, int] | None) -> tuple[tuple[str, int], ...]:
+    def _peak_owners(self, extra: tuple[str, int, int] | None) -> tuple[tuple[str, int], ...]:
         owners = [(name, size) for name, size in self.chain.fixed.items() if size]
         if self.chain.input_bytes:
             owners.append(("input", self.chain.input_bytes))
-        owners += [(_named(key), size) for key, (size, _) in self.alive.items() if size]
+        owners += [(_name_of(key), size) for key, (size, _) in self.alive.items() if size]
         if self.sums[6]:
             owners.append(("values that skip stages", self.sums[6]))
         if extra and extra[2]:
@@ -396,5 +404,5 @@ class _Machine:
         return tuple(owners)
 
 
-def _named(key: _Key) -> str:
+def _name_of(key: _Key) -> str:
     return f"{'output' if key[0] is Value.OUTPUT else 'saved values'} of stage {key[1]}"

@@ -8,16 +8,16 @@ be alive twice.
 from collections.abc import Collection, Hashable, Sequence
 
 from trainwright.plan.memory.chain import Chain, Skip
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 
-__all__ = ["Skipped"]
+__all__ = ["SkipAccounting"]
 
 _Key = tuple[Value, int]
-_BARE = frozenset({Kind.FORWARD_KEEP, Kind.FORWARD_DROP})
-_FORWARDS = _BARE | {Kind.FORWARD_ALL}
+_BARE = frozenset({OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP})
+_FORWARDS = _BARE | {OperationKind.FORWARD_ALL}
 
 
-class Skipped:
+class SkipAccounting:
     """The values of a chain that skip stages, as its operations are done one after the other."""
 
     def __init__(self, chain: Chain, operations: Sequence[Operation]) -> None:
@@ -58,6 +58,7 @@ class _Alive:
         self._outputs: dict[_Key, int] = {}  # the copy that is a part of the maker's output
         self._first_reads = dict.fromkeys(skip.readers, len(operations))  # places
         self._again_until: dict[int, int] = {}  # of each copy, the place of the last that is run again and reads it
+        # Number the runs of the maker, and note the last rerun of a reader that reads each copy.
         copy = -1
         for place, operation in enumerate(operations):
             if operation.kind not in _FORWARDS:
@@ -74,10 +75,10 @@ class _Alive:
         key = operation.value or (Value.OUTPUT if operation.kind in _BARE else Value.SAVED), operation.stage
         if operation.kind in _FORWARDS:
             self._forward(place, key)
-        elif operation.kind in {Kind.BACKWARD, Kind.DELETE}:
+        elif operation.kind in {OperationKind.BACKWARD, OperationKind.DELETE}:
             for holder in (key, ("away", key)):
                 self._holders.pop(holder, None)
-        elif operation.kind is Kind.OFFLOAD and key in self._outputs:
+        elif operation.kind is OperationKind.OFFLOAD and key in self._outputs:
             # What else is needed of it stays, until it is back or deleted.
             copy = self._outputs[key]
             if copy in (self._holders.get("again"), self._holders.get((Value.SAVED, key[1]))):
@@ -94,6 +95,7 @@ class _Alive:
         if key[0] is Value.SAVED and key[1] in self.skip.holders:
             first = not makes and place == self._first_reads[key[1]]
             self._holders[key] = 0 if first else latest
+        # The first copy is free after the last first read, a later one after the last rerun that reads it.
         if place >= max(self._first_reads.values()):
             self._holders.pop("first", None)
         if place >= self._again_until.get(latest, 0):

@@ -12,17 +12,17 @@ from dataclasses import replace
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.simulate import Simulation
 
-__all__ = ["Guesses", "counted", "folded", "lightest"]
+__all__ = ["SkipGuesses", "count_skips", "fold_skips", "without_skips"]
 
 _ROUNDS = 8
 
 
-class Guesses:
+class SkipGuesses:
     """A chain with one guess after the other, each of what was alive in plans for those before; once without skips."""
 
     def __init__(self, chain: Chain) -> None:
         self._chain = chain
-        self._waiting = deque([_all(chain), (0,) * (len(chain.steps) + 1)])
+        self._waiting = deque([_all_bytes(chain), (0,) * (len(chain.steps) + 1)])
         self._tried: list[tuple[int, ...]] = []
 
     def __iter__(self) -> Iterator[Chain]:
@@ -30,7 +30,7 @@ class Guesses:
             alive = self._waiting.popleft()
             if alive not in self._tried:
                 self._tried.append(alive)
-                yield counted(self._chain, alive)
+                yield count_skips(self._chain, alive)
 
     def learn(self, simulation: Simulation) -> None:
         """Note what was alive in a plan for the latest guess."""
@@ -38,20 +38,20 @@ class Guesses:
         self._waiting += [found, tuple(map(max, found, self._tried[-1]))]
 
 
-def folded(chain: Chain) -> Chain:
+def fold_skips(chain: Chain) -> Chain:
     """Return the chain with each value counted from the start of the step to its maker's backward.
 
     That is enough for every plan, unless graphs hold a value and another copy of it.
     """
-    return counted(chain, _all(chain))
+    return count_skips(chain, _all_bytes(chain))
 
 
-def lightest(chain: Chain) -> Chain:
+def without_skips(chain: Chain) -> Chain:
     """Return the chain without its values: no plan takes less."""
     return replace(chain, skips=()) if chain.skips else chain
 
 
-def counted(chain: Chain, alive: Sequence[int]) -> Chain:
+def count_skips(chain: Chain, alive: Sequence[int]) -> Chain:
     """Return the chain with so many bytes while the backward of each stage (the first's at 1) is the next to come."""
     if not chain.skips:
         return chain
@@ -65,7 +65,7 @@ def counted(chain: Chain, alive: Sequence[int]) -> Chain:
         steps.append(
             replace(
                 step,
-                gradient_bytes=step.delta_bytes + alive[number],
+                gradient_bytes=step.output_gradient_bytes + alive[number],
                 backward_temporary_bytes=step.backward_temporary_bytes - twice,
                 options=options,
             )
@@ -73,6 +73,6 @@ def counted(chain: Chain, alive: Sequence[int]) -> Chain:
     return replace(chain, stages=tuple(steps[:-1]), loss=steps[-1], skips=())
 
 
-def _all(chain: Chain) -> tuple[int, ...]:
+def _all_bytes(chain: Chain) -> tuple[int, ...]:
     numbers = range(len(chain.steps) + 1)
     return tuple(sum(skip.value_bytes for skip in chain.skips if skip.maker <= number) for number in numbers)

@@ -5,12 +5,12 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.kernels import Ints, compiled
+from trainwright.kernels import Floats, Ints, compiled
 
-__all__ = ["Tables", "placements"]
+__all__ = ["PlacementTables", "search_placements"]
 
 
-class Tables(NamedTuple):
+class PlacementTables(NamedTuple):
     """What stages k..l (from 0) cost, links between layers, and the limits."""
 
     plain: NDArray[np.float64]
@@ -27,8 +27,52 @@ class Tables(NamedTuple):
 
 
 @compiled
-def placements(
-    z: Tables, period: float, limits: tuple[int, int, int, int], cells: int, capacity: int
+def _count_better(
+    labels: tuple[Ints, Floats, Ints], place: tuple[int, int, int], goes: tuple[float, float, float, int], most: int
+) -> int:
+    """Return how many labels, up to `most`, are as good as a new one in load, bytes, delay, and devices left."""
+    (row, load, heads), (first, free, kind), (own, held, fill, group) = labels, place, goes
+    better = 0
+    for more in range(free, heads.shape[1]):
+        for side in range(kind + 1):
+            other = heads[first, more, side]
+            while other >= 0 and better < most:
+                behind = row[other, 5] + 1
+                better += (
+                    load[other, 0] <= own
+                    and load[other, 1] <= held
+                    and (behind < group or (behind == group and load[other, 2] <= fill))
+                )
+                other = row[other, 6]
+    return better
+
+
+@compiled
+def _drop_worse(
+    labels: tuple[Ints, Floats, Ints], place: tuple[int, int, int], goes: tuple[float, float, float, int]
+) -> None:
+    """Unlink the labels of a place that a new one is as good as everywhere."""
+    (row, load, heads), (first, free, kind), (own, held, fill, group) = labels, place, goes
+    before, other = -1, heads[first, free, kind]
+    while other >= 0:
+        behind, after = row[other, 5] + 1, row[other, 6]
+        if (
+            load[other, 0] >= own
+            and load[other, 1] >= held
+            and (behind > group or (behind == group and load[other, 2] >= fill))
+        ):
+            if before < 0:
+                heads[first, free, kind] = after
+            else:
+                row[before, 6] = after
+        else:
+            before = other
+        other = after
+
+
+@compiled
+def search_placements(
+    z: PlacementTables, period: float, limits: tuple[int, int, int, int], cells: int, capacity: int
 ) -> tuple[Ints, Ints]:
     """Return labels (parent, first, last, special, in flight, ..) of stages first..last - 1, and the complete ones.
 
@@ -61,6 +105,8 @@ def placements(
                         for kind in range(2):
                             if (left == 0) if kind == 0 else (beside == 1 or spare < 0):
                                 continue
+                            # The delay of a micro-batch is a group of the 1F1B* kind and its fill; the next group
+                            # begins where it is full.
                             group, fill = row[label, 5] + 1, load[label, 2]
                             own, held = load[label, 0], load[label, 1]
                             seconds = plain if kind else z.normal[first, last - 1, min(group, flying) - 1]
@@ -71,6 +117,7 @@ def placements(
                                     continue
                             fill += seconds
                             many = group
+                            # On the special device load and bytes add up over its stages.
                             if kind:
                                 own += plain
                                 each = z.each[first, last - 1]
@@ -80,46 +127,23 @@ def placements(
                                 if cells:
                                     own = np.floor(own / step_load) * step_load
                                     held = np.floor(held / step_room) * step_room
+                            # The layers before must fit on the devices that are left, whatever their memory.
                             free = left - 1 + kind
                             most = free * period + (0.0 if spare < 0 else period - own)
                             if z.plain[first] > most * (1 + 1e-9) or (first > 0 and free == 0 and kind):
                                 continue
+                            # The link to the stage before is part of a group, too.
                             if first:
                                 if z.link[first] > top:
                                     continue
                                 if fill + z.link[first] > top:
                                     group, fill = group + 1, 0.0
                                 fill += z.link[first]
-                            # Is a label as good in everything there?
-                            better = 0
-                            for more in range(free, normals + 1):
-                                for side in range(kind + 1):
-                                    other = heads[first, more, side]
-                                    while other >= 0 and better < beaten:
-                                        behind = row[other, 5] + 1
-                                        better += (
-                                            load[other, 0] <= own
-                                            and load[other, 1] <= held
-                                            and (behind < group or (behind == group and load[other, 2] <= fill))
-                                        )
-                                        other = row[other, 6]
-                            if better == beaten:
+                            goes = (own, held, fill, group)
+                            if _count_better((row, load, heads), (first, free, kind), goes, beaten) == beaten:
                                 continue
-                            before, other = -1, heads[first, free, kind] if beaten == 1 else -1
-                            while other >= 0:
-                                behind, after = row[other, 5] + 1, row[other, 6]
-                                if (
-                                    load[other, 0] >= own
-                                    and load[other, 1] >= held
-                                    and (behind > group or (behind == group and load[other, 2] >= fill))
-                                ):
-                                    if before < 0:
-                                        heads[first, free, kind] = after
-                                    else:
-                                        row[before, 6] = after
-                                else:
-                                    before = other
-                                other = after
+                            if beaten == 1:
+                                _drop_worse((row, load, heads), (first, free, kind), goes)
                             if used == capacity:
                                 return row, row[:0, 0]
                             row[used, 0], row[used, 1], row[used, 2] = label, first, last

@@ -5,45 +5,54 @@ import numpy as np
 from trainwright.kernels import Singles, compiled
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["across"]
+__all__ = ["fill_across"]
 
 
 @compiled
-def across(z: Sizes, table: Singles, t: int, grid: tuple[int, int, int]) -> Singles:
+def fill_across(sizes: Sizes, table: Singles, t: int, grid: tuple[int, int, int]) -> Singles:
     """Return D [t + 1, slots + 1, slots + 1] for stages s..t counted from 0, m, and k; infinite where nothing fits."""
     unit, up, slots = grid
-    n = z.plain.size
+    n = sizes.no_grad_forward.size
     found = np.full((t + 1, slots + 1, slots + 1), np.float32(np.inf), np.float32)
     for s in range(t, -1, -1):
         total = 0.0
         need, sweep = np.int64(0), np.int64(0)
         for j in range(s, t + 1):
-            total += z.plain[j]
-            step = z.out[j + 1] + z.plain_temporary[j] + (z.out[j] if j > s else 0)
+            total += sizes.no_grad_forward[j]
+            step = sizes.output[j + 1] + sizes.no_grad_temporary[j] + (sizes.output[j] if j > s else 0)
             sweep = max(sweep, step)
         own = s * n - (s * (s - 1)) // 2
         low = (sweep + up) // unit
+        # Drop everything between forward and backward, and run s..t again by the table C.
         for m in range(low, slots + 1):
             value = np.float32(total) + table[own + t - s, m]
             for k in range(slots + 1):
                 found[s, m, k] = min(found[s, m, k], value)
-        for o in range(z.first[s], z.first[s + 1]):
+        # Or save stage s with option o, which takes slots both of the peak (m) and of what is held (k).
+        for o in range(sizes.first[s], sizes.first[s + 1]):
             least = max(
-                z.delta[t + 1] + z.saved[o] + z.temporary[o],
-                z.delta[s + 1] + z.saved[o] + z.delta[s] + z.back_temporary[o],
+                sizes.output_gradient[t + 1] + sizes.saved[o] + sizes.temporary[o],
+                sizes.output_gradient[s + 1] + sizes.saved[o] + sizes.output_gradient[s] + sizes.backward_temporary[o],
             )
-            width = (z.saved[o] + up) // unit
-            cost = np.float32(z.forward[o] + z.back[o])
+            width = (sizes.saved[o] + up) // unit
+            cost = np.float32(sizes.forward[o] + sizes.backward[o])
             for m in range(max(width, (least + up) // unit), slots + 1):
                 for k in range(width, slots + 1):
                     rest = np.float32(0.0) if s == t else found[s + 1, m - width, k - width]
                     found[s, m, k] = min(found[s, m, k], cost + rest)
+        # Or keep the output of split-1 alone of s..split-1, which runs again by the table C.
         ran = 0.0
         for split in range(s + 1, t + 1):
             j = split - 1
-            ran += z.plain[j]
-            need = max(need, z.delta[t + 1] + z.out[j + 1] + z.plain_temporary[j] + (z.out[j] if j > s else 0))
-            width = (z.out[split] + up) // unit
+            ran += sizes.no_grad_forward[j]
+            need = max(
+                need,
+                sizes.output_gradient[t + 1]
+                + sizes.output[j + 1]
+                + sizes.no_grad_temporary[j]
+                + (sizes.output[j] if j > s else 0),
+            )
+            width = (sizes.output[split] + up) // unit
             for m in range(max(width, (need + up) // unit), slots + 1):
                 left = np.float32(ran) + table[own + j - s, m]
                 if left == np.float32(np.inf):

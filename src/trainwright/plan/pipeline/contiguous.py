@@ -8,17 +8,17 @@ forwards run in a row; backwards run g - 1 periods after the group's last forwar
 
 from collections.abc import Callable, Sequence
 
-from trainwright.plan.pipeline.patterns import Pattern, Work
+from trainwright.plan.pipeline.patterns import Pattern, PatternWork
 
-__all__ = ["groups", "least_period", "one_forward_one_backward", "periods"]
+__all__ = ["candidate_periods", "group_stages", "least_period", "one_forward_one_backward"]
 
 
-def groups(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
+def group_stages(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
     """Return the micro-batches that each stage holds, or None if a stage or link is longer than the period.
 
     `links[i]` is the load of the link between stages i and i + 1, both ways together.
     """
-    found = _grouped(loads, links, period)
+    found = _group_row(loads, links, period)
     return None if found is None else found[::2]
 
 
@@ -30,24 +30,26 @@ def least_period(
     `fits(stage, held)` says whether a stage can hold so many. Groups change only where T is a sum of consecutive
     loads and links, so these are all periods that need be tried.
     """
-    for period in periods(loads, links):
-        held = groups(loads, links, period)
+    for period in candidate_periods(loads, links):
+        held = group_stages(loads, links, period)
         if held is not None and all(fits(stage, count) for stage, count in enumerate(held)):
             return period, held
     return None
 
 
-def periods(loads: Sequence[float], links: Sequence[float]) -> list[float]:
+def candidate_periods(loads: Sequence[float], links: Sequence[float]) -> list[float]:
     """Return the periods at which groups change, ascending: sums of consecutive loads and links."""
-    row = _row(loads, links)
+    row = _stage_row(loads, links)
     return sorted({sum(row[begin:end]) for begin in range(len(row)) for end in range(begin + 1, len(row) + 1)})
 
 
-def one_forward_one_backward(works: Sequence[Work], links: Sequence[float], period: float) -> Pattern:
+def one_forward_one_backward(works: Sequence[PatternWork], links: Sequence[float], period: float) -> Pattern:
     """Return the 1F1B* pattern of a period that is at least every load; `links` are one way."""
-    forward = _row([work.forward_seconds for work in works], links)
-    back = _row([work.backward_seconds for work in works], links)
-    number = _grouped([work.forward_seconds + work.backward_seconds for work in works], [2 * x for x in links], period)
+    forward = _stage_row([work.forward_seconds for work in works], links)
+    back = _stage_row([work.backward_seconds for work in works], links)
+    number = _group_row(
+        [work.forward_seconds + work.backward_seconds for work in works], [2 * x for x in links], period
+    )
     if number is None:
         raise ValueError(f"period: got {period}, less than a stage or link takes")
     starts = [sum(forward[:place]) for place in range(len(forward) + 1)]
@@ -68,7 +70,7 @@ def one_forward_one_backward(works: Sequence[Work], links: Sequence[float], peri
     )
 
 
-def _row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
+def _stage_row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
     """Return stages and the links between them in turn."""
     row = [stages[0]]
     for link, stage in zip(links, stages[1:], strict=True):
@@ -76,12 +78,12 @@ def _row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
     return row
 
 
-def _grouped(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
+def _group_row(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
     """Return the group, from the end, of each stage and link."""
     slack = period * (1 + 1e-12)
     group, total = 1, 0.0
     found = []
-    for load in reversed(_row(loads, links)):
+    for load in reversed(_stage_row(loads, links)):
         if load > slack:
             return None
         if total + load > slack:

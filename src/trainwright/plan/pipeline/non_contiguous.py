@@ -21,11 +21,11 @@ from trainwright.kernels import Ints
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.pipeline.contiguous import least_period, one_forward_one_backward
 from trainwright.plan.pipeline.partition import Cost
-from trainwright.plan.pipeline.patterns import Pattern, Work
+from trainwright.plan.pipeline.patterns import Pattern, PatternWork
 from trainwright.plan.pipeline.period import valid_period
-from trainwright.plan.pipeline.stage_memory import Weights, holding
+from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
 
-__all__ = ["Placed", "Placement", "Search", "contiguous", "madpipe"]
+__all__ = ["PatternPlacement", "PlacedStage", "PlacementSearch", "place_contiguous", "place_madpipe"]
 
 _CLOSE = 1e-6
 _TARGETS = 8
@@ -36,7 +36,7 @@ _LABELS = ((0, 1 << 12), (0, 1 << 16), (0, 1 << 19), (200, 1 << 19), (50, 1 << 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placed:
+class PlacedStage:
     """A stage: layers first..last of the chain, from 1, on a device, counted in the order of the stages."""
 
     first: int
@@ -48,17 +48,17 @@ class Placed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Placement:
+class PatternPlacement:
     """The stages of the best pattern found, and a bound on the period of every placement of its kind."""
 
-    stages: tuple[Placed, ...]
+    stages: tuple[PlacedStage, ...]
     pattern: Pattern
     rooms: tuple[int, ...]
     """Of each device, in the units of the pattern's works."""
     lower_seconds: float
 
 
-def contiguous(search: "Search") -> Placement | None:
+def place_contiguous(search: "PlacementSearch") -> PatternPlacement | None:
     """Return the best placement with a stage a device; None if nothing fits."""
     high = search.alone * (1 + _CLOSE)
     if not search.placements(high, -1):
@@ -70,7 +70,9 @@ def contiguous(search: "Search") -> Placement | None:
     return None if known is None else replace(known, lower_seconds=min(low, known.pattern.period_seconds))
 
 
-def madpipe(search: "Search", known: Placement | None, *, limit_seconds: float = 10.0) -> Placement | None:
+def place_madpipe(
+    search: "PlacementSearch", known: PatternPlacement | None, *, limit_seconds: float = 10.0
+) -> PatternPlacement | None:
     """Return the best placement found with one special device, or the known contiguous one if none is better.
 
     `limit_seconds` is for the least period of one placement.
@@ -78,6 +80,7 @@ def madpipe(search: "Search", known: Placement | None, *, limit_seconds: float =
     high = search.alone * (1 + _CLOSE) if known is None else known.pattern.period_seconds
     if not search.placements(high, 1):
         return known if known is None else replace(known, lower_seconds=high)
+    # Targets from the bound up to the best period known; each placement gets its least valid period.
     low = search.least_target(1, high)
     tried = set()
     for step in range(_TARGETS):
@@ -85,6 +88,7 @@ def madpipe(search: "Search", known: Placement | None, *, limit_seconds: float =
         if high <= low * (1 + 3 * _CLOSE):
             break
         target = low * (1 + 2 * _CLOSE) + (high - low) * (step / _TARGETS) ** 2
+        # First count g - 1 micro-batches on the special device, the least that is valid, then g.
         for spare in (1, 0):
             for stages in search.placements(target, spare, _BEATEN):
                 if stages not in tried:
@@ -93,14 +97,14 @@ def madpipe(search: "Search", known: Placement | None, *, limit_seconds: float =
     return None if known is None else replace(known, lower_seconds=min(low, known.pattern.period_seconds))
 
 
-class Search:
+class PlacementSearch:
     """The chain's tables for one cost of stages, and the placements tried."""
 
     def __init__(
         self, chain: Chain, cost: Cost, *, devices: int, microbatches: int, memory_bytes: int, bandwidth: float,
-        weights: Weights,
+        weights: WeightBytes,
     ) -> None:  # fmt: skip
-        from trainwright.plan.pipeline._non_contiguous import Tables
+        from trainwright.plan.pipeline._non_contiguous import PlacementTables
 
         n = len(chain.stages)
         self.n, self.devices, self.microbatches, self.memory_bytes = n, devices, microbatches, memory_bytes
@@ -116,14 +120,15 @@ class Search:
         sizes = np.zeros((3, n, n))
         for first in range(n):
             for last in range(first, n):
-                held = holding(chain, first + 1, last + 1 + (last == n - 1), weights=weights)
+                held = stage_holding(chain, first + 1, last + 1 + (last == n - 1), weights=weights)
                 sizes[:, first, last] = held.fixed, held.each, held.temporary
+                # A stage on a device of its own may recompute; its cost grows with the micro-batches in flight.
                 for flying in range(1, most + 1):
                     seconds = cost(first + 1, last + 1, flying)
                     if math.isinf(seconds):
                         break
                     normal[first, last, flying - 1] = seconds
-        self.tables = Tables(
+        self.tables = PlacementTables(
             plain=np.concatenate([[0.0], np.cumsum(plain)]),
             link=2 * np.array(self.one_way),
             # What can be done with more in flight can be done with fewer.
@@ -137,20 +142,21 @@ class Search:
         self.alone = max(float(self.tables.plain[-1]), devices * longest) + float(self.tables.link.sum())
         """Seconds in which one micro-batch is through, whatever the placement."""
 
-    def placements(self, period: float, spare: int, beaten: int = 1) -> list[tuple[Placed, ...]]:
+    def placements(self, period: float, spare: int, beaten: int = 1) -> list[tuple[PlacedStage, ...]]:
         """Return what the programme places for a period; without a special device if `spare` is -1."""
-        from trainwright.plan.pipeline._non_contiguous import placements
+        from trainwright.plan.pipeline._non_contiguous import search_placements
 
         normals = self.devices - (spare >= 0)
+        # Exact labels first; where there are too many, loads and bytes are rounded down to cells.
         for cells, capacity in _LABELS:
             limits = (normals, spare, self.microbatches, beaten)
-            rows, ends = placements(self.tables, period, limits, cells, capacity)
+            rows, ends = search_placements(self.tables, period, limits, cells, capacity)
             if len(rows) < capacity:
                 break
         return [self._stages(rows, end) for end in ends]
 
-    def _stages(self, rows: Ints, label: int) -> tuple[Placed, ...]:
-        found: list[Placed] = []
+    def _stages(self, rows: Ints, label: int) -> tuple[PlacedStage, ...]:
+        found: list[PlacedStage] = []
         used: dict[int, int] = {}
         while rows[label, 0] >= 0:
             parent, first, last, special, flying = (int(each) for each in rows[label, :5])
@@ -158,11 +164,11 @@ class Search:
             most = self.tables.normal.shape[2]
             seconds = plain if special else float(self.tables.normal[first, last - 1, min(flying, most) - 1])
             device = used.setdefault(0 if special else last, len(used))
-            found.append(Placed(first=first + 1, last=last, device=device, seconds=seconds, flying=flying))
+            found.append(PlacedStage(first=first + 1, last=last, device=device, seconds=seconds, flying=flying))
             label = parent
         return tuple(found)
 
-    def works(self, stages: tuple[Placed, ...]) -> tuple[list[Work], list[float], list[int]]:
+    def works(self, stages: tuple[PlacedStage, ...]) -> tuple[list[PatternWork], list[float], list[int]]:
         """Return a placement as `period` reads it: works, one-way links, and rooms."""
         shared = {each.device for each in stages if sum(other.device == each.device for other in stages) > 1}
         rooms = [self.memory_bytes] * self.devices
@@ -171,6 +177,7 @@ class Search:
         for each in stages:
             at = each.first - 1, each.last - 1
             forward = float(self.forward[at[0] : each.last].sum())
+            # The special device holds bytes of several stages; a normal one is bounded by its number of micro-batches.
             if each.device in shared:
                 rooms[each.device] -= int(self.tables.fixed[at])
                 most[each.device].append(self.tables.temporary[at])
@@ -180,12 +187,14 @@ class Search:
                 # Where all of a step's micro-batches fit, any number does.
                 rooms[each.device] = int(fits.sum()) if fits.sum() < self.microbatches else 1 << 30
             works.append(
-                Work(device=each.device, forward_seconds=forward, backward_seconds=each.seconds - forward, each=size)
+                PatternWork(
+                    device=each.device, forward_seconds=forward, backward_seconds=each.seconds - forward, each=size
+                )
             )
         rooms = [room - int(max(sizes, default=0)) for room, sizes in zip(rooms, most, strict=True)]
         return works, [self.one_way[each.first - 1] for each in stages[1:]], rooms
 
-    def valid(self, stages: tuple[Placed, ...], better_than: float, limit_seconds: float) -> Pattern | None:
+    def valid(self, stages: tuple[PlacedStage, ...], better_than: float, limit_seconds: float) -> Pattern | None:
         """Return the pattern of least period of a placement, if below `better_than`."""
         works, links, rooms = self.works(stages)
         if len({work.device for work in works}) == len(works):
@@ -199,17 +208,18 @@ class Search:
         return valid_period(works, links, rooms, better_than=better_than, limit_seconds=limit_seconds).pattern
 
     def better(
-        self, stages: tuple[Placed, ...], known: Placement | None, limit_seconds: float = math.inf
-    ) -> Placement | None:
+        self, stages: tuple[PlacedStage, ...], known: PatternPlacement | None, limit_seconds: float = math.inf
+    ) -> PatternPlacement | None:
         """Return the better of a placement and the known one."""
         limit = math.inf if known is None else known.pattern.period_seconds * (1 - _CLOSE)
         pattern = self.valid(stages, limit, limit_seconds)
         if pattern is None:
             return known
-        return Placement(stages=stages, pattern=pattern, rooms=tuple(self.works(stages)[2]), lower_seconds=0.0)
+        return PatternPlacement(stages=stages, pattern=pattern, rooms=tuple(self.works(stages)[2]), lower_seconds=0.0)
 
     def least_target(self, spare: int, high: float) -> float:
         """Return the least period for which the programme places all layers, from below, if it does for `high`."""
+        # No period is below the mean load of the devices, or the largest layer.
         low = max(self.tables.plain[-1] / self.devices, *np.diff(self.tables.plain)) * (1 - _CLOSE)
         while high > low * (1 + _CLOSE):
             middle = (low + high) / 2

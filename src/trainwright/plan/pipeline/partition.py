@@ -18,11 +18,12 @@ from typing import Literal
 
 from trainwright.errors import PipelineError
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.pipeline.rematerialised import Tables
-from trainwright.plan.pipeline.stage_memory import Holding, Weights, holding, weight_bytes
+from trainwright.plan.pipeline.rematerialised import RematerialisationTables
+from trainwright.plan.pipeline.stage_memory import StageHolding, WeightBytes, stage_holding, weight_bytes
 from trainwright.plan.pipeline.stage_memory import input_bytes as received
+from trainwright.validators import check, integer
 
-__all__ = ["Cost", "Part", "Partition", "Way", "cut", "parts_of", "ways"]
+__all__ = ["ChainPartition", "Cost", "StagePart", "Way", "cut_chain", "parts_of", "training_ways"]
 
 Way = Literal["none", "full", "planned"]
 Cost = Callable[[int, int, int], float]
@@ -30,7 +31,7 @@ Cost = Callable[[int, int, int], float]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class StagePart:
     """One pipeline stage: layers first..last of the chain, counted from 1."""
 
     first: int
@@ -44,31 +45,31 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Partition:
+class ChainPartition:
     """Stages in order; `load_seconds` is the busiest stage's or link's, and the least possible period."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[StagePart, ...]
     load_seconds: float
     way: Way
 
 
-def cut(
+def cut_chain(
     chain: Chain, stages: int, cost: Cost, *, way: Way, bandwidth: float, microbatches: int, every: bool = False
-) -> Partition | None:
+) -> ChainPartition | None:
     """Return the partition of least load, or None if none fits; with `every` micro-batch in flight, as under GPipe."""
     layers = len(chain.stages)
-    if not 1 <= stages <= layers:
-        raise PipelineError(f"stages: got {stages}; allowed: 1 to {layers}, the layers of the chain")
-    if microbatches < 1:
-        raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
+    check(stages, integer(minimum=1, maximum=layers), "stages", PipelineError)
+    check(microbatches, integer(minimum=1), "microbatches", PipelineError)
     flying = {left: microbatches if every else min(left, microbatches) for left in range(1, stages + 1)}
     links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
+    # best[first, left]: the least load of layers first.. on `left` stages, and where the first of these ends.
     best = {(layers + 1, 0): (0.0, 0)}
     for left in range(1, stages + 1):
         for first in range(1, layers + 1):
             choice = (math.inf, 0)
             for last in range(first, layers - left + 2):
                 rest = best.get((last + 1, left - 1))
+                # Neither the rest nor the link can get better by another cost of this stage.
                 if rest is None or max(rest[0], links[last - 1]) >= choice[0]:
                     continue
                 load = max(cost(first, last, flying[left]), links[last - 1], rest[0])
@@ -78,17 +79,18 @@ def cut(
                 best[first, left] = choice
     if (1, stages) not in best:
         return None
+    # Follow the choices from the first layer.
     ends, first = [], 1
     for left in range(stages, 0, -1):
         ends.append(best[first, left][1])
         first = ends[-1] + 1
     parts = parts_of(chain, ends, cost, [flying[left] for left in range(stages, 0, -1)], bandwidth)
-    return None if parts is None else Partition(parts=parts, load_seconds=best[1, stages][0], way=way)
+    return None if parts is None else ChainPartition(parts=parts, load_seconds=best[1, stages][0], way=way)
 
 
 def parts_of(
     chain: Chain, ends: Sequence[int], cost: Cost, flying: Sequence[int], bandwidth: float
-) -> tuple[Part, ...] | None:
+) -> tuple[StagePart, ...] | None:
     """Return the stages that end with these layers, None if one does not fit."""
     parts, first, layers = [], 1, len(chain.stages)
     for last, many in zip(ends, flying, strict=True):
@@ -97,7 +99,7 @@ def parts_of(
             return None
         end = len(chain.steps) if last == layers else last
         parts.append(
-            Part(
+            StagePart(
                 first=first,
                 last=last,
                 seconds=seconds,
@@ -110,8 +112,13 @@ def parts_of(
     return tuple(parts)
 
 
-def ways(
-    chain: Chain, memory_bytes: int, *, weights: Weights, microbatches: int, tables: Tables | None = None
+def training_ways(
+    chain: Chain,
+    memory_bytes: int,
+    *,
+    weights: WeightBytes,
+    microbatches: int,
+    tables: RematerialisationTables | None = None,
 ) -> dict[Way, Cost]:
     """Return what a stage costs in each way to train it, within a device's memory; the last stage has the loss.
 
@@ -123,13 +130,13 @@ def ways(
         return len(chain.steps) if last == layers else last
 
     @cache
-    def stage(first: int, last: int) -> tuple[Holding, float, float]:
+    def stage(first: int, last: int) -> tuple[StageHolding, float, float]:
         """Return what a stage holds, its seconds, and those of recomputing it."""
         inside = chain.steps[first - 1 : end_of(last)]
         return (
-            holding(chain, first, end_of(last), weights=weights),
+            stage_holding(chain, first, end_of(last), weights=weights),
             sum(each.forward_seconds + each.backward_seconds for each in inside),
-            sum(each.plain_seconds for each in inside),
+            sum(each.no_grad_seconds for each in inside),
         )
 
     def none(first: int, last: int, flying: int) -> float:
@@ -147,7 +154,8 @@ def ways(
         held = flying * received(chain, first) + weight_bytes(chain, first, end_of(last), weights)
         return memory_bytes - borders - held
 
-    known = tables or Tables(chain)
+    # What recomputes just enough comes from one table over the whole chain.
+    known = tables or RematerialisationTables(chain)
 
     def planned(first: int, last: int, flying: int) -> float:
         return known.seconds(first, last, flying, room(first, last, flying)) if flying <= microbatches else math.inf

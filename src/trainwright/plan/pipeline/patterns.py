@@ -10,14 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-__all__ = ["Pattern", "Work", "breaches"]
+__all__ = ["Pattern", "PatternWork", "pattern_breaches"]
 
 _SLACK = 1e-6
 """Of a period: by so much a pattern that floating point or an integer programme made may overlap."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class PatternWork:
     """What a stage does for one micro-batch, and holds of it from its forward's start to its backward's end."""
 
     device: int
@@ -31,7 +31,7 @@ class Work:
 class Pattern:
     """Stages in order, one-way seconds of the links between them, the period, and starts of micro-batch 0's work."""
 
-    works: tuple[Work, ...]
+    works: tuple[PatternWork, ...]
     links: tuple[float, ...]
     period_seconds: float
     forward_starts: tuple[float, ...]
@@ -67,11 +67,11 @@ class Pattern:
         return [[piece for *_, piece in sorted(lane)] for lane in lanes]
 
 
-def breaches(pattern: Pattern, rooms: Sequence[int]) -> list[str]:
+def pattern_breaches(pattern: Pattern, rooms: Sequence[int]) -> list[str]:
     """Return what a pattern does that it must not, micro-batches unrolled one by one; `rooms` are those of devices."""
     count = 2 + (math.ceil(pattern.latency_seconds / pattern.period_seconds) if pattern.period_seconds else 0)
     slack = _SLACK * pattern.period_seconds
-    found = list(_late(pattern, slack))
+    found = list(_late_reads(pattern, slack))
     lanes: dict[str, list[tuple[float, float]]] = {}
     changes: list[list[tuple[float, int]]] = [[] for _ in rooms]
     for batch in range(count):
@@ -101,7 +101,7 @@ def breaches(pattern: Pattern, rooms: Sequence[int]) -> list[str]:
     return found
 
 
-def _late(pattern: Pattern, slack: float) -> Iterator[str]:
+def _late_reads(pattern: Pattern, slack: float) -> Iterator[str]:
     """Yield work of a micro-batch that does not wait for what it needs."""
     last = len(pattern.works) - 1
     row: list[tuple[str, float, float]] = []

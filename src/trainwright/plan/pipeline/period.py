@@ -22,15 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.highs import solve_integer
-from trainwright.plan.pipeline.patterns import Pattern, Work
+from trainwright.plan.pipeline.patterns import Pattern, PatternWork
 
-__all__ = ["Valid", "busiest", "valid_period"]
+__all__ = ["ValidPeriod", "busiest_seconds", "valid_period"]
 
 _GAP = 1e-7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Valid:
+class ValidPeriod:
     """The best pattern found (None: there is none, or none below the limit given) and a bound on all periods."""
 
     pattern: Pattern | None
@@ -38,7 +38,7 @@ class Valid:
     finished: bool
 
 
-def busiest(works: Sequence[Work], links: Sequence[float]) -> float:
+def busiest_seconds(works: Sequence[PatternWork], links: Sequence[float]) -> float:
     """Return the load of the busiest device or link, below which no period can be."""
     loads: dict[int, float] = {}
     for work in works:
@@ -47,38 +47,40 @@ def busiest(works: Sequence[Work], links: Sequence[float]) -> float:
 
 
 def valid_period(
-    works: Sequence[Work],
+    works: Sequence[PatternWork],
     links: Sequence[float],
     rooms: Sequence[int],
     *,
     better_than: float = math.inf,
     limit_seconds: float = 30.0,
-) -> Valid:
+) -> ValidPeriod:
     """Return the pattern of least period, if one is shorter than `better_than` seconds.
 
     `links` are the one-way seconds between stages, `rooms` what each device may hold of micro-batches, in the units of
     its works. Exact if `finished`; else HiGHS's time has ended.
     """
-    load = busiest(works, links)
+    load = busiest_seconds(works, links)
     # One at a time is possible, or nothing is.
+    # An upper bound: a micro-batch at a time.
     alone = sum(work.forward_seconds + work.backward_seconds for work in works) + 2 * sum(links)
     held = [sum(work.each for work in works if work.device == device) for device in range(len(rooms))]
     if load >= better_than or any(need > room for need, room in zip(held, rooms, strict=True)):
-        return Valid(pattern=None, lower_seconds=load, finished=True)
+        return ValidPeriod(pattern=None, lower_seconds=load, finished=True)
     if alone == 0:
         raise ValueError("works: all of them take no time")
-    return _Programme(works, links, rooms, load or alone).solve(min(better_than, alone * (1 + _GAP)), limit_seconds)
+    return _PeriodProgram(works, links, rooms, load or alone).solve(min(better_than, alone * (1 + _GAP)), limit_seconds)
 
 
-class _Programme:
+class _PeriodProgram:
     """Columns: r, then the starts of the row, then the k of pairs; seconds in units of the load."""
 
-    def __init__(self, works: Sequence[Work], links: Sequence[float], rooms: Sequence[int], unit: float) -> None:
+    def __init__(self, works: Sequence[PatternWork], links: Sequence[float], rooms: Sequence[int], unit: float) -> None:
         self.works, self.links, self.unit = tuple(works), tuple(links), unit
         stages = range(len(works))
         row: list[tuple[str, int]] = []
         for stage in stages:
             row += [("F", stage), ("send", stage)]
+        # The way back mirrors the way there; the last stage sends nothing.
         row = [*row[:-1], *(("B" if kind == "F" else "return", stage) for kind, stage in reversed(row[:-1]))]
         self.column = {piece: 1 + place for place, piece in enumerate(row)}
         self.row = row
@@ -87,8 +89,10 @@ class _Programme:
         self.entries: list[tuple[int, int, float]] = []
         self.low: list[float] = []
         self.high: list[float] = []
+        # Each piece of the row begins after the one before it has ended.
         for one, other in pairwise(row):
             self._limit([(self.column[other], 1), (self.column[one], -1), (0, -self.seconds[one])], 0, math.inf)
+        # Pieces of one device, or of one link, must not overlap in any period.
         lanes: dict[tuple[str, int], list[tuple[str, int]]] = {}
         for kind, stage in row:
             lane = ("device", works[stage].device) if kind in {"F", "B"} else ("link", stage)
@@ -132,16 +136,18 @@ class _Programme:
         scale = max(1, room)
         self._limit([(column, factor / scale) for column, factor in terms], -math.inf, (room - constant) / scale)
 
-    def solve(self, better_than: float, limit_seconds: float) -> Valid:
+    def solve(self, better_than: float, limit_seconds: float) -> ValidPeriod:
         """Run HiGHS, then once more with the whole numbers that it found, for exact starts."""
+        # The objective is -r, so that its bound is one on the period.
         first = self._run(self.unit / better_than, None, limit_seconds)
         bound = getattr(first, "mip_dual_bound", None)
         lower = self.unit if bound is None or bound >= 0 else max(self.unit, self.unit / -bound)
         if first.status == 2:
-            return Valid(pattern=None, lower_seconds=max(self.unit, min(lower, better_than)), finished=True)
+            return ValidPeriod(pattern=None, lower_seconds=max(self.unit, min(lower, better_than)), finished=True)
         if first.x is None:
-            return Valid(pattern=None, lower_seconds=lower, finished=False)
+            return ValidPeriod(pattern=None, lower_seconds=lower, finished=False)
         whole = np.asarray(first.x[1 + len(self.row) :], np.float64).round()
+        # With the whole numbers fixed it is a linear program, solved without a gap.
         last = self._run(0.0, whole, limit_seconds)
         period = self.unit / float(last.x[0])
         starts = {piece: float(last.x[column]) * period for piece, column in self.column.items()}
@@ -159,7 +165,7 @@ class _Programme:
             return_starts=of("return"),
             backward_starts=of("B"),
         )
-        return Valid(pattern=pattern, lower_seconds=min(lower, period), finished=first.status == 0)
+        return ValidPeriod(pattern=pattern, lower_seconds=min(lower, period), finished=first.status == 0)
 
     def _run(self, least: float, whole: NDArray[np.float64] | None, limit_seconds: float) -> Any:
         from scipy.sparse import csr_array
@@ -170,6 +176,7 @@ class _Programme:
         rows, columns, values = zip(*self.entries, strict=True)
         matrix = csr_array((values, (rows, columns)), shape=(len(self.low), len(cost)))
         low, high = np.zeros(len(cost)), np.full(len(cost), float(starts))
+        # r is at most 1, as time is counted in loads; the row begins at 0.
         low[0], high[0] = least, 1.0
         high[1] = 0.0
         if whole is not None:

@@ -14,15 +14,21 @@ from itertools import accumulate, combinations
 from typing import get_args
 
 from trainwright.plan.memory.chain import Chain, Stage
-from trainwright.plan.pipeline.contiguous import groups, least_period, one_forward_one_backward, periods
-from trainwright.plan.pipeline.non_contiguous import Placed, Placement, Search, contiguous, madpipe
-from trainwright.plan.pipeline.partition import Cost, Part, Partition, Way, cut, parts_of, ways
-from trainwright.plan.pipeline.patterns import Work
-from trainwright.plan.pipeline.rematerialised import Tables
-from trainwright.plan.pipeline.schedules import Orders, Timeline, deep_orders, orders_of, simulate_orders
-from trainwright.plan.pipeline.stage_memory import PATTERNS, Weights, holding, in_flight
+from trainwright.plan.pipeline.contiguous import candidate_periods, group_stages, least_period, one_forward_one_backward
+from trainwright.plan.pipeline.non_contiguous import (
+    PatternPlacement,
+    PlacedStage,
+    PlacementSearch,
+    place_contiguous,
+    place_madpipe,
+)
+from trainwright.plan.pipeline.partition import ChainPartition, Cost, StagePart, Way, cut_chain, parts_of, training_ways
+from trainwright.plan.pipeline.patterns import PatternWork
+from trainwright.plan.pipeline.rematerialised import RematerialisationTables
+from trainwright.plan.pipeline.schedules import Orders, PipelineTimeline, deep_orders, orders_of, simulate_orders
+from trainwright.plan.pipeline.stage_memory import PATTERNS, WeightBytes, in_flight, stage_holding
 
-__all__ = ["Candidate", "Problem"]
+__all__ = ["PipelineCandidate", "PipelineProblem"]
 
 _FINE = 64
 """Parts of a doubling of memory, to one of which the least is found."""
@@ -34,45 +40,45 @@ Ends = tuple[int, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Candidate:
+class PipelineCandidate:
     """Stages, and a step of them under a schedule; `placement` is that of a pattern."""
 
-    partition: Partition
-    timeline: Timeline
-    placement: Placement | None = None
+    partition: ChainPartition
+    timeline: PipelineTimeline
+    placement: PatternPlacement | None = None
 
 
-class Problem:
+class PipelineProblem:
     """A chain to be cut into `stages` for steps of so many micro-batches over links of so many bytes per second."""
 
-    def __init__(self, chain: Chain, *, stages: int, microbatches: int, bandwidth: float, weights: Weights) -> None:
+    def __init__(self, chain: Chain, *, stages: int, microbatches: int, bandwidth: float, weights: WeightBytes) -> None:
         self.chain, self.stages, self.microbatches = chain, stages, microbatches
         self.bandwidth, self.weights = bandwidth, weights
-        self._tables = Tables(chain)
+        self._tables = RematerialisationTables(chain)
         self._costs: dict[int, dict[Way, Cost]] = {}
         self.search = cache(self._searched)
 
     def costs(self, memory_bytes: int) -> dict[Way, Cost]:
         """Return what a stage costs in each way to train it."""
         if memory_bytes not in self._costs:
-            found = ways(
+            found = training_ways(
                 self.chain, memory_bytes, weights=self.weights, microbatches=self.microbatches, tables=self._tables
             )
             self._costs[memory_bytes] = {way: cache(cost) for way, cost in found.items()}
         return self._costs[memory_bytes]
 
-    def cut(self, memory_bytes: int, way: Way, *, every: bool = False) -> Partition | None:
+    def cut(self, memory_bytes: int, way: Way, *, every: bool = False) -> ChainPartition | None:
         """Return the partition of least load."""
-        return cut(
+        return cut_chain(
             self.chain, self.stages, self.costs(memory_bytes)[way], way=way, bandwidth=self.bandwidth,
             microbatches=self.microbatches, every=every,
         )  # fmt: skip
 
-    def best(self, memory_bytes: int, patterns: Sequence[str] = PATTERNS) -> dict[str, Candidate]:
+    def best(self, memory_bytes: int, patterns: Sequence[str] = PATTERNS) -> dict[str, PipelineCandidate]:
         """Return the least step of each schedule, by its name, of the patterns only these; nothing if nothing fits."""
         if memory_bytes < self.least_bytes:
             return {}
-        found: dict[str, Candidate] = {}
+        found: dict[str, PipelineCandidate] = {}
         costs = self.costs(memory_bytes)
         partitions = list(dict.fromkeys(self._ends(memory_bytes)))
         for schedule in _CONTIGUOUS:
@@ -85,7 +91,7 @@ class Problem:
         if interleaved is not None:
             found["interleaved"] = interleaved
         if "madpipe" in patterns:
-            tried = [replayed(each, self.microbatches) for each in self._special(memory_bytes)]
+            tried = [replay_placement(each, self.microbatches) for each in self._special(memory_bytes)]
             tried += [found["1f1b-star"]] if "1f1b-star" in found else []  # no device need be special
             if tried:
                 found["madpipe"] = min(tried, key=lambda each: each.timeline.seconds)
@@ -99,6 +105,7 @@ class Problem:
     @cached_property
     def least_bytes(self) -> int:
         """The least memory with a partition, to a percent."""
+        # Bisection over a geometric scale of memories.
         low, high = 0, math.ceil(_FINE * math.log2(self._top)) + 1  # feasible, and not
         while high - low > 1:
             middle = (low + high) // 2
@@ -112,7 +119,7 @@ class Problem:
     @cached_property
     def _top(self) -> int:
         """Bytes in which everything fits, and nothing need be recomputed."""
-        whole = holding(self.chain, 1, len(self.chain.steps), weights=self.weights)
+        whole = stage_holding(self.chain, 1, len(self.chain.steps), weights=self.weights)
         most = max(stage.output_bytes for stage in self.chain.stages)
         return whole.fixed + self.microbatches * (whole.each + most) + whole.temporary + 4 * most + 1
 
@@ -131,21 +138,24 @@ class Problem:
         if self.few:
             yield from ((*inner, layers) for inner in combinations(range(1, layers), self.stages - 1))
             return
+        # Long chains: the partitions of least load, with memory counted for 1F1B and for all micro-batches, by each
+        # way.
         for level in self._halves(memory_bytes):
             for every in (False, True):
                 for way in kinds:
                     found = self.cut(level, way, every=every)
                     if found is not None:
                         yield tuple(part.last for part in found.parts)
-        alone = contiguous(self.search(min(memory_bytes, self._top)))
+        alone = place_contiguous(self.search(min(memory_bytes, self._top)))
         if alone is not None:
             yield tuple(stage.last for stage in alone.stages)
 
-    def _take(self, found: dict[str, Candidate], schedule: str, ends: Ends, costs: dict[Way, Cost]) -> None:
+    def _take(self, found: dict[str, PipelineCandidate], schedule: str, ends: Ends, costs: dict[Way, Cost]) -> None:
         """Keep the step of a partition if it is the schedule's least so far; it recomputes what does not fit."""
         for flying in self._flying(schedule, ends):
             parts = parts_of(self.chain, ends, costs["planned"], flying, self.bandwidth)
             known = found.get(schedule)
+            # A lower bound of the step saves placing most partitions in time.
             if parts is None or (known is not None and self._least(parts, schedule) >= known.timeline.seconds):
                 continue
             back = [self._backward(part) for part in parts]
@@ -155,9 +165,9 @@ class Problem:
             timeline = min(timelines, key=lambda each: each.seconds)
             if known is None or timeline.seconds < known.timeline.seconds:
                 load = max(*(part.seconds for part in parts), *(part.link_seconds for part in parts))
-                partition = Partition(parts=parts, load_seconds=load, way=_way(parts, costs))
+                partition = ChainPartition(parts=parts, load_seconds=load, way=_way(parts, costs))
                 placement = self._pattern(parts) if schedule in PATTERNS else None
-                found[schedule] = Candidate(partition=partition, timeline=timeline, placement=placement)
+                found[schedule] = PipelineCandidate(partition=partition, timeline=timeline, placement=placement)
 
     def _flying(self, schedule: str, ends: Ends) -> list[list[int]]:
         """Return how many micro-batches each stage may have in flight; under 1F1B* by the groups of its periods."""
@@ -166,17 +176,18 @@ class Problem:
                 [in_flight(schedule, stage=each, stages=self.stages, microbatches=self.microbatches)
                  for each in range(self.stages)]
             ]  # fmt: skip
+        # Groups follow from the loads of stages that recompute nothing.
         free = parts_of(
             self.chain, ends, lambda first, last, _: self._plain(first, last), [1] * len(ends), self.bandwidth
         )
         assert free is not None  # noqa: S101  nothing is infinite
         loads, links = [part.seconds for part in free], [part.link_seconds for part in free[:-1]]
-        found = [groups(loads, links, period) for period in periods(loads, links)]
+        found = [group_stages(loads, links, period) for period in candidate_periods(loads, links)]
         return [list(each) for each in dict.fromkeys(
             tuple(min(held, self.microbatches) for held in group) for group in found if group is not None
         )]  # fmt: skip
 
-    def _least(self, parts: Sequence[Part], schedule: str) -> float:
+    def _least(self, parts: Sequence[StagePart], schedule: str) -> float:
         """Return what a step takes at least: a stage waits for its first input, and the first stage for its last."""
         least, before = 0.0, 0.0
         for part in parts:
@@ -186,13 +197,13 @@ class Problem:
             )
         return least
 
-    def _pattern(self, parts: Sequence[Part]) -> Placement:
+    def _pattern(self, parts: Sequence[StagePart]) -> PatternPlacement:
         """Return the 1F1B* pattern of stages with no more in flight than they were given memory for."""
         loads, links = [part.seconds for part in parts], [part.link_seconds for part in parts[:-1]]
         known = least_period(loads, links, lambda stage, held: held <= parts[stage].flying)
         assert known is not None  # noqa: S101  one at a time fits
         works = [
-            Work(
+            PatternWork(
                 device=device,
                 forward_seconds=part.forward_seconds,
                 backward_seconds=part.seconds - part.forward_seconds,
@@ -200,9 +211,9 @@ class Problem:
             )
             for device, part in enumerate(parts)
         ]
-        return Placement(
+        return PatternPlacement(
             stages=tuple(
-                Placed(first=part.first, last=part.last, device=device, seconds=part.seconds, flying=part.flying)
+                PlacedStage(first=part.first, last=part.last, device=device, seconds=part.seconds, flying=part.flying)
                 for device, part in enumerate(parts)
             ),
             pattern=one_forward_one_backward(works, [link / 2 for link in links], known[0]),
@@ -211,7 +222,7 @@ class Problem:
         )
 
     def _orders(
-        self, schedule: str, parts: Sequence[Part], back: Sequence[float], flying: Sequence[int] | None = None
+        self, schedule: str, parts: Sequence[StagePart], back: Sequence[float], flying: Sequence[int] | None = None
     ) -> list[Orders]:
         """Return the orders of a schedule, for stages that recompute nothing."""
         if schedule in PATTERNS and flying is not None:
@@ -222,7 +233,7 @@ class Problem:
             weight_seconds=[each / 2 for each in back],
         )  # fmt: skip
 
-    def _placed_in_time(self, orders: Orders, parts: Sequence[Part], back: Sequence[float]) -> Timeline:
+    def _placed_in_time(self, orders: Orders, parts: Sequence[StagePart], back: Sequence[float]) -> PipelineTimeline:
         """Place an order in time; recomputation is part of the backward, and nothing of it can be deferred."""
         return simulate_orders(
             orders,
@@ -232,7 +243,7 @@ class Problem:
             weight_seconds=[each / 2 for each in back],
         )
 
-    def _backward(self, part: Part) -> float:
+    def _backward(self, part: StagePart) -> float:
         return sum(each.backward_seconds for each in self._steps(part.first, part.last))
 
     def _plain(self, first: int, last: int) -> float:
@@ -241,7 +252,7 @@ class Problem:
     def _steps(self, first: int, last: int) -> tuple[Stage, ...]:
         return self.chain.steps[first - 1 : len(self.chain.steps) if last == len(self.chain.stages) else last]
 
-    def _interleaved(self, memory_bytes: int) -> Candidate | None:
+    def _interleaved(self, memory_bytes: int) -> PipelineCandidate | None:
         """Return a step of two chunks a device that recompute nothing, if the devices can hold what it does."""
         layers, count = len(self.chain.stages), 2 * self.stages
         if self.stages == 1 or self.microbatches % self.stages or count > layers:
@@ -252,9 +263,12 @@ class Problem:
         (orders,) = self._orders("interleaved", parts, back)
         timeline = self._placed_in_time(orders, parts, back)
         held = [
-            holding(self.chain, part.first, layers + 1 if part.last == layers else part.last, weights=self.weights)
+            stage_holding(
+                self.chain, part.first, layers + 1 if part.last == layers else part.last, weights=self.weights
+            )
             for part in parts
         ]
+        # What each device holds follows from the order in time: chunks of a device share its memory.
         flying = [0] * count
         for device, lane in enumerate(timeline.runs):
             own = [held[chunk] for chunk in range(device, count, self.stages)]
@@ -266,35 +280,35 @@ class Problem:
                 steps = [1 if run.kind == "F" else -1 for run in lane if run.chunk == chunk]
                 flying[chunk] = max(accumulate(steps))
         parts = tuple(replace(part, flying=many) for part, many in zip(parts, flying, strict=True))
-        return Candidate(partition=replace(partition, parts=parts), timeline=timeline)
+        return PipelineCandidate(partition=replace(partition, parts=parts), timeline=timeline)
 
     @cached_property
-    def _chunks(self) -> Partition:
+    def _chunks(self) -> ChainPartition:
         """Two chunks a device, of least load whatever their memory."""
         cost = self.costs(1 << 62)["none"]
-        found = cut(
+        found = cut_chain(
             self.chain, 2 * self.stages, cost, way="none", bandwidth=self.bandwidth, microbatches=self.microbatches
         )
         assert found is not None  # noqa: S101  everything fits
         return found
 
-    def _searched(self, memory_bytes: int) -> Search:
+    def _searched(self, memory_bytes: int) -> PlacementSearch:
         """Return what searches patterns in a memory."""
-        return Search(
+        return PlacementSearch(
             self.chain, self.costs(memory_bytes)["planned"], devices=self.stages, microbatches=self.microbatches,
             memory_bytes=memory_bytes, bandwidth=self.bandwidth, weights=self.weights,
         )  # fmt: skip
 
-    def _special(self, memory_bytes: int) -> Iterator[Placement]:
+    def _special(self, memory_bytes: int) -> Iterator[PatternPlacement]:
         """Yield the best patterns found with one special device."""
         for level in self._halves(memory_bytes) if self.few else [min(memory_bytes, self._top)]:
             search = self.search(level)
-            found = madpipe(search, contiguous(search))
+            found = place_madpipe(search, place_contiguous(search))
             if found is not None:
                 yield found
 
 
-def replayed(placement: Placement, microbatches: int) -> Candidate:
+def replay_placement(placement: PatternPlacement, microbatches: int) -> PipelineCandidate:
     """Place a step in a pattern's order in time."""
     pattern = placement.pattern
     timeline = simulate_orders(
@@ -304,7 +318,7 @@ def replayed(placement: Placement, microbatches: int) -> Candidate:
         pattern.links,
     )
     parts = tuple(
-        Part(
+        StagePart(
             first=stage.first,
             last=stage.last,
             seconds=stage.seconds,
@@ -314,11 +328,11 @@ def replayed(placement: Placement, microbatches: int) -> Candidate:
         )
         for stage, work, link in zip(placement.stages, pattern.works, (*pattern.links, 0.0), strict=True)
     )
-    partition = Partition(parts=parts, load_seconds=pattern.period_seconds, way="planned")
-    return Candidate(partition=partition, timeline=timeline, placement=placement)
+    partition = ChainPartition(parts=parts, load_seconds=pattern.period_seconds, way="planned")
+    return PipelineCandidate(partition=partition, timeline=timeline, placement=placement)
 
 
-def _way(parts: Sequence[Part], costs: dict[Way, Cost]) -> Way:
+def _way(parts: Sequence[StagePart], costs: dict[Way, Cost]) -> Way:
     """Return the simplest way to train that is what the stages do."""
     ways: tuple[Way, ...] = ("none", "full")
     for way in ways:

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field, replace
 
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.plan.memory.chain import Chain, Option, Stage
-from trainwright.plan.pipeline.non_contiguous import Placement, Search
-from trainwright.plan.pipeline.partition import Partition, Way
-from trainwright.plan.pipeline.pipeline_search import Problem
-from trainwright.plan.pipeline.schedules import Timeline
-from trainwright.plan.pipeline.stage_memory import PATTERNS, PLANNED, Weights, check_schedule, stage_bytes
+from trainwright.plan.pipeline.non_contiguous import PatternPlacement, PlacementSearch
+from trainwright.plan.pipeline.partition import ChainPartition, Way
+from trainwright.plan.pipeline.pipeline_search import PipelineProblem
+from trainwright.plan.pipeline.schedules import PipelineTimeline
+from trainwright.plan.pipeline.stage_memory import PATTERNS, PLANNED, WeightBytes, check_schedule, stage_bytes
 
 __all__ = ["PipelinePlan", "plan_pipeline"]
 
@@ -19,11 +19,11 @@ __all__ = ["PipelinePlan", "plan_pipeline"]
 class PipelinePlan:
     """Stages and schedule of a pipeline's step, and what the step takes under the others."""
 
-    partition: Partition
+    partition: ChainPartition
     """That of the schedule: interleaved has two stages a device, under MadPipe one device may have several."""
-    alternatives: dict[Way, Partition | None] = field(repr=False)
+    alternatives: dict[Way, ChainPartition | None] = field(repr=False)
     """The partitions of least load for each way to train."""
-    timelines: dict[str, Timeline] = field(repr=False)
+    timelines: dict[str, PipelineTimeline] = field(repr=False)
     """By schedule, the least step found in the memory; those that do not fit are absent."""
     schedule: str
     microbatches: int
@@ -32,8 +32,8 @@ class PipelinePlan:
     """What each stage would hold if nothing were recomputed."""
     chain: Chain = field(repr=False)
     """As it was cut: gradients of parameters are part of the weights."""
-    weights: Weights
-    placements: dict[str, Placement] = field(default_factory=dict, repr=False)
+    weights: WeightBytes
+    placements: dict[str, PatternPlacement] = field(default_factory=dict, repr=False)
     """By pattern (1f1b-star, madpipe), where the schedule is one: stages on devices, the period, a bound on it."""
 
     @property
@@ -67,7 +67,7 @@ def plan_pipeline(
     memory_bytes: int,
     bandwidth: float = float("inf"),
     schedule: str = "auto",
-    weights: Weights | None = None,
+    weights: WeightBytes | None = None,
 ) -> PipelinePlan:
     """Cut a chain into `stages` on devices of `memory_bytes` each, over links of `bandwidth` bytes per second.
 
@@ -84,8 +84,8 @@ def plan_pipeline(
             f"{chain.skips[0].maker}); allowed: a chain whose stages hand everything on, as "
             "tw.memory.pipeline makes of a model"
         )
-    chain, weights = _without_gradients(chain), weights or Weights()
-    problem = Problem(chain, stages=stages, microbatches=microbatches, bandwidth=bandwidth, weights=weights)
+    chain, weights = _without_gradients(chain), weights or WeightBytes()
+    problem = PipelineProblem(chain, stages=stages, microbatches=microbatches, bandwidth=bandwidth, weights=weights)
     patterns = {"auto": PATTERNS, "madpipe": PATTERNS, "1f1b-star": PATTERNS[:1]}.get(schedule, ())
     found = problem.best(memory_bytes, patterns)
     if not found:
@@ -125,7 +125,7 @@ def plan_pipeline(
     )
 
 
-def _bounded(search: Search, placement: Placement) -> Placement:
+def _bounded(search: PlacementSearch, placement: PatternPlacement) -> PatternPlacement:
     """Return a placement with the bound on periods in all of the memory."""
     special = len({each.device for each in placement.stages}) < len(placement.stages)
     period = placement.pattern.period_seconds
@@ -133,7 +133,7 @@ def _bounded(search: Search, placement: Placement) -> Placement:
 
 
 def _without_gradients(chain: Chain) -> Chain:
-    """Return the chain as `Weights` counts: sums of gradients are always there, a micro-batch's own come on top."""
+    """Return the chain as `WeightBytes` counts: sums of gradients are always there, a micro-batch's own come on top."""
 
     def on_top(kind: Stage | Option, stage: Stage) -> int:
         return max(0, kind.backward_temporary_bytes + stage.parameter_gradient_bytes)

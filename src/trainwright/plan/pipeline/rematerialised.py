@@ -21,20 +21,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.plan.memory.chain import Chain
-from trainwright.plan.memory.persistent import Persistent
+from trainwright.plan.memory.persistent import PersistentTable
 from trainwright.plan.memory.sizes import sizes_of
 
-__all__ = ["Tables"]
+__all__ = ["RematerialisationTables"]
 
 _SLOTS = 120
 
 
-class Tables:
+class RematerialisationTables:
     """D of a chain for slots of every size, made when they are first asked for; the loss goes with the last layer."""
 
     def __init__(self, chain: Chain) -> None:
         self._sizes, self._layers, self._steps = sizes_of(chain), len(chain.stages), len(chain.steps)
-        self._persistent = cache(lambda unit: Persistent(chain, unit=unit, slots=_SLOTS))
+        self._persistent = cache(lambda unit: PersistentTable(chain, unit=unit, slots=_SLOTS))
         self._rows = cache(self._across)
 
     def seconds(self, first: int, last: int, flying: int, room: int) -> float:
@@ -51,7 +51,7 @@ class Tables:
 
     def _across(self, unit: int, last: int) -> NDArray[np.float32]:
         """D(s, last, m, k) for all s, with k in slots."""
-        from trainwright.plan.pipeline._rematerialised import across
+        from trainwright.plan.pipeline._rematerialised import fill_across
 
         end = self._steps if last == self._layers else last
-        return across(self._sizes, self._persistent(unit).table, end - 1, (unit, unit - 1, _SLOTS))
+        return fill_across(self._sizes, self._persistent(unit).table, end - 1, (unit, unit - 1, _SLOTS))

@@ -10,8 +10,17 @@ from dataclasses import dataclass
 
 from trainwright.errors import PipelineError
 from trainwright.plan.pipeline.stage_memory import check_schedule, in_flight
+from trainwright.validators import check, integer
 
-__all__ = ["Orders", "Run", "Timeline", "deep_orders", "orders_of", "simulate_orders", "simulate_schedule"]
+__all__ = [
+    "Orders",
+    "PipelineTimeline",
+    "PipelineTrace",
+    "deep_orders",
+    "orders_of",
+    "simulate_orders",
+    "simulate_schedule",
+]
 
 _Work = tuple[str, int, int]
 """Kind "F", "B" or "W", chunk, micro-batch."""
@@ -20,7 +29,7 @@ Orders = list[list[_Work]]
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class PipelineTrace:
     """One piece of work: kind "F", "B" or "W" of a micro-batch on a chunk of layers; chunk c is on device c mod P."""
 
     kind: str
@@ -31,10 +40,10 @@ class Run:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Timeline:
+class PipelineTimeline:
     """A step: its runs by device, its time, and the most chunks' worth of saved values that each device held."""
 
-    runs: tuple[tuple[Run, ...], ...]
+    runs: tuple[tuple[PipelineTrace, ...], ...]
     seconds: float
     held: tuple[int, ...]
 
@@ -54,7 +63,7 @@ def simulate_schedule(
     link_seconds: Sequence[float] | None = None,
     devices: int | None = None,
     weight_seconds: Sequence[float] | None = None,
-) -> Timeline:
+) -> PipelineTimeline:
     """Place a step in time. Sequences are per chunk; `link_seconds[c]` is one way between chunks c and c + 1.
 
     Chunks are as many as devices, or (interleaved) a multiple, with micro-batches a multiple of the devices.
@@ -90,8 +99,7 @@ def orders_of(
     """
     check_schedule(schedule)
     chunks = len(forward_seconds)
-    if microbatches < 1:
-        raise PipelineError(f"microbatches: got {microbatches}; allowed: a whole number >= 1")
+    check(microbatches, integer(minimum=1), "microbatches", PipelineError)
     if chunks % devices or (schedule != "interleaved" and chunks != devices):
         raise PipelineError(
             f"devices: got {devices} for {chunks} chunks; allowed: {chunks}, or a divisor if interleaved"
@@ -103,9 +111,10 @@ def orders_of(
     orders = [_order(schedule, device, devices, chunks // devices, microbatches) for device in range(devices)]
     if schedule != "zero-bubble":
         return [orders]
+    # Zero-bubble: place 1F1B in time once, to see where devices are idle.
     durations = _durations(forward_seconds, backward_seconds, weight_seconds)
     most = [in_flight("1f1b", stage=device, stages=devices, microbatches=microbatches) for device in range(devices)]
-    deferred = _place(orders, durations, [*link_seconds, 0.0], most=most)
+    deferred = _place_run(orders, durations, [*link_seconds, 0.0], most=most)
     behind = [
         [each for work in order for each in ([work] if work[0] == "F" else [work, ("W", *work[1:])])]
         for order in orders
@@ -120,7 +129,7 @@ def simulate_orders(
     link_seconds: Sequence[float],
     *,
     weight_seconds: Sequence[float] | None = None,
-) -> Timeline:
+) -> PipelineTimeline:
     """Place a step in time in which each device runs its own order of (kind, chunk, micro-batch), as soon as it can.
 
     Where an order has the weights' parts ("W"), these take `weight_seconds` of the backwards.
@@ -128,7 +137,7 @@ def simulate_orders(
     split = any(work[0] == "W" for order in orders for work in order)
     weights = weight_seconds if split and weight_seconds is not None else [0.0] * len(forward_seconds)
     durations = _durations(forward_seconds, backward_seconds, weights)
-    return _place([list(order) for order in orders], durations, [*link_seconds, 0.0])
+    return _place_run([list(order) for order in orders], durations, [*link_seconds, 0.0])
 
 
 def _durations(
@@ -153,6 +162,7 @@ def _order(schedule: str, device: int, devices: int, chunks: int, microbatches: 
         group, place = divmod(number, devices * chunks)
         return "B", device + devices * (chunks - 1 - place // devices), group * devices + place % devices
 
+    # Megatron-LM's order of interleaved chunks: groups of as many micro-batches as devices.
     if chunks == 1:
         forwards: list[_Work] = [("F", device, each) for each in range(microbatches)]
         backwards: list[_Work] = [("B", device, each) for each in range(microbatches)]
@@ -180,9 +190,9 @@ def _alternating(forwards: list[_Work], backwards: list[_Work], ahead: int) -> l
     return [*forwards[:warm], *(work for pair in pairs for work in pair), *backwards[len(forwards) - warm :]]
 
 
-def _place(
+def _place_run(
     orders: Orders, durations: dict[str, list[float]], links: list[float], *, most: list[int] | None = None
-) -> Timeline:
+) -> PipelineTimeline:
     """Place orders in time; with `most`, put the weights' part of each backward where its device is idle.
 
     No device then has more than `most` micro-batches whose weights' part is still to come.
@@ -191,8 +201,9 @@ def _place(
     free, place, flying = [0.0] * devices, [0] * devices, [0] * devices
     ends: dict[_Work, float] = {}
     waiting: list[list[_Work]] = [[] for _ in orders]  # weights' parts
-    lanes: list[list[Run]] = [[] for _ in orders]
+    lanes: list[list[PipelineTrace]] = [[] for _ in orders]
 
+    # When what a piece of work reads has arrived; None if that is not placed yet.
     def ready(work: _Work) -> float | None:
         kind, chunk, batch = work
         if kind == "F":
@@ -211,13 +222,15 @@ def _place(
         end = start + durations[work[0]][work[1]]
         ends[work] = free[device] = end
         flying[device] += (work[0] == "F") - (work[0] == "W")
-        lanes[device].append(Run(*work, start, end))
+        lanes[device].append(PipelineTrace(*work, start, end))
 
+    # Always place work of the device that is free first, so that no later choice could have come earlier.
     while any(place[device] < len(orders[device]) or waiting[device] for device in range(devices)):
         moved = False
         for device in sorted(range(devices), key=lambda each: free[each]):
             head = orders[device][place[device]] if place[device] < len(orders[device]) else None
             at = ready(head) if head is not None else None
+            # The weights' part of a backward fills idle time, or makes room where too many are in flight.
             full = most is not None and head is not None and head[0] == "F" and flying[device] >= most[device]
             if waiting[device] and (full or at is None or at > free[device]):
                 run(device, waiting[device].pop(0), free[device])
@@ -232,6 +245,7 @@ def _place(
             break
         if not moved:
             raise PipelineError("schedule: got orders in which every device waits for another")
+    # Saved values are held from the forward to the last part of the backward.
     last = "W" if any(run.kind == "W" for lane in lanes for run in lane) else "B"
     held = []
     for lane in lanes:
@@ -240,4 +254,4 @@ def _place(
             now += (each.kind == "F") - (each.kind == last)
             highest = max(highest, now)
         held.append(highest)
-    return Timeline(runs=tuple(map(tuple, lanes)), seconds=max(free), held=tuple(held))
+    return PipelineTimeline(runs=tuple(map(tuple, lanes)), seconds=max(free), held=tuple(held))

@@ -3,21 +3,22 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from trainwright.errors import PipelineError, closest
+from trainwright.errors import PipelineError
 from trainwright.plan.memory.chain import Chain
+from trainwright.validators import check, one_of
 
 __all__ = [
     "PATTERNS",
     "PLANNED",
     "SCHEDULES",
-    "Holding",
     "Schedule",
-    "Weights",
+    "StageHolding",
+    "WeightBytes",
     "bubble_share",
     "check_schedule",
-    "holding",
     "in_flight",
     "stage_bytes",
+    "stage_holding",
 ]
 
 Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
@@ -29,7 +30,7 @@ PLANNED = ("auto", *SCHEDULES, *PATTERNS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Weights:
+class WeightBytes:
     """Copies of the parameters' bytes that a stage holds, and a divisor where others share them (ZeRO)."""
 
     copies: float = 2.0
@@ -39,8 +40,7 @@ class Weights:
 
 def check_schedule(name: str, known: tuple[str, ...] = SCHEDULES) -> None:
     """Raise PipelineError for an unknown schedule."""
-    if name not in known:
-        raise PipelineError(f"schedule: got {name!r}; allowed: {', '.join(known)}{closest(name, known)}")
+    check(name, one_of(*known), "schedule", PipelineError)
 
 
 def in_flight(schedule: str, *, stage: int, stages: int, microbatches: int) -> int:
@@ -55,7 +55,7 @@ def bubble_share(*, stages: int, microbatches: int, chunks: int = 1) -> float:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Holding:
+class StageHolding:
     """Bytes of a stage that recomputes nothing: always there, of each micro-batch in flight, while a backward runs."""
 
     fixed: int
@@ -66,24 +66,24 @@ class Holding:
     """The largest temporaries of a backward, which stages of one device need one at a time."""
 
 
-def holding(chain: Chain, first: int, last: int, *, weights: Weights) -> Holding:
+def stage_holding(chain: Chain, first: int, last: int, *, weights: WeightBytes) -> StageHolding:
     """Return what layers first..last (from 1) hold; the loss is one more layer."""
     layers = chain.steps[first - 1 : last]
     borders = 2 * (input_bytes(chain, first) + (layers[-1].output_bytes if last < len(chain.stages) else 0))
-    return Holding(
+    return StageHolding(
         fixed=weight_bytes(chain, first, last, weights) + borders,
         each=sum(layer.saved_bytes for layer in layers) + input_bytes(chain, first),
         temporary=max(0, *(layer.backward_temporary_bytes for layer in layers)),
     )
 
 
-def stage_bytes(chain: Chain, first: int, last: int, *, flying: int, weights: Weights) -> int:
+def stage_bytes(chain: Chain, first: int, last: int, *, flying: int, weights: WeightBytes) -> int:
     """Return the peak bytes of layers first..last (from 1) with `flying` micro-batches, nothing recomputed."""
-    held = holding(chain, first, last, weights=weights)
+    held = stage_holding(chain, first, last, weights=weights)
     return held.fixed + flying * held.each + held.temporary
 
 
-def weight_bytes(chain: Chain, first: int, last: int, weights: Weights) -> int:
+def weight_bytes(chain: Chain, first: int, last: int, weights: WeightBytes) -> int:
     """Return the bytes of parameters, gradients and optimizer state of layers first..last."""
     parameters = sum(layer.parameter_bytes for layer in chain.steps[first - 1 : last])
     return int(-(-weights.copies * parameters // weights.shared_by))

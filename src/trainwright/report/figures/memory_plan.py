@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainwright.memory import Plan
-from trainwright.plan.memory.budget import readable
+from trainwright.plan.memory.budget import format_bytes
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
 from trainwright.report.formatting import duration, escape
 
@@ -60,8 +60,8 @@ def memory_plan_figure(plan: Plan, name: str) -> Figure:
         name=f"memory-{escape(name, 40)}",
         title=f"Memory plan: {escape(plan.chain.name or name, 40)}",
         caption=f"Bytes alive in one step of {duration(simulation.seconds)}, {100 * plan.overhead:.1f} % longer than "
-        f"without a plan; the peak is {readable(simulation.peak_bytes)}, the dashed budget "
-        f"{readable(plan.budget_bytes)}. From {escape(name, 60)}.json, by the solver {escape(plan.solver, 30)}.",
+        f"without a plan; the peak is {format_bytes(simulation.peak_bytes)}, the dashed budget "
+        f"{format_bytes(plan.budget_bytes)}. From {escape(name, 60)}.json, by the solver {escape(plan.solver, 30)}.",
         data=traces,
         layout=layout(
             xaxis=axis(f"time in the step ({clock})", range=[0, simulation.seconds / per]),

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from trainwright.plan.memory.budget import readable
+from trainwright.plan.memory.budget import format_bytes
 from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
 from trainwright.report.formatting import count, escape, number
 
@@ -63,7 +63,7 @@ def _draw_strategies(ranked: list[Mapping[str, Any]], devices: int, name: str, m
         name=f"strategies-{escape(name, 30)}-{devices}",
         title=f"Strategies on {count(devices, 'device')}{f': {escape(model, 30)}' if model else ''}",
         caption=f"Predicted {unit} of one iteration, the fastest on top: {labels[0]} with "
-        f"{number(_read_seconds(best) / per, 3)} {unit} and a peak of {readable(int(best.get('peak_bytes', 0)))} "
+        f"{number(_read_seconds(best) / per, 3)} {unit} and a peak of {format_bytes(int(best.get('peak_bytes', 0)))} "
         f"a device. {count(len(drawn), 'strategy', 'strategies')} of {len(ranked)}.{out} From {escape(name, 60)}.json.",
         data=traces,
         layout=layout(

@@ -77,6 +77,7 @@ def interpolated(curve: Mapping[float, float], factor: float, alpha: float) -> f
     points = sorted({1.0: 1.0, **curve}.items())
     if len(points) == 1:
         return float(factor**alpha)
+    # The segment around the factor, or the outermost one, whose slope is continued.
     place = max(1, min(len(points) - 1, sum(at < factor for at, _ in points)))
     (low, at_low), (high, at_high) = points[place - 1], points[place]
     slope = math.log(at_high / at_low) / math.log(high / low)

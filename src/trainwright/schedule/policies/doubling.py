@@ -98,6 +98,7 @@ class _Planner:
         """Note what the trial's last rung has earned it, if it has not got it."""
         self.wishes = [wish for wish in self.wishes if wish.running.trial != running.trial]
         size = self.policy.start * self.policy.factor**running.rungs
+        # A trial wants the size that its rungs have earned, and is served in the order of rungs, then loss.
         if size <= len(running.block):
             return
         self.wishes.append(_Wish(running, size))
@@ -115,9 +116,21 @@ class _Planner:
                 if wish.until == math.inf:
                     now, then = self._seconds(allocator, wish.running, size)
                     wish.until = allocator.at + (self.policy.wait_seconds or now - then)
+                # Wait for the full size until waiting costs more than growth saves; then take what there is.
                 late = allocator.at >= wish.until
-                smaller = [each for each in allocator.sizes() if len(wish.running.block) < each < size] if late else []
-                if not any(allocator.resize(wish.running, each) for each in (size, *reversed(smaller))) and not late:
+                smaller = (
+                    [
+                        smaller_size
+                        for smaller_size in allocator.sizes()
+                        if len(wish.running.block) < smaller_size < size
+                    ]
+                    if late
+                    else []
+                )
+                if (
+                    not any(allocator.resize(wish.running, smaller_size) for smaller_size in (size, *reversed(smaller)))
+                    and not late
+                ):
                     return
             del self.wishes[0]
 
@@ -130,6 +143,7 @@ class _Planner:
         # What is not measured is tried one step at a time: a belief in its speed can be far off.
         step = self.policy.factor * max(before, int(self.policy.start * allocator.estimates.known))
         most = min(self.policy.cap or allocator.slots, allocator.slots, wish.size, step)
+        # Sizes up to the knee: each doubling must be faster by the margin.
         for size in allocator.sizes():
             if before < size <= most:
                 if self._faster(allocator, before, size) < MARGIN ** math.log2(size / before):

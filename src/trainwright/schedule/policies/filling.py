@@ -24,6 +24,7 @@ def fill(ends: Floats, costs: Floats, supply: float) -> NDArray[np.intp]:
         found: NDArray[np.intp] = np.where(early.any(axis=0), early.argmax(axis=0), least)
         return found
 
+    # Bisection over the possible latest ends: the earliest one whose choices fit within the supply.
     low, high = np.searchsorted(levels, ends.min(axis=0).max()), len(levels) - 1
     high = min(high, int(np.searchsorted(levels, ends[0].max())))
     while low < high:

@@ -74,20 +74,20 @@ class _Planner:
             if running is not None and running.is_settled and allocator.free < self.policy.start:
                 self._shrink(allocator, running)
         else:
-            kept: float = allocator.free
+            reserved: float = allocator.free
             if allocator.rungs and allocator.estimates.epoch_seconds() is not None:
                 if running is not None and running.is_settled and running.rungs < len(allocator.rungs):
                     self._grow(allocator, running)
-                kept = self._look(allocator) if allocator.free and not self.wishes else allocator.free
+                reserved = self._look(allocator) if allocator.free and not self.wishes else allocator.free
             if allocator.source.waits():  # too late to be complete, but nobody else has use for these devices
-                self._begin(allocator, new=True, kept=kept)
+                self._begin(allocator, new=True, reserved=reserved)
         later = [wish.until for wish in self.wishes if wish.until > allocator.at]
         if later:
             allocator.plan_again_at(min(later))
 
-    def _begin(self, allocator: DeviceAllocator, *, new: bool, kept: float = 0.0) -> None:
+    def _begin(self, allocator: DeviceAllocator, *, new: bool, reserved: float = 0.0) -> None:
         """Start what waits, with or without new trials, on all free devices but so many."""
-        while allocator.free - kept >= self.policy.start and allocator.start_next(new=new):
+        while allocator.free - reserved >= self.policy.start and allocator.start_next(new=new):
             pass
 
     # Growth.
@@ -112,6 +112,7 @@ class _Planner:
             allocator.remaining_epochs(running) * rows.column("alone")[place],
             1.0,
         )
+        # The sizes of all trials together, so that the latest expected end is least.
         ends, costs = self._choices(allocator, due, work, size, _DOUBLINGS)
         supply = allocator.free + float(((1 - chance) * size).sum())
         return int(running.size) << int(fill(ends, costs * chance, supply)[place])
@@ -128,7 +129,9 @@ class _Planner:
         ends, costs = [due + now], [np.zeros_like(size)]
         for doublings in range(1, most + 1):
             larger = size * 2**doublings
-            speeds = [allocator.estimates.speedup(each * 2**doublings / self.policy.start) for each in sizes.tolist()]
+            speeds = [
+                allocator.estimates.speedup(old_size * 2**doublings / self.policy.start) for old_size in sizes.tolist()
+            ]
             then = work / np.array(speeds)[place]
             restart = allocator.estimates.restart(int(larger[0]))
             allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= np.minimum(cap, step))
@@ -142,14 +145,15 @@ class _Planner:
     def _wait(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Hold a trial at its rung if others are about to free what it wants."""
         place = self.rows.place(running.trial)
+        # Waiting is worth a share of what the doubling would save up to the next rung.
         segment = (allocator.rungs[running.rungs] - running.epoch) * self.rows.column("alone")[place]
         ratio = running.size / self.policy.start
         saved = segment / allocator.estimates.speedup(ratio) - segment / allocator.estimates.speedup(2 * ratio)
         until = allocator.at + saved * _PATIENCE
         soon = (self._due() < until) & (np.arange(len(self.rows)) != place)
-        held = sum(wish.running.size for wish in self.wishes)
-        coming = float(self.rows.column("size")[soon].sum()) - held
-        if until > allocator.at and coming + allocator.free >= running.size + held:
+        held_size = sum(wish.running.size for wish in self.wishes)
+        coming = float(self.rows.column("size")[soon].sum()) - held_size
+        if until > allocator.at and coming + allocator.free >= running.size + held_size:
             allocator.hold(running)
             self.wishes.append(_Wish(running, until))
 
@@ -175,6 +179,7 @@ class _Planner:
         ends, _ = self._choices(allocator, due, work, rows.column("size"), 1)
         if len(ends) == 1:
             return 0.0  # no growth is worth it
+        # Trials that end last are asked first, as many as could grow on the free devices.
         order = np.argsort(-ends[0], kind="stable")
         size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
         wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
@@ -237,6 +242,7 @@ class _Planner:
             return
         speed = allocator.estimates.speedup
         work = allocator.remaining_epochs(running) * (running.start_epoch_seconds or base)
+        # The start must gain clearly more than the shrinking trial loses.
         loss = work / speed(half / self.policy.start) + restart - work / speed(running.size / self.policy.start)
         start = allocator.rungs[0] * base
         if start / self.policy.start > _WORTH * loss / half and start > 2 * restart:

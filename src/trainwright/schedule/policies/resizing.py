@@ -50,6 +50,7 @@ def retreat(allocator: DeviceAllocator, running: RunningTrial) -> bool:
         return False
     work, start = allocator.remaining_epochs(running), allocator.policy.start
     smaller = [size for size in allocator.sizes() if start <= size < len(running.block)]
+    # The expected end on each smaller size, restart included.
     ends = [
         (
             work * running.start_epoch_seconds / allocator.estimates.speedup(size / start)

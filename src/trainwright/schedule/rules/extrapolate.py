@@ -81,6 +81,7 @@ class Extrapolate(RungRule):
             index.known.add(event.trial)
             insort(index.complete, (event.losses[0], event.trial))
             if len(index.complete) >= self.min_trials:
+                # The threshold of a rung: the worst loss there among the best complete trials.
                 best = index.complete[: math.ceil(self.share * len(index.complete))]
                 for rung in index.rungs.values():
                     agrees = _agreement([rung.losses[trial] for _, trial in index.complete]) > _AGREES

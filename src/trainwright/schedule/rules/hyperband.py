@@ -101,6 +101,7 @@ class Hyperband(RungRule):
     @property
     def weights(self) -> tuple[int, ...]:
         """How many trials each bracket has, in proportion."""
+        # As many trials as give each bracket about the same number of epochs.
         count, eta = len(self.brackets), self._factor
         return tuple(math.ceil(Fraction(count, count - b) * eta ** (count - 1 - b)) for b in range(count))
 

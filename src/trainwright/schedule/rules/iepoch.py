@@ -120,6 +120,7 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
 
     def on_free(self, index: _Index, view: RuleView) -> Promote | New | Wait:
         """Promote the best that waits once the barrier is open, else start a new trial."""
+        # The barrier opens when the quorum of all trials, started or still allowed, has come.
         everyone = len(index.started) + view.remaining
         is_open = bool(index.chosen) or len(index.settled) >= self.quorum * everyone
         if is_open and index.waiting and len(index.chosen - index.failed) < self._places(everyone):

@@ -44,6 +44,7 @@ class Median(CurveRule):
         curve.total, curve.count, curve.best = curve.total + loss, curve.count + 1, min(curve.best, loss)
         if curve.epoch < self.min_epochs or (curve.epoch - self.min_epochs) % self.interval:
             return curve.verdict if isinstance(curve.verdict, Stop) else CONTINUE
+        # The trial's best loss is compared with the running means of the others, as published.
         others = index.epochs.setdefault(curve.epoch, OrderStatistics())
         verdict = self._compared(others, curve.epoch, curve.best)
         others.push(LossEntry(curve.total / curve.count, curve.trial))

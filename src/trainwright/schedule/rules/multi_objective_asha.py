@@ -37,8 +37,8 @@ class _FrontRung:
         """Record and rank anew; there is no loss that separates."""
         self.losses[event.trial] = event.losses
         self.violations[event.trial] = event.violation
-        kept = max(self.least, len(self.losses) * self.eta.denominator // self.eta.numerator)
-        self.best = self._ranked()[:kept]
+        passing = max(self.least, len(self.losses) * self.eta.denominator // self.eta.numerator)
+        self.best = self._ranked()[:passing]
         return event.trial in self.best, None
 
     def wait(self, event: Reported) -> None:
@@ -60,6 +60,7 @@ class _FrontRung:
         scaled = np.column_stack([np.unique(column, return_inverse=True)[1] for column in losses.T]).astype(float)
         scaled /= np.maximum(scaled.max(axis=0), 1.0)
         place, front = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
+        # Fronts among feasible trials, places within each front; infeasible ones follow by violation.
         feasible = violations <= 0
         front[feasible] = ranks(losses[feasible])
         for level in np.unique(front[feasible]):
@@ -74,6 +75,7 @@ def spread(points: Array) -> list[int]:
     chosen = int(np.argmin(points[:, 0]))
     order, distances = [chosen], np.full(len(points), np.inf)
     while len(order) < len(points):
+        # Repeatedly the point that is farthest from all chosen so far.
         squares = ((points - points[chosen]) ** 2).sum(axis=1)
         distances = np.minimum(distances, np.round(squares, 9))  # equal ones must not differ by how they were rounded
         distances[chosen] = -1.0

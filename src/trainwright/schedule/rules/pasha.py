@@ -32,6 +32,7 @@ class _Noise:
             both = np.array([[curve[epoch], other[epoch]] for epoch in common]).reshape(-1, 2)
             both = both[np.isfinite(both).all(axis=1)]
             gaps = both[:, 0] - both[:, 1]
+            # Two crossings of two curves are taken for noise, one for a change of the ranking.
             signs = np.sign(gaps[gaps != 0])
             if (signs[1:] != signs[:-1]).sum() >= 2:
                 self.pairs += 1
@@ -68,6 +69,7 @@ class _Index:
                 others = [self.curves[trial] for trial in self.losses[rung]]
                 self.noise.setdefault(rung, _Noise()).add(self.curves[event.trial], others, rung)
             self.losses[rung][event.trial] = event.losses[0]
+        # Another rung opens while the two top rungs rank their common trials differently.
         while self.ladder[self.open] != self.rungs.last and self._concerns(entered) and not self._agree():
             self.open += 1
             self.rungs.top = self.ladder[self.open]

@@ -44,6 +44,7 @@ class Patience(CurveRule):
         """Compare the best loss with what it was when the window began."""
         if not curve.best or loss < curve.best[-1][1]:
             curve.best.append((curve.epoch, loss))
+        # Keep the last improvement before the window, which is what the loss was when it began.
         start = curve.epoch - self.window
         while len(curve.best) > 1 and curve.best[1][0] <= start:
             curve.best.popleft()

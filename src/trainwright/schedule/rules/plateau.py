@@ -44,6 +44,7 @@ class Plateau(CurveRule):
         greatest = max(curve.latest)
         if curve.count <= self.window or math.isinf(greatest):
             return CONTINUE
+        # The span of the window relative to that of the whole curve.
         span, threshold = greatest - min(curve.latest), self.tolerance * (curve.greatest - curve.least)
         reason = Reason(rule="Plateau", epoch=curve.epoch, value=span, threshold=threshold)
         return Stop(reason) if span <= threshold else Continue(reason)

@@ -96,24 +96,25 @@ class Brackets:
     def _block(self, trial: int) -> tuple[int, int]:
         """Return the number of a trial's block, and which of the ladders it has."""
         cycle, rest = divmod(trial, sum(self.sizes))
-        each = bisect_right(list(accumulate(self.sizes)), rest)
-        return cycle * len(self.sizes) + each, each
+        ladder_place = bisect_right(list(accumulate(self.sizes)), rest)
+        return cycle * len(self.sizes) + ladder_place, ladder_place
 
     def _home(self, trial: int, at_seconds: float) -> _Bracket:
         """Return the bracket of a trial; a newcomer joins that of its block, or a new one if it has closed."""
         if trial in self.homes:
             return self.homes[trial]
-        block, each = self._block(trial)
+        # A bracket that closed early is continued by a new one for the rest of its block.
+        block, ladder_place = self._block(trial)
         home = self.filling.get(block)
         if home is None or (home.stages and home.stages[0].full):
-            size = self.sizes[each] - (0 if home is None else len(home.stages[0].members))
-            home = _Bracket(self.created, max(1, size), [_Stage(rung) for rung in self.ladders[each]])
+            size = self.sizes[ladder_place] - (0 if home is None else len(home.stages[0].members))
+            home = _Bracket(self.created, max(1, size), [_Stage(rung) for rung in self.ladders[ladder_place]])
             self.created += 1
             self.filling[block] = home
             if home.stages:
                 self.live.append(home)
         self.homes[trial] = home
-        home.until[trial] = self.ladders[each][0] if home.stages else self.last
+        home.until[trial] = self.ladders[ladder_place][0] if home.stages else self.last
         if home.stages:
             first = home.stages[0]
             first.members.add(trial)
@@ -170,6 +171,7 @@ class Brackets:
         stage = home.stages[place]
         stage.full = stage.closed = True
         home.dropped |= stage.members - stage.losses.keys() - stage.out
+        # The winners become the members of the next rung; those that are past it already need no promotion.
         winners = self._winners(home, stage)
         follows = home.stages[place + 1] if place + 1 < len(home.stages) else None
         until = self.last if follows is None else follows.rung
@@ -204,6 +206,7 @@ class Brackets:
             for place, stage in enumerate(home.stages):
                 if stage.closed or not stage.losses or not (stage.full or view.remaining == 0):
                     continue
+                # A rung waits for its members, or for as long as stragglers are waited for.
                 late = stage.latest + (self.straggler_seconds or 0.0)
                 if not stage.settled and (self.straggler_seconds is None or view.at_seconds < late):
                     again += [] if self.straggler_seconds is None else [late]

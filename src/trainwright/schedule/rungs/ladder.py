@@ -27,6 +27,7 @@ def ladder(min_epochs: int, max_epochs: int, eta: Fraction) -> tuple[int, ...]:
     """
     rungs: list[int] = []
     exact = Fraction(min_epochs)
+    # Rungs are rounded up from the exact power, and equal ones are left out.
     while (rung := math.ceil(exact)) < max_epochs:
         if not rungs or rung > rungs[-1]:
             rungs.append(rung)

@@ -60,6 +60,7 @@ class OrderStatistics:
 
     def quantile(self, position: float) -> float:
         """Return the loss at a fractional 0-based place in ascending order, linearly interpolated."""
+        # Move the cut to the place below the quantile; both neighbours are then on top of the heaps.
         below = int(position)
         self.cut(below + 1)
         low = self.greatest_below().loss

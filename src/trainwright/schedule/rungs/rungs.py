@@ -60,9 +60,9 @@ class RankRung:
         """Record and cut again."""
         entry = LossEntry(event.losses[0], event.trial)
         self.halves.push(entry)
-        kept = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
-        self.halves.cut(kept)
-        if not kept:
+        passing = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
+        self.halves.cut(passing)
+        if not passing:
             return False, None
         worst = self.halves.greatest_below()
         return entry <= worst, worst.loss
@@ -155,10 +155,12 @@ class Rungs:
         if not entered:
             return ()
         self._leave(place)
+        # A report past several rungs is recorded at each; the highest decides.
         for rung in entered:
             goes_on, threshold = self.tables[rung].enter(event)
         reason = Reason(rule=self.name, epoch=rung, value=event.losses[0], threshold=threshold)
         place.rung, place.epoch, place.report = rung, event.epoch, event if self.pausing else None
+        # Promoted trials pass; the others stop, or pause with their place in the queue.
         if (goes_on and (self.top is None or rung < self.top)) or place.until > rung:
             place.verdict = Continue(reason)
         elif not self.pausing:
@@ -198,6 +200,7 @@ class Rungs:
 
     def answer(self, view: RuleView) -> Promote | None:  # noqa: ARG002 -- others need it
         """Return the promotion of the best trial in the highest rung where one that goes on waits."""
+        # From the highest rung down, so that the most advanced trial is promoted first.
         above = self.last
         for rung in sorted(self.tables, reverse=True):
             if self.top is None or rung < self.top:

@@ -61,6 +61,7 @@ class Moves:
         `draw(generator, count)`. `good` is ordered, best first: the first 10 mutate, each column with probability
         2 / d, the first 20 cross. What is illegal is left out.
         """
+        # Half draws from the space, a quarter mutations, a quarter crossovers of good rows.
         quarter, d = count // 4, self.space.dimension
         even = count // _EVEN if self._priors or draw is not None else 0
         drawn = (draw or self.space.sample)(generator, count - 2 * quarter - even)
@@ -84,6 +85,7 @@ class Moves:
 
         Eight steps per numeric column, or as many as keep their rows below `most`.
         """
+        # Numeric columns alternate small and large steps; choices take all their codes.
         steps = max(1, min(_STEPS, most // (len(rows) * max(1, len(self._numeric)))))
         columns = np.concatenate([np.repeat(self._numeric, steps), self._code_columns])
         base, moves = fill_gaps(self.space, rows, generator), steps * len(self._numeric)

@@ -130,6 +130,7 @@ class Forest:
             self._dominance.take(outcomes, view.failed[start:], start)
         self._leaf_of[:, start:count] = -1
         self._weigh(start, count)
+        # Trees whose turn it is are planted anew from all rows; the others are extended by the new rows.
         born = self._born.copy()
         for t in np.flatnonzero(self._due <= count):
             born[t], self._due[t] = self._sizes_around(int(t), count)
@@ -140,6 +141,7 @@ class Forest:
             start = first
         cuts = self._bits.view(np.float64)
         while start < count:
+            # Between two scales new rows are placed among the old ones, so that old targets need not change.
             size, later = self._scaled_at(start + 1)
             stop, new = min(count, later - 1), start
             if size == start + 1:
@@ -172,9 +174,9 @@ class Forest:
         """Take rows into the order of the losses."""
         if self._dominance is not None:
             self._dominance.enter(start, stop, self._losses[:, 0])
-            told = np.flatnonzero(~self._failed[:stop])
-            self._finite = len(told)
-            self._order[0, : len(told)] = told[np.argsort(self._losses[told, 0], kind="stable")]
+            finite = np.flatnonzero(~self._failed[:stop])
+            self._finite = len(finite)
+            self._order[0, : len(finite)] = finite[np.argsort(self._losses[finite, 0], kind="stable")]
             return
         rows = start + np.flatnonzero(~self._failed[start:stop])
         if not len(rows):
@@ -259,8 +261,9 @@ class Forest:
         failed = self._failed[:count].copy()
         failed[: self._recalled.shape[1]] = False
         if failed.any() and not failed[:basis].all():  # as the worst of all in this scalar, not in each objective
-            told = y[:, :basis][:, ~failed[:basis]]
-            y[:, failed] = told.max(axis=1)[:, None]
+            # The targets of failed trials are set after scalarisation: the worst of the sums, not the sum of the worst.
+            finite = y[:, :basis][:, ~failed[:basis]]
+            y[:, failed] = finite.max(axis=1)[:, None]
         return y
 
     def _sizes_around(self, t: int, count: int) -> tuple[int, int]:
@@ -285,6 +288,7 @@ class Forest:
             self._mix[t] = mix
         members = self._w[t, :size] > 0.0
         if size > most:
+            # A crowded tree keeps the best rows, the newest ones, and a random sample of the rest.
             appeal = rng(self._seed, "rows", t).random(size)  # for those of no distinction: by chance
             ranks = np.argsort(np.argsort(losses[:size, : len(mix)], axis=0, kind="stable"), axis=0)
             appeal[np.argsort(ranks @ mix, kind="stable")[: most // 5]] = 2.0

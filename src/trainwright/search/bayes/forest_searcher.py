@@ -98,6 +98,7 @@ class ForestSearcher(Settings, error=SearchError):
         an exponential law of that mean.
         """
         taken: set[bytes] = set()
+        # Trials of the initial design need no forest; all others share one forest and its candidates.
         early = {n: self._design(view, n, taken) for n in numbers if self._opens(view, n)}
         late = [n for n in numbers if n not in early]
         if late:
@@ -137,7 +138,7 @@ class ForestSearcher(Settings, error=SearchError):
     def _kappa(self, view: SearchView, number: int) -> float:
         # An exponential decay from `kappa` towards `kappa_final` that starts again every period.
         at = number - self._initial(view)
-        kappa = self.kappa * (self.kappa_final / self.kappa) ** (at % _PERIOD / _PERIOD)
+        kappa = float(self.kappa * (self.kappa_final / self.kappa) ** (at % _PERIOD / _PERIOD))
         if view.slot is not None:  # each worker its own appetite for the unknown, of the same mean
             kappa *= float(-np.log1p(-rng(view.seed, "kappa-slot", view.slot).random()))
         return kappa
@@ -159,9 +160,9 @@ class ForestSearcher(Settings, error=SearchError):
             best = _first_new(view, recalled.best, np.zeros(len(recalled.best)), view.tried, taken)
             if best is not None:
                 return propose(view, recalled.best[best], number, searcher="forest", design="recalled")
-        given = opening(view, number, taken, self.points, searcher="forest")
-        if given is not None:
-            return given
+        opened = opening(view, number, taken, self.points, searcher="forest")
+        if opened is not None:
+            return opened
         if recalled is not None and recalled.mixture is not None:
             rows = recalled.mixture.draw(rng(view.seed, "initial", number), _DRAWS)
             found = _first_new(view, rows, np.arange(float(len(rows))), view.tried, taken)
@@ -212,7 +213,9 @@ class ForestSearcher(Settings, error=SearchError):
         rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), good, count, draw)
         mu, deviation, _ = forest.predict(_at_full_fidelity(view, rows))
         generator = rng(view.seed, "mutate", numbers[0])
+        # A batch searches around the best rows for a few quantiles of its kappas, not for each of them.
         few = kappas if len(kappas) <= _APPETITES else np.quantile(kappas, np.linspace(0.0, 1.0, _APPETITES))
+        # Local search: each round asks the neighbours of the best rows so far.
         for _ in range(_ROUNDS):
             starts = [_least(lower_confidence_bound(mu, deviation, kappa), _STARTS) for kappa in few.tolist()]
             places = starts[0] if len(starts) == 1 else np.unique(np.concatenate(starts))
@@ -226,6 +229,7 @@ class ForestSearcher(Settings, error=SearchError):
         if len(numbers) == 1:
             found = _first_new(view, rows, lower_confidence_bound(mu, deviation, float(kappas[0])), known, taken)
             return (rows[found] if found is not None else draw_new(view, numbers[0], taken, "last"))[None, :]
+        # A batch takes the best row for each kappa in turn, among those that are neither tried nor taken.
         keys = view.space.row_keys(rows)
         fresh = {key: place for place, key in reversed([*enumerate(keys)]) if key not in known and key not in taken}
         places = np.sort(np.fromiter(fresh.values(), np.intp, len(fresh)))

@@ -75,6 +75,7 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         taken: set[bytes] = set()
         if view.count_results < max(1, self._initial(view)):
             return [self._design(view, number, taken) for number in numbers]
+        # Several objectives become one by weights that are drawn anew for each batch.
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
@@ -82,6 +83,7 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         # as the forest does, found less on learning curves (`benchmarks/search/rules.py`).
         targets = _penalised(view.outcomes[places], view.bounds, view.objectives)
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
+        # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
         good = _good(view, places, improvement.means)
         mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
@@ -99,9 +101,9 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         return most if view.trials is None else min(most, max(1, view.trials // 2))
 
     def _design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
-        given = opening(view, number, taken, self.points, searcher="gp")
-        if given is not None:
-            return given
+        opened = opening(view, number, taken, self.points, searcher="gp")
+        if opened is not None:
+            return opened
         if self.design == "random":
             row = draw_new(view, number, taken, "initial")
         else:
@@ -111,6 +113,7 @@ class GaussianProcessSearcher(Settings, error=SearchError):
 
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
         """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
+        # Hyperparameters are fitted only at certain sizes, so that a resumed study repeats them.
         size, later = _fitted_sizes(view.count, self.max_rows // _GROWTHS)
         state = view.revision, size, view.partial
         known = cast(_Known | None, view.memo.get(self))
@@ -140,6 +143,7 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         moves = _moves(view)
         rows = moves.candidates(rng(view.seed, "candidates", number), good, self.candidates)
         scores = improvement.score(rows)
+        # Local search: neighbours of the best candidates, then gradient steps in the continuous columns.
         generator = rng(view.seed, "mutate", number)
         for _ in range(_ROUNDS):
             near = moves.neighbours(generator, rows[_most(scores, _STARTS)], self.candidates // 2)
@@ -161,8 +165,8 @@ class GaussianProcessSearcher(Settings, error=SearchError):
 
 def _penalised(losses: Array, bounds: Array, objectives: int) -> Array:
     """Return targets [objectives, rows] of losses [rows, objectives and constraints], broken bounds added to each."""
-    made = [_standardised(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
-    return penalised(np.stack([y for y, _ in made]), objectives, np.array([bound for _, bound in made]))
+    pairs = [_standardised(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
+    return penalised(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
 
 
 def _standardised(losses: Array, bound: float) -> tuple[Array, float]:
@@ -182,6 +186,7 @@ def _standardised(losses: Array, bound: float) -> tuple[Array, float]:
     values = _bent((values - values[:-1].mean()) / deviation)
     deviation = values[:-1].std() or 1.0
     values = (values - values[:-1].mean()) / deviation
+    # A failure counts as the worst result, or the process would return to where trials fail.
     y = np.full(len(losses), values[:-1].max())
     y[fine] = values[:-1]
     return y, float(values[-1]) if np.isfinite(bound) else bound
@@ -219,8 +224,9 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
     if count <= most:
         return np.arange(count)
     rungs = view.rungs[:count]
-    kept: list[Places] = []
+    chosen: list[Places] = []
     room = most
+    # Rows of higher rungs say more about full training, so they are taken first.
     for rung in np.unique(rungs)[::-1]:
         here = np.flatnonzero(rungs == rung)
         if len(here) > room:
@@ -229,11 +235,11 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
             best = int(_BEST * room)
             rest = np.sort(order[best:])
             here = np.concatenate([order[:best], rest[np.linspace(0, len(rest) - 1, room - best).astype(np.intp)]])
-        kept.append(here)
+        chosen.append(here)
         room -= len(here)
         if not room:
             break
-    return np.sort(np.concatenate(kept))
+    return np.sort(np.concatenate(chosen))
 
 
 def _good(view: SearchView, places: Places, means: Array) -> Array:

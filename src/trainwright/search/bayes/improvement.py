@@ -98,6 +98,7 @@ class Improvement:
             variance += weight**2 * v
             slope += weight * dm[places]
             spread += weight**2 * dv[places]
+        # Chain rule through u = (best - mean) / deviation, for log h(u) + log deviation.
         deviation = variance**0.5
         spread /= 2.0 * deviation
         u = (self._best - mean) / deviation
@@ -119,6 +120,7 @@ def log_h(u: Array) -> Array:
     """Return log(pdf(u) + u cdf(u)) of the normal law, exact to rounding for all u."""
     from scipy.special import erfcx, ndtr
 
+    # Close to 0 the definition is exact; far below, its two terms would cancel.
     near = np.maximum(u, _FAR)
     density = np.exp(-0.5 * near * near - _HALF_LOG_2PI)
     close = np.log(density + near * ndtr(near))

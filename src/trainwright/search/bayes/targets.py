@@ -71,13 +71,15 @@ def scale(
                 above = min(below + 1, finite - 1)
                 share = place - below
                 quartiles[q] = (1.0 - share) * losses[order[j, below], j] + share * losses[order[j, above], j]
+            # Outliers are clipped at Tukey's fence, or by as much above a bound that lies higher.
             reach = 1.5 * (quartiles[1] - quartiles[0])
             fence = quartiles[1] + reach
             if np.isfinite(bounds[j]):
                 fence = max(fence, bounds[j] + reach)
             if quartiles[0] == quartiles[1]:  # most losses are one number: nothing says how far others may lie
                 fence = np.inf
-            start = kept = 0
+            # Equal losses share the mean of their ranks.
+            start = within = 0
             while start < finite:
                 value = min(fence, losses[order[j, start], j])
                 stop = start + 1
@@ -90,11 +92,11 @@ def scale(
                 for place in range(start, stop):
                     targets[j, order[j, place]] = target
                     if losses[order[j, place], j] <= bounds[j]:  # a clipped one may lie on the bound, but is beyond
-                        kept = place + 1
+                        within = place + 1
                 bad = target
                 start = stop
             if np.isfinite(bounds[j]):
-                limits[j] = kept / finite if scaler == _QUANTILE else _bounded(bounds[j])
+                limits[j] = within / finite if scaler == _QUANTILE else _bounded(bounds[j])
         bads[j] = bad
         for i in range(count):
             if failed[i]:

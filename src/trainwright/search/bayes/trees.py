@@ -173,6 +173,7 @@ def _split(
         key = keys[depth]
         cuts[node, 0] = np.inf
         bits[node, 1] = np.uint64(node) << np.uint64(32)
+        # The node begins as a leaf; sums of its targets, and whether they differ at all.
         weight, total, least, greatest = 0.0, 0.0, np.inf, -np.inf
         for k in range(start, stop):
             i = rows[k]
@@ -184,6 +185,7 @@ def _split(
         if stop - start < least_rows or least == greatest:
             continue
 
+        # The range of each column within the node: a column without a range cannot split it.
         for c in range(d):
             low[c] = np.inf
             high[c] = -np.inf
@@ -195,6 +197,7 @@ def _split(
         for c in range(d):
             usable[c] = low[c] < high[c]
 
+        # One random test per column: a threshold within the range, or a subset of the codes.
         for c in range(d):
             tests[c] = -np.inf
             weights[c] = 0.0
@@ -218,6 +221,7 @@ def _split(
                 goes = 1.0 if x[c] <= tests[c] else 0.0
                 weights[c] += goes * w[i]
                 totals[c] += goes * value
+        # The test that explains most of the variance of the targets.
         chosen, top = -1, -1.0
         for c in range(d):
             if usable[c]:
@@ -227,6 +231,7 @@ def _split(
         if chosen < 0:
             continue
 
+        # The node becomes a split; its children are the next two nodes.
         bits[node, 1] = np.uint64(size) << np.uint64(32) | np.uint64(chosen)
         if codes[chosen] == 0:
             cuts[node, 0] = tests[chosen]
@@ -245,6 +250,7 @@ def _split(
                 away += 1
         for k in range(away):
             rows[keep + k] = spare[k]
+        # Both children are still to be grown, the left one first. Their keys are draws of their parent's.
         stack[depth, 0], stack[depth, 1], stack[depth, 2] = size + 1, keep, stop
         keys[depth] = _draw(key, _CHILD, 1)
         stack[depth + 1, 0], stack[depth + 1, 1], stack[depth + 1, 2] = size, start, keep
@@ -287,6 +293,7 @@ def grow(
                 heads[t, leaf] = row
             else:
                 continue
+            # Collect the rows of the leaf from its chain, in ascending order.
             count = 0
             i = heads[t, leaf]
             while i >= 0:
@@ -303,6 +310,7 @@ def grow(
                 M, y[t % len(y)], w[t], rows, leaf, stamp, codes, least_rows,
                 cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
             )  # fmt: skip
+            # The leaf was split: its rows move to the chains of the new leaves.
             if sizes[t] > before:
                 for node in range(before, sizes[t]):
                     heads[t, node] = -1

@@ -44,14 +44,14 @@ def application(front: InferenceEndpoint) -> FastAPI:
         separate_input_output_schemas=False,
     )
     for kind in (TrainwrightError, Refused, HTTPException, Exception):
-        app.add_exception_handler(kind, _refusal)
-    _inference(app, front)
-    _protocol(app, front)
-    _around(app, front)
+        app.add_exception_handler(kind, _reply_refusal)
+    _add_inference(app, front)
+    _add_protocol(app, front)
+    _add_extras(app, front)
     return app
 
 
-def _inference(app: FastAPI, front: InferenceEndpoint) -> None:
+def _add_inference(app: FastAPI, front: InferenceEndpoint) -> None:
     """Add what is asked most: first, for routes are tried in order, and with names as the path has them."""
     refusals = error_responses(400, 401, 403, 404, 408, 413, 415, 429, 503, 504)
 
@@ -66,22 +66,22 @@ def _inference(app: FastAPI, front: InferenceEndpoint) -> None:
         app.post(path, openapi_extra=schema, responses=refusals)(infer)
 
 
-def _protocol(app: FastAPI, front: InferenceEndpoint) -> None:
+def _add_protocol(app: FastAPI, front: InferenceEndpoint) -> None:
     @app.get("/v2")
     async def server() -> Response:
         """Return name, version and extensions of the server."""
         extensions = ["binary_tensor_data", "model_configuration", "statistics"]
-        return _json({"name": "trainwright", "version": trainwright.__version__, "extensions": extensions})
+        return _reply_json({"name": "trainwright", "version": trainwright.__version__, "extensions": extensions})
 
     @app.get("/v2/health/live")
     async def live() -> Response:
         """Say that the server lives."""
-        return _json({"live": True})
+        return _reply_json({"live": True})
 
     @app.get("/v2/health/ready", responses=error_responses(503))
     async def ready() -> Response:
         """Say whether requests are admitted now."""
-        return _readiness(front)
+        return _reply_ready(front)
 
     unknown = error_responses(401, 404)
 
@@ -91,41 +91,41 @@ def _protocol(app: FastAPI, front: InferenceEndpoint) -> None:
     async def stats(model: str | None = None, version: str | None = None) -> Response:
         """Return counts and nanoseconds of the inference requests so far."""
         front.known(front.name if model is None else model, version)
-        return _json(front.statistics())
+        return _reply_json(front.statistics())
 
     @app.get("/v2/models/{model}/config", responses=unknown)
     @app.get("/v2/models/{model}/versions/{version}/config", responses=unknown)
     async def configuration(model: str, version: str | None = None) -> Response:
         """Return the ensemble's model configuration."""
         front.known(model, version)
-        return _json(front.config())
+        return _reply_json(front.config())
 
     @app.post("/v2/repository/index", responses=error_responses(401))
     async def index() -> Response:
         """Return the models there are, which is one."""
-        return _json(repository(front.name, ready=front.ready()))
+        return _reply_json(repository(front.name, ready=front.ready()))
 
     @app.get("/v2/models/{model}", responses=unknown)
     @app.get("/v2/models/{model}/versions/{version}", responses=unknown)
     async def metadata(model: str, version: str | None = None) -> Response:
         """Return inputs and outputs of the ensemble."""
         front.known(model, version)
-        return _json(front.model())
+        return _reply_json(front.model())
 
     @app.get("/v2/models/{model}/ready", responses=error_responses(401, 404, 503))
     @app.get("/v2/models/{model}/versions/{version}/ready", responses=error_responses(401, 404, 503))
     async def model_ready(model: str, version: str | None = None) -> Response:
         """Say whether requests to the ensemble are admitted now."""
         front.known(model, version)
-        return _readiness(front)
+        return _reply_ready(front)
 
 
-def _around(app: FastAPI, front: InferenceEndpoint) -> None:
+def _add_extras(app: FastAPI, front: InferenceEndpoint) -> None:
     @app.get("/v2/ensembles/{name}", responses=error_responses(401, 404))
     async def ensemble(name: str) -> Response:
         """Return members, weights and rule of the ensemble, and how it is served now."""
         front.known(name)
-        return _json(front.ensemble())
+        return _reply_json(front.ensemble())
 
     @app.get("/metrics", responses=error_responses(401), response_class=PlainTextResponse)
     async def metrics() -> Response:
@@ -134,14 +134,14 @@ def _around(app: FastAPI, front: InferenceEndpoint) -> None:
 
     page = resources.files("trainwright.serve.http").joinpath("page.html").read_text(encoding="utf-8")
 
-    policy = {"Content-Security-Policy": _policy(page)}
+    policy = {"Content-Security-Policy": _content_policy(page)}
 
     @app.get("/", include_in_schema=False)
     async def try_it() -> Response:
         return HTMLResponse(page.replace("{{name}}", front.name), headers=policy)
 
 
-def _policy(page: str) -> str:
+def _content_policy(page: str) -> str:
     """Return the policy under which the page may run its own script and style, and speak to this server alone."""
     allowed = [
         f"{kind}-src 'sha256-{b64encode(sha256(content.encode()).digest()).decode()}'"
@@ -152,13 +152,13 @@ def _policy(page: str) -> str:
     return "; ".join(["default-src 'none'", *allowed, rest])
 
 
-def _readiness(front: InferenceEndpoint) -> Response:
+def _reply_ready(front: InferenceEndpoint) -> Response:
     if not front.ready():
         raise NotReady("the service starts, ends, or has too few members left; ask again", retry_after_seconds=1.0)
-    return _json({"ready": True})
+    return _reply_json({"ready": True})
 
 
-async def _refusal(_request: Request, error: Exception) -> Response:
+async def _reply_refusal(_request: Request, error: Exception) -> Response:
     """Answer an error: the first status that fits it, and its sentence; of a defect only that there is one."""
     headers: Mapping[str, str] = {}
     text = str(error)
@@ -181,5 +181,5 @@ _WORDS = {
 }
 
 
-def _json(content: Mapping[str, Any] | Sequence[Any]) -> Response:
+def _reply_json(content: Mapping[str, Any] | Sequence[Any]) -> Response:
     return Response(json_of(content), media_type="application/json")

@@ -64,7 +64,7 @@ class Client:
     def ask(self, x: "Array | torch.Tensor", options: Options | None = None) -> Response:
         """Return the whole answer: who is in it, and members, uncertainty or a trace if the options ask for them."""
         body, headers = encode(np.asarray(x), Options() if options is None else options, binary=self._binary)
-        reply = self._send("POST", f"/v2/models/{self._name}/infer", content=body, headers=headers)
+        reply = self._send_request("POST", f"/v2/models/{self._name}/infer", content=body, headers=headers)
         return read_answer(reply.content, reply.headers.get(HEADER_LENGTH))
 
     def ready(self) -> bool:
@@ -78,11 +78,11 @@ class Client:
 
     def metadata(self) -> Mapping[str, Any]:
         """Return the protocol's metadata: names, dtypes and shapes of inputs and outputs."""
-        return self._object(f"/v2/models/{self._name}")
+        return self._get_object(f"/v2/models/{self._name}")
 
     def ensemble(self) -> Mapping[str, Any]:
         """Return members, weights and rule, and how the ensemble is served now."""
-        return self._object(f"/v2/ensembles/{self._name}")
+        return self._get_object(f"/v2/ensembles/{self._name}")
 
     def close(self) -> None:
         """Close the connections."""
@@ -94,11 +94,11 @@ class Client:
     def __exit__(self, *_exception: object) -> None:
         self.close()
 
-    def _object(self, path: str) -> Mapping[str, Any]:
-        found: dict[str, Any] = self._send("GET", path).json()
+    def _get_object(self, path: str) -> Mapping[str, Any]:
+        found: dict[str, Any] = self._send_request("GET", path).json()
         return found
 
-    def _send(self, method: str, path: str, **content: Any) -> "httpx.Response":
+    def _send_request(self, method: str, path: str, **content: Any) -> "httpx.Response":
         import httpx
 
         # Refusals that name a time to ask again are retried until the limit would be passed.
@@ -112,7 +112,7 @@ class Client:
                 raise ServeError(f"{self._http.base_url}: cannot be asked ({error}); is the server there?") from error
             if reply.status_code == 200:
                 return reply
-            refusal = _refusal(reply)
+            refusal = _read_refusal(reply)
             if not isinstance(refusal, Overloaded) or time.monotonic() + refusal.retry_after_seconds > until:
                 raise refusal
             time.sleep(refusal.retry_after_seconds)
@@ -152,7 +152,7 @@ def read_answer(body: bytes, header_length: str | None) -> Response:
             used=tuple(parameters["members_used"]),
             missing={int(trial): why for trial, why in parameters["members_missing"].items()},
             weight=parameters["weight_used"],
-            uncertainty=_uncertainty(outputs, parameters.get("uncertainty_measure")),
+            uncertainty=_read_uncertainty(outputs, parameters.get("uncertainty_measure")),
             members={int(name[7:]): values for name, values in outputs.items() if name.startswith("member_")},
             trace=parameters.get("trace", {}),
         )
@@ -162,7 +162,7 @@ def read_answer(body: bytes, header_length: str | None) -> Response:
         ) from error
 
 
-def _uncertainty(outputs: Mapping[str, Array], measure: str | None) -> Uncertainty | None:
+def _read_uncertainty(outputs: Mapping[str, Array], measure: str | None) -> Uncertainty | None:
     if measure is None:
         return None
     return Uncertainty(
@@ -173,7 +173,7 @@ def _uncertainty(outputs: Mapping[str, Array], measure: str | None) -> Uncertain
     )
 
 
-def _refusal(reply: "httpx.Response") -> ServeError:
+def _read_refusal(reply: "httpx.Response") -> ServeError:
     try:
         told = reply.json()
         text = str(told["error"])

@@ -29,10 +29,10 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
                 transport.write(_FULL)
                 transport.close()
             else:
-                self._first = self.loop.call_later(_HEAD_SECONDS, self._late)
+                self._first = self.loop.call_later(_HEAD_SECONDS, self._close_late)
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._came()
+            self._cancel_timer()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -48,16 +48,16 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
 
         def on_headers_complete(self) -> None:
             self._in_head = False
-            self._came()
+            self._cancel_timer()
             super().on_headers_complete()
 
-        def _came(self) -> None:
+        def _cancel_timer(self) -> None:
             # Else the loop would hold a connection that has long gone.
             if self._first is not None:
                 self._first.cancel()
                 self._first = None
 
-        def _late(self) -> None:
+        def _close_late(self) -> None:
             if not self.transport.is_closing():
                 self.transport.close()
 

@@ -58,12 +58,12 @@ class InferenceEndpoint:
         """Return the reply to one inference request; whoever leaves before has the request cancelled."""
         begun = time.perf_counter()
         try:
-            return await self._infer(request)
+            return await self._infer_request(request)
         except Exception:
             self.metrics.refused.observe(time.perf_counter() - begun)
             raise
 
-    async def _infer(self, request: Request) -> HttpResponse:
+    async def _infer_request(self, request: Request) -> HttpResponse:
         if self.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=5.0)
         length, encoding = _read_headers(request)
@@ -75,7 +75,7 @@ class InferenceEndpoint:
         except TimeoutError:
             raise Refused(408, f"body: did not come within {self.limits.body_seconds:g} s") from None
         except ClientDisconnect:
-            return self._left()
+            return self._count_disconnected()
         started = time.perf_counter()
         if encoding is not None:
             body = await asyncio.to_thread(inflated, body, encoding, self.limits.body_bytes)
@@ -85,11 +85,11 @@ class InferenceEndpoint:
             asked = await asyncio.to_thread(read_request, body, length, self.signature, self.limits)
         # From here on the service works; the client is watched only if that takes long.
         parsed = time.perf_counter()
-        answer = await self._answer(asked, request)
+        answer = await self._await_answer(asked, request)
         if answer is None:
-            return self._left()
+            return self._count_disconnected()
         answered = time.perf_counter()
-        response = await self._reply(answer, asked, accepted(request.headers.get("accept-encoding")))
+        response = await self._make_reply(answer, asked, accepted(request.headers.get("accept-encoding")))
         for phase, seconds in (
             (self.metrics.parse, parsed - started),
             (self.metrics.answer, answered - parsed),
@@ -131,7 +131,7 @@ class InferenceEndpoint:
             "state": dict(self.service.state()),
         }
 
-    async def _answer(self, asked: InferRequest, request: Request) -> Response | None:
+    async def _await_answer(self, asked: InferRequest, request: Request) -> Response | None:
         """Return the service's answer, or None if the client leaves while it is waited for longer than a moment."""
         future = asyncio.wrap_future(self.service.submit(asked.x, asked.options))
         gone: list[asyncio.Future[Any]] = []
@@ -153,7 +153,7 @@ class InferenceEndpoint:
             if gone:
                 gone[0].cancel()
 
-    async def _reply(self, answer: Response, asked: InferRequest, encoding: str | None) -> HttpResponse:
+    async def _make_reply(self, answer: Response, asked: InferRequest, encoding: str | None) -> HttpResponse:
         threshold = self.service.ensemble.threshold
         body, length = write_reply(answer, asked, name=self.name, threshold=threshold)
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
@@ -167,7 +167,7 @@ class InferenceEndpoint:
             headers[DEGRADED] = ",".join(str(trial) for trial in answer.missing)
         return HttpResponse(body, headers=headers, media_type=_JSON if length is None else _BINARY)
 
-    def _left(self) -> HttpResponse:
+    def _count_disconnected(self) -> HttpResponse:
         self.metrics.disconnected.inc()
         # Nobody reads it.
         return HttpResponse(json_of({"error": "the client left"}), status_code=400)

@@ -21,7 +21,7 @@ def write_reply(
 ) -> tuple[bytes, int | None]:
     """Return the body, and the length of its JSON part if tensors follow behind it."""
     outputs, behind = [], []
-    for output, values in _outputs(answer, threshold):
+    for output, values in _list_outputs(answer, threshold):
         if asked.outputs is None or output in asked.outputs:
             binary = asked.binary if asked.outputs is None else asked.outputs[output]
             told, content = described(output, values, binary=binary)
@@ -49,10 +49,10 @@ def write_reply(
 
 def json_of(content: object) -> bytes:
     """Return compact JSON; NaN and infinities become null, for JSON has none."""
-    return pydantic_core.to_json(content, inf_nan_mode="null", fallback=_plain)
+    return pydantic_core.to_json(content, inf_nan_mode="null", fallback=_make_plain)
 
 
-def _outputs(answer: Response, threshold: float | None) -> Iterator[tuple[str, Array]]:
+def _list_outputs(answer: Response, threshold: float | None) -> Iterator[tuple[str, Array]]:
     yield "prediction", answer.prediction
     doubt = answer.uncertainty
     if doubt is not None:
@@ -66,7 +66,7 @@ def _outputs(answer: Response, threshold: float | None) -> Iterator[tuple[str, A
         yield f"member_{trial}", values
 
 
-def _plain(value: object) -> object:
+def _make_plain(value: object) -> object:
     if isinstance(value, Mapping):
         return dict(value)
     return value.item() if isinstance(value, np.generic) else str(value)

@@ -81,16 +81,16 @@ def read_request(
     body: bytes | bytearray, header_length: str | None, signature: Signature, limits: Limits
 ) -> InferRequest:
     """Return what a request asks for, or raise RequestError: which field, what it holds, what is allowed."""
-    told, behind = _parts(body, header_length, limits)
-    _known(told, _KEYS, "request")
+    told, behind = _split_body(body, header_length, limits)
+    _refuse_unknown(told, _KEYS, "request")
     name = told.get("id")
     if name is not None and not isinstance(name, str):
         raise RequestError(f"id: got {type(name).__name__}; allowed: a string")
-    parameters = _object(told.get("parameters", {}), "parameters")
-    options, binary = _options(parameters)
-    outputs, options = _outputs(told.get("outputs"), options, binary, signature)
+    parameters = _check_object(told.get("parameters", {}), "parameters")
+    options, binary = _read_options(parameters)
+    outputs, options = _read_outputs(told.get("outputs"), options, binary, signature)
     return InferRequest(
-        x=_input(told, behind, signature, limits),
+        x=_read_input(told, behind, signature, limits),
         options=options,
         id=name,
         outputs=outputs,
@@ -99,7 +99,7 @@ def read_request(
     )
 
 
-def _parts(body: bytes | bytearray, header_length: str | None, limits: Limits) -> tuple[dict[str, Any], Bytes]:
+def _split_body(body: bytes | bytearray, header_length: str | None, limits: Limits) -> tuple[dict[str, Any], Bytes]:
     length = len(body)
     if header_length is not None:
         if not (header_length.isascii() and header_length.isdigit()) or len(header_length) > 15:
@@ -118,21 +118,21 @@ def _parts(body: bytes | bytearray, header_length: str | None, limits: Limits) -
         told = pydantic_core.from_json(head, allow_inf_nan=False)
     except ValueError as error:
         raise RequestError(f"body: is no valid JSON ({error}); allowed: an inference request of the protocol") from None
-    return _object(told, "request"), Bytes(memoryview(body)[length:])
+    return _check_object(told, "request"), Bytes(memoryview(body)[length:])
 
 
-def _object(told: object, where: str) -> dict[str, Any]:
+def _check_object(told: object, where: str) -> dict[str, Any]:
     if not isinstance(told, dict):
         raise RequestError(f"{where}: got {type(told).__name__}; allowed: a JSON object")
     return told
 
 
-def _known(told: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
+def _refuse_unknown(told: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
     for name in told.keys() - set(names):
         raise RequestError(f"{where}: got {name[:60]!r}; allowed: {', '.join(names)}{closest(name[:60], names)}")
 
 
-def _options(told: Mapping[str, Any]) -> tuple[Options, bool]:
+def _read_options(told: Mapping[str, Any]) -> tuple[Options, bool]:
     for name in _SWITCHES:
         if not isinstance(told.get(name, False), bool):
             raise RequestError(f"parameters.{name}: got {str(told[name])[:60]!r}; allowed: true or false")
@@ -153,7 +153,7 @@ def _options(told: Mapping[str, Any]) -> tuple[Options, bool]:
     return options, told.get("binary_data_output", False)
 
 
-def _outputs(
+def _read_outputs(
     told: object, options: Options, binary: bool, signature: Signature
 ) -> tuple[dict[str, bool] | None, Options]:
     """Return which outputs are asked for by name; who names one need not set the option that gives it."""
@@ -164,15 +164,15 @@ def _outputs(
     found: dict[str, bool] = {}
     for place, each in enumerate(told):
         where = f"outputs[{place}]"
-        one = _object(each, where)
-        _known(one, ("name", "parameters"), where)
+        one = _check_object(each, where)
+        _refuse_unknown(one, ("name", "parameters"), where)
         name = one.get("name")
         if not isinstance(name, str) or name not in signature.outputs or name in found:
             raise RequestError(
                 f"{where}.name: got {str(name)[:60]!r}; allowed: {', '.join(signature.outputs)}, each once"
                 f"{closest(str(name)[:60], signature.outputs)}"
             )
-        parameters = _object(one.get("parameters", {}), f"{where}.parameters")
+        parameters = _check_object(one.get("parameters", {}), f"{where}.parameters")
         refuse_extensions(parameters, f"{where}.parameters")
         chosen = parameters.get("binary_data", binary)
         if not isinstance(chosen, bool):
@@ -189,13 +189,13 @@ def _outputs(
     )
 
 
-def _input(told: Mapping[str, Any], behind: Bytes, signature: Signature, limits: Limits) -> Array:
+def _read_input(told: Mapping[str, Any], behind: Bytes, signature: Signature, limits: Limits) -> Array:
     inputs = told.get("inputs")
     if not isinstance(inputs, list) or len(inputs) != 1:
         count = len(inputs) if isinstance(inputs, list) else "no list"
         raise RequestError(f"inputs: got {count}; allowed: a list of one tensor, named {INPUT!r}")
-    one = _object(inputs[0], "inputs[0]")
-    _known(one, ("name", "shape", "datatype", "parameters", "data"), "inputs[0]")
+    one = _check_object(inputs[0], "inputs[0]")
+    _refuse_unknown(one, ("name", "shape", "datatype", "parameters", "data"), "inputs[0]")
     if one.get("name") != INPUT:
         raise RequestError(f"inputs[0].name: got {str(one.get('name'))[:60]!r}; allowed: {INPUT!r}")
     shape = one.get("shape")
@@ -206,10 +206,10 @@ def _input(told: Mapping[str, Any], behind: Bytes, signature: Signature, limits:
         raise RequestError(f"inputs[0].shape: got {str(shape)[:60]}; allowed: {['N', *wanted]}")
     found = values_of(one, "inputs[0]", behind)
     behind.finish()
-    return found if signature.dtype is None else _cast(found, np.dtype(signature.dtype))
+    return found if signature.dtype is None else _cast_values(found, np.dtype(signature.dtype))
 
 
-def _cast(found: Array, dtype: "np.dtype[Any]") -> Array:
+def _cast_values(found: Array, dtype: "np.dtype[Any]") -> Array:
     """Return the values in the network's dtype: of the same kind (real, whole, truth), and in its range."""
     if found.dtype == dtype:
         return found

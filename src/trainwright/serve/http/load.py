@@ -97,7 +97,7 @@ class LoadTest(Settings, error=ServeConfigError):
         """Send the load to a server and return what was seen; ServeError if there is none."""
         with Client(url, token=self.token, name=self.name) as client:
             told = client.metadata()["inputs"][0]
-        draw = _drawing(told) if inputs is None else inputs
+        draw = _make_drawer(told) if inputs is None else inputs
         bodies = []
         for count in range(_BODIES):
             generator = rng(self.seed, "load bodies", count)
@@ -105,10 +105,10 @@ class LoadTest(Settings, error=ServeConfigError):
             bodies.append(
                 _Body(*encode(x, self.options, binary=self.binary), len(x), reference(x) if reference else None)
             )
-        heads = [self._head(url, body) for body in bodies]
+        heads = [self._request_head(url, body) for body in bodies]
         return asyncio.run(_Run(self, url, bodies, heads).result())
 
-    def _head(self, url: str, body: "_Body") -> bytes:
+    def _request_head(self, url: str, body: "_Body") -> bytes:
         place = urlsplit(url)
         lines = [f"POST /v2/models/{self.name}/infer HTTP/1.1", f"Host: {place.netloc}"]
         lines += [f"{name}: {value}" for name, value in body.headers.items()]
@@ -165,17 +165,17 @@ class _Run:
         whole = load.warm_up_seconds + load.seconds
         if load.kind == "closed":
             self._start = time.perf_counter()
-            await asyncio.gather(*(self._client(number, whole) for number in range(int(load.clients))))
+            await asyncio.gather(*(self._run_client(number, whole) for number in range(int(load.clients))))
         else:
             await self._open_loop(arrivals(load.kind, load.rate, whole, load.seed))
         for _, writer in self._free:
             writer.close()
-        return self._summary()
+        return self._summarise_run()
 
-    async def _client(self, number: int, whole: float) -> None:
+    async def _run_client(self, number: int, whole: float) -> None:
         turn = number
         while (now := time.perf_counter() - self._start) < whole:
-            await self._one(turn, now, late=False)
+            await self._send_one(turn, now, late=False)
             turn += int(self._load.clients)
 
     async def _open_loop(self, times: Array) -> None:
@@ -183,28 +183,28 @@ class _Run:
         tasks: set[asyncio.Task[None]] = set()
         self._start = time.perf_counter() + 0.01
         for count, meant in enumerate(times.tolist()):
-            await _until(self._start + meant)
+            await _sleep_until(self._start + meant)
             late = time.perf_counter() - self._start - meant > _LATE_SECONDS
-            task = asyncio.create_task(self._gated(gate, count, meant, late=late))
+            task = asyncio.create_task(self._send_gated(gate, count, meant, late=late))
             tasks.add(task)
             task.add_done_callback(tasks.discard)
         if tasks:
             await asyncio.gather(*tasks)
 
-    async def _gated(self, gate: asyncio.Semaphore, number: int, meant: float, *, late: bool) -> None:
+    async def _send_gated(self, gate: asyncio.Semaphore, number: int, meant: float, *, late: bool) -> None:
         async with gate:
-            await self._one(number, meant, late=late)
+            await self._send_one(number, meant, late=late)
 
-    async def _one(self, number: int, meant: float, *, late: bool) -> None:
+    async def _send_one(self, number: int, meant: float, *, late: bool) -> None:
         place = number % len(self._bodies)
         body = self._bodies[place]
         try:
             async with asyncio.timeout(self._load.timeout_seconds):
-                status, headers, content = await self._exchange(self._heads[place] + body.content)
+                status, headers, content = await self._exchange_messages(self._heads[place] + body.content)
         except TimeoutError:
-            self._note(_Seen(meant, 0.0, "timeout", late=late))
+            self._note_seen(_Seen(meant, 0.0, "timeout", late=late))
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            self._note(_Seen(meant, 0.0, type(error).__name__, late=late))
+            self._note_seen(_Seen(meant, 0.0, type(error).__name__, late=late))
         else:
             seen = _Seen(meant, time.perf_counter() - self._start - meant, str(status), body.rows, late)
             if status == 200:
@@ -213,9 +213,9 @@ class _Run:
                     found = read_answer(content, headers.get("inference-header-content-length")).prediction
                     near = found.shape == body.expected.shape and np.abs(found - body.expected).max() <= 1e-6
                     seen.wrong = not near
-            self._note(seen)
+            self._note_seen(seen)
 
-    def _note(self, seen: _Seen) -> None:
+    def _note_seen(self, seen: _Seen) -> None:
         ended = time.perf_counter() - self._start
         first, last = self._load.warm_up_seconds, self._load.warm_up_seconds + self._load.seconds
         # Also of requests of the warm-up: so both ends are alike.
@@ -224,8 +224,8 @@ class _Run:
         if seen.meant >= first:
             self._seen.append(seen)
 
-    async def _exchange(self, message: bytes) -> tuple[int, dict[str, str], bytes]:
-        reader, writer = self._free.pop() if self._free else await self._connected()
+    async def _exchange_messages(self, message: bytes) -> tuple[int, dict[str, str], bytes]:
+        reader, writer = self._free.pop() if self._free else await self._open_connection()
         try:
             writer.write(message)
             head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
@@ -242,12 +242,12 @@ class _Run:
             self._free.append((reader, writer))
         return int(head[0].split(" ")[1]), headers, content
 
-    async def _connected(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _open_connection(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         secure = self._place.scheme == "https"
         port = self._place.port or (443 if secure else 80)
         return await asyncio.open_connection(self._place.hostname, port, ssl=secure or None, limit=2**24)
 
-    def _summary(self) -> LoadResult:
+    def _summarise_run(self) -> LoadResult:
         load, seen = self._load, self._seen
         if not seen:
             raise ServeError("load: nothing was sent after the warm-up; allow more seconds, or a higher rate")
@@ -274,12 +274,12 @@ class _Run:
             late_share=late,
             valid=not why,
             why="; ".join(why),
-            latency_ms=_percentiles([each.latency for each in good]),
+            latency_ms=_latency_percentiles([each.latency for each in good]),
             warm_up_seconds=load.warm_up_seconds,
         )
 
 
-async def _until(moment: float) -> None:
+async def _sleep_until(moment: float) -> None:
     left = moment - time.perf_counter()
     if left > _SPIN_SECONDS:
         await asyncio.sleep(left - _SPIN_SECONDS)
@@ -287,14 +287,14 @@ async def _until(moment: float) -> None:
         await asyncio.sleep(0)
 
 
-def _percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
+def _latency_percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
     names = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
     if not seconds:
         return dict.fromkeys(names)
     return {name: float(1e3 * np.percentile(seconds, share)) for name, share in names.items()}
 
 
-def _drawing(told: Mapping[str, Any]) -> Callable[[int, np.random.Generator], Array]:
+def _make_drawer(told: Mapping[str, Any]) -> Callable[[int, np.random.Generator], Array]:
     """Return what draws rows that a server's metadata fit."""
     shape = told["shape"][1:]
     if not shape:

@@ -75,18 +75,18 @@ class Metrics:
 
     def phases(self) -> dict[str, tuple[int, float]]:
         """Return how many requests were answered, and the seconds of each phase."""
-        return {name: _sums(each) for name, each in self._phases.items()}
+        return {name: _sum_histogram(each) for name, each in self._phases.items()}
 
     def failed(self) -> tuple[int, float]:
         """Return how many inference requests were refused or failed, and their seconds."""
-        return _sums(self.refused)
+        return _sum_histogram(self.refused)
 
     def text(self) -> bytes:
         """Return all of it in the exposition format."""
         return generate_latest(self._registry)
 
 
-def _sums(histogram: Histogram) -> tuple[int, float]:
+def _sum_histogram(histogram: Histogram) -> tuple[int, float]:
     """Return the count and the sum of what a histogram without labels, or one of its labels, has seen."""
     found = {sample.name: sample.value for metric in histogram.collect() for sample in metric.samples}
     count = next(value for name, value in found.items() if name.endswith("_count"))
@@ -108,14 +108,14 @@ class _States(Collector):
         for name, value in told.items():
             if isinstance(value, bool | int | float):
                 yield GaugeMetricFamily(f"trainwright_{name}", "Of the service's state.", value=float(value))
-        for name, value in _members(told):
+        for name, value in _list_gauges(told):
             family = GaugeMetricFamily(f"trainwright_{name}", "Of the service's state.", labels=["place"])
             for place, number in value:
                 family.add_metric([place], number)
             yield family
 
 
-def _members(told: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, float]]]]:
+def _list_gauges(told: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, float]]]]:
     """Yield per list of records in the state, such as its instances, each number by the record's place in the list."""
     for name, records in told.items():
         if not isinstance(records, list | tuple) or not all(isinstance(each, Mapping) for each in records):

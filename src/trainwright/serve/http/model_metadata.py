@@ -35,8 +35,8 @@ def config(name: str, signature: Signature, kind: str, *, rows: int) -> Mapping[
         "platform": PLATFORM,
         "backend": "trainwright",
         "max_batch_size": rows,
-        "input": [_configured(each) for each in inputs],
-        "output": [_configured(each) for each in outputs],
+        "input": [_configure_tensor(each) for each in inputs],
+        "output": [_configure_tensor(each) for each in outputs],
     }
 
 
@@ -46,9 +46,9 @@ def statistics(name: str, metrics: Metrics) -> Mapping[str, Any]:
     answered, rows = phases["answer"][0], metrics.totals()["rows"]
     parts = {"compute_input": "parse", "compute_infer": "answer", "compute_output": "reply"}
     told = {
-        "success": _duration(answered, sum(seconds for _, seconds in phases.values())),
-        "fail": _duration(*metrics.failed()),
-        **{part: _duration(*phases[phase]) for part, phase in parts.items()},
+        "success": _format_duration(answered, sum(seconds for _, seconds in phases.values())),
+        "fail": _format_duration(*metrics.failed()),
+        **{part: _format_duration(*phases[phase]) for part, phase in parts.items()},
     }
     one = {
         "name": name,
@@ -68,10 +68,10 @@ def repository(name: str, *, ready: bool) -> Sequence[Mapping[str, Any]]:
     return [{"name": name, "version": VERSION, "state": "READY" if ready else "UNAVAILABLE", "reason": why}]
 
 
-def _configured(tensor: Mapping[str, Any]) -> dict[str, Any]:
+def _configure_tensor(tensor: Mapping[str, Any]) -> dict[str, Any]:
     # A row that is one number has no dimension behind the first; the protocol wants one all the same.
     return {"name": tensor["name"], "data_type": f"TYPE_{tensor['datatype']}", "dims": tensor["shape"][1:] or [1]}
 
 
-def _duration(count: int, seconds: float) -> dict[str, int]:
+def _format_duration(count: int, seconds: float) -> dict[str, int]:
     return {"count": count, "ns": int(seconds * 1e9)}

@@ -68,7 +68,7 @@ class Server:
         """Listen, and answer on a thread of its own; raises ListenError if the port cannot be had."""
         if self._thread is not None:
             raise ServeError("Server.start: was started before; allowed: once; make another one")
-        uvicorn, front, app = _made(self._service, self._name, self._limits, self._host, self.token)
+        uvicorn, front, app = _make_application(self._service, self._name, self._limits, self._host, self.token)
         listener = bind(self._host, self._port)
         self._port = listener.getsockname()[1]
         from trainwright.serve.http.connection import bounded
@@ -123,7 +123,7 @@ class Server:
                 on_ready(self)
             signals.get()
             # Replies to admitted requests go out before the address closes.
-            in_time = self._drain(drain_seconds, signals)
+            in_time = self._drain_service(drain_seconds, signals)
             self.stop(at_once=not in_time)
         finally:
             self.stop(at_once=True)
@@ -145,7 +145,7 @@ class Server:
     def __exit__(self, *_exception: object) -> None:
         self.stop()
 
-    def _drain(self, seconds: float, signals: "queue.SimpleQueue[int]") -> bool:
+    def _drain_service(self, seconds: float, signals: "queue.SimpleQueue[int]") -> bool:
         """End the service while replies go out; return False if a second signal came meanwhile."""
         if self._front is not None:
             self._front.draining = True
@@ -158,7 +158,7 @@ class Server:
         return True
 
 
-def _made(
+def _make_application(
     service: Service, name: str, limits: Limits, host: str, token: str | None
 ) -> tuple[Any, "InferenceEndpoint", Any]:
     """Return uvicorn, the front and the guarded application; MissingExtra if what they need is not installed."""

@@ -74,25 +74,25 @@ def values_of(told: Mapping[str, Any], where: str, behind: Bytes) -> Array:
 
     Refuses, with RequestError, what the JSON object does not fit: names, counts, kinds, ranges, NaN and infinities.
     """
-    code = _code(told.get("datatype"), where)
-    shape = _shape(told.get("shape"), where)
+    code = _read_code(told.get("datatype"), where)
+    shape = _read_shape(told.get("shape"), where)
     count = math.prod(shape)
     parameters = told.get("parameters", {})
     if not isinstance(parameters, dict):
-        raise RequestError(f"{where}.parameters: got {_short(parameters)}; allowed: an object with {SIZE}, or none")
+        raise RequestError(f"{where}.parameters: got {_shorten(parameters)}; allowed: an object with {SIZE}, or none")
     refuse_extensions(parameters, f"{where}.parameters")
     if (SIZE in parameters) == ("data" in told):
         raise RequestError(f"{where}: got {'both' if 'data' in told else 'neither'}; allowed: either data or {SIZE}")
     if "data" in told:
-        found = _listed(told["data"], code, shape, where)
+        found = _read_listed(told["data"], code, shape, where)
     else:
         size, wanted = parameters[SIZE], count * np.dtype(code).itemsize
         if type(size) is not int or size != wanted:
             raise RequestError(
-                f"{where}.parameters.{SIZE}: got {_short(size)}; allowed: {wanted}, as shape {list(shape)} of "
+                f"{where}.parameters.{SIZE}: got {_shorten(size)}; allowed: {wanted}, as shape {list(shape)} of "
                 f"{told['datatype']} takes"
             )
-        found = _viewed(behind.take(where, size), code, where).reshape(shape)
+        found = _view_bytes(behind.take(where, size), code, where).reshape(shape)
     if found.dtype.kind == "f" and not np.isfinite(found).all():
         first = int(np.isfinite(found).reshape(-1).argmin())
         raise RequestError(
@@ -108,37 +108,39 @@ def refuse_extensions(parameters: Mapping[str, Any], where: str) -> None:
             raise RequestError(f"{where}: got {name!r}; allowed: values of the tensor itself, in JSON or binary")
 
 
-def _code(name: object, where: str) -> str:
+def _read_code(name: object, where: str) -> str:
     if not isinstance(name, str) or name not in DATATYPES:
         raise RequestError(
-            f"{where}.datatype: got {_short(name)}; allowed: {', '.join(DATATYPES)}{closest(str(name), DATATYPES)}"
+            f"{where}.datatype: got {_shorten(name)}; allowed: {', '.join(DATATYPES)}{closest(str(name), DATATYPES)}"
         )
     return DATATYPES[name]
 
 
-def _shape(told: object, where: str) -> tuple[int, ...]:
+def _read_shape(told: object, where: str) -> tuple[int, ...]:
     if (
         not isinstance(told, list)
         or not 1 <= len(told) <= _MOST_DIMENSIONS
         or not all(type(size) is int and 1 <= size < 2**31 for size in told)
     ):
-        raise RequestError(f"{where}.shape: got {_short(told)}; allowed: a list of 1 to {_MOST_DIMENSIONS} sizes >= 1")
+        raise RequestError(
+            f"{where}.shape: got {_shorten(told)}; allowed: a list of 1 to {_MOST_DIMENSIONS} sizes >= 1"
+        )
     return tuple(told)
 
 
-def _listed(data: object, code: str, shape: Sequence[int], where: str) -> Array:
+def _read_listed(data: object, code: str, shape: Sequence[int], where: str) -> Array:
     """Numbers of a JSON list, flat or nested as the shape says."""
     wanted, kind = math.prod(shape), np.dtype(code).kind
-    flat = _flat(data, shape)
+    flat = _flatten_values(data, shape)
     if flat is None or len(flat) != wanted:
         raise RequestError(
-            f"{where}.data: got {_short(data)}{'' if flat is None else f' of {len(flat)} values'}; allowed: a list of "
-            f"{wanted} values, flat or nested as shape {list(shape)}"
+            f"{where}.data: got {_shorten(data)}{'' if flat is None else f' of {len(flat)} values'}; allowed: a list "
+            f"of {wanted} values, flat or nested as shape {list(shape)}"
         )
     # Before numpy sees them: it would make numbers of words.
     if not set(map(type, flat)) <= _FITTING[kind]:
         wrong = next(value for value in flat if type(value) not in _FITTING[kind])
-        raise RequestError(f"{where}.data: got {_short(wrong)}; allowed: {_WORDS[kind]}")
+        raise RequestError(f"{where}.data: got {_shorten(wrong)}; allowed: {_WORDS[kind]}")
     found = np.array(flat)
     if kind in "iu":
         limits = np.iinfo(code)
@@ -151,7 +153,7 @@ def _listed(data: object, code: str, shape: Sequence[int], where: str) -> Array:
         return found.astype(code).reshape(tuple(shape))
 
 
-def _flat(data: object, shape: Sequence[int]) -> list[Any] | None:
+def _flatten_values(data: object, shape: Sequence[int]) -> list[Any] | None:
     """Return the values of a flat list, or of lists nested in the shape's way; None for anything else."""
     if not isinstance(data, list):
         return None
@@ -169,7 +171,7 @@ def _flat(data: object, shape: Sequence[int]) -> list[Any] | None:
 _WORDS = {"b": "true and false", "i": "whole numbers", "u": "whole numbers", "f": "numbers"}
 
 
-def _viewed(content: memoryview, code: str, where: str) -> Array:
+def _view_bytes(content: memoryview, code: str, where: str) -> Array:
     # Copied only where it lies crooked, which torch computes with, but otherwise rounded.
     if code != "?":
         return np.require(np.frombuffer(content, dtype=code), requirements="A")
@@ -179,5 +181,5 @@ def _viewed(content: memoryview, code: str, where: str) -> Array:
     return raw.view("?")
 
 
-def _short(value: object) -> str:
+def _shorten(value: object) -> str:
     return reprlib.repr(value)

@@ -69,7 +69,7 @@ def allocate(
     """
     goal = Throughput() if objective is None else objective
     settings = search if search is not None else BoundedGreedy(seed=seed, **_BOUNDS[goal == Throughput()])
-    found, clusters = _devices(devices, cluster)
+    found, clusters = _parse_or_simulate(devices, cluster)
     if cost == "real" and clusters:
         raise ServeConfigError("cost: got 'real' for simulated devices; allowed: 'profile', or devices= that are here")
     # Time tables: given, traced on simulated devices, or measured here.
@@ -77,7 +77,7 @@ def allocate(
     timed_here = isinstance(cost, str) and tables is None and not clusters
     if isinstance(cost, str):
         if tables is None:
-            tables, traced = _tables(ensemble, found, clusters, batches)
+            tables, traced = _make_tables(ensemble, found, clusters, batches)
             memory = traced if memory is None else memory
         _check_reachable(goal, tables, found)
         judge = ProfileCost(devices=found, tables=tables, objective=goal, seed=seed)
@@ -87,7 +87,7 @@ def allocate(
     model = MemoryModel.assumed(ensemble) if memory is None else memory
     fusable = tables.fusable() if tables is not None else ()
     space = PlacementSpace(devices=found, batches=tuple(batches), memory=model, fusable=fusable)
-    space, start = _worst_fit_start(space, _weights(ensemble, tables))
+    space, start = _worst_fit_start(space, _member_weights(ensemble, tables))
     members = len(ensemble.members)
     # No loop exceeds the bound of its members: on one device they share its time as well as a loop does.
     columns = list(itertools.islice(_unit_choices(single_units(members), fusable), _MOST_COLUMNS + 1))
@@ -103,7 +103,7 @@ def allocate(
             place_by_relaxation(units, space, judge) for units in dict.fromkeys([*columns[:_MOST_COLUMNS], *looped])
         )
         starts = [one for one in relaxations if one is not None]
-    best, tuned, results = _search((start, *starts), space, judge, settings, bound)
+    best, tuned, results = _search_all((start, *starts), space, judge, settings, bound)
     expected = {"value": best.value, "worst_fit": results[0].start_value, "batch_only": tuned.value}
     if bound is not None:
         expected["bound"] = bound
@@ -169,7 +169,7 @@ def _unit_choices(units: tuple[Unit, ...], fusable: Sequence[Unit]) -> Iterator[
                 yield tuple(sorted((*chosen, *rest)))
 
 
-def _search(
+def _search_all(
     starts: Sequence[Placement],
     space: PlacementSpace,
     judge: PlacementCost,
@@ -255,7 +255,7 @@ def _compare_in_process(
     return here, {"value": inside.loaded, **measured}, True
 
 
-def _devices(
+def _parse_or_simulate(
     devices: str | Iterable[str | Device] | None, cluster: Cluster | Sequence[Cluster] | None
 ) -> tuple[tuple[Device, ...], list[Cluster]]:
     if cluster is None and devices is not None:
@@ -267,7 +267,7 @@ def _devices(
     return simulated_devices(clusters), clusters
 
 
-def _tables(
+def _make_tables(
     ensemble: Ensemble, devices: Sequence[Device], clusters: Sequence[Cluster], batches: Sequence[int]
 ) -> tuple[TimeTables, MemoryModel]:
     """Return time tables and memory: by the roofline of simulated devices, or measured."""
@@ -290,7 +290,7 @@ def _check_reachable(goal: Objective, tables: TimeTables, devices: Sequence[Devi
     )
 
 
-def _weights(ensemble: Ensemble, tables: TimeTables | None) -> list[float]:
+def _member_weights(ensemble: Ensemble, tables: TimeTables | None) -> list[float]:
     """Return what a member weighs beside others: its time at the largest batch if that is known, else its bytes."""
     if tables is not None:
         seconds = np.nansum([np.nanmax(table, axis=1) for table in tables.seconds.values()], axis=0)

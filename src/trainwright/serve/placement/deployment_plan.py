@@ -119,7 +119,7 @@ class DeploymentPlan:
         memory = MemoryModel.assumed(ensemble)
         matrix = worst_fit(found, units, memory, batch=batch, room=[device.room for device in found])
         # Instances on a group of cores get cores of their own, so that they do not disturb each other.
-        apart, rows = _apart(found, matrix)
+        apart, rows = _divide_cores(found, matrix)
         # A part of a device's memory may be too little for the largest.
         if memory.fits(apart, units, rows):
             found, matrix = apart, rows
@@ -140,10 +140,10 @@ class DeploymentPlan:
             names = ", ".join(device.name for device in self.devices)
             raise AllocationError(f"plan: its devices are simulated ({names}); allowed: devices that are here")
         here = parse_devices([device.name for device in self.devices] if devices is None else devices)
-        if _told(here) != _told(self.devices):
+        if _describe_devices(here) != _describe_devices(self.devices):
             raise AllocationError(
-                f"plan: was made for the devices {_told(self.devices)}, given are {_told(here)}; allowed: the same; "
-                "allocate again"
+                f"plan: was made for the devices {_describe_devices(self.devices)}, given are "
+                f"{_describe_devices(here)}; allowed: the same; allocate again"
             )
 
     def to_json(self) -> dict[str, Any]:
@@ -161,7 +161,7 @@ class DeploymentPlan:
             "memory": None if self.memory is None else self.memory.to_json(),
             **({"in_process": True} if self.in_process else {}),
         }
-        return {"schema": _SCHEMA, **told, "digest": _digest(told)}
+        return {"schema": _SCHEMA, **told, "digest": _digest_of_json(told)}
 
     @classmethod
     def from_json(cls, told: Mapping[str, Any], *, where: str = "plan") -> "DeploymentPlan":
@@ -170,7 +170,7 @@ class DeploymentPlan:
             raise AllocationError(f"{where}: is no plan; allowed: what Plan.save or `serve allocate --out` wrote")
         if told["schema"] != _SCHEMA:
             raise AllocationError(f"{where}: got schema {told['schema']!r}; allowed: {_SCHEMA}; allocate again")
-        found = _digest({key: told[key] for key in (*_KEYS, "in_process") if key in told})
+        found = _digest_of_json({key: told[key] for key in (*_KEYS, "in_process") if key in told})
         if found != told["digest"]:
             raise AllocationError(
                 f"{where}: its content has the digest {found}, it says {told['digest']}; it was changed; allocate again"
@@ -216,10 +216,10 @@ def digest_of(ensemble: Ensemble) -> str:
         [member.trial, member.epoch, member.digests.get(WEIGHTS_FILE), member.digests.get(PROGRAM_FILE), member.factory]
         for member in ensemble.members
     ]
-    return _digest(told)
+    return _digest_of_json(told)
 
 
-def _apart(devices: tuple[Device, ...], matrix: Matrix) -> tuple[tuple[Device, ...], Matrix]:
+def _divide_cores(devices: tuple[Device, ...], matrix: Matrix) -> tuple[tuple[Device, ...], Matrix]:
     """Return the devices with groups of cores divided among the instances on them, and the matrix for that."""
     parts: list[Device] = []
     rows: list[tuple[int, ...]] = []
@@ -233,12 +233,12 @@ def _apart(devices: tuple[Device, ...], matrix: Matrix) -> tuple[tuple[Device, .
     return tuple(parts), tuple(rows)
 
 
-def _told(devices: tuple[Device, ...]) -> str:
+def _describe_devices(devices: tuple[Device, ...]) -> str:
     return ", ".join(
         f"{one.name} ({one.model}, {one.threads} threads)" for one in sorted(devices, key=lambda one: one.name)
     )
 
 
-def _digest(told: object) -> str:
+def _digest_of_json(told: object) -> str:
     text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -63,8 +63,8 @@ class Device:
         return tuple(
             replace(
                 self,
-                name=_group(self.cores[start:stop]),
-                model=_model(stop - start),
+                name=_group_name(self.cores[start:stop]),
+                model=_model_name(stop - start),
                 cores=self.cores[start:stop],
                 cpus=most - least,
                 threads=min(self.threads, most - least),
@@ -87,18 +87,18 @@ def parse_devices(given: str | Iterable[str | Device]) -> tuple[Device, ...]:
     """
     wanted = [part.strip() for part in given.split(",")] if isinstance(given, str) else list(given)
     if not wanted:
-        raise DeviceError(f"devices: got none; allowed: {_found()}")
-    devices = tuple(one if isinstance(one, Device) else _device(one) for one in wanted)
+        raise DeviceError(f"devices: got none; allowed: {_list_found()}")
+    devices = tuple(one if isinstance(one, Device) else _parse_device(one) for one in wanted)
     holders: dict[str | int, str] = {}
     for device in devices:
         if device.name in holders:
-            raise DeviceError(f"devices: got {device.name!r} twice; allowed: each once; here are {_found()}")
+            raise DeviceError(f"devices: got {device.name!r} twice; allowed: each once; here are {_list_found()}")
         holders[device.name] = device.name
         for core in device.cores if not device.simulated else ():
             if core in holders:
                 raise DeviceError(
                     f"devices: {holders[core]!r} and {device.name!r} share core {core}; allowed: groups of cores apart "
-                    f"from each other; here are {_found()}"
+                    f"from each other; here are {_list_found()}"
                 )
             holders[core] = device.name
     return devices
@@ -106,7 +106,7 @@ def parse_devices(given: str | Iterable[str | Device]) -> tuple[Device, ...]:
 
 def found_devices() -> tuple[Device, ...]:
     """Return what this machine has: its accelerators, and all cores that this process may use as one group."""
-    return (*(_cuda(number) for number in range(_cuda_count())), *map(_cpu, _runs(_cores())))
+    return (*(_cuda_device(number) for number in range(_cuda_count())), *map(_cpu_group, _core_runs(_usable_cores())))
 
 
 def room_of(devices: Sequence[Device]) -> int | None:
@@ -140,55 +140,55 @@ def simulated_devices(clusters: Cluster | Sequence[Cluster]) -> tuple[Device, ..
     )
 
 
-def _device(name: str) -> Device:
+def _parse_device(name: str) -> Device:
     if found := _CUDA.fullmatch(name):
         number = int(found[1] or 0)
         if number >= _cuda_count():
-            raise DeviceError(f"devices: there is no {name!r}; allowed: {_found()}")
-        return _cuda(number)
+            raise DeviceError(f"devices: there is no {name!r}; allowed: {_list_found()}")
+        return _cuda_device(number)
     if found := _CPU.fullmatch(name):
-        known = _cores()
+        known = _usable_cores()
         first, last = found[1], found[2] or found[1]
         cores = known if first is None else tuple(range(int(first), int(last) + 1))
         missing = sorted(set(cores) - set(known))
         if missing or not cores:
             why = f"core {missing[0]} is not here" if missing else "its last core is below its first"
-            raise DeviceError(f"devices: got {name!r}, but {why}; allowed: {_found()}, or parts of their cores")
-        return _cpu(cores)
-    raise DeviceError(f"devices: got {name!r}; allowed: {_found()}; name one as cuda:0, cpu:0-7 or cpu")
+            raise DeviceError(f"devices: got {name!r}, but {why}; allowed: {_list_found()}, or parts of their cores")
+        return _cpu_group(cores)
+    raise DeviceError(f"devices: got {name!r}; allowed: {_list_found()}; name one as cuda:0, cpu:0-7 or cpu")
 
 
-def _cpu(cores: tuple[int, ...]) -> Device:
+def _cpu_group(cores: tuple[int, ...]) -> Device:
     whole, granted = os.cpu_count() or len(cores), cgroup_cores()
     # A container's quota is shared among the groups by their cores.
-    share = math.inf if granted is None else granted * len(cores) / max(len(cores), len(_cores()))
+    share = math.inf if granted is None else granted * len(cores) / max(len(cores), len(_usable_cores()))
     cpus = max(1, min(len(cores), math.floor(share) if math.isfinite(share) else len(cores)))
     return Device(
-        name=_group(cores),
+        name=_group_name(cores),
         kind="cpu",
         cores=cores,
-        model=_model(len(cores)),
+        model=_model_name(len(cores)),
         cpus=cpus,
         threads=min(cpus, asked_threads() or cpus),
         capacity_bytes=host_memory_bytes() * len(cores) // max(whole, len(cores)),
     )
 
 
-def _model(cores: int) -> str:
+def _model_name(cores: int) -> str:
     return "cpu" if cores == 1 else f"cpu x {cores}"
 
 
-def _group(cores: Sequence[int]) -> str:
+def _group_name(cores: Sequence[int]) -> str:
     return f"cpu:{cores[0]}" if len(cores) == 1 else f"cpu:{cores[0]}-{cores[-1]}"
 
 
-def _cores() -> tuple[int, ...]:
+def _usable_cores() -> tuple[int, ...]:
     if hasattr(os, "sched_getaffinity"):
         return tuple(sorted(os.sched_getaffinity(0)))
     return tuple(range(os.cpu_count() or 1))
 
 
-def _runs(cores: tuple[int, ...]) -> list[tuple[int, ...]]:
+def _core_runs(cores: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Split cores into runs without gaps, which is what a name can say."""
     starts = [place for place, core in enumerate(cores) if not place or core != cores[place - 1] + 1]
     return [cores[start:stop] for start, stop in zip(starts, [*starts[1:], len(cores)], strict=True)]
@@ -203,12 +203,12 @@ def _cuda_count() -> int:
     return torch.cuda.device_count()
 
 
-def _cuda(number: int) -> Device:
+def _cuda_device(number: int) -> Device:
     import torch
 
     told = torch.cuda.get_device_properties(number)
     return Device(name=f"cuda:{number}", kind="cuda", model=told.name, capacity_bytes=told.total_memory)
 
 
-def _found() -> str:
+def _list_found() -> str:
     return ", ".join(device.name for device in found_devices())

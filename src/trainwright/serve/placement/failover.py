@@ -61,7 +61,7 @@ def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memo
         fixed=frozenset(set(every) - {(place, where) for place in allowed}),
         crowded=True,  # better on cores that others use than nowhere
     )
-    start = _fitted(bare, where, space, allowed, most=max(row[column] for row in plan.matrix))
+    start = _fit_unit(bare, where, space, allowed, most=max(row[column] for row in plan.matrix))
     if plan.tables is None:
         return _with_column(plan, column, start, where)
     cost = ProfileCost(devices=plan.devices, tables=plan.tables, objective=objective_of(plan.objective))
@@ -74,7 +74,7 @@ def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memo
     return replace(_with_column(plan, column, found.placement, where), expected={"value": found.value})
 
 
-def _fitted(bare: Placement, where: int, space: PlacementSpace, allowed: Sequence[int], *, most: int) -> Placement:
+def _fit_unit(bare: Placement, where: int, space: PlacementSpace, allowed: Sequence[int], *, most: int) -> Placement:
     """Return worst fit of the unit into what is left of the memory, with the largest batch up to `most` that fits."""
     loads = space.loads(bare)
     free = [space.free[place] - loads[place] for place in allowed]

@@ -101,7 +101,7 @@ class _Climb:
 
     def up(self, start: Placement) -> tuple[Placement, float, str]:
         """Return the end of one climb, its value, and why it ended."""
-        current, value = start, self._values([start], -math.inf)[0]
+        current, value = start, self._measure_values([start], -math.inf)[0]
         for _ in range(self.settings.max_steps):
             if self.clock() > self.ends:
                 return current, value, "time limit"
@@ -110,18 +110,18 @@ class _Climb:
             # A step with too many neighbours tries a sample that depends on the step alone, so runs repeat.
             draws = rng(self.settings.seed, "serve-neighbours", self.steps)
             around = self.space.neighbours(current, self.settings.max_neighbours, draws)
-            values = self._values(around, value)
+            values = self._measure_values(around, value)
             best = max(range(len(around)), key=lambda place: values[place], default=None)
             if best is None or values[best] == -math.inf:
                 return current, value, "local optimum"
-            better = self._better(current, value, around[best], values[best])
+            better = self._better_value(current, value, around[best], values[best])
             if better is None:
                 return current, value, "local optimum"
             current, value = around[best], better
             self.steps += 1
         return current, value, "bound reached"
 
-    def _better(self, old: Placement, value: float, new: Placement, found: float) -> float | None:
+    def _better_value(self, old: Placement, value: float, new: Placement, found: float) -> float | None:
         """Return the new one's value if it is better than the old one's."""
         if not self.cost.noisy:
             return found if found > value + _ROUNDING * abs(value) else None
@@ -130,7 +130,7 @@ class _Climb:
         margin = max(self.settings.margin * abs(was.value), _ERRORS * math.hypot(was.spread, now.spread))
         return now.value if was.value == -math.inf < now.value or now.value - was.value > margin else None
 
-    def _values(self, placements: list[Placement], floor: float) -> list[float]:
+    def _measure_values(self, placements: list[Placement], floor: float) -> list[float]:
         # One that was abandoned below an earlier floor of this climb is below the present one; a later climb, which
         # starts lower, sees a bound in its place and may pass it by.
         unknown = [placement for placement in placements if placement not in self.kept]
@@ -142,10 +142,10 @@ class _Climb:
 def compared(cost: PlacementCost, old: Placement, new: Placement, repeats: int) -> tuple[Measurement, Measurement]:
     """Return the medians of two placements measured in turns, with the standard errors of these medians."""
     turns = [cost.measure([old, new]) for _ in range(repeats)]
-    return _median([turn[0] for turn in turns]), _median([turn[1] for turn in turns])
+    return _median_measurement([turn[0] for turn in turns]), _median_measurement([turn[1] for turn in turns])
 
 
-def _median(found: list[Measurement]) -> Measurement:
+def _median_measurement(found: list[Measurement]) -> Measurement:
     failed = next((one for one in found if one.failed), None)
     # Once is enough: it would fail its users too.
     if failed is not None:

@@ -132,7 +132,7 @@ class _PairProcess:
         self._process.communicate()
 
 
-def _main() -> None:
+def _run_process() -> None:
     import torch
 
     from trainwright.serve.runtime.member_runners import runner_of
@@ -156,4 +156,4 @@ def _main() -> None:
 
 
 if __name__ == "__main__":
-    _main()
+    _run_process()

@@ -88,11 +88,11 @@ class PlacementSpace:
         loads = self.loads(placement)
         changes: list[_Entries | Placement] = [
             entries
-            for entries in self._changes(placement.matrix)
+            for entries in self._entry_changes(placement.matrix)
             if self.fixed.isdisjoint((device, unit) for device, unit, _ in entries)
         ]
         # Merging and splitting change the columns, so they are whole placements.
-        changes += [*self._merged(placement), *self._split(placement)]
+        changes += [*self._merge_units(placement), *self._split_units(placement)]
         # A permutation, not a sample: changes that do not fit are replaced by the next ones.
         if most is not None and draws is not None and len(changes) > most:
             changes = [changes[place] for place in draws.permutation(len(changes))]
@@ -101,7 +101,7 @@ class PlacementSpace:
             if isinstance(change, Placement):
                 if self.fits(change):
                     found[change] = None
-            elif self._holds(placement, loads, change):
+            elif self._change_fits(placement, loads, change):
                 found[placement.with_entries(*change)] = None
             if most is not None and len(found) >= most:
                 break
@@ -128,7 +128,7 @@ class PlacementSpace:
             bare = bare.with_entries(places[int(draws.integers(len(places)))])
         return bare
 
-    def _holds(self, placement: Placement, loads: Sequence[int], entries: _Entries) -> bool:
+    def _change_fits(self, placement: Placement, loads: Sequence[int], entries: _Entries) -> bool:
         after = {device: loads[device] for device, _, _ in entries}
         for device, unit, batch in entries:
             held = placement.units[unit]
@@ -147,7 +147,7 @@ class PlacementSpace:
                 return False
         return True
 
-    def _changes(self, matrix: Sequence[Sequence[int]]) -> Iterator[_Entries]:
+    def _entry_changes(self, matrix: Sequence[Sequence[int]]) -> Iterator[_Entries]:
         devices, units = range(len(matrix)), range(len(matrix[0]))
         held = [[device for device in devices if matrix[device][unit]] for unit in units]
         for unit in units:
@@ -163,9 +163,9 @@ class PlacementSpace:
                     free = [other for other in devices if not matrix[other][unit]]
                     yield from (((device, unit, 0), (other, unit, now)) for other in free)
         if "swap" in self.moves:
-            yield from self._swaps(matrix, held)
+            yield from self._instance_swaps(matrix, held)
 
-    def _swaps(self, matrix: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> Iterator[_Entries]:
+    def _instance_swaps(self, matrix: Sequence[Sequence[int]], held: Sequence[Sequence[int]]) -> Iterator[_Entries]:
         for first in range(len(held)):
             for second in range(first + 1, len(held)):
                 for a in held[first]:
@@ -174,12 +174,12 @@ class PlacementSpace:
                             x, y = matrix[a][first], matrix[b][second]
                             yield (a, first, 0), (b, first, x), (b, second, 0), (a, second, y)
 
-    def _merged(self, placement: Placement) -> Iterator[Placement]:
+    def _merge_units(self, placement: Placement) -> Iterator[Placement]:
         """Yield two units made one, of a kind that is allowed, wherever either ran, with the larger batch."""
         if "merge" not in self.moves:
             return
         units = placement.units
-        for unit in (*self.fusable, *(_looped(units) if self.loops else ())):
+        for unit in (*self.fusable, *(_pair_loops(units) if self.loops else ())):
             parts = [place for place, held in enumerate(units) if set(held.members) <= set(unit.members)]
             if len(parts) < 2 or sum(len(units[place].members) for place in parts) != len(unit.members):
                 continue
@@ -187,9 +187,9 @@ class PlacementSpace:
             rows = tuple(
                 (*(row[place] for place in kept), max(row[place] for place in parts)) for row in placement.matrix
             )
-            yield _ordered((*(units[place] for place in kept), unit), rows)
+            yield _order_columns((*(units[place] for place in kept), unit), rows)
 
-    def _split(self, placement: Placement) -> Iterator[Placement]:
+    def _split_units(self, placement: Placement) -> Iterator[Placement]:
         """Yield a fused unit taken apart into its members, each where it ran."""
         if "split" not in self.moves:
             return
@@ -199,17 +199,17 @@ class PlacementSpace:
             kept = [other for other in range(len(placement.units)) if other != place]
             singles = tuple(Unit(members=(member,)) for member in unit.members)
             rows = tuple((*(row[other] for other in kept), *(row[place],) * len(singles)) for row in placement.matrix)
-            yield _ordered((*(placement.units[other] for other in kept), *singles), rows)
+            yield _order_columns((*(placement.units[other] for other in kept), *singles), rows)
 
 
-def _looped(units: Sequence[Unit]) -> Iterator[Unit]:
+def _pair_loops(units: Sequence[Unit]) -> Iterator[Unit]:
     """Yield the loop of any two units that run their members in turn."""
     plain = [unit for unit in units if unit.kind in {"process", "loop"}]
     for first, second in itertools.combinations(plain, 2):
         yield Unit(members=tuple(sorted((*first.members, *second.members))), kind="loop")
 
 
-def _ordered(units: tuple[Unit, ...], rows: tuple[tuple[int, ...], ...]) -> Placement:
+def _order_columns(units: tuple[Unit, ...], rows: tuple[tuple[int, ...], ...]) -> Placement:
     """Return the placement with its columns in the order of the members, so that equal ones are equal."""
     order = sorted(range(len(units)), key=lambda place: units[place])
     return Placement(

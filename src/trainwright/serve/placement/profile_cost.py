@@ -71,9 +71,9 @@ class ProfileCost:
 
     def rates(self, placement: Placement) -> Array:
         """Return the rows a second [devices, units] of each instance that has its device for itself."""
-        return np.asarray(self._rates(placement.units, np.array([placement.matrix]))[0])
+        return np.asarray(self._unit_rates(placement.units, np.array([placement.matrix]))[0])
 
-    def _sharing(self, limits: Array) -> Array:
+    def _sharing_scale(self, limits: Array) -> Array:
         """Return by what the instances [K, D, U] of a device scale each other's rates, [K, D, U]."""
         counts = (limits > 0).sum(axis=2)
         scale = np.ones(limits.shape)
@@ -87,9 +87,9 @@ class ProfileCost:
     def _same_units(self, units: tuple[Unit, ...], placements: Sequence[Placement], floor: float) -> list[Measurement]:
         # All placements of equal units are computed at once, as arrays [placements, devices, units].
         limits = np.array([placement.matrix for placement in placements])
-        rates = self._rates(units, limits)
+        rates = self._unit_rates(units, limits)
         unknown = np.isnan(rates)
-        scale = self._sharing(limits)
+        scale = self._sharing_scale(limits)
         # NaN means that no time is known; such an instance gets no share and the placement fails below.
         saturated = self._balance(np.nan_to_num(rates * scale), np.ones(limits.shape[:2]))
         alone = np.nansum(rates * scale, axis=1)
@@ -97,34 +97,36 @@ class ProfileCost:
             Measurement.failure("no time is known for an instance")
             if unknown[place].any()
             else Measurement(
-                value=self._value(units, limits[place], scale[place], float(saturated[place]), floor),
+                value=self._objective_value(units, limits[place], scale[place], float(saturated[place]), floor),
                 per_unit=tuple(map(float, alone[place])),
             )
             for place in range(len(placements))
         ]
 
-    def _rates(self, units: tuple[Unit, ...], limits: Array) -> Array:
+    def _unit_rates(self, units: tuple[Unit, ...], limits: Array) -> Array:
         seconds = self.unit_seconds(units)
         place = self._place[limits]
         devices, columns = np.ogrid[: len(self.devices), : len(units)]
         taken = seconds[devices, columns, np.maximum(place - 1, 0)]
         return np.asarray(np.where(place > 0, limits / taken, 0.0))
 
-    def _value(self, units: tuple[Unit, ...], limits: Array, scale: Array, saturated: float, floor: float) -> float:
+    def _objective_value(
+        self, units: tuple[Unit, ...], limits: Array, scale: Array, saturated: float, floor: float
+    ) -> float:
         goal = self.objective
         if isinstance(goal, Throughput) and goal.slo_ms is None:
             return saturated
         # One batch is as fast as alone at best, whatever several at once gain together.
         seconds = self.unit_seconds(units) / np.minimum(1.0, scale)[:, :, None]
         if isinstance(goal, P99):
-            return -self._p99(goal.rate, goal.rows, limits, seconds)
+            return -self._simulated_p99(goal.rate, goal.rows, limits, seconds)
         # Most neighbours are worse than the incumbent: one simulation at its rate rejects them.
         slo, rows = 1e-3 * goal.slo_ms if goal.slo_ms else math.inf, goal.rows
-        if floor > 0 and (saturated < floor or self._p99(floor / rows, rows, limits, seconds) > slo):
+        if floor > 0 and (saturated < floor or self._simulated_p99(floor / rows, rows, limits, seconds) > slo):
             return min(0.999 * floor, saturated)
         return rows * self._largest_rate(slo, rows, limits, seconds, saturated / rows)
 
-    def _p99(self, rate: float, rows: int, limits: Array, seconds: Array) -> float:
+    def _simulated_p99(self, rate: float, rows: int, limits: Array, seconds: Array) -> float:
         batches = np.array(self.tables.batches)
         # The simulated time must be long beside a batch; where requests come too fast for that, some come together.
         place = np.maximum(self._place[limits] - 1, 0)
@@ -137,13 +139,13 @@ class ProfileCost:
         """Return the largest rate of requests whose 99th percentile is within the limit, to 5 %, by bisection."""
         # A placement that misses the limit at a thousandth of its rate never meets it.
         low, high = 0.0, saturated
-        if saturated <= 0 or self._p99(saturated * 1e-3, rows, limits, seconds) > slo:
+        if saturated <= 0 or self._simulated_p99(saturated * 1e-3, rows, limits, seconds) > slo:
             return 0.0
         low = saturated * 1e-3
         while high - low > _RESOLUTION * low:
             # Rates span orders of magnitude, so the bisection is geometric.
             middle = math.sqrt(low * high)
-            if self._p99(middle, rows, limits, seconds) <= slo:
+            if self._simulated_p99(middle, rows, limits, seconds) <= slo:
                 low = middle
             else:
                 high = middle

@@ -53,7 +53,7 @@ class RealCost:
 
     def measure(self, placements: Sequence[Placement], floor: float = -math.inf) -> list[Measurement]:  # noqa: ARG002
         """Return the measurement of each, one after the other."""
-        return [self._one(placement) for placement in placements]
+        return [self._measure_one(placement) for placement in placements]
 
     def in_turns(self, placements: Sequence[tuple[Placement, bool]], rounds: int) -> list["Rates"]:
         """Return the rates of each (placement, whether it computes in this process); all are started beforehand.
@@ -61,7 +61,7 @@ class RealCost:
         Medians of windows in turns, so that what disturbs the machine disturbs all of them alike; the others are idle
         meanwhile. One that fails has 0.
         """
-        services = [self._service(placement, in_process=in_process) for placement, in_process in placements]
+        services = [self._make_service(placement, in_process=in_process) for placement, in_process in placements]
         loaded: list[list[float]] = [[] for _ in services]
         single: list[list[float]] = [[] for _ in services]
         failed: set[int] = set()
@@ -72,7 +72,9 @@ class RealCost:
                         if not turn:
                             service.start()
                         if place not in failed:
-                            loaded[place] += _saturated(service, self.seconds, time.monotonic() + self._limit)
+                            loaded[place] += _measure_saturated(
+                                service, self.seconds, time.monotonic() + self._limit_seconds
+                            )
                             single[place].append(_single_rows(service, self.seconds / 2))
                     except (ServeError, TimeoutError):
                         failed.add(place)
@@ -87,10 +89,10 @@ class RealCost:
         ]
 
     @property
-    def _limit(self) -> float:
+    def _limit_seconds(self) -> float:
         return 10.0 * self.seconds + 60.0
 
-    def _service(self, placement: Placement, *, in_process: bool = False) -> Deployment:
+    def _make_service(self, placement: Placement, *, in_process: bool = False) -> Deployment:
         plan = DeploymentPlan(
             ensemble=digest_of(self.ensemble),
             devices=self.devices,
@@ -102,11 +104,11 @@ class RealCost:
         settings = DeploymentSettings(start_seconds=self.start_seconds, queue_rows=1_000_000, failures=1, move=False)
         return Deployment(self.ensemble, plan, sample=self.sample, settings=settings)
 
-    def _one(self, placement: Placement) -> Measurement:
-        service = self._service(placement)
+    def _measure_one(self, placement: Placement) -> Measurement:
+        service = self._make_service(placement)
         try:
             service.start()
-            return self._judged(service, time.monotonic() + self._limit)
+            return self._judge_service(service, time.monotonic() + self._limit_seconds)
         except AllocationError:
             raise
         except (ServeError, TimeoutError) as error:
@@ -114,18 +116,18 @@ class RealCost:
         finally:
             service.drain(0.0)
 
-    def _judged(self, service: Deployment, ends: float) -> Measurement:
-        rates = _saturated(service, self.seconds, ends)
+    def _judge_service(self, service: Deployment, ends: float) -> Measurement:
+        rates = _measure_saturated(service, self.seconds, ends)
         error = float(np.std(rates, ddof=1)) / math.sqrt(len(rates))
         goal, rate = self.objective, float(np.mean(rates))
         if isinstance(goal, P99):
-            return Measurement(value=-_p99(service, goal.rate, goal.rows, self.seconds, ends))
+            return Measurement(value=-_measure_p99(service, goal.rate, goal.rows, self.seconds, ends))
         if goal.slo_ms is None:
             return Measurement(value=rate, spread=error)
         low, high = 0.0, rate / goal.rows
         while high - low > _RESOLUTION * high:
             middle = (low + high) / 2
-            within = _p99(service, middle, goal.rows, self.seconds, ends) <= 1e-3 * goal.slo_ms
+            within = _measure_p99(service, middle, goal.rows, self.seconds, ends) <= 1e-3 * goal.slo_ms
             low, high = (middle, high) if within else (low, middle)
         return Measurement(value=low * goal.rows, spread=_RESOLUTION * low * goal.rows)
 
@@ -163,14 +165,14 @@ class Screened:
         return found
 
 
-def _rows(service: Deployment, count: int) -> Array:
+def _zero_rows(service: Deployment, count: int) -> Array:
     return np.zeros((count, *service.input_shape), dtype=service.input_dtype)
 
 
-def _saturated(service: Deployment, seconds: float, ends: float) -> list[float]:
+def _measure_saturated(service: Deployment, seconds: float, ends: float) -> list[float]:
     """Return rows a second in each part of a time in which there was always more to do, after a warm-up as long."""
     rows = service.settings.segment_rows
-    x = _rows(service, rows)
+    x = _zero_rows(service, rows)
     waiting: deque[Future[Response]] = deque(service.submit(x) for _ in range(4 + 2 * len(service.plan.instances)))
     found = []
     for part in range(2 * _PARTS):
@@ -188,31 +190,31 @@ def _saturated(service: Deployment, seconds: float, ends: float) -> list[float]:
 
 def _single_rows(service: Deployment, seconds: float) -> float:
     """Return the requests a second of one client that sends a row at a time."""
-    x, done, started = _rows(service, 1), 0, time.monotonic()
+    x, done, started = _zero_rows(service, 1), 0, time.monotonic()
     while (taken := time.monotonic() - started) < seconds or not done:
         service.submit(x).result(timeout=60.0)
         done += 1
     return done / taken
 
 
-def _p99(service: Deployment, rate: float, rows: int, seconds: float, ends: float) -> float:
+def _measure_p99(service: Deployment, rate: float, rows: int, seconds: float, ends: float) -> float:
     """Return the latency that 99 of 100 requests stay within, from the time at which each was to be sent."""
     from trainwright.serve.placement.queueing_simulation import arrival_times
 
     count = max(_LEAST_REQUESTS, int(rate * seconds))
-    x = _rows(service, rows)
+    x = _zero_rows(service, rows)
     due = time.monotonic() + arrival_times(rate, count, 0)
     answered = np.full(count, math.inf)
     futures = []
     for number, when in enumerate(due):
         time.sleep(max(0.0, when - time.monotonic()))
         future = service.submit(x)
-        future.add_done_callback(partial(_note, answered, number))
+        future.add_done_callback(partial(_note_time, answered, number))
         futures.append(future)
     for future in futures:
         future.result(timeout=max(0.0, ends - time.monotonic()))
     return float(np.quantile(answered - due, _QUANTILE))
 
 
-def _note(times: Array, number: int, _future: "Future[Response]") -> None:
+def _note_time(times: Array, number: int, _future: "Future[Response]") -> None:
     times[number] = time.monotonic()

@@ -34,16 +34,18 @@ def simulated_tables(
 
     Raises ProfileError for a device whose speed at the members' precision is not known.
     """
-    traces = [_traced(member) for member in ensemble.members]
+    traces = [_trace_member(member) for member in ensemble.members]
     seconds = {
-        cluster.device.kind: np.array([[_seconds(_at(trace, batch), cluster) for batch in batches] for trace in traces])
+        cluster.device.kind: np.array(
+            [[_batch_seconds(_profile_at(trace, batch), cluster) for batch in batches] for trace in traces]
+        )
         for cluster in clusters
     }
-    footprints = tuple(_footprint(member, trace) for member, trace in zip(ensemble.members, traces, strict=True))
+    footprints = tuple(_member_footprint(member, trace) for member, trace in zip(ensemble.members, traces, strict=True))
     return TimeTables(batches=tuple(batches), seconds=seconds, source="roofline"), MemoryModel(footprints=footprints)
 
 
-def _traced(member: Member) -> tuple[Profile, Profile]:
+def _trace_member(member: Member) -> tuple[Profile, Profile]:
     """Return the profiles of a few and of many rows, of the same layers."""
     import torch
 
@@ -60,13 +62,13 @@ def _traced(member: Member) -> tuple[Profile, Profile]:
                 for rows in (_FEW, _MANY)
             )
         except (EnsembleError, ProfileError):
-            return _dense(member, _FEW), _dense(member, _MANY)
-        if len(list(_layers(few))) == len(list(_layers(many))):
+            return _dense_profile(member, _FEW), _dense_profile(member, _MANY)
+        if len(list(_list_layers(few))) == len(list(_list_layers(many))):
             return few, many
-    return _dense(member, _FEW), _dense(member, _MANY)
+    return _dense_profile(member, _FEW), _dense_profile(member, _MANY)
 
 
-def _dense(member: Member, rows: int) -> Profile:
+def _dense_profile(member: Member, rows: int) -> Profile:
     """Return the profile of one dense layer with the member's parameters."""
     count = member.parameter_count or 1
     width = math.isqrt(count) + 1
@@ -85,13 +87,13 @@ def _dense(member: Member, rows: int) -> Profile:
     return Profile(name=f"trial {member.trial}", batch=rows, blocks=(block,), input_bytes=4 * width * rows)
 
 
-def _layers(profile: Profile) -> Iterator[Layer]:
+def _list_layers(profile: Profile) -> Iterator[Layer]:
     for block in profile.blocks:
         for _ in range(block.count):
             yield from block.layers
 
 
-def _at(traces: tuple[Profile, Profile], batch: int) -> Profile:
+def _profile_at(traces: tuple[Profile, Profile], batch: int) -> Profile:
     """Return one block with the layers' work at a batch size, on the line through the two traces."""
     few, many = traces
     share = (batch - few.batch) / (many.batch - few.batch)
@@ -101,23 +103,23 @@ def _at(traces: tuple[Profile, Profile], batch: int) -> Profile:
             forward_flops=max(0.0, less.forward_flops + share * (more.forward_flops - less.forward_flops)),
             forward_bytes=max(0, int(less.forward_bytes + share * (more.forward_bytes - less.forward_bytes))),
         )
-        for less, more in zip(_layers(few), _layers(many), strict=True)
+        for less, more in zip(_list_layers(few), _list_layers(many), strict=True)
     )
     return replace(few, batch=batch, blocks=(Block(name="all", layers=layers),))
 
 
-def _seconds(profile: Profile, cluster: Cluster) -> float:
+def _batch_seconds(profile: Profile, cluster: Cluster) -> float:
     """Return the seconds of a batch: its layers, and the way of the input to the device."""
     device = cluster.device
-    found = math.fsum(layer.forward_seconds or 0.0 for layer in _layers(predict_seconds(profile, device)))
+    found = math.fsum(layer.forward_seconds or 0.0 for layer in _list_layers(predict_seconds(profile, device)))
     if device.host_bandwidth:
         found += profile.input_bytes * profile.batch / _FEW / device.host_bandwidth
     return max(found, 1e-9)
 
 
-def _footprint(member: Member, traces: tuple[Profile, Profile]) -> MemberFootprint:
+def _member_footprint(member: Member, traces: tuple[Profile, Profile]) -> MemberFootprint:
     """Return a line above the peaks of both traces, with slack: input, what is handed on, and what is taken beside."""
-    few, many = (_SLACK * (profile.input_bytes + max(_held(profile), default=0)) for profile in traces)
+    few, many = (_SLACK * (profile.input_bytes + max(_held_bytes(profile), default=0)) for profile in traces)
     row = max(0.0, (many - few) / (_MANY - _FEW))
     return MemberFootprint(
         weight_bytes=member.weight_bytes or 4 * (member.parameter_count or 0),
@@ -126,7 +128,7 @@ def _footprint(member: Member, traces: tuple[Profile, Profile]) -> MemberFootpri
     )
 
 
-def _held(profile: Profile) -> Iterator[int]:
+def _held_bytes(profile: Profile) -> Iterator[int]:
     handed = 0
     for block in profile.blocks:
         yield handed + block.no_grad_temporary_bytes + block.output_bytes

@@ -117,18 +117,18 @@ class TimeTables:
         """Return the tables as a JSON object."""
         return {
             "batches": list(self.batches),
-            "seconds": {model: _plain(table) for model, table in self.seconds.items()},
+            "seconds": {model: _to_lists(table) for model, table in self.seconds.items()},
             "fused": [
                 {
                     "unit": unit.to_json(),
                     "model": model,
-                    "seconds": _plain(table),
-                    "spread": _plain(self.spread_fused.get((unit, model), np.zeros(len(table)))),
+                    "seconds": _to_lists(table),
+                    "spread": _to_lists(self.spread_fused.get((unit, model), np.zeros(len(table)))),
                 }
                 for (unit, model), table in self.fused.items()
             ],
             "shared": {model: table.tolist() for model, table in self.shared.items()},
-            "spread": {model: _plain(table) for model, table in self.spread.items()},
+            "spread": {model: _to_lists(table) for model, table in self.spread.items()},
             "spread_shared": dict(self.spread_shared),
             "source": self.source,
         }
@@ -149,6 +149,6 @@ class TimeTables:
         )
 
 
-def _plain(table: Array) -> Any:
+def _to_lists(table: Array) -> Any:
     """Return a table as lists in which None stands where there is no number."""
-    return [_plain(row) if np.ndim(row) else None if math.isnan(row) else float(row) for row in table]
+    return [_to_lists(row) if np.ndim(row) else None if math.isnan(row) else float(row) for row in table]

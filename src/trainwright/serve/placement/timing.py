@@ -72,7 +72,9 @@ def measure_times(
     )
     # Memory: a line above every measured peak.
     footprints = tuple(
-        _footprint(ensemble.members[place].weight_bytes or 0, batches, [one["peaks"][place] for one in told.values()])
+        _fit_footprint(
+            ensemble.members[place].weight_bytes or 0, batches, [one["peaks"][place] for one in told.values()]
+        )
         for place in range(len(ensemble.members))
     )
     context = dict(MemoryModel(footprints=()).context_bytes)
@@ -92,7 +94,7 @@ def can_be_timed(ensemble: Ensemble) -> bool:
     return len(shapes) == 1 and all(member.predicts and member.input_shape is not None for member in ensemble.members)
 
 
-def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequence[int | None]]) -> MemberFootprint:
+def _fit_footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequence[int | None]]) -> MemberFootprint:
     """Return a line above every peak that was seen, with slack."""
     seen = [
         (batch, _SLACK * peak) for each in peaks for batch, peak in zip(batches, each, strict=True) if peak is not None
@@ -103,13 +105,18 @@ def _footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Sequen
 
 
 def _time_in_process(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:
-    request = _request(ensemble.members, device, batches)
+    request = _timing_request(ensemble.members, device, batches)
     command = [sys.executable, "-m", "trainwright.serve.placement.timing"]
     try:
         done = subprocess.run(
-            command, input=json.dumps(request), env=_environment(device), capture_output=True, text=True, check=True,
+            command,
+            input=json.dumps(request),
+            env=_process_environment(device),
+            capture_output=True,
+            text=True,
+            check=True,
             timeout=_TIMEOUT_SECONDS,
-        )  # fmt: skip
+        )
     except (OSError, subprocess.SubprocessError) as error:
         said = str(getattr(error, "stderr", None) or error).strip().splitlines()
         raise ServeError(f"allocate: the members could not be timed on {device.name}: {said[-1]}") from None
@@ -125,13 +132,15 @@ def _measure_pair(ensemble: Ensemble, device: Device, tables: TimeTables, memory
     seconds = tables.seconds[device.model]
     pair = sorted(range(len(seconds)), key=lambda place: -float(np.nansum(seconds[place])))[:2]
     needed = sum(memory.needed(Unit(members=(place,)), device, max(tables.batches)) for place in pair)
-    requests = [_request([ensemble.members[place]], device, tables.batches) for place in pair]
+    requests = [_timing_request([ensemble.members[place]], device, tables.batches) for place in pair]
     most = min(len(seconds), len(seconds) if device.room is None else device.room)
     most = most if needed <= memory.free(device) else 1
-    return measure_interference(requests, _environment(device), seconds[pair], most, threads=device.threads_of(2))
+    return measure_interference(
+        requests, _process_environment(device), seconds[pair], most, threads=device.threads_of(2)
+    )
 
 
-def _request(members: Sequence[Member], device: Device, batches: Sequence[int]) -> dict[str, Any]:
+def _timing_request(members: Sequence[Member], device: Device, batches: Sequence[int]) -> dict[str, Any]:
     first = members[0]
     return {
         "members": [
@@ -152,20 +161,20 @@ def _request(members: Sequence[Member], device: Device, batches: Sequence[int]) 
     }
 
 
-def _environment(device: Device) -> dict[str, str]:
+def _process_environment(device: Device) -> dict[str, str]:
     package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [package, *sys.path]))
     return {**environment(device.threads), "PYTHONPATH": path}
 
 
-def _main() -> None:
+def _run_process() -> None:
     request = json.loads(sys.stdin.read())
     if request["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request["cores"])
-    sys.stdout.write(json.dumps(_answer(request)) + "\n")
+    sys.stdout.write(json.dumps(_time_members(request)) + "\n")
 
 
-def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
+def _time_members(request: Mapping[str, Any]) -> dict[str, Any]:
     from trainwright.serve.runtime.member_runners import runner_of
 
     told = {"kind": "process", "threads": request["threads"], "device": request["device"]}
@@ -176,14 +185,17 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
     alike: dict[tuple[str, ...], list[int]] = {}
     for place, member in enumerate(request["members"]):
         runner = runner_of({**told, "members": [member]})
-        alike.setdefault(_structure(cast("Loop", runner).networks[0]), []).append(place)
+        alike.setdefault(_network_structure(cast("Loop", runner).networks[0]), []).append(place)
         found, spread, held = _time_batches(request, runner, [0])
         seconds.append(found)
         spreads.append(spread)
         peaks.append(held)
     groups = [places for places in alike.values() if len(places) > 1]
     fused = [
-        one for places in groups for kind in _kinds(request["device"]) for one in _time_fused(request, places, kind)
+        one
+        for places in groups
+        for kind in _fused_kinds(request["device"])
+        for one in _time_fused(request, places, kind)
     ]
     return {"seconds": seconds, "spread": spreads, "peaks": peaks, "context": context, "fused": fused}
 
@@ -214,7 +226,7 @@ def _time_batches(
     return [seconds for seconds, _ in found], [spread for _, spread in found], held
 
 
-def _kinds(device: str) -> tuple[str, ...]:
+def _fused_kinds(device: str) -> tuple[str, ...]:
     return ("vmap", "streams") if device.startswith("cuda") else ("vmap",)
 
 
@@ -236,7 +248,7 @@ def _time_fused(request: Mapping[str, Any], places: Sequence[int], kind: str) ->
         yield {"members": list(places), "kind": kind, "seconds": seconds, "spread": spread}
 
 
-def _structure(network: "torch.nn.Module") -> tuple[str, ...]:
+def _network_structure(network: "torch.nn.Module") -> tuple[str, ...]:
     return (str(network), *(f"{name} {tuple(tensor.shape)}" for name, tensor in network.state_dict().items()))
 
 
@@ -266,4 +278,4 @@ def _resident_bytes() -> int:
 
 
 if __name__ == "__main__":
-    _main()
+    _run_process()

@@ -12,7 +12,7 @@ from enum import Enum
 
 from trainwright.serve.runtime.batching import Piece
 
-__all__ = ["Accumulator", "Arrival", "Slot"]
+__all__ = ["Accumulator", "Arrival", "SegmentSlot"]
 
 
 class Arrival(Enum):
@@ -24,7 +24,7 @@ class Arrival(Enum):
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Slot:
+class SegmentSlot:
     """A segment under way."""
 
     number: int
@@ -57,7 +57,7 @@ class Accumulator:
     """The slots, of which each is free or in use."""
 
     def __init__(self, slots: int) -> None:
-        self.slots = [Slot(number=number) for number in range(slots)]
+        self.slots = [SegmentSlot(number=number) for number in range(slots)]
         self._free = list(reversed(self.slots))
         self.duplicates = 0
         self.stale = 0
@@ -68,11 +68,11 @@ class Accumulator:
         return len(self._free)
 
     @property
-    def used(self) -> list[Slot]:
+    def used(self) -> list[SegmentSlot]:
         """Slots in use."""
         return [slot for slot in self.slots if slot.pieces]
 
-    def lease(self, pieces: list[Piece], expected: Iterable[int]) -> Slot:
+    def lease(self, pieces: list[Piece], expected: Iterable[int]) -> SegmentSlot:
         """Take a free slot for these pieces; each holds it until `release`."""
         slot = self._free.pop()
         for piece in pieces:
@@ -81,7 +81,7 @@ class Accumulator:
         slot.expected, slot.arrived, slot.missing = frozenset(expected), set(), set()
         return slot
 
-    def find(self, number: int, generation: int) -> Slot | None:
+    def find(self, number: int, generation: int) -> SegmentSlot | None:
         """Return the slot if it is still of this generation."""
         slot = self.slots[number]
         return slot if slot.generation == generation and slot.pieces else None
@@ -99,7 +99,7 @@ class Accumulator:
         slot.arrived.add(member)
         return Arrival.NEW
 
-    def release(self, slot: Slot, *, readers: int = 0, leases: int = 0) -> bool:
+    def release(self, slot: SegmentSlot, *, readers: int = 0, leases: int = 0) -> bool:
         """End so many holds on a slot; with the last one it is free, and its generation over."""
         slot.readers -= readers
         slot.leases -= leases

@@ -36,12 +36,12 @@ class ArenaShape:
     @property
     def input_bytes(self) -> int:
         """Bytes of a slot's inputs."""
-        return _lines(self.rows * math.prod(self.input_shape) * np.dtype(self.input_dtype).itemsize)
+        return _round_to_lines(self.rows * math.prod(self.input_shape) * np.dtype(self.input_dtype).itemsize)
 
     @property
     def output_bytes(self) -> int:
         """Bytes of one member's predictions in a slot."""
-        return _lines(self.rows * math.prod(self.output_shape) * 8)
+        return _round_to_lines(self.rows * math.prod(self.output_shape) * 8)
 
     @property
     def slot_bytes(self) -> int:
@@ -70,7 +70,7 @@ class Arena:
     @classmethod
     def create(cls) -> "Arena":
         """Return an arena without memory yet."""
-        return cls(_anonymous())
+        return cls(_open_anonymous())
 
     def grow(self, layout: ArenaShape) -> None:
         """Give the memory its size and map it: in the front, once it is known what members answer."""
@@ -86,11 +86,11 @@ class Arena:
         for slot in range(layout.slots):
             start = slot * layout.slot_bytes
             shape = (layout.rows, *layout.input_shape)
-            self._inputs.append(_array(memory, start, shape, dtype))
+            self._inputs.append(_map_array(memory, start, shape, dtype))
             start += layout.input_bytes
             shape = (layout.rows, *layout.output_shape)
             places = range(start, start + layout.members * layout.output_bytes, layout.output_bytes)
-            self._outputs.append([_array(memory, place, shape, np.dtype(np.float64)) for place in places])
+            self._outputs.append([_map_array(memory, place, shape, np.dtype(np.float64)) for place in places])
 
     def inputs(self, slot: int) -> Array:
         """Return the inputs [rows, ...] of a slot."""
@@ -108,16 +108,16 @@ class Arena:
             self.descriptor = -1
 
 
-def _anonymous() -> int:
+def _open_anonymous() -> int:
     if hasattr(os, "memfd_create"):
         return os.memfd_create("trainwright-serve", os.MFD_CLOEXEC)
     with tempfile.TemporaryFile() as file:
         return os.dup(file.fileno())
 
 
-def _array(memory: mmap.mmap, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
+def _map_array(memory: mmap.mmap, start: int, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Array:
     return np.frombuffer(memory, dtype, count=math.prod(shape), offset=start).reshape(shape)
 
 
-def _lines(size: int) -> int:
+def _round_to_lines(size: int) -> int:
     return -(-size // _LINE) * _LINE

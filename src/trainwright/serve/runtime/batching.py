@@ -106,7 +106,7 @@ class Batcher:
         """Append a request."""
         queue = self._queues.setdefault(request.members, _Queue())
         queue.requests.append(request)
-        self._count(queue, request.rows)
+        self._count_rows(queue, request.rows)
 
     def requeue(self, request: Request) -> None:
         """Let a request whose rows were taken start anew, before all others."""
@@ -114,7 +114,7 @@ class Batcher:
         # All its rows were taken, so it is no longer in the queue.
         if request.taken == request.rows:
             queue.requests.appendleft(request)
-        self._count(queue, request.taken)
+        self._count_rows(queue, request.taken)
         request.begin_anew()
 
     def drop(self, request: Request) -> None:
@@ -122,8 +122,8 @@ class Batcher:
         queue = self._queues.get(request.members)
         if queue is not None and request.taken < request.rows and request in queue.requests:
             queue.requests.remove(request)
-            self._count(queue, request.taken - request.rows)
-            self._tidy(request.members)
+            self._count_rows(queue, request.taken - request.rows)
+            self._drop_empty_queue(request.members)
 
     def waiting(self) -> list[tuple[tuple[int, ...], Request, int]]:
         """Return (members, oldest request, rows) for each set of members asked for, oldest first."""
@@ -147,19 +147,19 @@ class Batcher:
                 queue.requests.popleft()
             if request.alone:
                 break
-        self._count(queue, -rows)
-        self._tidy(members)
+        self._count_rows(queue, -rows)
+        self._drop_empty_queue(members)
         return pieces
 
     def all(self) -> list[Request]:
         """Return all requests with rows that wait."""
         return [request for queue in self._queues.values() for request in queue.requests]
 
-    def _count(self, queue: "_Queue", rows: int) -> None:
+    def _count_rows(self, queue: "_Queue", rows: int) -> None:
         queue.rows += rows
         self.rows += rows
 
-    def _tidy(self, members: tuple[int, ...]) -> None:
+    def _drop_empty_queue(self, members: tuple[int, ...]) -> None:
         if not self._queues[members].requests:
             del self._queues[members]
 

@@ -23,7 +23,7 @@ from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.combiner import Combiner, Finished
 from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, decode
-from trainwright.serve.runtime.pool import WorkerPool
+from trainwright.serve.runtime.pool import ServingPool
 from trainwright.serve.runtime.segments import LATE, Segments
 from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.unit_moves import UnitMoves
@@ -41,13 +41,13 @@ class Dispatcher(threading.Thread):
     """Serves requests on the workers of a pool, from `start` until `stop`."""
 
     def __init__(
-        self, *, pool: WorkerPool, arena: Arena, combiner: Combiner, settings: DeploymentSettings, layout: ArenaShape
+        self, *, pool: ServingPool, arena: Arena, combiner: Combiner, settings: DeploymentSettings, layout: ArenaShape
     ) -> None:
         super().__init__(name="trainwright-dispatch", daemon=True)
         self._pool, self._arena, self._combiner, self._settings = pool, arena, combiner, settings
         # Until the first worker says what members answer, without their shape.
         self._layout = layout
-        self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, deliver=self._deliver)
+        self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, deliver=self._deliver_finished)
         # In this dispatch pass.
         self._finished: list[tuple[Request, Finished]] = []
         self._inbox: deque[Callable[[], None]] = deque()
@@ -70,7 +70,7 @@ class Dispatcher(threading.Thread):
         self.over = False
         # Rows a second that the slowest unit can compute, by what its workers said at start.
         self.rate = 1.0
-        self._moves = UnitMoves(pool, self._enqueue)
+        self._moves = UnitMoves(pool, self._enqueue_action)
         self.started = threading.Event()
         # Why it could not start, or failed.
         self.refusal: TrainwrightError | None = None
@@ -109,7 +109,7 @@ class Dispatcher(threading.Thread):
     def stop(self) -> None:
         """End all workers and the thread; requests under way are refused."""
         if self.is_alive():
-            self._enqueue(self._mark_over)
+            self._enqueue_action(self._mark_over)
             self.join()
 
     @property
@@ -133,7 +133,7 @@ class Dispatcher(threading.Thread):
             "moves": list(self._moves.moves),
         }
 
-    def _enqueue(self, action: Callable[[], None]) -> None:
+    def _enqueue_action(self, action: Callable[[], None]) -> None:
         self._inbox.append(action)
         self._wake_thread()
 
@@ -153,7 +153,7 @@ class Dispatcher(threading.Thread):
             self._segments.expire(now)
             self._assign_work(now)
         except Exception as error:  # noqa: BLE001 - the thread fails of it, and tells everybody
-            self._inbox.append(partial(_reraise, error))
+            self._inbox.append(partial(_raise_error, error))
             due = math.inf
         if self._due < due:
             self._wake_thread()
@@ -193,7 +193,7 @@ class Dispatcher(threading.Thread):
                 if key.data is None:
                     os.read(key.fd, 4096)
                 else:
-                    self._receive(key.data)
+                    self._receive_message(key.data)
             self._run_inbox()
             now = time.monotonic()
             self._segments.expire(now)
@@ -222,7 +222,7 @@ class Dispatcher(threading.Thread):
                 self._combiner.answer(told)
                 self._release_request(request)
             else:
-                self._combiner.put(told, partial(self._enqueue, partial(self._release_request, request)))
+                self._combiner.put(told, partial(self._enqueue_action, partial(self._release_request, request)))
 
     def _until_next(self, now: float) -> float:
         due = [now + _TICK_SECONDS, self._segments.next_deadline]
@@ -241,7 +241,7 @@ class Dispatcher(threading.Thread):
             self._entering -= request.rows
         self._segments.admit(request)
 
-    def _deliver(self, request: Request, finished: Finished) -> None:
+    def _deliver_finished(self, request: Request, finished: Finished) -> None:
         self._finished.append((request, finished))
 
     def _release_request(self, request: Request) -> None:
@@ -274,7 +274,7 @@ class Dispatcher(threading.Thread):
                 for queue in queues:
                     queue.add(slot, now)
 
-    def _receive(self, worker: WorkerSlot) -> None:
+    def _receive_message(self, worker: WorkerSlot) -> None:
         process = worker.process
         if process is None:
             return
@@ -397,5 +397,5 @@ class Dispatcher(threading.Thread):
             self._segments.drop_members(slot, dict.fromkeys(slot.awaited & set(queue.unit.members), queue.why))
 
 
-def _reraise(error: Exception) -> NoReturn:
+def _raise_error(error: Exception) -> NoReturn:
     raise error

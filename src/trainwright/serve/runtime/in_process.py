@@ -32,13 +32,13 @@ from trainwright.serve.runtime.responses import make_answer
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["InProcess"]
+__all__ = ["InProcessRuntime"]
 
 _START_SECONDS = 0.2  # for which a batch is timed at the start
 _ENDED = "service: has ended; nothing is answered any more"
 
 
-class InProcess:
+class InProcessRuntime:
     """The runtime of a plan with `in_process`: the members' networks, a queue, and a thread for what waits in it."""
 
     def __init__(
@@ -54,7 +54,7 @@ class InProcess:
         # Held by the thread that computes.
         self._computing = threading.Lock()
         self._wake = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="trainwright-in-process", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="trainwright-in-process", daemon=True)
         self._counts: Counter[str] = Counter()
         self._networks: list[tuple[Sequence[Callable[[torch.Tensor], torch.Tensor]], torch.dtype | None]] = []
         self._everyone = frozenset(range(len(ensemble.members)))
@@ -80,7 +80,7 @@ class InProcess:
             self._networks.append((_flatten_layers(network), None if first is None else first.dtype))
         x = np.zeros((self._batch, *self._input_shape), self._dtype)
         members = range(len(self._networks))
-        [(self._batch_seconds, _)] = timed([lambda: self._outputs(x, members)], least=3, seconds=_START_SECONDS)
+        [(self._batch_seconds, _)] = timed([lambda: self._compute_outputs(x, members)], least=3, seconds=_START_SECONDS)
         self.rate = self._batch / max(self._batch_seconds, 1e-9)
         self._thread.start()
 
@@ -113,7 +113,7 @@ class InProcess:
                 idle = not self._computing.locked()
         if mine:
             try:
-                if self._starts(request):
+                if self._start_request(request):
                     self._answer_all([request])
             finally:
                 self._computing.release()
@@ -133,7 +133,7 @@ class InProcess:
         if self._thread.is_alive():
             self._thread.join()
         for request in left:
-            self._refuse(request, NotReady(_ENDED, 1.0))
+            self._refuse_request(request, NotReady(_ENDED, 1.0))
 
     def state(self) -> dict[str, Any]:
         """Return counts and what is in use, under the names of the runtime with workers."""
@@ -157,25 +157,25 @@ class InProcess:
             }
         ]
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         while not self.over:
             self._wake.wait()
             self._wake.clear()
             while self._queue:
                 with self._computing:
-                    if requests := self._take():
+                    if requests := self._take_batch():
                         self._answer_all(requests)
 
     def _answer_all(self, requests: Sequence[Request]) -> None:
         """Answer these requests, or refuse them if the thread is interrupted: other threads wait for them."""
         try:
-            self._answer(requests)
+            self._compute_batch(requests)
         except BaseException:
             for request in requests:
-                self._refuse(request, NotReady("service: was interrupted while it computed; try again", 1.0))
+                self._refuse_request(request, NotReady("service: was interrupted while it computed; try again", 1.0))
             raise
 
-    def _take(self) -> list[Request]:
+    def _take_batch(self) -> list[Request]:
         """Return the first request and those behind it for the same members, up to the rows of a batch."""
         taken: list[Request] = []
         rows = 0
@@ -188,13 +188,13 @@ class InProcess:
                 self.rows -= head.rows
                 rows += head.rows
                 taken.append(head)
-        return [request for request in taken if self._starts(request)]
+        return [request for request in taken if self._start_request(request)]
 
-    def _starts(self, request: Request) -> bool:
+    def _start_request(self, request: Request) -> bool:
         """Say whether a request is still wanted; one whose deadline has passed is refused here."""
         request.begun = time.monotonic()
         if request.begun > request.deadline:
-            self._refuse(request, _late(request))
+            self._refuse_request(request, _late_error(request))
             return False
         if request.future.set_running_or_notify_cancel():
             return True
@@ -202,18 +202,18 @@ class InProcess:
             self.open -= 1
         return False
 
-    def _answer(self, requests: Sequence[Request]) -> None:
+    def _compute_batch(self, requests: Sequence[Request]) -> None:
         """Compute requests for the same members together; if that is refused, each alone, to find the one."""
         first = requests[0]
         try:
-            outputs = self._outputs(self._joined(requests), first.members)
-            prediction, predictions = self._combined(first, outputs, requests)
+            outputs = self._compute_outputs(self._join_rows(requests), first.members)
+            prediction, predictions = self._combine_outputs(first, outputs, requests)
         except TrainwrightError as error:
             if len(requests) == 1:
-                self._refuse(first, error)
+                self._refuse_request(first, error)
             else:
                 for request in requests:
-                    self._answer([request])
+                    self._compute_batch([request])
             return
         self._counts["segments"] += 1
         start = 0
@@ -222,9 +222,9 @@ class InProcess:
             start += request.rows
             # Copies, or the answer to one row would keep the whole batch in memory.
             found = prediction if len(requests) == 1 else prediction[rows].copy()
-            self._finish(request, found, {member: one[rows] for member, one in predictions.items()})
+            self._finish_request(request, found, {member: one[rows] for member, one in predictions.items()})
 
-    def _joined(self, requests: Sequence[Request]) -> Array:
+    def _join_rows(self, requests: Sequence[Request]) -> Array:
         x = requests[0].x
         # torch warns of arrays that it may not write to, such as those of an HTTP body.
         if len(requests) == 1 and x.dtype == self._dtype and x.flags.writeable and x.flags.c_contiguous:
@@ -232,7 +232,7 @@ class InProcess:
         with np.errstate(over="ignore"):  # infinite rows are refused by `check_outputs`, which names the row
             return np.concatenate([one.x for one in requests], dtype=self._dtype, casting="same_kind")
 
-    def _combined(
+    def _combine_outputs(
         self, first: Request, outputs: "Sequence[torch.Tensor]", requests: Sequence[Request]
     ) -> tuple[Array, dict[int, Array]]:
         """Return the combination [N, ...] of the networks' outputs and, where a request needs them, its members.
@@ -257,7 +257,7 @@ class InProcess:
         combined = combine(subset.rule, predictions.values(), subset.weights)
         return combined if calibration is None else calibration.apply(combined), predictions
 
-    def _outputs(self, x: Array, members: Sequence[int]) -> "list[torch.Tensor]":
+    def _compute_outputs(self, x: Array, members: Sequence[int]) -> "list[torch.Tensor]":
         """Return what the networks answer to rows x, computed in parts of a batch at most."""
         import torch
 
@@ -271,9 +271,9 @@ class InProcess:
                 rows = given if dtype is None or not floating or given.dtype == dtype else given.to(dtype)
                 try:
                     if len(x) > self._batch:
-                        found.append(torch.cat([_call(layers, part) for part in rows.split(self._batch)]))
+                        found.append(torch.cat([_run_layers(layers, part) for part in rows.split(self._batch)]))
                     else:
-                        found.append(_call(layers, rows))
+                        found.append(_run_layers(layers, rows))
                 except Exception as error:
                     trial = self._ensemble.members[member].trial
                     why = f"{type(error).__name__}: {error}"[:500]
@@ -281,10 +281,10 @@ class InProcess:
                 self._seconds[member] = time.perf_counter() - begun
         return found
 
-    def _finish(self, request: Request, prediction: Array, predictions: Mapping[int, Array]) -> None:
+    def _finish_request(self, request: Request, prediction: Array, predictions: Mapping[int, Array]) -> None:
         now = time.monotonic()
         if now > request.deadline:
-            self._refuse(request, _late(request))
+            self._refuse_request(request, _late_error(request))
             return
         trace: dict[str, Any] = {}
         if request.options.trace:
@@ -293,17 +293,17 @@ class InProcess:
             predict = {trial[member]: 1e3 * self._seconds[member] for member in request.members}
             trace = {**{name: 1e3 * one for name, one in seconds.items()}, "predict_ms": predict}
         answer = make_answer(self._ensemble, request, prediction, members=predictions, missing={}, trace=trace)
-        self._count(request)
+        self._count_answered(request)
         request.future.set_result(answer)
 
-    def _refuse(self, request: Request, error: TrainwrightError) -> None:
+    def _refuse_request(self, request: Request, error: TrainwrightError) -> None:
         if request.future.done():
             return
         self._counts["late"] += isinstance(error, DeadlinePassed)
-        self._count(request)
+        self._count_answered(request)
         request.future.set_exception(error)
 
-    def _count(self, request: Request) -> None:
+    def _count_answered(self, request: Request) -> None:
         with self._gate:
             self.open -= 1
             self._counts["requests"] += 1
@@ -359,7 +359,7 @@ def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor]
         hooks = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
         return type(module) is kind and not hooks
 
-    if is_plain(network, nn.Linear):
+    if isinstance(network, nn.Linear) and is_plain(network, nn.Linear):
         return [partial(nn.functional.linear, weight=network.weight, bias=network.bias)]
     if not is_plain(network, nn.Sequential):
         return [network]
@@ -371,13 +371,13 @@ def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor]
     return calls
 
 
-def _call(layers: "Sequence[Callable[[torch.Tensor], torch.Tensor]]", x: "torch.Tensor") -> "torch.Tensor":
+def _run_layers(layers: "Sequence[Callable[[torch.Tensor], torch.Tensor]]", x: "torch.Tensor") -> "torch.Tensor":
     for layer in layers:
         x = layer(x)
     return x
 
 
-def _late(request: Request) -> DeadlinePassed:
+def _late_error(request: Request) -> DeadlinePassed:
     waited = (request.deadline - request.admitted) * 1e3
     return DeadlinePassed(f"deadline_ms: {waited:.3g} passed before the answer; allow more, or ask again")
 

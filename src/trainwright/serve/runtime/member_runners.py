@@ -87,7 +87,7 @@ class Loop:
         import torch
 
         with torch.inference_mode():
-            out: torch.Tensor = self.networks[k](_fitting(given, self.networks[k]))
+            out: torch.Tensor = self.networks[k](_cast_input(given, self.networks[k]))
             return out
 
     def told(self, k: int, output: "torch.Tensor") -> Array:
@@ -127,15 +127,15 @@ class Vmap:
         def one(parameters: Any, buffers: Any, x: "torch.Tensor") -> Any:
             return torch.func.functional_call(base, (parameters, buffers), (x,))
 
-        self._all = torch.func.vmap(one, in_dims=(0, 0, None), randomness="error")
+        self._run_all = torch.func.vmap(one, in_dims=(0, 0, None), randomness="error")
 
     def __call__(self, x: Array, members: Sequence[int]) -> Iterator[tuple[int, Array]]:
         """Yield (k, predictions [N, ...] in float64) for each of these members."""
         import torch
 
-        given = _fitting(torch.from_numpy(x).to(self._loop.device), self._loop.networks[0])
+        given = _cast_input(torch.from_numpy(x).to(self._loop.device), self._loop.networks[0])
         with torch.inference_mode():
-            found = self._all(*self._state, given)
+            found = self._run_all(*self._state, given)
         for k in members:
             yield k, self._loop.told(k, found[k])
 
@@ -188,11 +188,11 @@ class CudaGraph:
             with torch.cuda.stream(side):
                 # What is set up at first use cannot be recorded.
                 for _ in range(3):
-                    self._all(given)
+                    self._run_all(given)
             torch.cuda.current_stream(loop.device).wait_stream(side)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph):
-                outputs = self._all(given)
+                outputs = self._run_all(given)
             self._graphs[size], self._inputs[size], self._outputs[size] = graph, given, outputs
 
     def __call__(self, x: Array, members: Sequence[int]) -> Iterator[tuple[int, Array]]:
@@ -205,7 +205,7 @@ class CudaGraph:
         for k in members:
             yield k, self._loop.told(k, self._outputs[size][k][: len(x)])
 
-    def _all(self, given: "torch.Tensor") -> "list[torch.Tensor]":
+    def _run_all(self, given: "torch.Tensor") -> "list[torch.Tensor]":
         return [self._loop.raw(k, given) for k in range(len(self._loop.networks))]
 
 
@@ -225,7 +225,7 @@ def _refuse_difference(kind: str, fused: Runner, loop: Loop, x: Array) -> None:
             )
 
 
-def _fitting(x: "torch.Tensor", network: "torch.nn.Module") -> "torch.Tensor":
+def _cast_input(x: "torch.Tensor", network: "torch.nn.Module") -> "torch.Tensor":
     """Return x in the floating type of the network, as in-process prediction does."""
     first = next(network.parameters(), None)
     return x.to(first.dtype) if x.is_floating_point() and first is not None else x

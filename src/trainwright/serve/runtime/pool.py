@@ -18,12 +18,12 @@ from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.supervise import Health, ServingProcess
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
-__all__ = ["WorkerPool", "credits_of"]
+__all__ = ["ServingPool", "credits_of"]
 
 _LINE_HOLDS = 128
 
 
-class WorkerPool:
+class ServingPool:
     """All workers of a plan, and the descriptions that their processes start from."""
 
     def __init__(

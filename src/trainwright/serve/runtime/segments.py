@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from trainwright.errors import DeadlinePassed, NotReady, RequestError, TrainwrightError
-from trainwright.serve.runtime.accumulate import Accumulator, Arrival, Slot
+from trainwright.serve.runtime.accumulate import Accumulator, Arrival, SegmentSlot
 from trainwright.serve.runtime.arena import Arena
 from trainwright.serve.runtime.batching import Batcher, Piece, Request
 from trainwright.serve.runtime.combiner import Finished
@@ -57,7 +57,7 @@ class Segments:
                 self.counts["late"] += 1
                 self.finish(request, late=True)
 
-    def form(self, members: tuple[int, ...], limit: int, lost: Mapping[int, str], now: float) -> Slot:
+    def form(self, members: tuple[int, ...], limit: int, lost: Mapping[int, str], now: float) -> SegmentSlot:
         """Put up to `limit` of the rows that wait for these members into a free slot; `lost` members are left out."""
         # A segment serves all members at once, so its rows are copied once.
         pieces = self.batcher.take(members, limit)
@@ -99,7 +99,7 @@ class Segments:
                 request.kept[member][piece.first : piece.first + piece.rows] = found
         self._await_fewer(slot, 1)
 
-    def drop_members(self, slot: Slot, missing: Mapping[int, str]) -> None:
+    def drop_members(self, slot: SegmentSlot, missing: Mapping[int, str]) -> None:
         """Let the requests of a slot go without these members."""
         left = {member: why for member, why in missing.items() if member in slot.awaited}
         if left:
@@ -109,7 +109,7 @@ class Segments:
                     piece.request.missing |= left
             self._await_fewer(slot, len(left))
 
-    def refuse(self, slot: Slot, why: str) -> None:
+    def refuse(self, slot: SegmentSlot, why: str) -> None:
         """Refuse the request of a slot; if there are several, let each begin anew alone, to find the one."""
         requests = list(dict.fromkeys(piece.request for piece in slot.pieces if piece.live))
         for request in requests:
@@ -131,7 +131,7 @@ class Segments:
         used = [member for member in request.members if request.came.get(member) == request.rows]
         missing = {member: request.missing.get(member, LATE) for member in request.members if member not in used}
         if refusal is None and missing:
-            refusal = self._refusal(request, missing, late=late or LATE in request.missing.values())
+            refusal = self._refusal_for(request, missing, late=late or LATE in request.missing.values())
             self.counts["degraded"] += refusal is None
         pieces = request.pieces
         # Predictions of one piece are read where they lie; the slot stays in use until `release`.
@@ -158,7 +158,7 @@ class Segments:
             for piece in list(slot.pieces):
                 self.finish(piece.request, refusal=refusal)
 
-    def _await_fewer(self, slot: Slot, members: int) -> None:
+    def _await_fewer(self, slot: SegmentSlot, members: int) -> None:
         """Let the requests of a slot wait for so many predictions less, and let go of what is complete."""
         for piece in list(slot.pieces):
             request = piece.request
@@ -175,7 +175,7 @@ class Segments:
                 piece.held = False
                 self.accumulator.release(self.accumulator.slots[piece.slot], readers=1)
 
-    def _refusal(self, request: Request, missing: Mapping[int, str], *, late: bool) -> TrainwrightError | None:
+    def _refusal_for(self, request: Request, missing: Mapping[int, str], *, late: bool) -> TrainwrightError | None:
         """Say why an answer without the missing members is none; None if it is one."""
         # What share of the asked weight is in the response decides whether it is one.
         total = sum(request.weights.values())

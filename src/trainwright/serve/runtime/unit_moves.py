@@ -12,7 +12,7 @@ from typing import Any
 
 from trainwright.errors import TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
-from trainwright.serve.runtime.pool import WorkerPool
+from trainwright.serve.runtime.pool import ServingPool
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
 __all__ = ["UnitMoves"]
@@ -21,7 +21,7 @@ __all__ = ["UnitMoves"]
 class UnitMoves:
     """The moves so far, and the units that wait for one; `enqueue` runs an action on the dispatcher's thread."""
 
-    def __init__(self, pool: WorkerPool, enqueue: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, pool: ServingPool, enqueue: Callable[[Callable[[], None]], None]) -> None:
         self._pool, self._enqueue = pool, enqueue
         self.moves: list[dict[str, Any]] = []  # unit, from, to, why, and what became of it
         self._waiting: deque[UnitQueue] = deque()
@@ -37,7 +37,7 @@ class UnitMoves:
         queue.workers.append(worker)
         queue.outlook = ""
         move = next(move for move in reversed(self.moves) if move["unit"] == queue.unit.name)
-        starting = move["state"] == "starting"
+        starting: bool = move["state"] == "starting"
         if starting:
             move["state"] = "done"
         return starting
@@ -54,13 +54,13 @@ class UnitMoves:
                 plan = self._pool.plan_failover(queue.unit, lost)
             except Exception as error:  # noqa: BLE001 - responses say why the unit is missing
                 why = str(error) if isinstance(error, TrainwrightError) else f"{type(error).__name__}: {error}"
-                self._enqueue(partial(self._apply, queue, None, why))
+                self._enqueue(partial(self._apply_plan, queue, None, why))
             else:
-                self._enqueue(partial(self._apply, queue, plan, ""))
+                self._enqueue(partial(self._apply_plan, queue, plan, ""))
 
         threading.Thread(target=search_placement, name="trainwright-place", daemon=True).start()
 
-    def _apply(self, queue: UnitQueue, plan: DeploymentPlan | None, refusal: str) -> None:
+    def _apply_plan(self, queue: UnitQueue, plan: DeploymentPlan | None, refusal: str) -> None:
         workers = self._pool.workers_of(queue.unit)
         devices = sorted({worker.instance.device.name for worker in workers})
         move = {"unit": queue.unit.name, "from": devices, "why": workers[-1].why}

@@ -50,10 +50,10 @@ def main(argv: Sequence[str]) -> NoReturn:
     try:
         runner, built = _load_members(told)
     except Exception as error:  # noqa: BLE001 - whatever stops a member from loading is the front's to tell
-        _send(line, {"refused": f"{type(error).__name__}: {error}"})
+        _send_message(line, {"refused": f"{type(error).__name__}: {error}"})
         os._exit(_BROKEN)
-    _send(line, {"built": built})
-    arena.map(ArenaShape.from_json(_receive(line)["map"]))
+    _send_message(line, {"built": built})
+    arena.map(ArenaShape.from_json(_receive_message(line)["map"]))
     _Worker(line=line, arena=arena, runner=runner, told=told).serve()
 
 
@@ -83,18 +83,18 @@ class _Worker:
             tasks = self._take_tasks()
             late = [task for task in tasks if task.deadline < time.monotonic()]
             for task in late:
-                self._report(DROPPED, task, None)
-            self._flush()
+                self._report_members(DROPPED, task, None)
+            self._flush_reports()
             if tasks := [task for task in tasks if task not in late]:
-                self._compute(tasks)
+                self._compute_tasks(tasks)
 
     def _take_tasks(self) -> list[SlotTask]:
         """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
         # A task that did not fit into the last batch is the first of this one.
-        first = self._held or _receive(self._line)
+        first = self._held or _receive_message(self._line)
         self._held, tasks, rows = None, [first], first.rows
         while rows < first.batch and self._more.poll(0):
-            task = _receive(self._line)
+            task = _receive_message(self._line)
             if task.members != first.members or rows + task.rows > min(first.batch, task.batch):
                 self._held = task
                 break
@@ -102,7 +102,7 @@ class _Worker:
             rows += task.rows
         return tasks
 
-    def _compute(self, tasks: list[SlotTask]) -> None:
+    def _compute_tasks(self, tasks: list[SlotTask]) -> None:
         # Several tasks become one batch; a single one is computed where it lies.
         inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
         x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
@@ -119,17 +119,17 @@ class _Worker:
                     if stop == len(x):
                         left.discard(k)
                         for task in tasks:
-                            self._report(DONE, task, k, rows=stop - start, seconds=seconds)
+                            self._report_members(DONE, task, k, rows=stop - start, seconds=seconds)
                     elif time.monotonic() > self._beat + _BEAT_SECONDS:
-                        self._report(BEAT, tasks[0], k, rows=stop - start, seconds=seconds)
+                        self._report_members(BEAT, tasks[0], k, rows=stop - start, seconds=seconds)
                     if place == len(wanted) or self._usual.get(wanted[place], math.inf) > _SOON_SECONDS:
-                        self._flush()
+                        self._flush_reports()
         except Exception as error:  # noqa: BLE001 - a member that refuses these rows must not end the others' requests
-            self._flush()
+            self._flush_reports()
             broken = isinstance(error, MemoryError) or "CUDA" in str(error)
             for task in tasks:
                 told = {"failed": [task.slot, task.generation], "members": [self._places[k] for k in sorted(left)]}
-                _send(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
+                _send_message(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
             if broken:
                 os._exit(_BROKEN)
 
@@ -143,7 +143,7 @@ class _Worker:
                 place[low - first : high - first] = found[low - start : high - start]
             first += task.rows
 
-    def _report(self, kind: int, task: SlotTask, k: int | None, *, rows: int = 0, seconds: float = 0.0) -> None:
+    def _report_members(self, kind: int, task: SlotTask, k: int | None, *, rows: int = 0, seconds: float = 0.0) -> None:
         self._beat = time.monotonic()
         for one in [k] if k is not None else [k for k in range(len(self._places)) if task.members >> k & 1]:
             member = self._places[one]
@@ -152,7 +152,7 @@ class _Worker:
             )
             self._unsent.append(report.encode())
 
-    def _flush(self) -> None:
+    def _flush_reports(self) -> None:
         """Send the reports that wait."""
         if self._unsent:
             # The serving process is gone: the end of the connection ends this process.
@@ -161,7 +161,7 @@ class _Worker:
             self._unsent.clear()
 
 
-def _receive(line: "Connection[Any, Any]") -> Any:
+def _receive_message(line: "Connection[Any, Any]") -> Any:
     """Return the next message, or end with the connection."""
     try:
         return decode(line.recv_bytes())
@@ -197,7 +197,7 @@ def _load_members(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": told["batch"]}
 
 
-def _send(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
+def _send_message(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
     with contextlib.suppress(OSError):
         send_json(line, message)
 

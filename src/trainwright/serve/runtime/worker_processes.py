@@ -10,14 +10,14 @@ from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.combiner import Combiner
 from trainwright.serve.runtime.dispatch import Dispatcher
-from trainwright.serve.runtime.pool import WorkerPool, credits_of
+from trainwright.serve.runtime.pool import ServingPool, credits_of
 from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.worker_slots import WorkerState
 
-__all__ = ["WorkerProcesses"]
+__all__ = ["WorkerRuntime"]
 
 
-class WorkerProcesses:
+class WorkerRuntime:
     """The runtime of a plan with a process per instance."""
 
     def __init__(
@@ -42,7 +42,7 @@ class WorkerProcesses:
             input_dtype=input_dtype,
             output_shape=(),
         )
-        self._pool = WorkerPool(ensemble=ensemble, plan=plan, settings=settings, layout=layout, runner=runner)
+        self._pool = ServingPool(ensemble=ensemble, plan=plan, settings=settings, layout=layout, runner=runner)
         self._arena = Arena.create()
         self._combiner = Combiner(ensemble)
         self._dispatcher = Dispatcher(

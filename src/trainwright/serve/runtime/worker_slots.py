@@ -9,7 +9,7 @@ from typing import Any
 
 from trainwright.serve.placement.deployment_plan import Instance
 from trainwright.serve.placement.units import Unit
-from trainwright.serve.runtime.accumulate import Slot
+from trainwright.serve.runtime.accumulate import SegmentSlot
 from trainwright.serve.runtime.messages import SlotTask
 from trainwright.serve.runtime.supervise import Health, ServingProcess
 
@@ -29,7 +29,7 @@ class WorkerState(Enum):
 class UnitWork:
     """Members of a unit to compute on a slot, if that is still of this generation."""
 
-    slot: Slot
+    slot: SegmentSlot
     generation: int
     members: frozenset[int]  # positions in the ensemble
 
@@ -94,7 +94,7 @@ class WorkerSlot:
         if self.process is not None:
             self.process.send(message)
 
-    def finish_members(self, number: int, generation: int, members: set[int]) -> Slot | None:
+    def finish_members(self, number: int, generation: int, members: set[int]) -> SegmentSlot | None:
         """Note that its process has done with these members on a slot; return the slot if that ends the lease on it."""
         task = self.in_flight.get((number, generation))
         if task is None:
@@ -143,7 +143,7 @@ class UnitQueue:
         """How it came to be lost, and what becomes of it."""
         return next((worker.why for worker in reversed(self.workers) if worker.why), "lost") + self.outlook
 
-    def add(self, slot: Slot, now: float) -> None:
+    def add(self, slot: SegmentSlot, now: float) -> None:
         """Append the work on a slot for the members of the unit that it expects."""
         if wanted := slot.expected & set(self.unit.members):
             self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=wanted))
@@ -160,7 +160,7 @@ class UnitQueue:
             if work.wanted:
                 worker.assign(work, now)
 
-    def take_back(self, worker: WorkerSlot) -> list[Slot]:
+    def take_back(self, worker: WorkerSlot) -> list[SegmentSlot]:
         """Requeue what a worker's process had; return the slots on which it held leases."""
         in_flight = list(worker.in_flight.values())
         worker.in_flight.clear()

@@ -93,16 +93,16 @@ class Allocator:
         late = time.monotonic() - _HOLD_SECONDS
         for trial in [trial for trial, since in self._waiting_since.items() if since < late]:
             self.device_allocator.resume(self.device_allocator.running[trial])
-            self._answer(trial, goes_on=True)
+            self._queue_answer(trial, goes_on=True)
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, Start):
             self._launches.append(Launch(action.pending.trial, action.block))
             self._left_at[action.pending.trial] = time.monotonic()
         elif isinstance(action, Resume | Resize | Preempt):
-            self._answer(action.trial, goes_on=isinstance(action, Resume))
+            self._queue_answer(action.trial, goes_on=isinstance(action, Resume))
 
-    def _answer(self, trial: int, *, goes_on: bool) -> None:
+    def _queue_answer(self, trial: int, *, goes_on: bool) -> None:
         if self._waiting_since.pop(trial, None) is not None:
             self._answers.append((trial, goes_on))
 

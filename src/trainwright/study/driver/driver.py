@@ -114,7 +114,7 @@ class Driver:
         self.log.add_projection(self.queue)
         with gc_frozen(), self.leaving.signals:
             try:
-                self._work()
+                self._run_loop()
             except KeyboardInterrupt:
                 if not self.leaving.cut_short():
                     raise
@@ -130,46 +130,46 @@ class Driver:
         if self.leaving.told:
             raise KeyboardInterrupt
 
-    def _work(self) -> None:
+    def _run_loop(self) -> None:
         """Work until the budget is used, nothing is left to do, or it is time to leave."""
         self.leaving.limit()
         try:
             self.queue.take_over(self.log.state.open)
             while not (why := self.leaving.due()):
-                if self._step():
+                if self._run_step():
                     self.progress.say_if(self.queue.shortfall())
                     return
                 self.heartbeat.check()
         except KeyboardInterrupt:  # a further signal, or a handler of the program's own
             if not self.leaving.cut_short():
-                self._leave("interrupted")
+                self._leave_run("interrupted")
             raise
-        self._leave(why)
+        self._leave_run(why)
 
-    def _step(self) -> bool:
+    def _run_step(self) -> bool:
         """Start what can be started, wait for news, and deal with them; return whether all is done."""
         # Start what was planned while trials reported.
-        self._launch()
+        self._launch_planned()
         self.queue.granted, self.queue.was_asked = 0, False
         self.log.keep_up()
         self._withdraw_lost_nodes()
         allowed = self.queue.allowed()
         self.allocator.plan()
-        self._launch()
+        self._launch_planned()
         self.queue.write_fresh()
         if self.allocator.runs:
             self.queue.learn()
             self.engine.poll(self, _POLL_SECONDS)
         elif not self.queue.granted:
             # Nothing was handed out. If something was, another driver was faster to start it: look again.
-            if self._done(allowed):
+            if self._is_done(allowed):
                 return True
             self._await_news()
-        self._watch()
+        self._watch_writers()
         self.progress.tick(self.log.state, len(self.allocator.runs))
         return False
 
-    def _done(self, allowed: int | None) -> bool:
+    def _is_done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
         queue, device_allocator = self.queue, self.allocator.device_allocator
         if queue.ask_at is not None or self.allocator.moving or device_allocator.wake_at is not None:
@@ -198,7 +198,7 @@ class Driver:
                 f"trial of {self.scheduler.policy.start}; run the study again when nodes are back: it goes on"
             )
 
-    def _leave(self, why: str) -> None:
+    def _leave_run(self, why: str) -> None:
         """Give running trials time to end their epoch, after which others go on with them."""
         self.leaving.begin(why)
         if not self.allocator.runs:
@@ -213,15 +213,15 @@ class Driver:
 
     # Starting and ending.
 
-    def _launch(self) -> None:
+    def _launch_planned(self) -> None:
         for number, block, before in self.allocator.take_launches():
-            self._start(number, block, before)
+            self._start_trial(number, block, before)
         for number, goes_on in self.allocator.take_answers():
             run = self.allocator.runs[number]
             run.leaves = not goes_on
             self.engine.answer(number, goes_on and not run.superseded)
 
-    def _start(self, number: int, block: Block, before: int | None) -> None:
+    def _start_trial(self, number: int, block: Block, before: int | None) -> None:
         lease = self._write_start(number, block)
         self.allocator.arrive(number)
         if lease is None:
@@ -261,12 +261,12 @@ class Driver:
         trial = self.log.state.trials.get(number)
         known = max(trial.checkpoints, default=0) if trial is not None else 0
         devices = self.engine.devices(block)
-        start = facts.started(number, lease, slot=self._slot(block), devices=devices, resumed_epoch=known)
+        start = facts.started(number, lease, slot=self._slot_name(block), devices=devices, resumed_epoch=known)
         self.log.append(start if proposal is None else facts.begun(proposal, start))
         self.queue.started(number)
         return lease
 
-    def _slot(self, block: Block) -> str:
+    def _slot_name(self, block: Block) -> str:
         slots = "+".join(map(str, block))
         return slots if self.team is None else f"{self.team.slot}:{slots}"
 
@@ -295,7 +295,7 @@ class Driver:
         self.log.append(*records)
         # The rule compares with what others have reported.
         self.log.keep_up()
-        self._notice(trial, run)
+        self._note_superseded(trial, run)
         if run.superseded:
             return False
         if self.leaving.why:
@@ -307,11 +307,11 @@ class Driver:
             if record.kind == "checkpointed":
                 self._checkpoint_retry.found_room()
             if record.kind == "reported":
-                self._judge(trial, run, record.body["epoch"], record.body["metrics"])
-                stays = self._seat(trial, run, record)
+                self._judge_report(trial, run, record.body["epoch"], record.body["metrics"])
+                stays = self._decide_placement(trial, run, record)
         return stays
 
-    def _seat(self, number: int, run: TrialRun, report: Record) -> bool | None:
+    def _decide_placement(self, number: int, run: TrialRun, report: Record) -> bool | None:
         """Let the policy know of a report; return whether the trial trains on where it is, None if it waits there."""
         run.before = None
         if run.refusal is not None:
@@ -337,11 +337,11 @@ class Driver:
     def _is_last(self, epoch: int) -> bool:
         return epoch >= (self.scheduler.rule.max_epochs or math.inf)
 
-    def _notice(self, number: int, run: TrialRun) -> None:
+    def _note_superseded(self, number: int, run: TrialRun) -> None:
         trial = self.log.state.trials[number]
         run.superseded = trial.lease > run.lease or trial.status.ended
 
-    def _judge(self, number: int, run: TrialRun, epoch: int, metrics: Mapping[str, float]) -> None:
+    def _judge_report(self, number: int, run: TrialRun, epoch: int, metrics: Mapping[str, float]) -> None:
         run.refusal = refusal(self.log.state.outcomes, metrics, f"at epoch {epoch}")
         if run.refusal is not None:
             return
@@ -363,7 +363,7 @@ class Driver:
         """Write how a trial ended."""
         run = self.allocator.end(trial)
         self.rule.forget(trial)
-        self._notice(trial, run)
+        self._note_superseded(trial, run)
         state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
         leaving = self.leaving.why or ("too little time for an epoch" if run.preempted else "")
         self.log.append(*outcome.records, end_record(state, run, outcome, outcomes, leaving=leaving))
@@ -412,7 +412,7 @@ class Driver:
 
     # Upkeep.
 
-    def _watch(self) -> None:
+    def _watch_writers(self) -> None:
         """Take over from writers that have died since the last look."""
         if (now := time.monotonic()) - self._watched_at < _WATCH_SECONDS:
             return
@@ -422,7 +422,7 @@ class Driver:
             self.queue.take_over([number for number in self.log.state.open if trials[number].holder in dead])
         self.queue.retry()
         for number, run in self.allocator.runs.items():
-            self._notice(number, run)
+            self._note_superseded(number, run)
 
     def _expects_news(self) -> bool:
         """Whether to stay though there is nothing to do: others may die, or are not known to live."""

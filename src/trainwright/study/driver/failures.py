@@ -42,12 +42,12 @@ def alike(state: State, trial: TrialState, before: Collection[int]) -> list[int]
     the configuration (too little memory, too little time, a loss that is not finite), or where another trial has come
     further than all of them.
     """
-    known = _key(trial)
+    known = _failure_key(trial)
     if known is None:
         return []
     same, others = [], 0
     for number, other in state.trials.items():
-        if number not in before and gave_up(other) and _key(other) == known:
+        if number not in before and gave_up(other) and _failure_key(other) == known:
             same.append(number)
         else:
             others = max(others, other.epoch)
@@ -59,15 +59,15 @@ def sentence_of(trial: TrialState, directory: Path | None) -> str:
     failure = trial.failure
     if failure is None:
         lost = f"trial {trial.number} was lost {len(trial.leases)} times: its process was killed"
-        return f"{lost}{_log(trial, directory)}"
+        return f"{lost}{_log_hint(trial, directory)}"
     at = ""
     if failure.raised is not None:
         source = f", in `{failure.raised.source}`" if failure.raised.source else ""
         at = f" at {failure.raised.place}{source}"
-    return f"{failure.message}{at}{_look(failure, trial.number, directory)}{_log(trial, directory)}"
+    return f"{failure.message}{at}{_traceback_hint(failure, trial.number, directory)}{_log_hint(trial, directory)}"
 
 
-def _key(trial: TrialState) -> tuple[object, ...] | None:
+def _failure_key(trial: TrialState) -> tuple[object, ...] | None:
     failure = trial.failure
     if failure is None:
         return ("lost",)
@@ -78,13 +78,13 @@ def _key(trial: TrialState) -> tuple[object, ...] | None:
     return failure.raised.error, failure.raised.file, failure.raised.line
 
 
-def _look(failure: Failure, number: int, directory: Path | None) -> str:
+def _traceback_hint(failure: Failure, number: int, directory: Path | None) -> str:
     if not failure.traceback or directory is None:
         return ""
     return f"; its traceback: trainwright status {shlex.quote(str(directory))} --trial {number}"
 
 
-def _log(trial: TrialState, directory: Path | None) -> str:
+def _log_hint(trial: TrialState, directory: Path | None) -> str:
     if directory is None:
         return ""
     log = directory / "logs" / f"trial-{trial.number:06d}" / f"lease-{trial.lease}.log"

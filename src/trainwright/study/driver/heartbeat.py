@@ -18,7 +18,7 @@ class Heartbeat:
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._beat, name="trainwright-beat", daemon=True)
+        self._thread = threading.Thread(target=self._send_heartbeats, name="trainwright-beat", daemon=True)
         self._trouble: Exception | None = None
 
     def __enter__(self) -> Self:
@@ -30,7 +30,7 @@ class Heartbeat:
         self._stop.set()
         self._thread.join()
 
-    def _beat(self) -> None:
+    def _send_heartbeats(self) -> None:
         while not self._stop.wait(self._ledger.lease_seconds / _BEATS):
             try:
                 self._ledger.heartbeat()

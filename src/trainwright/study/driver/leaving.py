@@ -107,9 +107,9 @@ class Leaving:
         if self._spent is None:
             return 0.0
         now = time.monotonic()
-        return self._spent.device_seconds + sum(self._unrecorded(number, now) for number in self._running)
+        return self._spent.device_seconds + sum(self._unrecorded_seconds(number, now) for number in self._running)
 
-    def _unrecorded(self, number: int, now: float) -> float:
+    def _unrecorded_seconds(self, number: int, now: float) -> float:
         """Return the device seconds of a running trial beyond those that its reports have recorded."""
         lease = self._log.state.trials[number].leases[self._running[number].lease]
         return max(0.0, now - self._running[number].since - lease.seconds) * max(1, len(lease.devices))

@@ -90,7 +90,7 @@ class Progress:
         if not self._shown:
             return
         better = self._note_best(state, trial)
-        line = f"trial {trial.number} {trial.status}{_length(trial)}{_what(trial)}"
+        line = f"trial {trial.number} {trial.status}{_length_text(trial)}{_result_text(trial)}"
         if self._bar is None:
             of = f"/{self._trials}" if self._trials is not None else ""
             best = self._best_text(state)
@@ -99,7 +99,7 @@ class Progress:
             self.say(line)
 
     def _note_best(self, state: State, trial: TrialState) -> bool:
-        objective = _first(state)
+        objective = _single_objective(state)
         if objective is None or not keeps(state.outcomes, trial.values):
             return False
         loss = objective.loss(trial.values[objective.metric])
@@ -109,23 +109,23 @@ class Progress:
         return True
 
     def _best_text(self, state: State) -> str:
-        objective = _first(state)
+        objective = _single_objective(state)
         if self._best is None or objective is None:
             return ""
         trial = self._best[1]
         return f"best {objective.metric}={trial.values[objective.metric]:.6g} (trial {trial.number})"
 
 
-def _first(state: State) -> Objective | None:
+def _single_objective(state: State) -> Objective | None:
     return state.objectives[0] if len(state.objectives) == 1 else None
 
 
-def _length(trial: TrialState) -> str:
+def _length_text(trial: TrialState) -> str:
     epochs = f" after {trial.epoch} epochs" if trial.epoch > 1 else ""
     return f"{epochs} ({trial.seconds:.1f} s)"
 
 
-def _what(trial: TrialState) -> str:
+def _result_text(trial: TrialState) -> str:
     if trial.failure is not None:
         at = "" if trial.failure.raised is None else f" ({trial.failure.raised.place})"
         return f": {trial.failure.kind}: {trial.failure.message}{at}"

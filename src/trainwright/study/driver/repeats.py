@@ -18,27 +18,27 @@ class Repeats:
 
     def paused(self, trial: TrialState) -> None:
         """Look at a trial that has ended its run, and goes on later or elsewhere."""
-        if (trial.at_rung or trial.resizing) and not self._saved(trial):
+        if (trial.at_rung or trial.resizing) and not self._has_saved(trial):
             when = "once promoted" if trial.at_rung else "on other devices"
-            self._tell(
+            self._say_once(
                 f"trial {trial.number} was paused without a checkpoint: {when}, such trials start again from epoch 1; "
                 "save one with trial.prepare, in a study with a directory"
             )
 
     def starts(self, trial: TrialState) -> None:
         """Look at a trial that starts, perhaps not for the first time."""
-        if trial.epoch and not self._saved(trial):
-            self._tell(
+        if trial.epoch and not self._has_saved(trial):
+            self._say_once(
                 f"trial {trial.number} begins again at epoch 1: it had reported up to epoch {trial.epoch} and saved "
                 "nothing to go on from; save with trial.prepare or a Manager, or keep files in trial.folder"
             )
 
-    def _saved(self, trial: TrialState) -> bool:
+    def _has_saved(self, trial: TrialState) -> bool:
         """Whether it has checkpoints, or a folder with files of its own."""
         own = None if self._directory is None else self._directory / "files" / f"trial-{trial.number:06d}"
         return bool(trial.checkpoints) or (own is not None and own.is_dir())
 
-    def _tell(self, text: str) -> None:
+    def _say_once(self, text: str) -> None:
         if not self._said:
             self._said = True
             self._say(text)

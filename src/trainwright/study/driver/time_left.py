@@ -37,7 +37,7 @@ class TimeLeft:
         self._shortest = 0.0
         for number, trial in trials.items() if wall_seconds is not None else ():
             for _, report in sorted(trial.reports.items()):
-                self._add(number, report.lease, report.wall_seconds)
+                self._add_report(number, report.lease, report.wall_seconds)
 
     @property
     def over(self) -> bool:
@@ -55,9 +55,9 @@ class TimeLeft:
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Measure the epoch that has ended with a report."""
         if trial is not None:
-            self._add(trial.number, record.lease or 1, record.body["wall_seconds"])
+            self._add_report(trial.number, record.lease or 1, record.body["wall_seconds"])
 
-    def _add(self, number: int, lease: int, seconds: float) -> None:
+    def _add_report(self, number: int, lease: int, seconds: float) -> None:
         """Take a report made so many seconds after the start of its lease; 0 is one told after the death of a run."""
         before_lease, before = self._last.get(number, (0, 0.0))
         self._last[number] = lease, seconds

@@ -61,7 +61,7 @@ def end_record(
             raised=None if outcome.raised is None else asdict(outcome.raised),
             wall_seconds=seconds,
         )
-    values, message = _values(outcome, judged)
+    values, message = _final_values(outcome, judged)
     if message is None:
         message = refusal(judged, values, "in the result")
     if message is not None:
@@ -77,7 +77,9 @@ def preemption_record(
     return facts.paused(trial.number, lease, reason=reason, epoch=epoch, values={}, wall_seconds=seconds, why=why)
 
 
-def _values(outcome: Returned | StoppedEarly, judged: tuple[Judged, ...]) -> tuple[Mapping[str, float], str | None]:
+def _final_values(
+    outcome: Returned | StoppedEarly, judged: tuple[Judged, ...]
+) -> tuple[Mapping[str, float], str | None]:
     """Return the final metrics: the last reported, overridden by what the function returned.
 
     A trial that nobody stopped ends quietly when it reports beyond its full length: it is complete.

@@ -68,7 +68,7 @@ class TrialQueue:
     def next_trial(self, *, new: bool = True) -> PendingTrial | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
         self.ask_at, self.was_asked = None, True
-        number = self._interrupted()
+        number = self._next_interrupted()
         if number is None:
             # The searcher is to see earlier proposals as pending.
             self.write_fresh()
@@ -79,11 +79,11 @@ class TrialQueue:
         trial = self._log.state.trials.get(number)
         return PendingTrial(number, trial.epoch if trial is not None else 0)
 
-    def _interrupted(self) -> int | None:
+    def _next_interrupted(self) -> int | None:
         trials = self._log.state.trials
         while self._waiting:
             number = self._waiting[0]
-            done = not self._open(number) or self._settled(trials[number])
+            done = not self._is_open(number) or self._settle_verdict(trials[number])
             if not done and self.enough():
                 return None
             self._waiting.popleft()
@@ -106,16 +106,16 @@ class TrialQueue:
                 # The same answer again: the other holder has not written more yet.
                 return None
             if isinstance(answer, Promote):
-                if self._promote(answer):
+                if self._claim_promotion(answer):
                     return answer.trial
             elif not new or self.enough() or self.exhausted:
                 return None
-            elif (proposal := self._propose(self.allowed())) is not None:
+            elif (proposal := self._propose_new(self.allowed())) is not None:
                 self._fresh[proposal[0]] = proposal[1]
                 return proposal[0]
             refused = answer
 
-    def _promote(self, answer: Promote) -> bool:
+    def _claim_promotion(self, answer: Promote) -> bool:
         """Make a promotion ours and record it; False if it is another's, or if the trial does not wait any more."""
         number, trial = answer.trial, self._log.state.trials[answer.trial]
         if not trial.at_rung:
@@ -150,7 +150,7 @@ class TrialQueue:
         if isinstance(self._searcher, Learner):
             self._searcher.learn(self._view)
 
-    def _propose(self, limit: int | None) -> tuple[int, Configuration] | None:
+    def _propose_new(self, limit: int | None) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
         if self._is_search_over():
             return None
@@ -238,14 +238,14 @@ class TrialQueue:
 
     def add(self, number: int) -> None:
         """Let a trial wait if it is to be gone on with."""
-        if self._open(number) and not self._busy(number):
+        if self._is_open(number) and not self._is_busy(number):
             self._waiting.append(number)
 
     def take_over(self, numbers: Iterable[int]) -> None:
         """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
         for number in sorted(numbers):
             trial = self._log.state.trials[number]
-            if trial.status.ended or self._busy(number):
+            if trial.status.ended or self._is_busy(number):
                 continue
             held = trial.status in {Status.RUNNING, Status.PROPOSED} or trial.resizing
             if held and not self._log.orphaned(trial):
@@ -285,16 +285,16 @@ class TrialQueue:
         """Whether another is about to start a trial that we would have started."""
         return bool(self._contested)
 
-    def _open(self, number: int) -> bool:
+    def _is_open(self, number: int) -> bool:
         """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
         trial = self._log.state.trials[number]
         return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
 
-    def _busy(self, number: int) -> bool:
+    def _is_busy(self, number: int) -> bool:
         """Whether we are at it already."""
         return self._allocator.has(number) or number in self._waiting or number in self._promoted
 
-    def _settled(self, trial: TrialState) -> bool:
+    def _settle_verdict(self, trial: TrialState) -> bool:
         """End or pause a trial that was judged before its driver died, but of which that was not written."""
         verdict = self._rule.verdict(trial, self.view(), trial.epoch) if trial.reports else None
         self._rule.forget(trial.number)
@@ -319,7 +319,7 @@ class TrialQueue:
         lease = self._log.claims.lease(number) if promised is None else promised
         if proposal is None and lease is not None:
             trial = self._log.state.trials[number]
-            still = self._open(number) if promised is None else (trial.lease == promised and not trial.status.ended)
+            still = self._is_open(number) if promised is None else (trial.lease == promised and not trial.status.ended)
             # Claiming reads records: the trial may have ended meanwhile.
             lease = lease if still else None
         if lease is None:

@@ -141,7 +141,7 @@ def forecasts(
     if not schedulers:
         raise StudyError("simulate: got no scheduler; give one, or several by name")
     # Every choice of a BestStatic is one more scheduler; the choices are merged when all have been simulated.
-    choices = {name: _choices(scheduler, engine) for name, scheduler in schedulers.items()}
+    choices = {name: _list_choices(scheduler, engine) for name, scheduler in schedulers.items()}
     if engine.task_devices is None:
         fewest = min(choice.policy.start for each in choices.values() for choice in each)
         engine = replace(engine, task_devices=fewest)
@@ -159,7 +159,7 @@ def forecasts(
         for choice in each
         for seed in numbers
     ]
-    runs = iter(_all(cases, processes))
+    runs = iter(_run_all(cases, processes))
     found: dict[str, Forecast] = {}
     for name, each in choices.items():
         made = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
@@ -167,7 +167,7 @@ def forecasts(
     return found
 
 
-def _choices(scheduler: Scheduler, engine: Simulated) -> list[Scheduler]:
+def _list_choices(scheduler: Scheduler, engine: Simulated) -> list[Scheduler]:
     policy = scheduler.policy
     if not isinstance(policy, BestStatic):
         return [scheduler]
@@ -178,16 +178,16 @@ def _choices(scheduler: Scheduler, engine: Simulated) -> list[Scheduler]:
     return found
 
 
-def _all(cases: Sequence[_Case], processes: int) -> list[SimulatedStudy]:
+def _run_all(cases: Sequence[_Case], processes: int) -> list[SimulatedStudy]:
     processes = min(processes, len(cases))
     if processes == 1:
-        return [_run(case) for case in cases]
+        return [_run_case(case) for case in cases]
     with ThreadPoolExecutor(processes) as pool:
-        shares = list(pool.map(_elsewhere, [cases[each::processes] for each in range(processes)]))
+        shares = list(pool.map(_run_elsewhere, [cases[each::processes] for each in range(processes)]))
     return [shares[place % processes][place // processes] for place in range(len(cases))]
 
 
-def _elsewhere(cases: Sequence[_Case]) -> list[SimulatedStudy]:
+def _run_elsewhere(cases: Sequence[_Case]) -> list[SimulatedStudy]:
     """Simulate in a process of its own, which does not run the main script again as multiprocessing's would."""
     done = subprocess.run(
         [sys.executable, "-c", "from trainwright.study.forecast.forecast import serve; serve()"],
@@ -213,13 +213,13 @@ def serve() -> None:
     cases: list[_Case] = pickle.load(sys.stdin.buffer)  # noqa: S301 -- our own
     found: list[SimulatedStudy] | TrainwrightError
     try:
-        found = [_run(case) for case in cases]
+        found = [_run_case(case) for case in cases]
     except TrainwrightError as error:
         found = error
     sys.stdout.buffer.write(pickle.dumps(found))
 
 
-def _run(case: _Case) -> SimulatedStudy:
+def _run_case(case: _Case) -> SimulatedStudy:
     searching: dict[str, Any] = {}
     if case.search is not None:
         asked = _SearcherRun(case, case.search)

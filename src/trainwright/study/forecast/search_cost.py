@@ -126,7 +126,7 @@ def search_cost(
         cluster=oracle.cluster,
         task=task,
         task_devices=devices,
-        scaling=_scaling(oracle, profile_of, space, devices=devices, sizes=sizes, settings=settings),
+        scaling=_measure_scaling(oracle, profile_of, space, devices=devices, sizes=sizes, settings=settings),
     )
     forecast = forecasts({"": scheduler}, engine, trials=trials, seeds=seeds, search=search)[""]
     hours = [run.device_seconds / 3600 for run in forecast.runs]
@@ -144,7 +144,7 @@ def search_cost(
     )
 
 
-def _scaling(
+def _measure_scaling(
     oracle: Oracle,
     profile_of: ProfileOf,
     space: Space,

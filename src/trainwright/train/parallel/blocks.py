@@ -5,7 +5,7 @@ from collections import Counter
 from torch import nn
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.train.parallel.recompute.tracing import hooked
+from trainwright.train.parallel.recompute.tracing import has_hooks
 
 __all__ = ["blocks_of", "chain_of", "refuse_hooks", "units_of"]
 
@@ -29,7 +29,7 @@ def blocks_of(model: nn.Module) -> list[nn.Module]:
 
 def refuse_hooks(model: nn.Module, strategy: str) -> None:
     """Refuse blocks with hooks where each rank has a part of a sequence, which is all that a hook would see."""
-    found = next((block for block in blocks_of(model) if hooked(block)), None)
+    found = next((block for block in blocks_of(model) if has_hooks(block)), None)
     if found is not None:
         raise UnsupportedPlan.of(
             strategy,

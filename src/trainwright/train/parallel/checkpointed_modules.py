@@ -18,7 +18,7 @@ from trainwright.model.trace.attention import replace_attention
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.pipeline.cuts import cuts_of, uncut_of
-from trainwright.train.parallel.recompute.run_context import Buffers, Seen
+from trainwright.train.parallel.recompute.run_context import Buffers, RunContext
 
 __all__ = ["run_again"]
 
@@ -72,14 +72,14 @@ class _Block:
     def _contexts(self) -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
         """Return what the first run, and each later one, are done in: only the first changes buffers."""
         assert self._buffers is not None  # noqa: S101 -- the call has made them
-        seen = Seen()
+        seen = RunContext()
         return self._buffers.watched(seen), _Scratch(seen)
 
 
 class _Scratch:
     """Copies in the place of buffers that the first run wrote, as often as it is entered."""
 
-    def __init__(self, seen: Seen) -> None:
+    def __init__(self, seen: RunContext) -> None:
         self._seen, self._now = seen, contextlib.ExitStack()
 
     def __enter__(self) -> None:

@@ -62,8 +62,8 @@ class _Gather(Function):
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         group, dim, sizes, scatter = ctx.settings
-        own = _scattered(gradient, group, dim, sizes) if scatter else _own(gradient, group, dim, sizes)
-        return own, None, None, None, None
+        local_gradient = _scattered(gradient, group, dim, sizes) if scatter else _own(gradient, group, dim, sizes)
+        return local_gradient, None, None, None, None
 
 
 class _Narrow(Function):

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from trainwright.train.parallel.recompute.tracing import hooked
+from trainwright.train.parallel.recompute.tracing import has_hooks
 
 __all__ = ["LAYERS", "NORMS", "divided", "emptied", "group_of", "is_plain", "marked", "replace_layers"]
 
@@ -24,12 +24,12 @@ def is_plain(layer: nn.Module, kinds: tuple[type[nn.Module], ...] = LAYERS) -> b
     which no rank has; hooks of a parameter are lost with it.
     """
     kind = next((kind for kind in kinds if isinstance(layer, kind)), None)
-    if kind is None or hooked(layer) or any(marked(parameter) for parameter in layer.parameters()):
+    if kind is None or has_hooks(layer) or any(marked(parameter) for parameter in layer.parameters()):
         return False
     if any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in _FORWARD):
         return False
-    held = {*layer._parameters, *layer._buffers}  # noqa: SLF001
-    return not any(name in vars(layer) for name in _FORWARD) and bool(held & _WEIGHTS) and held <= _HELD
+    names = {*layer._parameters, *layer._buffers}  # noqa: SLF001
+    return not any(name in vars(layer) for name in _FORWARD) and bool(names & _WEIGHTS) and names <= _HELD
 
 
 def marked(parameter: torch.Tensor) -> bool:

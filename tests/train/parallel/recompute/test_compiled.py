@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "examples"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "examples"))
 
 from models import resnet
 from trainwright import memory
@@ -115,7 +115,7 @@ class Breaks(nn.Module):
 @pytest.mark.parametrize(
     ("model", "batch", "settings", "error", "says"),
     [
-        (net, BATCH, {"backend": "jit"}, BudgetError, "eager, compile"),
+        (net, BATCH, {"backend": "jit"}, BudgetError, "'eager', 'compile'"),
         (net, BATCH, {"compiler": "gcc"}, BudgetError, "aot_eager"),
         (lambda: net().eval(), BATCH, {}, UnsupportedModel, "evaluation"),
         (net, BATCH[:, :3], {}, UnsupportedModel, "refuses it"),

@@ -10,7 +10,7 @@ from trainwright import memory
 from trainwright.errors import BudgetError
 from trainwright.plan.memory.chain import Chain, Stage
 from trainwright.plan.memory.operations import (
-    Kind,
+    OperationKind,
     Value,
     backward,
     delete,
@@ -21,12 +21,12 @@ from trainwright.plan.memory.operations import (
     prefetch,
 )
 from trainwright.plan.memory.planning import full_bytes
-from trainwright.train.parallel.recompute.copies import AtOnce, measure_link
-from trainwright.train.parallel.recompute.entry import carried_out
+from trainwright.train.parallel.recompute.copies import SynchronousCopies, measure_link
+from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.fitting import chain_of
 from trainwright.train.parallel.recompute.measure import tracked_peak
-from trainwright.train.parallel.recompute.program import Leave, lent, placed
-from trainwright.train.parallel.recompute.stages import split
+from trainwright.train.parallel.recompute.program import Release, lent_units, place_acts
+from trainwright.train.parallel.recompute.stages import split_model
 
 
 def net():
@@ -71,7 +71,11 @@ def test_fitted_with_a_host(chain, share, bandwidth):
         assert same(step(model), step(planned))
     tracked = tracked_peak(planned, SAMPLE)
     assert tracked <= plan.peak_bytes <= budget
-    if any(operation.kind is Kind.OFFLOAD for operation in plan.operations) and share > 0.5 and bandwidth > 1e11:
+    if (
+        any(operation.kind is OperationKind.OFFLOAD for operation in plan.operations)
+        and share > 0.5
+        and bandwidth > 1e11
+    ):
         assert tracked >= 0.98 * plan.peak_bytes  # at .4 the peak has a value that is on its way: here it has gone
 
 
@@ -99,13 +103,13 @@ def test_every_value_moves(chain):
     listed = []
     for operation in by_hand(count):
         listed.append(operation)
-        if operation.kind is Kind.OFFLOAD:
-            listed.append(Leave(operation.stage, operation.value))
+        if operation.kind is OperationKind.OFFLOAD:
+            listed.append(Release(operation.stage, operation.value))
     plain, model = net(), net()
-    planned = carried_out(model, split(model), listed)
+    planned = carry_out(model, split_model(model), listed)
     for _ in range(2):
         assert same(step(plain), step(planned))
-    assert lent(listed) == {2, 4}
+    assert lent_units(listed) == {2, 4}
 
 
 def test_copies_are_placed_as_simulated():
@@ -113,29 +117,29 @@ def test_copies_are_placed_as_simulated():
     stage = Stage(forward_seconds=1.0, backward_seconds=1.0, output_bytes=4, saved_bytes=8)
     chain = Chain(stages=(stage,) * 3)
     plan = memory.plan(chain, budget=24, offload=True, bandwidth=40.0, solver="dp")
-    acts = placed(plan)
-    sent = [act for act in acts if not isinstance(act, Leave) and act.kind is Kind.OFFLOAD]
-    left = [act for act in acts if isinstance(act, Leave)]
+    acts = place_acts(plan)
+    sent = [act for act in acts if not isinstance(act, Release) and act.kind is OperationKind.OFFLOAD]
+    left = [act for act in acts if isinstance(act, Release)]
     assert len(sent) == len(left) > 0
     assert all(acts.index(out) < acts.index(gone) for out, gone in zip(sent, left, strict=True))
     plain = memory.plan(chain, budget=24, solver="dp")
-    assert placed(plain) == plain.operations
+    assert place_acts(plain) == plain.operations
 
 
 def test_an_input_that_goes_is_looked_up():
     """A graph whose input leaves for the host, or is dropped by a forward, finds it where it then is."""
-    assert lent([forward_all(1), forward_all(2), Leave(1, Value.SAVED), backward(2)]) == {2}
-    assert lent([forward_keep(1), forward_all(2), forward_drop(2)]) == {2}
-    assert lent([forward_keep(1), forward_all(2), backward(2), Leave(1, Value.OUTPUT)]) == set()
+    assert lent_units([forward_all(1), forward_all(2), Release(1, Value.SAVED), backward(2)]) == {2}
+    assert lent_units([forward_keep(1), forward_all(2), forward_drop(2)]) == {2}
+    assert lent_units([forward_keep(1), forward_all(2), backward(2), Release(1, Value.OUTPUT)]) == set()
 
 
 def test_the_pool_is_reused():
     """The second copy of a size is written where the first was, once that has been read."""
-    copies = AtOnce()
+    copies = SynchronousCopies()
     tensor = torch.arange(6.0)
     first = copies.send(tensor.untyped_storage())
-    back = torch.empty(0).set_(copies.fetch(first))
-    copies.arrive(first)
+    back = torch.empty(0).set_(copies.prefetch(first))
+    copies.wait(first)
     assert torch.equal(back, tensor)
     assert copies.send((tensor + 1).untyped_storage()).buffer is first.buffer
 
@@ -143,9 +147,13 @@ def test_the_pool_is_reused():
 def test_a_link_is_measured_with_the_copies_that_plans_make(monkeypatch):
     """One buffer out, one back, both: as many as asked for and one to warm up; a device that is not there is named."""
     sent, fetched = [], []
-    send, fetch = AtOnce.send, AtOnce.fetch
-    monkeypatch.setattr(AtOnce, "send", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1])
-    monkeypatch.setattr(AtOnce, "fetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1])
+    send, fetch = SynchronousCopies.send, SynchronousCopies.prefetch
+    monkeypatch.setattr(
+        SynchronousCopies, "send", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1]
+    )
+    monkeypatch.setattr(
+        SynchronousCopies, "prefetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1]
+    )
     link = measure_link("cpu", size=1 << 12, repeats=2)
     assert sent == [1 << 12] * 7
     assert len(fetched) == 6

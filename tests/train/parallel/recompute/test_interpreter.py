@@ -17,9 +17,9 @@ from trainwright.plan.memory.operations import (
     offload,
     prefetch,
 )
-from trainwright.train.parallel.recompute.entry import carried_out
-from trainwright.train.parallel.recompute.program import arranged
-from trainwright.train.parallel.recompute.stages import split
+from trainwright.train.parallel.recompute.entry import carry_out
+from trainwright.train.parallel.recompute.program import arrange_script
+from trainwright.train.parallel.recompute.stages import split_model
 
 
 class Net(nn.Module):
@@ -201,8 +201,8 @@ def both(case, plan, *, frozen=False):
         for parameter in list(plain.parameters())[:3]:
             parameter.requires_grad_(False)
     other = copy.deepcopy(plain)
-    row = split(other)
-    return plain, carried_out(other, row, plan(len(row.stages))), arguments(), row
+    row = split_model(other)
+    return plain, carry_out(other, row, plan(len(row.stages))), arguments(), row
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -227,7 +227,7 @@ def test_cuts():
     assert len(row.stages) > 15
     assert sum(map(len, row.makes)) == 2
     assert sum(map(len, row.reads)) == 4
-    assert len(split(Levels(), skips=False).stages) < 10
+    assert len(split_model(Levels(), skips=False).stages) < 10
 
 
 def test_dropped_graphs_go():
@@ -245,7 +245,7 @@ def test_dropped_graphs_go():
             for stage in (4, 3, 2, 1)
             for each in (delete(Value.OUTPUT, stage), forward_all(stage), backward(stage))
         ]
-        module = carried_out(model, split(model), plan)
+        module = carry_out(model, split_model(model), plan)
         tracker = StorageTracker()
         with tracker:
             module(x).sum().backward()
@@ -292,23 +292,23 @@ class TestUnits:
         listed = [forward_keep(1), forward_drop(2), forward_drop(3), *map(forward_all, (4, 5, 6, 7)), backward(7)]
         listed += [*map(backward, (6, 5, 4)), delete(Value.OUTPUT, 3), *map(forward_all, (1, 2, 3))]
         listed += map(backward, (3, 2, 1))
-        script = arranged(listed, 6)
+        script = arrange_script(listed, 6)
         assert script.units == [range(1, 4), range(4, 7)]
         assert [str(act) for act in script.acts] == ["Fck 1", "Fall 2", "B 2", "Del a1", "Fall 1", "B 1"]
         assert script.turn == 2
         assert script.kept == {2}
-        carried_out(model, split(model), listed)(torch.randn(3, 4)).sum().backward()
+        carry_out(model, split_model(model), listed)(torch.randn(3, 4)).sum().backward()
         assert [layer.begun for layer in model] == [2, 2, 2, 1, 1, 1]
         assert [layer.ended for layer in model] == [2, 2, 1, 1, 1, 1]
 
     def test_what_is_told_apart(self):
         """A value that is kept between two stages, or moves, is a border."""
         stages = range(1, 5)
-        assert arranged(keep_all(4), 4).units == [range(1, 5)]
-        assert arranged(keep_outputs(4), 4).units == [range(each, each + 1) for each in stages]
+        assert arrange_script(keep_all(4), 4).units == [range(1, 5)]
+        assert arrange_script(keep_outputs(4), 4).units == [range(each, each + 1) for each in stages]
         moving = [*map(forward_all, (1, 2)), offload(Value.SAVED, 2), *map(forward_all, (3, 4, 5)), backward(5)]
         moving += [backward(4), prefetch(Value.SAVED, 2), *map(backward, (3, 2, 1))]
-        assert arranged(moving, 4).units == [range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
+        assert arrange_script(moving, 4).units == [range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
 
     def test_runs_that_differ(self):
         """A stage that saves another number of values when it is run again is an error."""
@@ -321,7 +321,7 @@ class TestUnits:
                 return super().forward(x).tanh() if self.turns == 1 else super().forward(x)
 
         model = nn.Sequential(Fickle(4, 4), nn.Linear(4, 4))
-        loss = carried_out(model, split(model), keep_outputs(2))(torch.randn(3, 4)).sum()
+        loss = carry_out(model, split_model(model), keep_outputs(2))(torch.randn(3, 4)).sum()
         with pytest.raises(UnsupportedModel, match="another number"):
             loss.backward()
 
@@ -342,17 +342,17 @@ class TestRefusals:
 
     def test_evaluation_mode(self):
         with pytest.raises(UnsupportedModel, match="evaluation mode"):
-            split(mlp().eval())
+            split_model(mlp().eval())
 
     def test_lazy_parameters(self):
         with pytest.raises(UnsupportedModel, match="without a shape"):
-            split(nn.Sequential(nn.LazyLinear(3)))
+            split_model(nn.Sequential(nn.LazyLinear(3)))
 
     @pytest.mark.parametrize("plan", [[forward_all(1)], [forward_all(1), prefetch(Value.OUTPUT, 1)]])
     def test_other_operations(self, plan):
-        row = split(nn.Sequential(nn.Linear(2, 2)))
+        row = split_model(nn.Sequential(nn.Linear(2, 2)))
         with pytest.raises(ChainError, match=r"allowed: "):
-            carried_out(nn.Sequential(nn.Linear(2, 2)), row, plan)
+            carry_out(nn.Sequential(nn.Linear(2, 2)), row, plan)
 
     def test_an_input_that_is_written(self):
         """A stage that changes what the stage before has handed on is found, not trained wrongly."""
@@ -369,4 +369,4 @@ class TestRefusals:
         model = nn.Sequential(nn.Linear(4, 4), Writes())
         for plan, error in ((keep_all, RuntimeError), (keep_outputs, UnsupportedModel)):
             with pytest.raises(error, match=r"in-?place| in place"):
-                carried_out(model, split(model), plan(2))(torch.randn(3, 4)).sum().backward()
+                carry_out(model, split_model(model), plan(2))(torch.randn(3, 4)).sum().backward()

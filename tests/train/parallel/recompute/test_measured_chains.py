@@ -8,7 +8,7 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import BudgetExceeded
-from trainwright.memory.chain_files import as_chain
+from trainwright.memory.chain_files import load_chain
 from trainwright.train.parallel.recompute import fitting
 
 
@@ -48,7 +48,7 @@ def test_every_model_makes_a_chain(*, outputs, layers, width, rows, tied, loss, 
         "all": lambda out: out[0] + sum(each.sum() for each in (*out[1], *out[2])),
     }
     model = Several(outputs, layers, width, tied)
-    chain = as_chain(model, torch.randn(rows, width), loss=losses[loss], accumulate=accumulate)
+    chain = load_chain(model, torch.randn(rows, width), loss=losses[loss], accumulate=accumulate)
     assert memory.Chain.from_json(chain.to_json()) == chain
 
 

@@ -12,8 +12,8 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import PipelineError
-from trainwright.memory.chain_files import as_chain
-from trainwright.plan.memory.operations import Kind
+from trainwright.memory.chain_files import load_chain
+from trainwright.plan.memory.operations import OperationKind
 from trainwright.train.parallel.recompute.pipelined import part_operations
 
 pytestmark = [pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
@@ -63,9 +63,9 @@ def tight():
 
 def placed_plan(model):
     """Return a plan in which the first device has the ends of the model: the second layer takes half of all time."""
-    chain = as_chain(model, data()[0][:SIZE], skips=False)
+    chain = load_chain(model, data()[0][:SIZE], skips=False)
     stages = tuple(
-        replace(stage, forward_seconds=seconds / 3, backward_seconds=2 * seconds / 3, plain_forward_seconds=None)
+        replace(stage, forward_seconds=seconds / 3, backward_seconds=2 * seconds / 3, no_grad_forward_seconds=None)
         for stage, seconds in zip(chain.stages, (3, 8, 1, 1, 1, 1, 1, 0), strict=True)
     )
     plan = memory.pipeline(
@@ -134,7 +134,7 @@ def test_stages_are_the_model(tight):
     x = data()[0][:SIZE]
     assert torch.equal(second(first(x)), model_of()(x))
     kinds = {op.kind for number in (0, 1) for op in part_operations(tight.chain, tight, number)}
-    assert kinds & {Kind.FORWARD_KEEP, Kind.FORWARD_DROP}
+    assert kinds & {OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP}
     shared = {id(p) for each in (first, second) for p in each.parameters()}
     assert shared == {id(p) for p in model.parameters()}
 

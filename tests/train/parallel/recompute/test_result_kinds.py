@@ -14,7 +14,7 @@ from torch import nn
 from trainwright import memory
 from trainwright.errors import TrainwrightError
 from trainwright.train import Assignment, Trial
-from trainwright.train.parallel.recompute.trees import flatten, map_only, tensors_of, unflatten
+from trainwright.train.parallel.recompute.trees import flatten_tree, map_only, tensors_of, unflatten_tree
 
 
 class Named(NamedTuple):
@@ -229,11 +229,11 @@ TREES = st.recursive(
 @given(TREES)
 def test_a_tree_is_made_again_from_its_leaves(tree):
     """Of the same kinds and values; its specification holds no tensor."""
-    leaves, spec = flatten(tree)
-    again = unflatten(leaves, spec)
-    assert flatten(again)[1] == spec
+    leaves, spec = flatten_tree(tree)
+    again = unflatten_tree(leaves, spec)
+    assert flatten_tree(again)[1] == spec
     assert type(again) is type(tree)
-    assert all(one is other for one, other in zip(flatten(again)[0], leaves, strict=True))
+    assert all(one is other for one, other in zip(flatten_tree(again)[0], leaves, strict=True))
     assert not tensors_of(dataclasses.asdict(spec) if dataclasses.is_dataclass(spec) else spec)
     ones = map_only(torch.Tensor, torch.ones_like, tree)
     assert all(each.all() for each in tensors_of(ones))

@@ -89,7 +89,7 @@ def with_times(chain, seed):
     for each in chain.stages:
         seconds = float(rng.integers(1, 10))
         stages.append(
-            replace(each, forward_seconds=seconds, backward_seconds=2 * seconds, plain_forward_seconds=seconds)
+            replace(each, forward_seconds=seconds, backward_seconds=2 * seconds, no_grad_forward_seconds=seconds)
         )
     return replace(chain, stages=tuple(stages))
 

@@ -49,9 +49,9 @@ class ChannelParallel(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 -- torch's name
         """Return the whole output."""
         x = whole(input)
-        own = narrow(x, self._group, dim=x.ndim - 1 if self._features else 1, sizes=self._sizes)
+        local = narrow(x, self._group, dim=x.ndim - 1 if self._features else 1, sizes=self._sizes)
         weight = self.weight.to_local()
-        y = reduce(functional_call(self._layer, {"weight": weight}, (own,)), self._group)
+        y = reduce(functional_call(self._layer, {"weight": weight}, (local,)), self._group)
         if self.bias is None:
             return y
         return y + (self.bias if self._features else self.bias.view(-1, *(1 for _ in y.shape[2:])))

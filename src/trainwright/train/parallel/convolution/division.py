@@ -37,7 +37,7 @@ class Division:
         return len(self.bounds) - 1
 
     @property
-    def own(self) -> tuple[int, int]:
+    def bounds_of_rank(self) -> tuple[int, int]:
         """Begin and end of this rank's part."""
         rank = dist.get_rank(self.group)
         return self.bounds[rank], self.bounds[rank + 1]

@@ -51,8 +51,8 @@ class FilterParallel(nn.Module):
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002 -- torch's name
         """Return this rank's channels of the output."""
         x = whole(input, scatter=True) if isinstance(input, Part) else copy(input, self._group)
-        own = {name: each.to_local() for name, each in self.named_parameters()}  # type: ignore[attr-defined]  # DTensors
-        y = functional_call(self._layer, own, (x,))
+        local_tensors = {name: tensor.to_local() for name, tensor in self.named_parameters()}  # type: ignore[attr-defined]  # DTensors
+        y = functional_call(self._layer, local_tensors, (x,))
         dim, world = y.ndim - 1 if self._features else 1, dist.get_world_size(self._group)
         bounds = tuple(rank * y.shape[dim] for rank in range(world + 1))
         part = Part.of(y, Division(dim=dim, bounds=bounds, group=self._group, spatial=False))
@@ -92,10 +92,12 @@ class FilterNorm(nn.Module):
             local = input.local
         else:
             local = narrow(whole(input), self._group, dim=1, sizes=division.sizes)
-        held: dict[str, Any] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
-        own = {name: each.to_local() if hasattr(each, "to_local") else each for name, each in held.items()}
+        tensors: dict[str, Any] = {**dict(self.named_parameters()), **dict(self.named_buffers())}
+        local_tensors = {
+            name: tensor.to_local() if hasattr(tensor, "to_local") else tensor for name, tensor in tensors.items()
+        }
         self._layer.train(self.training)
-        return Part.of(functional_call(self._layer, own, (local,)), division)
+        return Part.of(functional_call(self._layer, local_tensors, (local,)), division)
 
     def extra_repr(self) -> str:
         """Return what `print` shows."""

@@ -74,15 +74,15 @@ class _Fetch(Function):
         shape = list(rows.shape)
         shape[dim] = stop - start
         found = rows.new_empty(shape)
-        given, taken = _messages(me, bounds, wanted)
-        own = _common((bounds[me], bounds[me + 1]), wanted[me])
-        if own is not None:
-            _rows(found, dim, own, start).copy_(_rows(rows, dim, own, bounds[me]))
+        outgoing, incoming = _messages(me, bounds, wanted)
+        rows_here = _common((bounds[me], bounds[me + 1]), wanted[me])
+        if rows_here is not None:
+            _rows(found, dim, rows_here, start).copy_(_rows(rows, dim, rows_here, bounds[me]))
         # One message a neighbour and direction; ranks without common rows exchange nothing.
-        send = [(rank, _rows(rows, dim, span, bounds[me]).contiguous()) for rank, span in given]
-        receive = [(rank, torch.empty_like(_rows(found, dim, span, start).contiguous())) for rank, span in taken]
+        send = [(rank, _rows(rows, dim, span, bounds[me]).contiguous()) for rank, span in outgoing]
+        receive = [(rank, torch.empty_like(_rows(found, dim, span, start).contiguous())) for rank, span in incoming]
         _exchange(send, receive, group)
-        for (_, span), (_, got) in zip(taken, receive, strict=True):
+        for (_, span), (_, got) in zip(incoming, receive, strict=True):
             _rows(found, dim, span, start).copy_(got)
         return found
 
@@ -94,15 +94,17 @@ class _Fetch(Function):
         shape = list(gradient.shape)
         shape[dim] = bounds[me + 1] - bounds[me]
         total = gradient.new_zeros(shape)
-        given, taken = _messages(me, bounds, wanted)
-        own = _common((bounds[me], bounds[me + 1]), wanted[me])
-        if own is not None:
-            _rows(total, dim, own, bounds[me]).copy_(_rows(gradient, dim, own, start))
+        outgoing, incoming = _messages(me, bounds, wanted)
+        rows_here = _common((bounds[me], bounds[me + 1]), wanted[me])
+        if rows_here is not None:
+            _rows(total, dim, rows_here, bounds[me]).copy_(_rows(gradient, dim, rows_here, start))
         # Backward the messages run the other way: what was received is sent, what was sent is received.
-        send = [(rank, _rows(gradient, dim, span, start).contiguous()) for rank, span in taken]
-        receive = [(rank, torch.empty_like(_rows(total, dim, span, bounds[me]).contiguous())) for rank, span in given]
+        send = [(rank, _rows(gradient, dim, span, start).contiguous()) for rank, span in incoming]
+        receive = [
+            (rank, torch.empty_like(_rows(total, dim, span, bounds[me]).contiguous())) for rank, span in outgoing
+        ]
         _exchange(send, receive, group)
-        for (_, span), (_, got) in zip(given, receive, strict=True):  # in the order of ranks: sums round alike
+        for (_, span), (_, got) in zip(outgoing, receive, strict=True):  # in the order of ranks: sums round alike
             _rows(total, dim, span, bounds[me]).add_(got)
         return total, None, None, None, None
 
@@ -111,12 +113,12 @@ def _messages(
     me: int, bounds: Bounds, wanted: Sequence[tuple[int, int]]
 ) -> tuple[list[tuple[int, tuple[int, int]]], list[tuple[int, tuple[int, int]]]]:
     """Return which of its rows this rank gives to whom, and which rows it takes from whom."""
-    own = bounds[me], bounds[me + 1]
+    rows_here = bounds[me], bounds[me + 1]
     others = [rank for rank in range(len(wanted)) if rank != me]
-    given = [(rank, span) for rank in others if (span := _common(own, wanted[rank])) is not None]
-    held = [(rank, (bounds[rank], bounds[rank + 1])) for rank in others]
-    taken = [(rank, span) for rank, has in held if (span := _common(has, wanted[me])) is not None]
-    return given, taken
+    outgoing = [(rank, span) for rank in others if (span := _common(rows_here, wanted[rank])) is not None]
+    spans = [(rank, (bounds[rank], bounds[rank + 1])) for rank in others]
+    incoming = [(rank, span) for rank, has in spans if (span := _common(has, wanted[me])) is not None]
+    return outgoing, incoming
 
 
 def _common(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int] | None:

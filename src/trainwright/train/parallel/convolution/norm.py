@@ -108,14 +108,14 @@ class _TakenOver(TorchFunctionMode):
         done = (x * scale.view(shape) + shift.view(shape)).to(x.dtype)  # autocast may have made x narrower
         return Part.of(done, input.division) if isinstance(input, Part) and spatial else done
 
-    def _counts(self, given: torch.Tensor) -> tuple[float, float]:
+    def _counts(self, batch_input: torch.Tensor) -> tuple[float, float]:
         """Return how many values of a channel all ranks have, and how many of them are different ones.
 
         `given.shape` is that of the whole tensor.
         """
-        values, ranks = given.numel() / given.shape[1], dist.get_world_size(self._group)
-        if isinstance(given, Part) and given.division.spatial:
-            different = values * (ranks // given.division.world)
+        values, ranks = batch_input.numel() / batch_input.shape[1], dist.get_world_size(self._group)
+        if isinstance(batch_input, Part) and batch_input.division.spatial:
+            different = values * (ranks // batch_input.division.world)
             return different, different
         return values * ranks, values * ranks / self._copies
 
@@ -126,14 +126,14 @@ class _TakenOver(TorchFunctionMode):
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         dims = [dim for dim in range(x.ndim) if dim != 1]
         if running_mean is None:
-            around = total_of(x.detach().sum(dims), self._group) / values
+            center = total_of(x.detach().sum(dims), self._group) / values
         else:
-            around = running_mean.detach().to(x.dtype, copy=True)
+            center = running_mean.detach().to(x.dtype, copy=True)
         # Sums are taken around the running mean: sums of squares around zero would cancel.
-        moved = x - around.view(1, -1, *(1 for _ in x.shape[2:]))
+        moved = x - center.view(1, -1, *(1 for _ in x.shape[2:]))
         sums = total_of(torch.cat([moved.sum(dims), moved.square().sum(dims)]), self._group)
         first, second = (sums / values).chunk(2)
-        return first + around, (second - first.square()).clamp_min(0)
+        return first + center, (second - first.square()).clamp_min(0)
 
 
 _CALL = inspect.signature(functional.batch_norm)

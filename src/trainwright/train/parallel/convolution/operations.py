@@ -147,13 +147,13 @@ def _read(
     """Return the rows for this rank's part `out` of the output, and the padding that lies before or after them."""
     division = part.division
     wanted = windows(out, division.size, kernel=kernel, stride=stride, dilation=dilation, before=before)
-    local = part.fetched(wanted)
-    own = wanted[torch.distributed.get_rank(division.group)]
-    if not own.before and not own.after:
+    local: torch.Tensor = part.fetched(wanted)
+    window = wanted[torch.distributed.get_rank(division.group)]
+    if not window.before and not window.after:
         return local
     dims = local.ndim - 2
-    low = [own.before if dim == division.dim - 2 else 0 for dim in range(dims)]
-    high = [own.after if dim == division.dim - 2 else 0 for dim in range(dims)]
+    low = [window.before if dim == division.dim - 2 else 0 for dim in range(dims)]
+    high = [window.after if dim == division.dim - 2 else 0 for dim in range(dims)]
     return functional.pad(local, _pad(high, low), value=fill)
 
 

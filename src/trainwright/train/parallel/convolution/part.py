@@ -97,9 +97,9 @@ def _about(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: d
 
 
 def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    given = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Part)]
+    parts = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Part)]
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-        lead = max(given, key=lambda part: part.ndim)
+        lead = max(parts, key=lambda part: part.ndim)
         division, ndim = lead.division, lead.ndim
 
         def local(arg: Any) -> Any:
@@ -124,7 +124,7 @@ def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tenso
     dim = division.dim - ndim + tensor.ndim
     small = dim < 0 or tensor.shape[dim] == 1
     if division.spatial or not tensor.requires_grad:
-        start, stop = division.own
+        start, stop = division.bounds_of_rank
         return tensor if small else tensor.narrow(dim, start, stop - start)
     if small:  # each rank has a part of its gradient, which is to be whole
         return copy(tensor, division.group)

@@ -36,12 +36,12 @@ class SpatialParallel(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, whole."""
-        given = [self._divided(arg) for arg in args]
-        if not any(isinstance(arg, Part) for arg in given):
+        arguments = [self._divided(arg) for arg in args]
+        if not any(isinstance(arg, Part) for arg in arguments):
             raise UnsupportedPlan.of(
                 "spatial", "no argument is a batch of images or volumes, such as (batch, 3, 64, 64)"
             )
-        return wholes(self.module(*given, **kwargs))
+        return wholes(self.module(*arguments, **kwargs))
 
     def _divided(self, arg: Any) -> Any:
         if not isinstance(arg, torch.Tensor) or not arg.is_floating_point() or arg.ndim < max(4, self._dim + 1):

@@ -9,7 +9,7 @@ from trainwright.errors import UnsupportedModel, UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of, chain_of
 from trainwright.train.parallel.recompute.stages import cut_at
-from trainwright.train.parallel.recompute.tracing import above
+from trainwright.train.parallel.recompute.tracing import modules_above
 
 __all__ = ["cut_model", "cuts_of", "drop_unused", "tied_parameters", "uncut_of"]
 
@@ -48,7 +48,7 @@ def cuts_of(model: nn.Module, plan: Layout) -> tuple[str, ...]:
 
 def uncut_of(model: nn.Module, cuts: tuple[str, ...]) -> list[nn.Module]:
     """Return the outermost modules that no stage begins within: those that are called as they are."""
-    looked_into = {"", *above(cuts)}
+    looked_into = {"", *modules_above(cuts)}
     return [
         each
         for path, each in model.named_modules()

@@ -18,7 +18,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
-from trainwright.train.parallel.recompute.measure import untouched
+from trainwright.train.parallel.recompute.measure import restored_after
 
 __all__ = ["PipelineRunner"]
 
@@ -74,8 +74,8 @@ class PipelineRunner(nn.Module):
             if node.op == "call_module"
         ]
         found = [item for item in dict.fromkeys(calls) if next(item.parameters(), None) is not None]
-        held = [parameter for entry in found for parameter in entry.parameters()]
-        if len(held) != len(set(held)) or set(held) != set(self.module.parameters()) or self._tied:
+        trained = [parameter for entry in found for parameter in entry.parameters()]
+        if len(trained) != len(set(trained)) or set(trained) != set(self.module.parameters()) or self._tied:
             raise UnsupportedPlan.of(
                 self._plan.strategy,
                 "ZeRO beside a pipeline, and parameters that layers share or that are in none; allowed: without ZeRO",
@@ -98,9 +98,12 @@ class PipelineRunner(nn.Module):
         pieces = self._pieces[self.module.training]
         for index in range(self._count):
             if index in self._mine:
-                given, found = found, (pieces[index](*found),)
+                inputs, found = found, (pieces[index](*found),)
                 if seen is not None:
-                    seen[index] = tuple(_Like.of(item).made("meta") for item in given), _Like.of(found[0]).made("meta")
+                    seen[index] = (
+                        tuple(_Like.of(item).as_tensor("meta") for item in inputs),
+                        _Like.of(found[0]).as_tensor("meta"),
+                    )
             if index + 1 < self._count:
                 found = self._passed(found, index % self._ranks, (index + 1) % self._ranks)
         return found
@@ -115,16 +118,16 @@ class PipelineRunner(nn.Module):
             return found
         like: list[Any] = [None]
         dist.recv_object_list(like, group=self._group, group_src=source, device=self._device)
-        made = like[0].made(self._device)
-        dist.recv(made.detach(), group=self._group, group_src=source)
-        return (made,)
+        as_tensor = like[0].as_tensor(self._device)
+        dist.recv(as_tensor.detach(), group=self._group, group_src=source)
+        return (as_tensor,)
 
     def _told(self, found: Any) -> torch.Tensor:
         """Give what the last stage made to all ranks."""
         source = self._ranks - 1
         like = [_Like.of(found[0]) if self.last else None]
         dist.broadcast_object_list(like, group=self._group, group_src=source, device=self._device)
-        whole = found[0].contiguous() if self.last else like[0].made(self._device)  # type: ignore[union-attr]
+        whole = found[0].contiguous() if self.last else like[0].as_tensor(self._device)  # type: ignore[union-attr]
         dist.broadcast(whole, group=self._group, group_src=source)
         return whole
 
@@ -147,11 +150,11 @@ class PipelineRunner(nn.Module):
         schedule = self._schedules[shapes]
         losses: list[torch.Tensor] = []
         target = torch.arange(count, device=device)
-        given = inputs if 0 in self._mine else ()
+        inputs = inputs if 0 in self._mine else ()
         if self.last:
-            schedule.step(*given, target=target, losses=losses, return_outputs=False)
+            schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
         else:
-            schedule.step(*given, return_outputs=False)
+            schedule.step(*inputs, return_outputs=False)
         total = torch.zeros((), device=self._device, dtype=torch.float64)  # holds whatever kind of number a loss is
         if self.last:
             total = torch.stack(losses).mean().detach().double()
@@ -169,7 +172,7 @@ class PipelineRunner(nn.Module):
         go into the norms' statistics.
         """
         seen: dict[int, tuple[Any, Any]] = {}
-        with untouched(self.module):
+        with restored_after(self.module):
             self._through(inputs, seen)
         device = inputs[0].device
         stages = [
@@ -188,8 +191,8 @@ class PipelineRunner(nn.Module):
         """Add up what the stages of several ranks found for one parameter, in the order of the ranks."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
-        own = getattr(parameter.grad, "_local_tensor", parameter.grad)
-        terms = {rank: own.clone() if rank == self._rank else torch.empty_like(own) for rank in ranks}
+        gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
+        terms = {rank: gradient.clone() if rank == self._rank else torch.empty_like(gradient) for rank in ranks}
         # Every rank sends its term to the others and adds all terms in one order, so that sums are equal to the bit.
         messages = [
             dist.P2POp(kind, terms[of], group=self._group, group_peer=rank)
@@ -199,7 +202,7 @@ class PipelineRunner(nn.Module):
         ]
         for message in dist.batch_isend_irecv(messages):
             message.wait()
-        own.copy_(functools.reduce(torch.add, terms.values()))
+        gradient.copy_(functools.reduce(torch.add, terms.values()))
 
     def _loss_of(self, output: Any, place: torch.Tensor) -> torch.Tensor:
         """Return the user's loss of a micro-batch whose output is there already."""
@@ -221,7 +224,7 @@ class _Like:
             raise UnsupportedPlan.of("pipeline", f"a stage returns {type(tensor).__name__}; allowed: a tensor")
         return cls(tensor.shape, tensor.dtype, tensor.requires_grad)
 
-    def made(self, device: torch.device | str) -> torch.Tensor:
+    def as_tensor(self, device: torch.device | str) -> torch.Tensor:
         return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.trained)
 
 

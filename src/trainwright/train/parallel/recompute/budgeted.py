@@ -24,8 +24,8 @@ class Budgeted:
     """`module` trains as `model` does, and shares everything with it, within a budget.
 
     The budget is one of `fit`, or a plan, which is then for batches of its sample's size at most. State of `optimizer`
-    and `reserve_bytes` are part of it. Whoever knows better sets `loss` and `accumulate` before a forward pass; `told`
-    is called with every new plan. A batch of more bytes, or gradients that begin to add up, are planned anew.
+    and `reserve_bytes` are part of it. The caller may set `loss` and `accumulate` before a forward pass; `on_plan` is
+    called with every new plan. A batch of more bytes, or gradients that begin to add up, are planned anew.
     """
 
     def __init__(
@@ -35,14 +35,14 @@ class Budgeted:
         *,
         optimizer: Optimizer | None = None,
         reserve_bytes: int = 0,
-        told: Callable[[Plan], None] = lambda _: None,
+        on_plan: Callable[[Plan], None] = lambda _: None,
     ) -> None:
         self.plan: Plan | None = None
         self.loss: Loss | None = None
         self.accumulate = False
         self._model, self._budget = model, budget
         self._optimizer, self._reserve_bytes = optimizer, reserve_bytes
-        self._told = told
+        self._on_plan = on_plan
         self._planned: nn.Module | None = None
         self._input_bytes, self._adds_up = -1, False
         self.module = copy.copy(model)  # the same parameters, buffers and children
@@ -50,13 +50,13 @@ class Budgeted:
 
     def _forward(self, *args: Any, **kwargs: Any) -> Any:
         if self.module.training and torch.is_grad_enabled():
-            return self._for(args, kwargs).forward(*args, **kwargs)
+            return self._module_for(args, kwargs).forward(*args, **kwargs)
         return type(self._model).forward(self.module, *args, **kwargs)
 
-    def _for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
+    def _module_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> nn.Module:
         """Return the module of the plan for a batch, made now if need be."""
         if isinstance(self._budget, Plan):
-            return self._planned or self._keep(apply(self._model, self._budget))
+            return self._planned or self._keep_module(apply(self._model, self._budget))
         size = total_bytes(tensors_of((args, kwargs)), granule_of(self._model))
         if self._planned is None or size > self._input_bytes or (self.accumulate and not self._adds_up):
             sample = Call(args, kwargs)
@@ -66,21 +66,21 @@ class Budgeted:
                 accumulate=self.accumulate, reserve_bytes=self._reserve_bytes,
             )  # fmt: skip
             self._input_bytes, self._adds_up = size, self.accumulate
-            return self._keep(module)
+            return self._keep_module(module)
         return self._planned
 
-    def _keep(self, module: nn.Module) -> nn.Module:
+    def _keep_module(self, module: nn.Module) -> nn.Module:
         plan: Any = module.plan
         self._planned, self.plan = module, plan
-        self._told(plan)
+        self._on_plan(plan)
         return module
 
     def _loss_of_output(self, loss: Loss) -> Callable[[Any], torch.Tensor]:
         """Return the loss as a function of what the model returns, for a loss that calls it once."""
 
-        def of(output: Any) -> torch.Tensor:
+        def loss_of_module(output: Any) -> torch.Tensor:
             answers = copy.copy(self._model)
             answers.forward = lambda *_, **__: output  # it has been called already
             return loss(answers)
 
-        return of
+        return loss_of_module

@@ -17,15 +17,22 @@ from torch import autograd, nn
 from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfig
 from torch.optim import Optimizer
 
-from trainwright.errors import BudgetError, InfeasibleBudget, UnsupportedModel, closest
-from trainwright.plan.memory.budget import read_budget, readable
+from trainwright.errors import BudgetError, InfeasibleBudget, UnsupportedModel
+from trainwright.plan.memory.budget import format_bytes, read_budget
 from trainwright.plan.memory.compiled_plan import CompiledPlan, Compiler
-from trainwright.train.parallel.recompute.entry import Forward
-from trainwright.train.parallel.recompute.measure import called, named_state_bytes, plain_peak, train_once, untouched
+from trainwright.train.parallel.recompute.entry import PlannedForward
+from trainwright.train.parallel.recompute.measure import (
+    as_call,
+    named_state_bytes,
+    plain_peak,
+    restored_after,
+    train_once,
+)
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.stages import check_trains
 from trainwright.train.parallel.recompute.storage_bytes import granule_of, total_bytes
 from trainwright.train.parallel.recompute.trees import tensors_of
+from trainwright.validators import check, one_of
 
 __all__ = ["allocated_bytes", "apply_compiled", "fit_compiled"]
 
@@ -49,9 +56,7 @@ def fit_compiled(
     Compiles up to six times. Raises `InfeasibleBudget` with the least peak measured where no share keeps the budget,
     and `UnsupportedModel` for a model that is not one graph.
     """
-    if compiler not in get_args(Compiler):
-        allowed = get_args(Compiler)
-        raise BudgetError(f"compiler: got {compiler!r}; allowed: {', '.join(allowed)}{closest(str(compiler), allowed)}")
+    check(compiler, one_of(*get_args(Compiler)), "compiler", BudgetError)
     check_trains(model)
     granule, passes = granule_of(model), 2 if accumulate else 1
     gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)
@@ -64,17 +69,18 @@ def fit_compiled(
     else:
         elsewhere = reserve_bytes + named_state_bytes(optimizer, gradients)
     budget_bytes = read_budget(budget, plain_peak(model, sample, loss=loss, passes=passes) + elsewhere)
-    call = called(sample)
+    call = as_call(sample)
     batch = tensors_of((call.args, dict(call.kwargs)))
     fixed = elsewhere + total_bytes([*model.parameters(), *model.buffers(), *batch], granule)
     fixed += gradients if accumulate else 0
     cuda = any(each.is_cuda for each in model.parameters())
     planned = copy.copy(model)  # the same parameters, buffers and children
     least = -1
+    # From the fastest to the smallest: the first share whose measured peak fits is taken.
     for share in _SHARES:
         run = _compile(planned, compiler, share)
         try:
-            with untouched(model, batch):
+            with restored_after(model, batch):
                 train_once(run, sample, loss)  # compiles
                 if not accumulate:
                     model.zero_grad()
@@ -89,8 +95,8 @@ def fit_compiled(
             return _train_by(planned, plan, run)
         least = peak if least < 0 else min(least, peak)
     raise InfeasibleBudget(
-        f"budget: got {readable(budget_bytes)} ({budget_bytes} bytes); allowed: at least {readable(least)} ({least} "
-        "bytes), the least measured for this model compiled; raise the budget, shrink the batch, or take "
+        f"budget: got {format_bytes(budget_bytes)} ({budget_bytes} bytes); allowed: at least {format_bytes(least)} "
+        f"({least} bytes), the least measured for this model compiled; raise the budget, shrink the batch, or take "
         "backend='eager'",
         minimal_bytes=least,
         owners={"fixed": fixed, "values of the step": least - fixed},
@@ -165,7 +171,7 @@ class _Compiled:
 
 def _train_by(module: nn.Module, plan: CompiledPlan, run: Callable[..., Any] | None) -> nn.Module:
     made = _Compiled(plan, run)
-    module.forward = Forward(module, partial(_Compiled, plan), train=made, most_bytes=plan.input_bytes)
+    module.forward = PlannedForward(module, partial(_Compiled, plan), train=made, most_bytes=plan.input_bytes)
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
     return module
 

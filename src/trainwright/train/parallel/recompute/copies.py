@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from trainwright.errors import BudgetError
 from trainwright.plan.memory.link import Link
 
-__all__ = ["AtOnce", "Copies", "Packet", "Streams", "copies_for", "measure_link"]
+__all__ = ["Copies", "CopyStreams", "HostPacket", "SynchronousCopies", "copies_for", "measure_link"]
 
 
 @dataclass(slots=True)
-class Packet:
+class HostPacket:
     """A storage's bytes on the host."""
 
     buffer: Any
@@ -27,52 +27,52 @@ class Packet:
 class Copies(Protocol):
     """How bytes go. Buffers are taken from a pool and come back to it: after one step nothing is allocated any more."""
 
-    def send(self, storage: torch.UntypedStorage) -> Packet:
+    def send(self, storage: torch.UntypedStorage) -> HostPacket:
         """Begin a copy to the host."""
 
-    def leave(self, packet: Packet) -> None:
+    def release(self, packet: HostPacket) -> None:
         """Let what is queued from now on reuse the device's memory: it comes after the copy to the host."""
 
-    def fetch(self, packet: Packet) -> torch.UntypedStorage:
+    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
         """Begin a copy back, and return what it fills."""
 
-    def arrive(self, packet: Packet) -> None:
+    def wait(self, packet: HostPacket) -> None:
         """Let what is queued from now on read what was fetched; the buffer on the host is free again."""
 
-    def drop(self, packet: Packet) -> None:
+    def drop(self, packet: HostPacket) -> None:
         """Give the buffer on the host back unread."""
 
     def join(self) -> None:
         """Let what is queued from now on come after all copies."""
 
 
-class AtOnce:
+class SynchronousCopies:
     """Copies that are over when they return. On a CPU the host is the same memory: what is copied is not counted."""
 
     def __init__(self) -> None:
         self._free: dict[int, list[NDArray[np.uint8]]] = {}  # of numpy, whose memory no tensor shows
 
-    def send(self, storage: torch.UntypedStorage) -> Packet:
+    def send(self, storage: torch.UntypedStorage) -> HostPacket:
         """Copy to the host."""
         free = self._free.setdefault(storage.nbytes(), [])
         buffer = free.pop() if free else np.empty(storage.nbytes(), np.uint8)
         np.copyto(buffer, _as_bytes(storage).numpy())
-        return Packet(buffer)
+        return HostPacket(buffer)
 
-    def leave(self, packet: Packet) -> None:
+    def release(self, packet: HostPacket) -> None:
         """Do nothing: the copy is over."""
 
-    def fetch(self, packet: Packet) -> torch.UntypedStorage:
+    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
         """Copy back."""
         made = torch.empty(packet.buffer.size, dtype=torch.uint8)
         np.copyto(made.numpy(), packet.buffer)
         return made.untyped_storage()
 
-    def arrive(self, packet: Packet) -> None:
+    def wait(self, packet: HostPacket) -> None:
         """Give the buffer back."""
         self.drop(packet)
 
-    def drop(self, packet: Packet) -> None:
+    def drop(self, packet: HostPacket) -> None:
         """Give the buffer back."""
         self._free[packet.buffer.size].append(packet.buffer)
 
@@ -80,7 +80,7 @@ class AtOnce:
         """Do nothing."""
 
 
-class Streams:
+class CopyStreams:
     """Copies beside the work of a CUDA device: a side stream per direction, events both ways, pinned buffers.
 
     Memory of the device is taken and given back on the stream of the work, which waits for a copy before either; so the
@@ -92,25 +92,27 @@ class Streams:
         self.out, self.into = torch.cuda.Stream(device), torch.cuda.Stream(device)
         self._free: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # with the event after which it has been read
 
-    def send(self, storage: torch.UntypedStorage) -> Packet:
+    def send(self, storage: torch.UntypedStorage) -> HostPacket:
         """Begin a copy to the host after what has been queued."""
         work = torch.cuda.current_stream(self.device)
         free = self._free.setdefault(storage.nbytes(), [])
         buffer, read = free.pop() if free else (self._pinned(storage.nbytes()), None)
+        # The copy begins when the value has been made, and when the buffer has been read.
         self.out.wait_stream(work)
         if read is not None:
             self.out.wait_event(read)
         with torch.cuda.stream(self.out):
             buffer.copy_(_as_bytes(storage), non_blocking=True)
-        return Packet(buffer, self.out.record_event())
+        return HostPacket(buffer, self.out.record_event())
 
-    def leave(self, packet: Packet) -> None:
+    def release(self, packet: HostPacket) -> None:
         """Let the work wait for the copy."""
         torch.cuda.current_stream(self.device).wait_event(packet.done)
 
-    def fetch(self, packet: Packet) -> torch.UntypedStorage:
+    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
         """Begin a copy back, after what has been queued: that may still read the memory it takes."""
         made = torch.empty(packet.buffer.numel(), dtype=torch.uint8, device=self.device)
+        # The memory that it fills may still be read by work that is queued.
         self.into.wait_stream(torch.cuda.current_stream(self.device))
         self.into.wait_event(packet.done)
         with torch.cuda.stream(self.into):
@@ -118,12 +120,12 @@ class Streams:
         packet.done = self.into.record_event()
         return made.untyped_storage()
 
-    def arrive(self, packet: Packet) -> None:
+    def wait(self, packet: HostPacket) -> None:
         """Let the work wait for the copy back."""
         torch.cuda.current_stream(self.device).wait_event(packet.done)
         self.drop(packet)
 
-    def drop(self, packet: Packet) -> None:
+    def drop(self, packet: HostPacket) -> None:
         """Give the buffer back; the next copy into it waits for the last of this one."""
         self._free[packet.buffer.numel()].append((packet.buffer, packet.done))
 
@@ -140,7 +142,7 @@ class Streams:
 
 def copies_for(device: torch.device) -> Copies:
     """Return how bytes go between a device and the host."""
-    return Streams(device) if device.type == "cuda" else AtOnce()
+    return CopyStreams(device) if device.type == "cuda" else SynchronousCopies()
 
 
 def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, repeats: int = 5) -> Link:
@@ -160,7 +162,7 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
         copies.drop(copies.send(storage))
 
     def back() -> None:
-        copies.fetch(waiting)
+        copies.prefetch(waiting)
 
     def both() -> None:
         out()

@@ -10,22 +10,22 @@ import torch
 from torch import nn
 
 from trainwright.errors import BudgetExceeded, PlanMismatch, UnsupportedModel
-from trainwright.plan.memory.budget import readable
-from trainwright.train.parallel.recompute.interpreter import Program
+from trainwright.plan.memory.budget import format_bytes
+from trainwright.train.parallel.recompute.interpreter import PlanInterpreter
 from trainwright.train.parallel.recompute.program import Act
-from trainwright.train.parallel.recompute.stages import Row
+from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.storage_bytes import granule_of, total_bytes
-from trainwright.train.parallel.recompute.tracing import Form
+from trainwright.train.parallel.recompute.tracing import CallForm
 from trainwright.train.parallel.recompute.trees import tensors_of
 
-__all__ = ["Forward", "carried_out"]
+__all__ = ["PlannedForward", "carry_out"]
 
 _KNOWN = 8  # programs at a time
 Train = Callable[..., Any]
 """Of a module and the arguments of its forward."""
 
 
-class Forward:
+class PlannedForward:
     """Trains as it is told; in evaluation mode, or without gradients, it is the forward of the module's class.
 
     `make` returns how to train a copy of the module. A batch of more than `most_bytes` is refused with `BudgetExceeded`
@@ -58,28 +58,28 @@ class Forward:
             size = total_bytes(tensors_of((args, kwargs)), granule_of(module))
             if size > self._most_bytes:
                 raise BudgetExceeded(
-                    f"batch: got {readable(size)}, the plan is for at most {readable(self._most_bytes)}; allowed: "
-                    "batches no larger than the sample; fit or plan again with a larger one"
+                    f"batch: got {format_bytes(size)}, the plan is for at most {format_bytes(self._most_bytes)}; "
+                    "allowed: batches no larger than the sample; fit or plan again with a larger one"
                 )
         if self._train is None:
             self._train = self._make()
         return self._train(module, *args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> "Forward":
+    def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedForward":
         twin = memo.get(id(self._module()))
-        return self if twin is None else Forward(twin, self._make, most_bytes=self._most_bytes)
+        return self if twin is None else PlannedForward(twin, self._make, most_bytes=self._most_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return object.__new__, (Forward,), (self._module(), self._make, self._most_bytes)
+        return object.__new__, (PlannedForward,), (self._module(), self._make, self._most_bytes)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
         module, self._make, self._most_bytes = state
         self._module, self._train = weakref.ref(module), None
 
 
-def carried_out(
+def carry_out(
     model: nn.Module,
-    row: Row,
+    row: StageRow,
     acts: Sequence[Act] | None,
     *,
     most_bytes: int | None = None,
@@ -94,12 +94,12 @@ def carried_out(
     """
     planned = copy.copy(model)  # the same parameters, buffers and children
     if acts is None:
-        planned.forward = Forward(planned, _as_it_is, train=_plain, most_bytes=most_bytes)
+        planned.forward = PlannedForward(planned, _as_it_is, train=_plain, most_bytes=most_bytes)
     else:
         make = partial(_Programs, row.again, row.shape, tuple(acts), result)
         train = make()
         train.add(row)
-        planned.forward = Forward(planned, make, train=train, most_bytes=most_bytes)
+        planned.forward = PlannedForward(planned, make, train=train, most_bytes=most_bytes)
     return planned
 
 
@@ -116,18 +116,18 @@ class _Programs:
 
     def __init__(
         self,
-        cut: Callable[[nn.Module, Form], Row],
+        cut: Callable[[nn.Module, CallForm], StageRow],
         shape: tuple[Any, ...],
         acts: Sequence[Act],
         result: Callable[[Any], Any] | None,
     ) -> None:
         self._cut, self._shape, self._acts, self._result = cut, shape, acts, result
-        self._known: list[Program] = []
+        self._known: list[PlanInterpreter] = []
         self._run = torch.compiler.disable(self._trained)  # torch.compile leaves the interpreter, and its hooks, alone
 
-    def add(self, row: Row) -> Program:
+    def add(self, row: StageRow) -> PlanInterpreter:
         """Return the program of stages, and know it from now on."""
-        program = Program(row, self._acts)
+        program = PlanInterpreter(row, self._acts)
         self._known = [program, *self._known[: _KNOWN - 1]]
         return program
 
@@ -142,13 +142,16 @@ class _Programs:
         out = program.run(held)
         return out if self._result is None else self._result(out)
 
-    def _of(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Program, tuple[Any, ...]]:
+    def _of(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[PlanInterpreter, tuple[Any, ...]]:
         """Return the program for a call, and the arguments of its first stage."""
+        # The form of the call and the attributes of the model decide which program serves it.
         for program in self._known:
             values = program.row.bind(*args, **kwargs) if program.row.watch.holds(model) else None
             if values is not None:
                 return program, values
-        form = Form.of(model, args, kwargs)
+        form = CallForm.of(model, args, kwargs)
         row = self._cut(model, form)
         if row.shape != self._shape:
             raise PlanMismatch(

@@ -9,49 +9,49 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainwright.train.parallel.recompute.measure import Call, called, train_once, untouched
-from trainwright.train.parallel.recompute.trees import flatten, map_only, tensors_of
+from trainwright.train.parallel.recompute.measure import Call, as_call, restored_after, train_once
+from trainwright.train.parallel.recompute.trees import flatten_tree, map_only, tensors_of
 
-__all__ = ["Stepped"]
+__all__ = ["StepResult"]
 
 Loss = Callable[[Any], torch.Tensor]
 
 
 @dataclass(frozen=True)
-class Stepped:
+class StepResult:
     """What a step leaves behind, by name: the result, gradients, buffers, and the next random numbers."""
 
     left: dict[str, Any]
 
     @classmethod
-    def of(cls, run: Callable[..., Any], model: nn.Module, sample: Any, loss: Loss | None) -> "Stepped":
+    def of(cls, run: Callable[..., Any], model: nn.Module, sample: Any, loss: Loss | None) -> "StepResult":
         """Return what `run` leaves behind in the place of a model, which is as before afterwards."""
-        given = called(sample)
-        args, kwargs = map_only(torch.Tensor, _anew, (given.args, dict(given.kwargs)))
+        given = as_call(sample)
+        args, kwargs = map_only(torch.Tensor, _fresh_leaf, (given.args, dict(given.kwargs)))
         results: list[Any] = []
 
-        def kept(*args: Any, **kwargs: Any) -> Any:
+        def run_and_keep(*args: Any, **kwargs: Any) -> Any:
             out = run(*args, **kwargs)
             results.append(map_only(torch.Tensor, lambda t: t.detach().clone(), out))
             return out
 
-        with untouched(model):
-            train_once(kept, Call(args, kwargs), loss)
-            left = dict(_left(model, (args, kwargs), results[0]))
+        with restored_after(model):
+            train_once(run_and_keep, Call(args, kwargs), loss)
+            left = dict(_traces(model, (args, kwargs), results[0]))
         return cls(left)
 
-    def difference(self, other: "Stepped") -> str:
+    def difference(self, other: "StepResult") -> str:
         """Return the name of the first thing that is not the same, "" if all are."""
         names = [*self.left, *(name for name in other.left if name not in self.left)]
-        return next((name for name in names if not _equal(self.left.get(name), other.left.get(name))), "")
+        return next((name for name in names if not _are_equal(self.left.get(name), other.left.get(name))), "")
 
 
-def _anew(tensor: torch.Tensor) -> torch.Tensor:
+def _fresh_leaf(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _left(model: nn.Module, given: Any, out: Any) -> Iterator[tuple[str, Any]]:
-    leaves, spec = flatten(out)
+def _traces(model: nn.Module, given: Any, out: Any) -> Iterator[tuple[str, Any]]:
+    leaves, spec = flatten_tree(out)
     yield "the kind of its result", (spec, [type(leaf) for leaf in leaves])
     for place, tensor in enumerate(tensors_of(out)):
         yield f"its result ({place})", tensor
@@ -65,12 +65,12 @@ def _left(model: nn.Module, given: Any, out: Any) -> Iterator[tuple[str, Any]]:
     yield "Python's and numpy's random numbers", (random.random(), np.random.rand())  # noqa: NPY002  a user's
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _are_equal(one: Any, other: Any) -> bool:
     if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
         return bool(type(one) is type(other) and one == other)
     if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
         return False
     if one.layout == torch.sparse_coo:
         one, other = one.coalesce(), other.coalesce()
-        return torch.equal(one.indices(), other.indices()) and _equal(one.values(), other.values())
+        return torch.equal(one.indices(), other.indices()) and _are_equal(one.values(), other.values())
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

@@ -9,19 +9,19 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
-from trainwright.plan.memory.budget import read_budget, readable
+from trainwright.plan.memory.budget import format_bytes, read_budget
 from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, plan_chain
 from trainwright.train.parallel.recompute.copies import measure_link
-from trainwright.train.parallel.recompute.entry import carried_out
-from trainwright.train.parallel.recompute.exactness import Stepped
-from trainwright.train.parallel.recompute.measure import call, called, measured, plain_peak, tracked_peak
+from trainwright.train.parallel.recompute.entry import carry_out
+from trainwright.train.parallel.recompute.exactness import StepResult
+from trainwright.train.parallel.recompute.measure import as_call, call_with, measure_chain, plain_peak, tracked_peak
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
-from trainwright.train.parallel.recompute.program import placed
-from trainwright.train.parallel.recompute.stages import Row, split, whole
+from trainwright.train.parallel.recompute.program import place_acts
+from trainwright.train.parallel.recompute.stages import StageRow, split_model, whole_row
 from trainwright.train.parallel.recompute.storage_bytes import granule_of
-from trainwright.train.parallel.recompute.tracing import Form
+from trainwright.train.parallel.recompute.tracing import CallForm
 
 __all__ = ["apply", "chain_of", "fit"]
 
@@ -40,14 +40,14 @@ def chain_of(
     reserve_bytes: int = 0,
     skips: bool = True,
 ) -> Chain:
-    """Return the measured chain of a model; the arguments are those of `fit`, and `skips` that of `split`."""
-    row, _ = _cut(model, sample, loss, skips=skips)
-    return _measured(model, row, sample, loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
+    """Return the measured chain of a model; the arguments are those of `fit`, and `skips` that of `split_model`."""
+    row, _ = _cut_model(model, sample, loss, skips=skips)
+    return _measure(model, row, sample, loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
 
 
-def _measured(
+def _measure(
     model: nn.Module,
-    row: Row,
+    row: StageRow,
     sample: Any,
     loss: Loss | None,
     *,
@@ -56,35 +56,38 @@ def _measured(
     reserve_bytes: int,
 ) -> Chain:
     state = state_bytes(optimizer, granule=granule_of(model)) if isinstance(optimizer, Optimizer) else optimizer
-    chain = measured(
-        model, row, call(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
+    chain = measure_chain(
+        model, row, call_with(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
         reserve_bytes=reserve_bytes,
     )  # fmt: skip
     peak = plain_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
     return replace(chain, plain_peak_bytes=peak + chain.fixed.get("optimizer", 0) + reserve_bytes)
 
 
-def _cut(model: nn.Module, sample: Any, loss: Loss | None, *, skips: bool = True) -> tuple[Row, Stepped | None]:
+def _cut_model(
+    model: nn.Module, sample: Any, loss: Loss | None, *, skips: bool = True
+) -> tuple[StageRow, StepResult | None]:
     """Return stages that do what the model does, and what it does, if it takes the sample at all."""
-    given = called(sample)
-    form = Form.of(model, given.args, given.kwargs)
-    row = split(model, form, skips=skips)
+    given = as_call(sample)
+    form = CallForm.of(model, given.args, given.kwargs)
+    # Stages must do what the model does; otherwise take modules as they are, and at last the model as one stage.
+    row = split_model(model, form, skips=skips)
     try:
-        own = Stepped.of(model, model, sample, loss)
+        own = StepResult.of(model, model, sample, loss)
     except torch.OutOfMemoryError:
         raise
     except Exception:  # noqa: BLE001  the stage that refuses the sample will be named
         return row, None
-    difference = _difference(own, row, model, sample, loss)
+    difference = _find_difference(own, row, model, sample, loss)
     if not difference:
         return row, own
-    row = split(model, form, skips=skips, deep=False)
-    if not _difference(own, row, model, sample, loss):
+    row = split_model(model, form, skips=skips, deep=False)
+    if not _find_difference(own, row, model, sample, loss):
         return row, own
-    return whole(model, f"{type(model).__name__}, traced, is not what it is ({difference})"), own
+    return whole_row(model, f"{type(model).__name__}, traced, is not what it is ({difference})"), own
 
 
-def _difference(own: Stepped, row: Row, model: nn.Module, sample: Any, loss: Loss | None) -> str:
+def _find_difference(own: StepResult, row: StageRow, model: nn.Module, sample: Any, loss: Loss | None) -> str:
     """Return what stages do that is not what the model does, "" if nothing."""
     if row.whole:
         return ""
@@ -96,26 +99,26 @@ def _difference(own: Stepped, row: Row, model: nn.Module, sample: Any, loss: Los
     found = ""
     for _ in range(2):  # what a graph holds by itself must not change
         try:
-            found = found or own.difference(Stepped.of(run, model, sample, loss))
+            found = found or own.difference(StepResult.of(run, model, sample, loss))
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # noqa: BLE001  a graph may fail in as many ways as models are written
             return str(error).strip().partition("\n")[0] or type(error).__name__
     # A model may not even be what itself is: operations on a GPU may add up in any order.
-    return "" if found and own.difference(Stepped.of(model, model, sample, loss)) else found
+    return "" if found and own.difference(StepResult.of(model, model, sample, loss)) else found
 
 
 def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """Return a module that trains as a plan says; raise PlanMismatch if the plan was made for other stages."""
     names = tuple(stage.name for stage in plan.chain.stages)
     if names == _WHOLE:
-        return _applied(model, whole(model, "so is the plan's"), plan)
-    row = split(model)
+        return _apply_plan(model, whole_row(model, "so is the plan's"), plan)
+    row = split_model(model)
     if row.names != names:  # the sample had what has a default, or modules are not looked into
-        forms = Form.default(model), Form.full(model)
-        others = (split(model, form, deep=deep) for deep in (True, False) for form in forms)
+        forms = CallForm.default(model), CallForm.full(model)
+        others = (split_model(model, form, deep=deep) for deep in (True, False) for form in forms)
         row = next((other for other in others if other.names == names), row)
-    return _applied(model, row, plan)
+    return _apply_plan(model, row, plan)
 
 
 def fit(
@@ -130,11 +133,11 @@ def fit(
     **settings: Any,
 ) -> nn.Module:
     """Return a module that trains inside `budget` with the least overhead found; see `trainwright.memory.fit`."""
-    row, own = _cut(model, sample, loss)
+    row, own = _cut_model(model, sample, loss)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     if settings.get("offload") and settings.get("bandwidth") is None and device.type == "cuda":
         settings["bandwidth"] = measure_link(device)
-    chain = _measured(model, row, sample, loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
+    chain = _measure(model, row, sample, loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
     budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
     elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
     for _ in range(_TRIES):
@@ -145,7 +148,7 @@ def fit(
                 raise
             said = f"{error}: {row.whole}"
             raise InfeasibleBudget(said, minimal_bytes=error.minimal_bytes, owners=error.owners) from None
-        module = _applied(model, row, plan)
+        module = _apply_plan(model, row, plan)
         peak = tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1) + elsewhere
         if peak <= budget_bytes:
             _check_exact(model, module, own, sample, loss)
@@ -157,17 +160,17 @@ def fit(
             plain_peak_bytes=full_bytes(chain) + more,
         )
     raise BudgetExceeded(
-        f"budget: got {readable(budget_bytes)}, and a step took {readable(peak)} though its plan was within it; "
-        "allowed: a budget with room for what stages take that was not measured; raise it"
+        f"budget: got {format_bytes(budget_bytes)}, and a step took {format_bytes(peak)} though its plan was within "
+        "it; allowed: a budget with room for what stages take that was not measured; raise it"
     )
 
 
-def _check_exact(model: nn.Module, module: nn.Module, own: Stepped | None, sample: Any, loss: Loss | None) -> None:
+def _check_exact(model: nn.Module, module: nn.Module, own: StepResult | None, sample: Any, loss: Loss | None) -> None:
     plan: Any = module.plan
     if own is None or plan.solver == "none":
         return
-    difference = own.difference(Stepped.of(module, model, sample, loss))
-    if difference and not own.difference(Stepped.of(model, model, sample, loss)):
+    difference = own.difference(StepResult.of(module, model, sample, loss))
+    if difference and not own.difference(StepResult.of(model, model, sample, loss)):
         raise UnsupportedModel(
             f"model: got one that does something else when a part of it runs again ({difference} differs); allowed: "
             "forwards that depend on parameters, buffers, inputs and the global random generators alone; keep what "
@@ -175,7 +178,7 @@ def _check_exact(model: nn.Module, module: nn.Module, own: Stepped | None, sampl
         )
 
 
-def _applied(model: nn.Module, row: Row, plan: Plan) -> nn.Module:
+def _apply_plan(model: nn.Module, row: StageRow, plan: Plan) -> nn.Module:
     planned = tuple(stage.name for stage in plan.chain.stages)
     if row.names != planned:
         pairs = enumerate(zip(row.names, planned, strict=False), start=1)
@@ -186,7 +189,7 @@ def _applied(model: nn.Module, row: Row, plan: Plan) -> nn.Module:
         )
 
     # What recomputes nothing and moves nothing needs no interpreter.
-    acts = None if plan.solver == "none" else placed(plan)
-    module = carried_out(model, row, acts, most_bytes=plan.chain.input_bytes)
+    acts = None if plan.solver == "none" else place_acts(plan)
+    module = carry_out(model, row, acts, most_bytes=plan.chain.input_bytes)
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
     return module

@@ -18,25 +18,25 @@ from torch.autograd.graph import get_gradient_edge
 from trainwright.errors import BudgetError, UnsupportedModel, closest
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.plan.memory.chain import NO_LOSS, Chain, Stage, with_least_peaks
-from trainwright.train.parallel.recompute.run_context import Autocast, swapped
-from trainwright.train.parallel.recompute.skipping import Skipping, handed_on
-from trainwright.train.parallel.recompute.stages import Row
-from trainwright.train.parallel.recompute.storage_bytes import granule_of, rounded, storages, total_bytes
+from trainwright.train.parallel.recompute.run_context import Autocast, swapped_values
+from trainwright.train.parallel.recompute.skipping import SkippedValues, handed_on
+from trainwright.train.parallel.recompute.stages import StageRow
+from trainwright.train.parallel.recompute.storage_bytes import granule_of, rounded_bytes, storage_keys, total_bytes
 from trainwright.train.parallel.recompute.tracing import as_before
 from trainwright.train.parallel.recompute.trees import map_only, tensors_of
-from trainwright.train.parallel.recompute.values import saving_nothing, storage_key, written
+from trainwright.train.parallel.recompute.values import saving_nothing, storage_key, written_error
 
 __all__ = [
     "OPTIMIZERS",
     "Call",
-    "call",
-    "called",
-    "measured",
+    "as_call",
+    "call_with",
+    "measure_chain",
     "named_state_bytes",
     "plain_peak",
+    "restored_after",
     "tracked_peak",
     "train_once",
-    "untouched",
 ]
 
 _REPEATS = 3
@@ -44,9 +44,9 @@ OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Copies of the trained parameters that an optimizer keeps."""
 
 
-def measured(
+def measure_chain(
     model: nn.Module,
-    row: Row,
+    row: StageRow,
     arguments: Sequence[Any],
     *,
     loss: Callable[[Any], torch.Tensor] | None = None,
@@ -81,16 +81,17 @@ def measured(
     stages: list[Stage] = []
     last: dict[str, Any] | None = None
     draws = 0
-    skipping = Skipping(row, arguments, granule)
+    skipping = SkippedValues(row, arguments, granule)
     waiting: set[int] = set()
-    with untouched(model):
+    # Run the stages one after the other; each is measured on what the one before has handed on.
+    with restored_after(model):
         row.refresh()
         value: Any = tuple(arguments)
         skips: dict[str, Any] = {}
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
             state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
-            caller, given = _caller(row, number), (value, [skips[each] for each in row.reads[number - 1]])
-            told, value, made = _told(
+            caller, given = _stage_caller(row, number), (value, [skips[each] for each in row.reads[number - 1]])
+            numbers, value, made = _measure_or_refuse(
                 number, name, stage, caller, given, granule=granule, repeats=repeats, last=number == len(row.stages),
                 waiting=waiting,
             )  # fmt: skip
@@ -98,12 +99,12 @@ def measured(
             draws += not torch.equal(state, torch.get_rng_state())
             changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
             fixed["buffers"] += total_bytes(changed, granule)  # reruns write to copies
-            told |= _gradients(
-                row.stages[number - 1 :], told["backward_temporary_bytes"], granule, accumulate=accumulate
+            numbers |= _first_gradients(
+                row.stages[number - 1 :], numbers["backward_temporary_bytes"], granule, accumulate=accumulate
             )
             skips |= made
-            skipping.see(number, caller, given, value, made)
-            stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **told))
+            skipping.note_stage(number, caller, given, value, made)
+            stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **numbers))
         if not any(t.requires_grad for t in tensors_of(value)):
             raise UnsupportedModel(
                 f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
@@ -116,16 +117,16 @@ def measured(
         )
         fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
         if loss is not None:
-            last, _, _ = _told(
+            last, _, _ = _measure_or_refuse(
                 len(stages) + 1, "loss", nn.Module(), lambda given: (loss(given[0]), {}), (value, []),
                 granule=granule, repeats=repeats, last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
     counted = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
-    *told_stages, told_loss = with_least_peaks(counted)
+    *counted_stages, counted_loss = with_least_peaks(counted)
     return Chain(
-        stages=tuple(told_stages),
-        loss=told_loss,
+        stages=tuple(counted_stages),
+        loss=counted_loss,
         skips=skipping.records,
         input_bytes=total_bytes(tensors_of(arguments), granule),
         fixed=fixed,
@@ -155,10 +156,10 @@ def tracked_peak(
     tracker = StorageTracker(granule_bytes=granule_of(model))
     tracker.watch(model.parameters(), "parameters")
     tracker.watch(model.buffers(), "buffers")
-    given = called(sample)
+    given = as_call(sample)
     batch = tensors_of((given.args, dict(given.kwargs)))
     tracker.watch(batch, "input")
-    with untouched(model, batch), tracker:
+    with restored_after(model, batch), tracker:
         for _ in range(passes):
             train_once(model, sample, loss)
     return tracker.peak_bytes
@@ -180,7 +181,7 @@ def plain_peak(
 
 def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
     """Run a model forward and backward; without `loss` the sum of the result's floating tensors stands for it."""
-    out = call(model, sample)
+    out = call_with(model, sample)
     if loss is not None:
         loss(out).backward()
     else:
@@ -197,7 +198,7 @@ class Call:
     kwargs: Mapping[str, Any]
 
 
-def called(sample: Any) -> Call:
+def as_call(sample: Any) -> Call:
     """Return a sample as a call: a mapping holds keyword arguments, a tuple or list positional ones, else it is one."""
     if isinstance(sample, Call):
         return sample
@@ -206,9 +207,9 @@ def called(sample: Any) -> Call:
     return Call(tuple(sample) if isinstance(sample, tuple | list) else (sample,), {})
 
 
-def call(function: Callable[..., Any], sample: Any) -> Any:
+def call_with(function: Callable[..., Any], sample: Any) -> Any:
     """Call with a sample."""
-    given = called(sample)
+    given = as_call(sample)
     return function(*given.args, **given.kwargs)
 
 
@@ -216,11 +217,11 @@ _Caller = Callable[[Any], tuple[Any, dict[str, Any]]]
 """From a stage's arguments and a list of what it reads beside them to its result, and what skips stages."""
 
 
-def _caller(row: Row, number: int) -> _Caller:
+def _stage_caller(row: StageRow, number: int) -> _Caller:
     return lambda given: row.run(number, *given)
 
 
-def _gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, accumulate: bool) -> dict[str, Any]:
+def _first_gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, accumulate: bool) -> dict[str, Any]:
     """Return what the first stage's backward leaves, and its temporaries beside it; the others come behind it."""
     own = {id(each): each for each in stages[0].parameters() if each.requires_grad}
     later = {id(each) for stage in stages[1:] for each in stage.parameters()}
@@ -233,7 +234,7 @@ def _gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, acc
     return {"parameter_gradient_bytes": alone, "backward_temporary_bytes": temporary}
 
 
-def _told(
+def _measure_or_refuse(
     number: int,
     name: str,
     stage: nn.Module,
@@ -251,7 +252,9 @@ def _told(
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
         if "in-place operation" in str(error) or "inplace operation" in str(error):
-            raise written(f"model, stage {number} ({name})", "a value that another stage made or needs") from error
+            raise written_error(
+                f"model, stage {number} ({name})", "a value that another stage made or needs"
+            ) from error
         shapes = ", ".join(str(tuple(t.shape)) for t in tensors_of(value))
         raise UnsupportedModel(
             f"sample: stage {number} ({name}) refuses what the sample makes there (shapes {shapes}): {error}; allowed: "
@@ -276,6 +279,7 @@ def _measured_stage(
         with saving_nothing():
             return call(opened())
 
+    # A forward without gradients: its output, and its temporaries.
     tracker = StorageTracker(granule_bytes=granule)
     tracker.watch(stage.parameters(), "fixed")
     tracker.watch(stage.buffers(), "fixed")
@@ -285,24 +289,28 @@ def _measured_stage(
         out, skips = plain()
     beside = _new_bytes(skips, (value, out), granule)
     made = tracker.live_bytes - before - beside
-    told: dict[str, Any] = {"output_bytes": made, "plain_forward_temporary_bytes": tracker.peak_bytes - before - made}
+    numbers: dict[str, Any] = {
+        "output_bytes": made,
+        "no_grad_forward_temporary_bytes": tracker.peak_bytes - before - made,
+    }
 
+    # A forward with gradients: what the graph holds. Inputs that others read too are views, to tell gradients apart.
     entered = opened()
     shared = [t for t in tensors_of(entered) if t.requires_grad and storage_key(t) in waiting]
     views = {id(t): t.view_as(t) for t in shared}
-    given = map_only(torch.Tensor, partial(_instead, views), entered)
+    given = map_only(torch.Tensor, partial(_replace_view, views), entered)
     tracker.restart_peak()
     before = tracker.live_bytes
     with tracker:
         result = call(given)
     grown = tracker.live_bytes - before - beside
-    told |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
+    numbers |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
     if last:
-        told |= {
+        numbers |= {
             "output_bytes": 0,
             "saved_bytes": _without_output(lambda given: call(given)[0], opened, tracker),
-            "forward_temporary_bytes": told["forward_temporary_bytes"] + made,
-            "plain_forward_temporary_bytes": told["plain_forward_temporary_bytes"] + made,
+            "forward_temporary_bytes": numbers["forward_temporary_bytes"] + made,
+            "no_grad_forward_temporary_bytes": numbers["no_grad_forward_temporary_bytes"] + made,
         }
 
     ends = [t for t in tensors_of(result[0]) if t.requires_grad]
@@ -313,10 +321,12 @@ def _measured_stage(
         del there
     del given, views
     edges: list[Any] = []
-    told["gradient_bytes"] = sum(rounded(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
+    numbers["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
         arriving = sum(-(-t.numel() * t.itemsize // granule) * granule for t in ends)
-        edges, seeds = [get_gradient_edge(t) for t in ends], [_seed(t) for t in ends]
+        edges, seeds = [get_gradient_edge(t) for t in ends], [_gradient_seed(t) for t in ends]
+        # The backward: its peak above what is alive at its start, without the gradients that the chain counts by
+        # itself.
         start = tracker.live_bytes + arriving
         if not last:  # by then the graph alone has the output, if it needs that at all
             result = (None, result[1])
@@ -327,37 +337,38 @@ def _measured_stage(
             torch.autograd.backward(edges, seeds)
         gradients = _gradient_bytes(stage, granule) - before_gradients
         below = total_bytes((t.grad for t in tensors_of(entered) if t.grad is not None), granule)
-        told["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
+        numbers["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
     else:
-        told["backward_temporary_bytes"] = 0
+        numbers["backward_temporary_bytes"] = 0
     del result, entered, ends, edges
     _forget_gradients(stage)
 
-    told["plain_forward_seconds"] = _least(plain, repeats, value)
+    numbers["no_grad_forward_seconds"] = _least_seconds(plain, repeats, value)
+    # Times come last, without the tracker, which makes every operation slower.
     forwards, backwards = [], []
     for _ in range(repeats):
         entered = opened()
-        started = _now(value)
+        started = _synchronised_now(value)
         result = call(entered)
-        forwards.append(_now(value) - started)
+        forwards.append(_synchronised_now(value) - started)
         ends = [t for t in tensors_of(result) if t.requires_grad]
         if ends:
             deltas = [torch.ones_like(t) for t in ends]
-            started = _now(value)
+            started = _synchronised_now(value)
             torch.autograd.backward(ends, deltas)
-            backwards.append(_now(value) - started)
+            backwards.append(_synchronised_now(value) - started)
         _forget_gradients(stage)
-    told |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
+    numbers |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
     # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
-    told["plain_forward_seconds"] = min(told["plain_forward_seconds"], told["forward_seconds"])
-    return told, out, skips
+    numbers["no_grad_forward_seconds"] = min(numbers["no_grad_forward_seconds"], numbers["forward_seconds"])
+    return numbers, out, skips
 
 
-def _instead(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+def _replace_view(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     return views.get(id(tensor), tensor)
 
 
-def _seed(end: torch.Tensor) -> torch.Tensor:
+def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
     """Return a number seen as the gradient of a stage's output, which becomes a tensor when autograd's walk begins.
 
     That goes when the first to read it is done, as one from the next stage does: nobody outside holds it.
@@ -375,7 +386,7 @@ def _seed(end: torch.Tensor) -> torch.Tensor:
 
 def _new_bytes(made: Any, known: Any, granule: int) -> int:
     """Return the bytes of what was made, without the storages that are known."""
-    there = storages(known)
+    there = storage_keys(known)
     return total_bytes((t for t in tensors_of(made) if storage_key(t) not in there), granule)
 
 
@@ -391,16 +402,16 @@ def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], track
     return held
 
 
-def _least(call: Any, repeats: int, value: Any) -> float:
+def _least_seconds(call: Any, repeats: int, value: Any) -> float:
     found = []
     for _ in range(repeats):
-        started = _now(value)
+        started = _synchronised_now(value)
         call()
-        found.append(_now(value) - started)
+        found.append(_synchronised_now(value) - started)
     return min(found)
 
 
-def _now(value: Any) -> float:
+def _synchronised_now(value: Any) -> float:
     for tensor in tensors_of(value):
         if tensor.is_cuda:
             torch.cuda.synchronize(tensor.device)
@@ -409,7 +420,7 @@ def _now(value: Any) -> float:
 
 
 @contextmanager
-def untouched(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iterator[None]:
     """Let stages run on copies of the buffers, and put gradients, attributes and random generators back."""
     places = [
         ((module, name), buffer.clone())
@@ -422,7 +433,7 @@ def untouched(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iterator[
         stack.enter_context(torch.random.fork_rng())
         stack.enter_context(as_before(model))
         stack.enter_context(Autocast.now().entered())  # a cast kept from stage to stage would be nobody's
-        stack.enter_context(swapped(places))
+        stack.enter_context(swapped_values(places))
         try:
             for each, _ in gradients:
                 each.grad = None

@@ -26,14 +26,15 @@ def _of_group(optimizer: Optimizer, group: dict[str, object], granule: int) -> i
     parameters: list[torch.Tensor] = group["params"]  # type: ignore[assignment]  # torch's groups hold it so
     total = 0
     for dtype in {each.dtype for each in parameters}:
-        kept = _kept(optimizer, group, dtype)
+        kept = _bytes_per_element(optimizer, group, dtype)
         own = [each for each in parameters if each.dtype is dtype and each.requires_grad]
         total += sum(-(-int(share * each.numel()) // granule) * granule for each in own for share in kept)
     return total
 
 
-def _kept(optimizer: Optimizer, group: dict[str, object], dtype: torch.dtype) -> list[float]:
+def _bytes_per_element(optimizer: Optimizer, group: dict[str, object], dtype: torch.dtype) -> list[float]:
     """Return the bytes per element of each tensor that the state of one parameter has."""
+    # Let an optimizer of the same class and settings step once on a small tensor, and see what it keeps.
     probe = torch.nn.Parameter(torch.ones(_ROWS, _COLUMNS, dtype=dtype))
     probe.grad = torch.ones_like(probe)
     settings = {name: value for name, value in group.items() if name not in {"params", "fused", "capturable"}}

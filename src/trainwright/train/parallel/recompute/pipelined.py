@@ -20,15 +20,15 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from trainwright.errors import PipelineError
 from trainwright.plan.memory.chain import NO_LOSS, Chain
 from trainwright.plan.memory.checkpointing import keep_all
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.persistent import lowest_plan, solve_persistent
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.pipeline.planning import PipelinePlan
 from trainwright.plan.pipeline.stage_memory import PATTERNS, in_flight, input_bytes, weight_bytes
 from trainwright.publishing import write_file
-from trainwright.train.parallel.recompute.entry import carried_out
-from trainwright.train.parallel.recompute.measure import call, untouched
-from trainwright.train.parallel.recompute.stages import Row, split
+from trainwright.train.parallel.recompute.entry import carry_out
+from trainwright.train.parallel.recompute.measure import call_with, restored_after
+from trainwright.train.parallel.recompute.stages import StageRow, split_model
 
 __all__ = ["part_operations", "scheduled", "staged"]
 
@@ -38,14 +38,14 @@ Loss = Callable[[Any, Any], torch.Tensor]
 
 def staged(model: nn.Module, plan: PipelinePlan) -> tuple[nn.Module, ...]:
     """Return the plan's stages of a model; their parameters are the model's own. See `trainwright.memory.staged`."""
-    row = split(model, skips=False)
+    row = split_model(model, skips=False)
     layers = len(plan.chain.stages)
     if row.names != tuple(stage.name for stage in plan.chain.stages):
         raise PipelineError(
             f"staged: got a plan of {layers} layers, the model has {len(row.stages)} others; allowed: a plan of this "
             "very model; plan again"
         )
-    return tuple(_part(row, plan, number) for number in range(len(plan.partition.parts)))
+    return tuple(_stage_module(row, plan, number) for number in range(len(plan.partition.parts)))
 
 
 def scheduled(
@@ -78,7 +78,7 @@ def scheduled(
             f"group: got {ranks} ranks for {len(pieces)} stages on {len({*places})} devices; allowed: a rank for each "
             "device"
         )
-    shapes = _boundaries(model, pieces, sample)
+    shapes = _boundary_samples(model, pieces, sample)
     device = next(model.parameters()).device
     own = [
         PipelineStage(
@@ -107,19 +107,20 @@ def part_operations(chain: Chain, plan: PipelinePlan, number: int) -> tuple[Oper
         stages=chain.stages[part.first - 1 : part.last],
         loss=chain.loss if final else NO_LOSS,
         input_bytes=0,
-        input_gradient_bytes=chain.stages[part.first - 2].delta_bytes if part.first > 1 else 0,
+        input_gradient_bytes=chain.stages[part.first - 2].output_gradient_bytes if part.first > 1 else 0,
         fixed={},
         plain_peak_bytes=None,
     )
     end = len(chain.steps) if final else part.last
+    # Room for one micro-batch: without what is sent and received, and without the inputs of all in flight.
     borders = 2 * (input_bytes(chain, part.first) + (0 if final else own.stages[-1].output_bytes))
     weights = weight_bytes(chain, part.first, end, plan.weights)
     room = plan.memory_bytes - borders - part.flying * input_bytes(chain, part.first) - weights
     best: tuple[float, tuple[Operation, ...]] | None = None
     least = room
-    for operations in _candidates(own):
+    for operations in _candidate_operations(own):
         simulation = simulate(own, operations)
-        needed = simulation.peak_bytes + (part.flying - 1) * _held(own, operations)
+        needed = simulation.peak_bytes + (part.flying - 1) * _held_bytes(own, operations)
         least = min(least, room - needed)
         if needed <= room and (best is None or simulation.seconds < best[0]):
             best = simulation.seconds, operations
@@ -131,10 +132,10 @@ def part_operations(chain: Chain, plan: PipelinePlan, number: int) -> tuple[Oper
     return best[1]
 
 
-def _part(row: Row, plan: PipelinePlan, number: int) -> nn.Module:
+def _stage_module(row: StageRow, plan: PipelinePlan, number: int) -> nn.Module:
     part = plan.partition.parts[number]
     first, last = part.first - 1, part.last
-    own = Row(
+    own = StageRow(
         stages=row.stages[first:last],
         names=row.names[first:last],
         tuples=row.tuples,
@@ -143,14 +144,16 @@ def _part(row: Row, plan: PipelinePlan, number: int) -> nn.Module:
     )
     operations = part_operations(plan.chain, plan, number)
     module = _Part(own)
-    keeps = sum(operation.kind in {Kind.FORWARD_KEEP, Kind.FORWARD_DROP} for operation in operations) == 0
-    return module if keeps else carried_out(module, own, operations, result=_handed)
+    keeps = (
+        sum(operation.kind in {OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP} for operation in operations) == 0
+    )
+    return module if keeps else carry_out(module, own, operations, result=_hand_over)
 
 
 class _Part(nn.Module):
     """Layers in a row, as one stage."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: StageRow) -> None:
         super().__init__()
         self.layers = nn.ModuleList(row.stages)
         self.row = row
@@ -159,15 +162,15 @@ class _Part(nn.Module):
         value: Any = self.row.bind(*args, **kwargs)
         for number in range(1, len(self.layers) + 1):
             value, _ = self.row.run(number, value)
-        return _handed(value)
+        return _hand_over(value)
 
 
-def _handed(value: Any) -> Any:
+def _hand_over(value: Any) -> Any:
     """Return what a stage hands on as torch's pipelining wants it: one tensor, or a tuple of them."""
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
-def _candidates(chain: Chain) -> Iterator[tuple[Operation, ...]]:
+def _candidate_operations(chain: Chain) -> Iterator[tuple[Operation, ...]]:
     """Yield ways to run a stage's layers for one micro-batch."""
     everything, (lowest, least) = keep_all(chain), lowest_plan(chain)
     full = simulate(chain, everything).peak_bytes
@@ -176,36 +179,40 @@ def _candidates(chain: Chain) -> Iterator[tuple[Operation, ...]]:
     found = dict.fromkeys([everything, lowest, *(each.operations for each in solved if each is not None)])
     yield from found
     count = len(chain.stages)
-    sweep = [Operation(Kind.FORWARD_KEEP if each == 1 else Kind.FORWARD_DROP, each) for each in range(1, count + 1)]
-    loss = [Operation(Kind.FORWARD_ALL, count + 1), Operation(Kind.BACKWARD, count + 1)]
+    sweep = [
+        Operation(OperationKind.FORWARD_KEEP if each == 1 else OperationKind.FORWARD_DROP, each)
+        for each in range(1, count + 1)
+    ]
+    loss = [Operation(OperationKind.FORWARD_ALL, count + 1), Operation(OperationKind.BACKWARD, count + 1)]
+    # Each of them once more with everything dropped between the forward and the backward.
     for operations in found:
         rest = [operation for operation in operations if operation.stage <= count]
-        yield (*sweep, *loss, Operation(Kind.DELETE, count, Value.OUTPUT), *rest)
+        yield (*sweep, *loss, Operation(OperationKind.DELETE, count, Value.OUTPUT), *rest)
 
 
-def _held(chain: Chain, operations: Sequence[Operation]) -> int:
+def _held_bytes(chain: Chain, operations: Sequence[Operation]) -> int:
     """Return the bytes that are alive when the loss begins, which a stage holds for each micro-batch in flight."""
     alive: dict[tuple[Value, int], int] = {}
     for operation in operations:
         stage, number = chain.steps[operation.stage - 1], operation.stage
         if number > len(chain.stages):
             break
-        if operation.kind is Kind.FORWARD_ALL:
+        if operation.kind is OperationKind.FORWARD_ALL:
             alive[Value.SAVED, number] = stage.choices[operation.option].saved_bytes
         elif operation.value is None:
             alive[Value.OUTPUT, number] = stage.output_bytes
-            if operation.kind is Kind.FORWARD_DROP:
+            if operation.kind is OperationKind.FORWARD_DROP:
                 alive.pop((Value.OUTPUT, number - 1), None)
-        elif operation.kind is Kind.DELETE:
+        elif operation.kind is OperationKind.DELETE:
             alive.pop((operation.value, number), None)
     return sum(alive.values())
 
 
-def _boundaries(model: nn.Module, pieces: Sequence[nn.Module], sample: Any) -> list[tuple[torch.Tensor, ...]]:
+def _boundary_samples(model: nn.Module, pieces: Sequence[nn.Module], sample: Any) -> list[tuple[torch.Tensor, ...]]:
     """Return an empty micro-batch for each boundary between stages; the model is as before."""
     found: list[tuple[torch.Tensor, ...]] = []
-    with untouched(model), torch.no_grad():
-        value: Any = call(lambda *args: args, sample)
+    with restored_after(model), torch.no_grad():
+        value: Any = call_with(lambda *args: args, sample)
         for place, piece in enumerate((None, *pieces)):
             if piece is not None:
                 value = piece(*value)

@@ -7,16 +7,16 @@ from functools import cached_property
 from typing import ClassVar, Final
 
 from trainwright.errors import ChainError
-from trainwright.plan.memory.operations import Kind, Operation, Value
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.plan_record import Plan
 
-__all__ = ["FORWARDS", "Act", "Leave", "Script", "arranged", "lent", "moved", "placed"]
+__all__ = ["FORWARDS", "Act", "Release", "Script", "arrange_script", "lent_units", "moved_units", "place_acts"]
 
-FORWARDS: Final = frozenset({Kind.FORWARD_ALL, Kind.FORWARD_KEEP, Kind.FORWARD_DROP})
+FORWARDS: Final = frozenset({OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP})
 
 
 @dataclass(frozen=True, slots=True)
-class Leave:
+class Release:
     """The device's copy of a value that is on its way to the host goes."""
 
     stage: int
@@ -24,7 +24,7 @@ class Leave:
     kind: ClassVar[None] = None
 
 
-Act = Operation | Leave
+Act = Operation | Release
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,9 +48,9 @@ class Script:
     def kept(self) -> set[int]:
         """The units that run once, and whose saved values lie untouched until their backward."""
         acts = self.acts
-        once = {act.stage for act in acts if act.kind is Kind.FORWARD_ALL}
+        once = {act.stage for act in acts if act.kind is OperationKind.FORWARD_ALL}
         once -= {unit for unit, times in self.runs.items() if times > 1}
-        return once - lent(acts) - {act.stage for act in acts if act.value is Value.SAVED}
+        return once - lent_units(acts) - {act.stage for act in acts if act.value is Value.SAVED}
 
     @cached_property
     def graphs_only(self) -> set[int]:
@@ -58,19 +58,19 @@ class Script:
         found = set()
         for place, act in enumerate(self.acts):
             own, above = act.stage, act.stage + 1
-            if act.kind is Kind.FORWARD_ALL:
+            if act.kind is OperationKind.FORWARD_ALL:
                 uses = (
                     later
                     for later in self.acts[place + 1 :]
                     if (later.stage == own and later.value is not Value.OUTPUT)
                     or (later.stage == above and later.value is None)
                 )
-                if next(uses) == Operation(Kind.BACKWARD, own):
+                if next(uses) == Operation(OperationKind.BACKWARD, own):
                     found.add(place)
         return found
 
 
-def placed(plan: Plan) -> tuple[Act, ...]:
+def place_acts(plan: Plan) -> tuple[Act, ...]:
     """Return what to do, in order, with copies as the simulator has them.
 
     A copy to the host begins where the plan says; its value leaves the device before the computation during which the
@@ -79,7 +79,7 @@ def placed(plan: Plan) -> tuple[Act, ...]:
     the real link is.
     """
     operations = plan.operations
-    if not any(operation.kind in {Kind.OFFLOAD, Kind.PREFETCH} for operation in operations):
+    if not any(operation.kind in {OperationKind.OFFLOAD, OperationKind.PREFETCH} for operation in operations):
         return operations
     spans = {span.operation: span for span in plan.simulation.spans}
     works = [place for place, operation in enumerate(operations) if operation.value is None]
@@ -92,20 +92,22 @@ def placed(plan: Plan) -> tuple[Act, ...]:
                 return place
         return len(operations)
 
+    # Acts to be inserted before each place: releases where the simulated copy ends, fetches where it begins.
     before: dict[int, list[Act]] = {}
+    # A release stands before the computation during which the simulated copy ends, after its last reader.
     for place, operation in enumerate(operations):
         value = operation.value
-        if value is None or operation.kind is Kind.DELETE:
+        if value is None or operation.kind is OperationKind.DELETE:
             continue
-        if operation.kind is Kind.OFFLOAD:
+        if operation.kind is OperationKind.OFFLOAD:
             gone = during(spans[place].end_seconds, max(place, _last_reader(operations, place)))
-            before.setdefault(gone, []).insert(0, Leave(operation.stage, value))  # room first, then what takes it
+            before.setdefault(gone, []).insert(0, Release(operation.stage, value))  # room first, then what takes it
         else:
             before.setdefault(during(spans[place].start_seconds, place), []).append(operation)
     acts: list[Act] = []
     for place, operation in enumerate(operations):
         acts += before.get(place, [])
-        if operation.kind is not Kind.PREFETCH:
+        if operation.kind is not OperationKind.PREFETCH:
             acts.append(operation)
     return (*acts, *before.get(len(operations), []))
 
@@ -116,41 +118,41 @@ def _last_reader(operations: Sequence[Operation], place: int) -> int:
     last = place
     for later in range(place + 1, len(operations)):
         other = operations[later]
-        if other.kind is Kind.PREFETCH and (other.stage, other.value) == (leaving.stage, leaving.value):
+        if other.kind is OperationKind.PREFETCH and (other.stage, other.value) == (leaving.stage, leaving.value):
             break
-        own = other.kind is Kind.BACKWARD and other.stage == leaving.stage and leaving.value is Value.SAVED
+        own = other.kind is OperationKind.BACKWARD and other.stage == leaving.stage and leaving.value is Value.SAVED
         if other.value is None and (other.stage == leaving.stage + 1 or own):
             last = later
     return last
 
 
-def lent(acts: Iterable[Act]) -> set[int]:
+def lent_units(acts: Iterable[Act]) -> set[int]:
     """Return the stages whose input goes between a forward with gradients and the backward."""
     found: set[int] = set()
     waiting: set[int] = set()  # for their backward
     for act in acts:
         number = act.stage
-        if isinstance(act, Leave):
+        if isinstance(act, Release):
             found |= {number + 1} & waiting
-        elif act.kind is Kind.FORWARD_ALL:
+        elif act.kind is OperationKind.FORWARD_ALL:
             waiting.add(number)
-        elif act.kind is Kind.BACKWARD:
+        elif act.kind is OperationKind.BACKWARD:
             waiting.discard(number)
-        elif act.kind is Kind.FORWARD_DROP and number in waiting:
+        elif act.kind is OperationKind.FORWARD_DROP and number in waiting:
             found.add(number)
-        elif act.kind is Kind.DELETE:
+        elif act.kind is OperationKind.DELETE:
             if act.value is Value.SAVED:
                 waiting.discard(number)
             found |= {number + 1} & waiting
     return found
 
 
-def moved(acts: Iterable[Act]) -> set[int]:
+def moved_units(acts: Iterable[Act]) -> set[int]:
     """Return the stages whose saved values go to the host."""
-    return {act.stage for act in acts if isinstance(act, Leave) and act.value is Value.SAVED}
+    return {act.stage for act in acts if isinstance(act, Release) and act.value is Value.SAVED}
 
 
-def arranged(acts: Sequence[Act], count: int) -> Script:
+def arrange_script(acts: Sequence[Act], count: int) -> Script:
     """Return what to do with `count` stages; raise ChainError if a forward or backward of one is missing.
 
     The loss stage's computations are the caller's: they only say where the forward pass ends.
@@ -158,6 +160,7 @@ def arranged(acts: Sequence[Act], count: int) -> Script:
     units = _units(acts, count)
     ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}  # where a forward begins
     ends |= {(unit[-1], False): number for number, unit in enumerate(units, 1)}
+    # Keep one act for a whole unit: the forward of its first stage, the backward of its last.
     ours: list[Act] = []
     turn: int | None = None
     first, below = 1, len(units)  # whose first forward and whose backward come next
@@ -173,7 +176,7 @@ def arranged(acts: Sequence[Act], count: int) -> Script:
         if forward and number == first:
             first += 1
             turn = len(ours)
-        elif act.kind is Kind.BACKWARD and number == below:
+        elif act.kind is OperationKind.BACKWARD and number == below:
             until[number], below = len(ours), below - 1
     if below or first <= len(units):
         missing = f"backward of stage {units[below - 1][-1]}" if below else f"forward of stage {units[first - 1][0]}"
@@ -187,12 +190,12 @@ def _units(acts: Sequence[Act], count: int) -> list[range]:
     begins = {1}
     for before, act, after in zip((None, *acts), acts, (*acts[1:], None), strict=False):
         stage = act.stage
-        if act.value is Value.SAVED or act.kind in {None, Kind.OFFLOAD, Kind.PREFETCH}:
+        if act.value is Value.SAVED or act.kind in {None, OperationKind.OFFLOAD, OperationKind.PREFETCH}:
             begins |= {stage, stage + 1}
-        elif act.kind is Kind.DELETE:
+        elif act.kind is OperationKind.DELETE:
             begins.add(stage + 1)
         else:
-            ahead, behind = (stage, stage + 1) if act.kind is Kind.BACKWARD else (stage + 1, stage)
+            ahead, behind = (stage, stage + 1) if act.kind is OperationKind.BACKWARD else (stage + 1, stage)
             begins |= {place for place, pair in ((behind, (before, act)), (ahead, (act, after))) if not _go_on(*pair)}
     starts = sorted(begins & set(range(1, count + 1)))
     return [range(first, stop) for first, stop in zip(starts, [*starts[1:], count + 1], strict=True)]
@@ -202,7 +205,7 @@ def _go_on(one: Act | None, other: Act | None) -> bool:
     """Return whether a computation is done to the next stage as it was to the one before, in its own direction."""
     if one is None or other is None:
         return False
-    if one.kind is Kind.BACKWARD:
-        return other.kind is Kind.BACKWARD and other.stage == one.stage - 1
-    same = Kind.FORWARD_ALL if one.kind is Kind.FORWARD_ALL else Kind.FORWARD_DROP
+    if one.kind is OperationKind.BACKWARD:
+        return other.kind is OperationKind.BACKWARD and other.stage == one.stage - 1
+    same = OperationKind.FORWARD_ALL if one.kind is OperationKind.FORWARD_ALL else OperationKind.FORWARD_DROP
     return one.kind in FORWARDS and other.kind is same and other.stage == one.stage + 1

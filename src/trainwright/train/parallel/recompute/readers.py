@@ -7,14 +7,14 @@ from typing import Any
 import torch
 
 from trainwright.train.parallel.recompute.program import FORWARDS, Script
-from trainwright.train.parallel.recompute.stages import Row
+from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.trees import map_only
-from trainwright.train.parallel.recompute.values import apart
+from trainwright.train.parallel.recompute.values import detach_leaf
 
-__all__ = ["apart_in_backward", "outside", "read_later", "wanted_after", "without_graph"]
+__all__ = ["apart_in_backward", "read_later", "read_outside", "wanted_after", "without_graph"]
 
 
-def wanted_after(row: Row, script: Script) -> list[frozenset[str]]:
+def wanted_after(row: StageRow, script: Script) -> list[frozenset[str]]:
     """Return what skips stages and is read, behind each act, by a unit that is run again before it is made anew."""
     wanted: frozenset[str] = frozenset()
     found = []
@@ -26,11 +26,11 @@ def wanted_after(row: Row, script: Script) -> list[frozenset[str]]:
             left[act.stage] -= 1
             wanted -= {name for stage in unit for name in row.makes[stage - 1]}
             if left[act.stage]:
-                wanted |= {*outside(row, unit)}
+                wanted |= {*read_outside(row, unit)}
     return found[::-1]
 
 
-def read_later(row: Row, parts: Sequence[range]) -> list[frozenset[str]]:
+def read_later(row: StageRow, parts: Sequence[range]) -> list[frozenset[str]]:
     """Return, for each stage, what skips stages to those behind it in its part."""
     found: list[frozenset[str]] = []
     for part in reversed(parts):
@@ -41,7 +41,7 @@ def read_later(row: Row, parts: Sequence[range]) -> list[frozenset[str]]:
     return found[::-1]
 
 
-def outside(row: Row, unit: range) -> list[str]:
+def read_outside(row: StageRow, unit: range) -> list[str]:
     """Return what stages read that others before them have made to skip stages."""
     made = {name for stage in unit for name in row.makes[stage - 1]}
     read = [name for stage in unit for name in row.reads[stage - 1]]
@@ -51,16 +51,16 @@ def outside(row: Row, unit: range) -> list[str]:
 def apart_in_backward(value: Any) -> Any:
     """Return a value whose gradient is never a part of a larger one's storage: that would live as long."""
 
-    def view(tensor: torch.Tensor) -> torch.Tensor:
+    def view_of(tensor: torch.Tensor) -> torch.Tensor:
         if not tensor.requires_grad:
             return tensor
         seen = tensor.view_as(tensor)
         seen.register_hook(lambda each: each.clone() if each.untyped_storage().nbytes() > each.nbytes else each)
         return seen
 
-    return map_only(torch.Tensor, view, value)
+    return map_only(torch.Tensor, view_of, value)
 
 
 def without_graph(value: Any) -> Any:
     """Return a value of a rerun for the next stage: a graph behind it would hold what the run began with."""
-    return map_only(torch.Tensor, apart, value)
+    return map_only(torch.Tensor, detach_leaf, value)

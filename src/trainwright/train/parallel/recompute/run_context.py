@@ -12,7 +12,7 @@ from torch import nn
 
 from trainwright.errors import UnsupportedModel
 
-__all__ = ["Autocast", "Buffers", "Draws", "Seen", "swapped"]
+__all__ = ["Autocast", "Buffers", "RngState", "RunContext", "swapped_values"]
 
 Place = tuple[nn.Module, str]
 """A module and the name of a tensor in it."""
@@ -45,14 +45,14 @@ class Autocast:
 
 
 @dataclass(frozen=True, slots=True)
-class Draws:
+class RngState:
     """Where the global generators of Python and numpy stand."""
 
     python: tuple[Any, ...]
     numpy: tuple[bytes, Any]
 
     @classmethod
-    def now(cls) -> "Draws":
+    def now(cls) -> "RngState":
         """Return where they stand."""
         _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  that of a user's forward
         return cls(random.getstate(), (np.asarray(keys).tobytes(), rest))
@@ -78,11 +78,12 @@ class Buffers:
         self._written: list[Place] | None = None
 
     @contextlib.contextmanager
-    def watched(self, seen: "Seen") -> Iterator[None]:
+    def watched(self, seen: "RunContext") -> Iterator[None]:
         """Keep in `seen` what the written ones hold before the first run of a step."""
         places = self._all if self._written is None else self._written
         before = [(place, _get(place), _version(place), _get(place).clone()) for place in places]
         yield
+        # Which buffers are written is learned in the first step; later steps clone those alone.
         if self._written is None:
             before = [entry for entry in before if _changed(*entry)]
             self._written = [place for place, *_ in before]
@@ -90,17 +91,17 @@ class Buffers:
 
     @staticmethod
     @contextlib.contextmanager
-    def scratch(seen: "Seen") -> Iterator[None]:
+    def scratch(seen: "RunContext") -> Iterator[None]:
         """Let a rerun begin with what the first run began with, and write to copies.
 
         Copying back instead would change buffers that a graph has saved, and autograd would refuse its backward.
         """
-        with swapped([(place, clone.clone()) for place, clone in seen.buffers]):
+        with swapped_values([(place, clone.clone()) for place, clone in seen.buffers]):
             yield
 
 
 @contextlib.contextmanager
-def swapped(tensors: list[tuple[Place, torch.Tensor]]) -> Iterator[None]:
+def swapped_values(tensors: list[tuple[Place, torch.Tensor]]) -> Iterator[None]:
     """Put tensors in the place of buffers, and those back at the end."""
     own = [(place, _get(place)) for place, _ in tensors]
     _put(tensors)
@@ -116,12 +117,12 @@ def _put(tensors: list[tuple[Place, torch.Tensor]]) -> None:
 
 
 @dataclass(slots=True)
-class Seen:
+class RunContext:
     """What a unit of stages saw at its first run of a step."""
 
     random: torch.Tensor | None = None
     device_random: dict[int, torch.Tensor] = field(default_factory=dict)
-    draws: Draws | None = None
+    draws: RngState | None = None
     buffers: list[tuple[Place, torch.Tensor]] = field(default_factory=list)
     weights: list[tuple[dict[str, Any], str, torch.Tensor, int]] = field(default_factory=list)
 
@@ -155,7 +156,7 @@ class Seen:
     def keep_random(self, devices: tuple[int, ...], *, all_kinds: bool) -> None:
         """Keep the state of torch's generators of the CPU and of CUDA devices; of all kinds, Python's and numpy's."""
         self.random = torch.get_rng_state()
-        self.draws = Draws.now() if all_kinds else None
+        self.draws = RngState.now() if all_kinds else None
         self.device_random = {index: torch.cuda.get_rng_state(index) for index in devices}
 
     def forget_undrawn(self) -> None:
@@ -167,7 +168,7 @@ class Seen:
         ]
         for index in still:
             del self.device_random[index]
-        if self.draws is not None and self.draws == Draws.now():
+        if self.draws is not None and self.draws == RngState.now():
             self.draws = None
 
     @contextlib.contextmanager
@@ -176,7 +177,8 @@ class Seen:
         if self.random is None and not self.device_random and self.draws is None:
             yield
             return
-        now = Seen()
+        # Leave the generators where they are now: the rerun is no draw of its own.
+        now = RunContext()
         now.keep_random(tuple(self.device_random), all_kinds=self.draws is not None)
         self._set()
         try:

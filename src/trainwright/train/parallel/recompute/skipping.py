@@ -16,22 +16,22 @@ import torch
 from torch.autograd.graph import get_gradient_edge
 
 from trainwright.plan.memory.chain import Skip, Stage
-from trainwright.train.parallel.recompute.stages import Row
-from trainwright.train.parallel.recompute.storage_bytes import storages, total_bytes
+from trainwright.train.parallel.recompute.stages import StageRow
+from trainwright.train.parallel.recompute.storage_bytes import storage_keys, total_bytes
 from trainwright.train.parallel.recompute.trees import map_only, tensors_of
-from trainwright.train.parallel.recompute.values import differentiable, storage_key
+from trainwright.train.parallel.recompute.values import can_have_gradient, storage_key
 
-__all__ = ["Skipping"]
+__all__ = ["SkippedValues"]
 
 _Call = Callable[[Any], tuple[Any, dict[str, Any]]]
 
 
-class Skipping:
+class SkippedValues:
     """The values that skip stages of a row, and their bytes, once they have been seen."""
 
-    def __init__(self, row: Row, arguments: Sequence[Any], granule: int) -> None:
+    def __init__(self, row: StageRow, arguments: Sequence[Any], granule: int) -> None:
         self._row, self._granule = row, granule
-        self._always = storages(arguments)
+        self._always = storage_keys(arguments)
         self._makers = {name: stage for stage, names in enumerate(row.makes, 1) for name in names}
         self._readers: dict[str, list[int]] = {name: [] for name in self._makers}
         for stage, names in enumerate(row.reads, 1):
@@ -41,19 +41,21 @@ class Skipping:
         self._holders: dict[str, list[int]] = {name: [] for name in self._makers}
         self._handed_on: set[str] = set()
 
-    def see(self, number: int, call: _Call, given: tuple[Any, list[Any]], out: Any, made: Mapping[str, Any]) -> None:
+    def note_stage(
+        self, number: int, call: _Call, given: tuple[Any, list[Any]], out: Any, made: Mapping[str, Any]
+    ) -> None:
         """Note what a stage has made beside its output, and what its graph holds of that and of what it has read."""
-        shown = storages(out)
+        shown = storage_keys(out)
         for name, value in made.items():
             tensors = [each for each in tensors_of(value) if storage_key(each) not in self._always]
             shared = [each for each in tensors if storage_key(each) in shown]
-            sizes = tensors, shared, filter(differentiable, tensors_of(value))
+            sizes = tensors, shared, filter(can_have_gradient, tensors_of(value))
             self._bytes[name] = tuple(total_bytes(each, self._granule) for each in sizes)  # type: ignore[assignment]
-            if handed_on(out, {name: value}) == storages(value):
+            if handed_on(out, {name: value}) == storage_keys(value):
                 self._handed_on.add(name)
         read = self._row.reads[number - 1]
         if made or read:
-            for name in _held(call, given, read):
+            for name in _held_by_graph(call, given, read):
                 self._holders[name].append(number)
 
     @property
@@ -77,20 +79,22 @@ class Skipping:
             return list(stages)
         found = []
         for number, stage in enumerate(stages, 1):
-            own, before = self._alive(number), self._alive(number - 1)
+            # While the stage runs backward, gradients that arrive and those that it makes are both counted: subtract
+            # one.
+            own, before = self._gradients_alive(number), self._gradients_alive(number - 1)
             twice = sum(size for what, size in own.items() if what in before)
             # A gradient that is there already is one of three while another's is added to it.
             added = sum(2 * self._bytes[name][2] for name, readers in self._readers.items() if number in readers[:-1])
             found.append(
                 replace(
                     stage,
-                    gradient_bytes=stage.delta_bytes + sum(own.values()),
+                    gradient_bytes=stage.output_gradient_bytes + sum(own.values()),
                     backward_temporary_bytes=stage.backward_temporary_bytes - twice + added,
                 )
             )
         return found
 
-    def _alive(self, number: int) -> dict[str, int]:
+    def _gradients_alive(self, number: int) -> dict[str, int]:
         """Return the bytes of the gradients alive while a stage's backward is the next."""
         return {
             name: self._bytes[name][2]
@@ -105,7 +109,7 @@ def handed_on(out: Any, made: Mapping[str, Any]) -> set[int]:
     return {storage_key(each) for each in tensors_of(made) if id(each) in given}
 
 
-def _held(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> list[str]:
+def _held_by_graph(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> list[str]:
     """Return the names of what skips stages that a stage's graph holds, in whatever way."""
 
     def own(tensor: torch.Tensor) -> torch.Tensor:
@@ -116,9 +120,10 @@ def _held(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> lis
     out, made = call((value, values))
     named = {**dict(zip(read, values, strict=True)), **made}
     kept = {name: [weakref.ref(t.untyped_storage()) for t in tensors_of(each)] for name, each in named.items()}
+    # Keep the graph alone: storages that outlive the tensors are those that it holds.
     edges = [get_gradient_edge(t) for t in tensors_of((out, made)) if t.requires_grad]
-    shown = storages(value)
-    still = {name for name, each in made.items() if storages(each) & shown}  # nobody could tell
+    shown = storage_keys(value)
+    still = {name for name, each in made.items() if storage_keys(each) & shown}  # nobody could tell
     del values, out, made, named
     found = [name for name, each in kept.items() if name in still or any(one() is not None for one in each)]
     del edges

@@ -19,16 +19,16 @@ from typing import Any
 from torch import fx, nn
 
 from trainwright.errors import UnsupportedModel
-from trainwright.train.parallel.recompute.tracing import Around, Form, Tracer, Watch, hooked
+from trainwright.train.parallel.recompute.tracing import AttributeWatch, CallForm, PartTracer, Tracer, has_hooks
 
-__all__ = ["Row", "check_trains", "cut_at", "split", "whole"]
+__all__ = ["StageRow", "check_trains", "cut_at", "split_model", "whole_row"]
 
 _LONG = 8  # operations with parameters, from which on a value skips them rather than being used by them
 _MUCH = 0.25  # of a model's operations with parameters
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class StageRow:
     """The stages of a model, in order; each is called with what the one before returns."""
 
     stages: tuple[nn.Module, ...]
@@ -37,7 +37,7 @@ class Row:
     """Whether what goes from stage to stage is a tuple of arguments, or one value."""
     bind: Callable[..., tuple[Any, ...] | None]
     """From the arguments of the model's forward to those of the first stage; None for a call of another form."""
-    again: Callable[[nn.Module, Form], "Row"]
+    again: Callable[[nn.Module, CallForm], "StageRow"]
     """Cuts a model in the same way, for calls of another form, or once it has changed."""
     whole: str = ""
     """Why the model is one stage, if it could not be cut."""
@@ -45,7 +45,7 @@ class Row:
     """Of each stage, the values that it returns, in a second tuple, for stages behind the next; none has any if ()."""
     reads: tuple[tuple[str, ...], ...] = ()
     """Of each stage, those that it takes behind its own arguments."""
-    watch: Watch = field(default_factory=Watch)
+    watch: AttributeWatch = field(default_factory=AttributeWatch)
     """What the stages depend on beside their modules."""
     own: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = ()
     """Parameters and buffers that stages use themselves: where a stage has them, where the model has them, the name."""
@@ -84,7 +84,7 @@ class Row:
         return out, dict(zip(makes, made, strict=True))
 
 
-def split(model: nn.Module, form: Form | None = None, *, skips: bool = True, deep: bool = True) -> Row:
+def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool = True, deep: bool = True) -> StageRow:
     """Return the stages of a model in training mode, for calls of a form; by default one with what has no default.
 
     A model that cannot be traced is one stage, and `Row.whole` says why. Without `skips` every value goes from one
@@ -93,31 +93,32 @@ def split(model: nn.Module, form: Form | None = None, *, skips: bool = True, dee
     """
     check_trains(model)
     if _is_row(model):
+        # A sequence is a row already: a stage begins with each layer that has parameters.
         groups: list[list[tuple[str, nn.Module]]] = []
         for name, each in _flat(model, ""):
             if not groups or _has_parameters(each):
                 groups.append([])
             groups[-1].append((name, each))
-        return Row(
+        return StageRow(
             stages=tuple(nn.Sequential(*(each for _, each in group)) for group in groups),
             names=tuple(group[0][0] for group in groups),
             tuples=False,
             bind=lambda *values: values,
-            again=partial(split, skips=skips, deep=deep),
-            watch=Watch([model, *(each for each in model.modules() if type(each) is nn.Sequential)]),
+            again=partial(split_model, skips=skips, deep=deep),
+            watch=AttributeWatch([model, *(each for each in model.modules() if type(each) is nn.Sequential)]),
         )
-    tracer = Tracer(form or Form.default(model), deep=deep)
+    tracer = Tracer(form or CallForm.default(model), deep=deep)
     try:
         graph = tracer.trace(model)
     except Exception as error:  # noqa: BLE001  tracing fails in as many ways as models are written
         said = str(error).strip().splitlines() or [type(error).__name__]
-        return whole(model, f"{type(model).__name__} cannot be traced: {said[0]}")
+        return whole_row(model, f"{type(model).__name__} cannot be traced: {said[0]}")
     return _cut(tracer.root, graph, tracer, skips=skips, deep=deep)
 
 
-def whole(model: nn.Module, why: str) -> Row:
+def whole_row(model: nn.Module, why: str) -> StageRow:
     """Return a model as one stage."""
-    return Row(
+    return StageRow(
         stages=(_Whole(model),),
         names=("model",),
         tuples=True,
@@ -127,8 +128,8 @@ def whole(model: nn.Module, why: str) -> Row:
     )
 
 
-def _whole_again(why: str, model: nn.Module, _: Form) -> Row:
-    return whole(model, why)
+def _whole_again(why: str, model: nn.Module, _: CallForm) -> StageRow:
+    return whole_row(model, why)
 
 
 def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
@@ -137,7 +138,7 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
     Modules in which no part begins are called as they are. A part hands one value on. Raises `UnsupportedModel` where a
     model cannot be cut so.
     """
-    tracer = Around(paths)
+    tracer = PartTracer(paths)
     try:
         graph = tracer.trace(model)
     except Exception as error:
@@ -147,11 +148,13 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
     (output,) = (node for node in graph.nodes if node.op == "output")
     starts, carried = [0], [inputs]
     for path in paths:
+        # The part begins where the model first calls the module of that path ..
         place = next((at for at, node in enumerate(nodes) if at >= starts[-1] and _is_below(node, path)), -1)
         if place <= starts[-1]:
             raise UnsupportedModel(f"{type(model).__name__} does not call {path!r}, or not where a part could begin")
         found = _alive(nodes, inputs, place)
         at, alive = place, found
+        # .. or somewhat before, where a single value goes to the rest.
         while len(alive) != 1 and at > starts[-1] + 1 and not _begins(model, nodes[at - 1]):
             at -= 1  # what has no parameters may as well be on this side
             alive = _alive(nodes, inputs, at)
@@ -203,6 +206,7 @@ def check_trains(model: nn.Module) -> None:
             f"model, forward: got one that was set on the object; allowed: that of its class, {type(model).__name__}; "
             "make it a method of a subclass, or of a module around it"
         )
+    # A lazy parameter has no bytes to plan with.
     lazy = next(
         (name for name, each in model.named_parameters() if isinstance(each, nn.parameter.UninitializedParameter)), None
     )
@@ -213,7 +217,7 @@ def check_trains(model: nn.Module) -> None:
 
 
 def _is_row(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential and len(module) > 0 and not hooked(module)  # flattening would pass hooks by
+    return type(module) is nn.Sequential and len(module) > 0 and not has_hooks(module)  # flattening would pass hooks by
 
 
 def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -237,7 +241,7 @@ class _Whole(nn.Module):
         return type(self.model).forward(self.model, *args, **kwargs)
 
 
-def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep: bool) -> Row:
+def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep: bool) -> StageRow:
     nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     (output,) = (node for node in graph.nodes if node.op == "output")
@@ -256,15 +260,15 @@ def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep
         following = (carried[number + 1], makes[number]) if number + 1 < len(carried) else None
         stages.append(_stage(model, (*carried[number], *reads[number]), part, following, output))
         names.append(str(part[-1].target) if part[-1].op == "call_module" else part[-1].name)
-    return Row(
+    return StageRow(
         stages=tuple(stages),
         names=tuple(names),
         tuples=True,
         bind=tracer.form.values,
-        again=partial(split, skips=skips, deep=deep),
+        again=partial(split_model, skips=skips, deep=deep),
         makes=tuple(tuple(node.name for node in each) for each in makes),
         reads=tuple(tuple(node.name for node in each) for each in reads),
-        watch=Watch([model, *tracer.looked_into, *_lists(model)]),
+        watch=AttributeWatch([model, *tracer.looked_into, *_lists(model)]),
         own=tuple(each for stage in stages for each in _own(model, stage)),
     )
 

@@ -9,7 +9,7 @@ from torch import nn
 from trainwright.train.parallel.recompute.trees import tensors_of
 from trainwright.train.parallel.recompute.values import storage_key
 
-__all__ = ["granule_of", "rounded", "storages", "total_bytes"]
+__all__ = ["granule_of", "rounded_bytes", "storage_keys", "total_bytes"]
 
 _CPU_GRANULE, _CUDA_GRANULE = 64, 512
 
@@ -19,17 +19,17 @@ def granule_of(model: nn.Module) -> int:
     return _CUDA_GRANULE if any(each.is_cuda for each in model.parameters()) else _CPU_GRANULE
 
 
-def storages(tree: Any) -> set[int]:
+def storage_keys(tree: Any) -> set[int]:
     """Return the identities of the storages of a tree's tensors."""
     return {storage_key(tensor) for tensor in tensors_of(tree)}
 
 
 def total_bytes(tensors: Iterable[torch.Tensor], granule: int) -> int:
     """Return the bytes of distinct storages."""
-    return sum({storage_key(t): rounded(t, granule) for t in _dense(tensors)}.values())
+    return sum({storage_key(t): rounded_bytes(t, granule) for t in _dense(tensors)}.values())
 
 
-def rounded(tensor: torch.Tensor, granule: int) -> int:
+def rounded_bytes(tensor: torch.Tensor, granule: int) -> int:
     """Return the bytes of a tensor's storage, rounded up to the granule."""
     return -(-tensor.untyped_storage().nbytes() // granule) * granule
 

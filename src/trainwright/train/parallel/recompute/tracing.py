@@ -17,10 +17,10 @@ import torch
 from torch import fx, nn
 from torch.fx.immutable_collections import immutable_dict
 
-from trainwright.train.parallel.recompute.run_context import Autocast, Draws
-from trainwright.train.parallel.recompute.trees import Spec, flatten, unflatten
+from trainwright.train.parallel.recompute.run_context import Autocast, RngState
+from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, unflatten_tree
 
-__all__ = ["Around", "Form", "Tracer", "Watch", "above", "as_before", "hooked"]
+__all__ = ["AttributeWatch", "CallForm", "PartTracer", "Tracer", "as_before", "has_hooks", "modules_above"]
 
 _VALUE: Final = object()
 """In the place of an argument that comes with each call."""
@@ -28,32 +28,32 @@ _CONSTANT: Final = "_tensor_constant"  # torch.fx's name for a tensor that a for
 
 
 @dataclass(frozen=True)
-class Form:
+class CallForm:
     """What calls of a model have in common that one graph serves: how arguments are nested, which are None or flags."""
 
     signature: inspect.Signature
-    spec: Spec
+    spec: TreeSpec
     leaves: tuple[Any, ...]
 
     @classmethod
-    def of(cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "Form":
+    def of(cls, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> "CallForm":
         """Return the form of a call."""
         signature = inspect.signature(type(model).forward)
-        leaves, spec = _flat(signature, args, kwargs)
-        return cls(signature, spec, tuple(map(_told, leaves)))
+        leaves, spec = _flatten_call(signature, args, kwargs)
+        return cls(signature, spec, tuple(map(_constant_or_value, leaves)))
 
     @classmethod
-    def default(cls, model: nn.Module) -> "Form":
+    def default(cls, model: nn.Module) -> "CallForm":
         """Return the form of a call with what has no default."""
         return cls._with(model, lambda each: each.default is each.empty)
 
     @classmethod
-    def full(cls, model: nn.Module) -> "Form":
+    def full(cls, model: nn.Module) -> "CallForm":
         """Return the form of a call with all arguments."""
         return cls._with(model, lambda _: True)
 
     @classmethod
-    def _with(cls, model: nn.Module, wanted: Callable[[inspect.Parameter], bool]) -> "Form":
+    def _with(cls, model: nn.Module, wanted: Callable[[inspect.Parameter], bool]) -> "CallForm":
         _, *parameters = inspect.signature(type(model).forward).parameters.values()
         given = [each for each in parameters if each.kind not in {each.VAR_POSITIONAL, each.VAR_KEYWORD}]
         given = [each for each in given if wanted(each)]
@@ -62,14 +62,14 @@ class Form:
 
     def values(self, *args: Any, **kwargs: Any) -> tuple[Any, ...] | None:
         """Return what comes with a call, None for one of another form."""
-        leaves, spec = _flat(self.signature, args, kwargs)
-        if spec != self.spec or tuple(map(_told, leaves)) != self.leaves:
+        leaves, spec = _flatten_call(self.signature, args, kwargs)
+        if spec != self.spec or tuple(map(_constant_or_value, leaves)) != self.leaves:
             return None
         return tuple(leaf for leaf, own in zip(leaves, self.leaves, strict=True) if own is _VALUE)
 
     def arguments(self, values: Iterator[Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the arguments of a call with these values."""
-        args, kwargs = unflatten([next(values) if own is _VALUE else own for own in self.leaves], self.spec)
+        args, kwargs = unflatten_tree([next(values) if own is _VALUE else own for own in self.leaves], self.spec)
         return args, kwargs
 
     def __str__(self) -> str:
@@ -80,13 +80,16 @@ class Form:
         return ", ".join(f"{name}={'...' if value is Ellipsis else repr(value)}" for name, value in named.items())
 
 
-def _flat(signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], Spec]:
+def _flatten_call(
+    signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[list[Any], TreeSpec]:
+    # Defaults are filled in, so that calls which mean the same have one form.
     bound = signature.bind(None, *args, **kwargs)
     bound.apply_defaults()
-    return flatten((bound.args[1:], bound.kwargs))
+    return flatten_tree((bound.args[1:], bound.kwargs))
 
 
-def _told(leaf: Any) -> Any:
+def _constant_or_value(leaf: Any) -> Any:
     fixed = leaf is None or isinstance(leaf, bool | str | Enum | torch.dtype | torch.device)
     return leaf if fixed else _VALUE
 
@@ -96,22 +99,23 @@ class Tracer(fx.Tracer):
 
     proxy_buffer_attributes = True  # what is done to a buffer is part of the graph, not done while it is made
 
-    def __init__(self, form: Form | None = None, *, deep: bool = True) -> None:
+    def __init__(self, form: CallForm | None = None, *, deep: bool = True) -> None:
         super().__init__()
         self._form, self._deep = form, deep
-        self._modes = _modes()
+        self._current_modes = _current_modes()
         self.looked_into: list[nn.Module] = []
 
     @property
-    def form(self) -> Form:
+    def form(self) -> CallForm:
         """The form of the calls that the graph serves."""
         assert self._form is not None  # noqa: S101  its caller has given one
         return self._form
 
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         """Return the graph of a module's forward; raise if there is none."""
+        # torch.fx keeps tensors that a forward makes of nothing as attributes of the root.
         root = copy.copy(root)  # tensors made on the way are kept there, beside the model's own
-        with _unmarked(root):
+        with _refusing_traces(root):
             return super().trace(root, concrete_args)
 
     def create_args_for_root(
@@ -142,10 +146,11 @@ class Tracer(fx.Tracer):
         """Look into a module, or leave it one operation."""
         if self.is_leaf_module(m, self.path_of_module(m)):
             return super().call_module(m, forward, args, kwargs)
+        # Look into the module; if its forward does more than operations, take those back and leave it one operation.
         before, stack, known = set(self.graph.nodes), self.module_stack.copy(), len(self.looked_into)
         self.looked_into.append(m)
         try:
-            with _unmarked(m):
+            with _refusing_traces(m):
                 return super().call_module(m, forward, args, kwargs)
         except Exception:  # noqa: BLE001  tracing fails in as many ways as models are written
             self.module_stack = stack
@@ -156,11 +161,11 @@ class Tracer(fx.Tracer):
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         """Return whether not to look into a module: its hooks would see proxies, once. If not `deep`, into none."""
-        return not self._deep or hooked(m) or super().is_leaf_module(m, module_qualified_name)
+        return not self._deep or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Add an operation, which will run as gradients and autocast stand outside."""
-        if _modes() != self._modes:
+        if _current_modes() != self._current_modes:
             raise _NotInGraphError("it switches gradients or autocast for a part of itself")
         return super().create_node(*args, **kwargs)
 
@@ -176,37 +181,37 @@ class Tracer(fx.Tracer):
         return super().create_arg(a)
 
 
-class Around(Tracer):
+class PartTracer(Tracer):
     """Looks only into modules in which a part begins."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         super().__init__()
-        self._above = above(paths)
+        self._above = modules_above(paths)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:  # noqa: ARG002  torch's signature
         """Return whether no part begins in a module."""
         return module_qualified_name not in self._above
 
 
-class Watch:
+class AttributeWatch:
     """Numbers, flags, names and children of modules, and whether they have hooks: a graph is good while they last."""
 
     def __init__(self, modules: Sequence[nn.Module] = ()) -> None:
         # The first is the model: its copies share its children, but not its attributes.
-        self._model = _plain(modules[0]) if modules else {}
-        self._below = [(each, _plain(each)) for each in dict.fromkeys(modules[1:])]
+        self._model = _plain_attributes(modules[0]) if modules else {}
+        self._below = [(each, _plain_attributes(each)) for each in dict.fromkeys(modules[1:])]
         self._children = [(each, list(each._modules.values())) for each in dict.fromkeys(modules)]  # noqa: SLF001
 
     def holds(self, model: nn.Module) -> bool:
         """Return whether a model, or a copy of it, is as it was."""
         return (
             _is_still(model, self._model)
-            and all(not hooked(each) and _is_still(each, known) for each, known in self._below)
+            and all(not has_hooks(each) and _is_still(each, known) for each, known in self._below)
             and all([*each._modules.values()] == known for each, known in self._children)  # noqa: SLF001
         )
 
 
-def _plain(module: nn.Module) -> dict[str, Any]:
+def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     found = {}
     for name, value in vars(module).items():
         if type(value) in _SCALARS:
@@ -232,33 +237,34 @@ class _NotInGraphError(Exception):
     """A forward does what a graph of operations does not."""
 
 
-def above(paths: Sequence[str]) -> set[str]:
+def modules_above(paths: Sequence[str]) -> set[str]:
     """Return the paths of the modules that these are in, the model itself ("") apart."""
     return {path.rsplit(".", up)[0] for path in paths for up in range(1, path.count(".") + 1)}
 
 
-def hooked(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of a module does more than its forward."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return any(getattr(module, kind) for kind in kinds)
 
 
-def _modes() -> tuple[bool, Autocast]:
+def _current_modes() -> tuple[bool, Autocast]:
     return torch.is_grad_enabled(), Autocast.now()
 
 
 @contextmanager
 def as_before(module: nn.Module) -> Iterator[Callable[[], bool]]:
     """Put attributes of modules and random generators back at the end; yield whether they are as they were, so far."""
-    held = [(vars(each), _held(vars(each))) for each in module.modules()]
-    state, draws = torch.get_rng_state(), Draws.now()
+    # Attributes are compared by identity, and containers by their content too.
+    held = [(vars(each), _copy_attributes(vars(each))) for each in module.modules()]
+    state, draws = torch.get_rng_state(), RngState.now()
 
-    def still() -> bool:
-        drawn = not torch.equal(state, torch.get_rng_state()) or draws != Draws.now()
+    def is_unchanged() -> bool:
+        drawn = not torch.equal(state, torch.get_rng_state()) or draws != RngState.now()
         return not drawn and not any(_differs(own, before) for own, before in held)
 
     try:
-        yield still
+        yield is_unchanged
     finally:
         for own, before in held:
             if _differs(own, before):
@@ -268,26 +274,26 @@ def as_before(module: nn.Module) -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def _unmarked(module: nn.Module) -> Iterator[None]:
+def _refusing_traces(module: nn.Module) -> Iterator[None]:
     """Raise if what happens inside has left traces in a module or in generators, and remove them."""
-    with as_before(module) as still:
+    with as_before(module) as is_unchanged:
         yield
-        if not still():
+        if not is_unchanged():
             raise _NotInGraphError("it sets attributes, or draws random numbers, that are no part of a graph")
 
 
-_Held = dict[str, tuple[Any, Any]]
+_Attributes = dict[str, tuple[Any, Any]]
 """By the name of an attribute, what it is, and a copy of what it contains."""
 
 
-def _held(attributes: Mapping[str, Any]) -> _Held:
+def _copy_attributes(attributes: Mapping[str, Any]) -> _Attributes:
     return {
         name: (value, value.copy() if isinstance(value, list | dict | set) else None)
         for name, value in attributes.items()
     }
 
 
-def _differs(attributes: Mapping[str, Any], before: _Held) -> bool:
+def _differs(attributes: Mapping[str, Any], before: _Attributes) -> bool:
     if any(name not in before for name in attributes if not name.startswith(_CONSTANT)):
         return True
     return any(
@@ -305,7 +311,7 @@ def _same_content(one: Any, other: Any) -> bool:
     return all(a is b or (isinstance(one, dict) and a[0] is b[0] and a[1] is b[1]) for a, b in pairs)
 
 
-def _restore(attributes: dict[str, Any], before: _Held) -> None:
+def _restore(attributes: dict[str, Any], before: _Attributes) -> None:
     for name in [*attributes]:
         if name not in before and not name.startswith(_CONSTANT):
             del attributes[name]

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 from torch.utils import _pytree as pytree
 
-__all__ = ["Spec", "flatten", "leaves_of", "map_only", "tensors_of", "unflatten"]
+__all__ = ["TreeSpec", "flatten_tree", "leaves_of", "map_only", "tensors_of", "unflatten_tree"]
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class TreeSpec:
     """What a tree is without its leaves."""
 
     outer: pytree.TreeSpec
@@ -31,34 +31,35 @@ class _Record:
 
     kind: type
     names: tuple[Any, ...]
-    values: Spec
+    values: TreeSpec
 
 
-def flatten(tree: Any) -> tuple[list[Any], Spec]:
+def flatten_tree(tree: Any) -> tuple[list[Any], TreeSpec]:
     """Return the leaves of a tree, and what it is without them."""
     outer, spec = pytree.tree_flatten(tree)
     leaves: list[Any] = []
     inner: list[_Record | None] = []
+    # torch takes dataclasses and mappings of own classes for leaves: look into them.
     for leaf in outer:
         named = _named(leaf)
         if named is None:
             leaves.append(leaf)
             inner.append(None)
         else:
-            below, values = flatten(list(named.values()))
+            below, values = flatten_tree(list(named.values()))
             leaves += below
             inner.append(_Record(type(leaf), tuple(named), values))
-    return leaves, Spec(spec, tuple(inner))
+    return leaves, TreeSpec(spec, tuple(inner))
 
 
-def unflatten(leaves: Iterable[Any], spec: Spec) -> Any:
+def unflatten_tree(leaves: Iterable[Any], spec: TreeSpec) -> Any:
     """Return the tree of these leaves."""
     return _tree(iter(leaves), spec)
 
 
 def leaves_of(tree: Any) -> list[Any]:
     """Return the leaves of a tree."""
-    return flatten(tree)[0]
+    return flatten_tree(tree)[0]
 
 
 def tensors_of(tree: Any) -> list[torch.Tensor]:
@@ -68,8 +69,8 @@ def tensors_of(tree: Any) -> list[torch.Tensor]:
 
 def map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
     """Return a tree whose leaves of a kind are changed."""
-    leaves, spec = flatten(tree)
-    return unflatten([change(leaf) if isinstance(leaf, kind) else leaf for leaf in leaves], spec)
+    leaves, spec = flatten_tree(tree)
+    return unflatten_tree([change(leaf) if isinstance(leaf, kind) else leaf for leaf in leaves], spec)
 
 
 def _named(leaf: Any) -> Mapping[Any, Any] | None:
@@ -82,7 +83,7 @@ def _named(leaf: Any) -> Mapping[Any, Any] | None:
     return leaf if isinstance(leaf, Mapping) else None
 
 
-def _tree(leaves: Iterator[Any], spec: Spec) -> Any:
+def _tree(leaves: Iterator[Any], spec: TreeSpec) -> Any:
     outer = [next(leaves) if record is None else _made(record, _tree(leaves, record.values)) for record in spec.inner]
     return pytree.tree_unflatten(outer, spec.outer)
 

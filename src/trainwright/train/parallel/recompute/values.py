@@ -10,24 +10,24 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
-from trainwright.train.parallel.recompute.copies import Copies, Packet
-from trainwright.train.parallel.recompute.trees import Spec, flatten, unflatten
+from trainwright.train.parallel.recompute.copies import Copies, HostPacket
+from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, unflatten_tree
 
 __all__ = [
-    "Away",
-    "Block",
-    "Blocks",
-    "Borrowed",
     "Boundary",
-    "Saved",
-    "Slot",
-    "View",
-    "apart",
-    "differentiable",
-    "movable",
+    "InputAlias",
+    "OffloadableStorage",
+    "OffloadableStorages",
+    "OffloadedBoundary",
+    "SavedRun",
+    "SavedTensor",
+    "StorageView",
+    "can_have_gradient",
+    "can_move",
+    "detach_leaf",
     "saving_nothing",
     "storage_key",
-    "written",
+    "written_error",
 ]
 
 
@@ -36,15 +36,15 @@ class Boundary:
     """What one stage hands to the next: the leaves of a tree, its tensors out of the graph."""
 
     leaves: list[Any]
-    spec: Spec
+    spec: TreeSpec
     versions: list[int]
     """How often each tensor had been written; empty for those that came from the host, which nobody else has seen."""
 
     @classmethod
     def of(cls, value: Any) -> "Boundary":
         """Return a tree of tensors as a boundary."""
-        leaves, spec = flatten(value)
-        leaves = [apart(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+        leaves, spec = flatten_tree(value)
+        leaves = [detach_leaf(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
         made = cls(leaves, spec, [])
         made.versions = [tensor._version for tensor in made.tensors()]  # noqa: SLF001  nothing else counts writes
         return made
@@ -57,11 +57,11 @@ class Boundary:
         """Return the tree; raise UnsupportedModel if one of its tensors has been written since."""
         for tensor, version in zip(self.tensors(), self.versions, strict=False):
             if tensor._version != version:  # noqa: SLF001  as above
-                raise written(where, "what it reads")
-        return unflatten(self.leaves, self.spec)
+                raise written_error(where, "what it reads")
+        return unflatten_tree(self.leaves, self.spec)
 
 
-class Block:
+class OffloadableStorage:
     """A storage that may go to the host and come back; it lives as long as a graph or a boundary refers to it."""
 
     __slots__ = ("__weakref__", "_base", "_home", "_packet")
@@ -69,7 +69,7 @@ class Block:
     def __init__(self, tensor: torch.Tensor) -> None:
         self._base: torch.Tensor | None = tensor.detach()  # counts the writes to it
         self._home = True  # whether it has never been away
-        self._packet: Packet | None = None
+        self._packet: HostPacket | None = None
 
     def key(self) -> int | None:
         """Return the identity of the storage, None while it is on the host."""
@@ -84,22 +84,22 @@ class Block:
         assert self._base is not None  # noqa: S101  plans are valid
         self._packet = copies.send(self._base.untyped_storage())
 
-    def leave(self, copies: Copies) -> None:
+    def release(self, copies: Copies) -> None:
         """Let the device's copy go."""
         assert self._packet is not None  # noqa: S101  it was sent
-        copies.leave(self._packet)
+        copies.release(self._packet)
         self._base, self._home = None, False
 
-    def fetch(self, copies: Copies) -> None:
+    def prefetch(self, copies: Copies) -> None:
         """Begin the copy back."""
         assert self._packet is not None  # noqa: S101  it was sent
-        storage = copies.fetch(self._packet)
+        storage = copies.prefetch(self._packet)
         self._base = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
-    def arrive(self, copies: Copies) -> None:
+    def wait(self, copies: Copies) -> None:
         """Wait for the copy back."""
         if self._packet is not None:
-            copies.arrive(self._packet)
+            copies.wait(self._packet)
             self._packet = None
 
     def drop(self, copies: Copies) -> None:
@@ -114,14 +114,14 @@ class Block:
         return self._base.untyped_storage()
 
 
-class Blocks(WeakValueDictionary[int, Block]):
+class OffloadableStorages(WeakValueDictionary[int, OffloadableStorage]):
     """By the identity that their storages had when they were found."""
 
 
-class View(NamedTuple):
+class StorageView(NamedTuple):
     """A tensor by the block that it looks at."""
 
-    block: Block
+    block: OffloadableStorage
     dtype: torch.dtype
     size: torch.Size
     stride: tuple[int, ...]
@@ -130,7 +130,7 @@ class View(NamedTuple):
     wants: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, block: Block, *, wants: bool = False) -> "View":
+    def of(cls, tensor: torch.Tensor, block: OffloadableStorage, *, wants: bool = False) -> "StorageView":
         """Return the view that a tensor is, and whether it shall want a gradient."""
         return cls(
             block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
@@ -141,13 +141,13 @@ class View(NamedTuple):
         """Return the tensor; raise UnsupportedModel if its storage has been written since."""
         version = self.block.version()
         if version is not None and version != self.version:
-            raise written("backward", "a value that a stage needs for it")
+            raise written_error("backward", "a value that a stage needs for it")
         storage = self.block.storage()
         made = torch.empty(0, dtype=self.dtype, device=storage.device)
         return made.set_(storage, self.offset, self.size, self.stride).requires_grad_(self.wants)
 
 
-class Borrowed(NamedTuple):
+class InputAlias(NamedTuple):
     """A view of a stage's input that its graph needs for its backward."""
 
     place: int
@@ -159,7 +159,7 @@ class Borrowed(NamedTuple):
     storage: "ref[torch.UntypedStorage]"
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, place: int) -> "Borrowed":
+    def of(cls, tensor: torch.Tensor, place: int) -> "InputAlias":
         """Return the view that a tensor of the input's place is."""
         return cls(
             place, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
@@ -172,49 +172,53 @@ class Borrowed(NamedTuple):
         tensor = tensors[self.place]
         same = self.storage() is tensor.untyped_storage()
         if same and tensor._version != self.version:  # noqa: SLF001  as above
-            raise written("backward", "a stage's input")
+            raise written_error("backward", "a stage's input")
         return tensor.detach().view(self.dtype).as_strided(self.size, self.stride, self.offset)
 
 
-class Slot:
+class SavedTensor:
     """What a graph has in the place of a tensor that one of its nodes needs for its backward: nothing, between runs."""
 
     __slots__ = ("__weakref__", "held", "version")
 
     def __init__(self) -> None:
-        self.held: torch.Tensor | View | Borrowed | None = None
+        self.held: torch.Tensor | StorageView | InputAlias | None = None
         self.version = 0  # how often the tensor had been written when it was saved
 
 
 @dataclass(slots=True)
-class Saved:
+class SavedRun:
     """What a run with gradients has left beside its graph."""
 
     output: Boundary | None  # if anybody reads it again
-    blocks: Blocks  # of what the graph has saved, if that is to move
+    blocks: OffloadableStorages  # of what the graph has saved, if that is to move
     staying: set[int]  # storages of what the graph has saved that skips stages: it never moves
 
 
 @dataclass(slots=True)
-class Away:
+class OffloadedBoundary:
     """A boundary, and what a graph has saved beside it, on the host or on the way."""
 
     boundary: Boundary | None  # with views in the place of tensors
-    blocks: list[Block]
+    blocks: list[OffloadableStorage]
     fetched: bool = False
 
     @classmethod
     def sent(
-        cls, boundary: Boundary | None, blocks: Iterable[Block], stays: Callable[[torch.Tensor], bool], copies: Copies
-    ) -> "Away":
+        cls,
+        boundary: Boundary | None,
+        blocks: Iterable[OffloadableStorage],
+        stays: Callable[[torch.Tensor], bool],
+        copies: Copies,
+    ) -> "OffloadedBoundary":
         """Begin to copy what does not stay to the host."""
         known = {block.key(): block for block in blocks}
         leaves: list[Any] = []
         for leaf in boundary.leaves if boundary is not None else []:
-            if isinstance(leaf, torch.Tensor) and movable(leaf) and not stays(leaf):
+            if isinstance(leaf, torch.Tensor) and can_move(leaf) and not stays(leaf):
                 key = storage_key(leaf)
-                block = known[key] = known.get(key) or Block(leaf)
-                leaves.append(View.of(leaf, block, wants=leaf.requires_grad))
+                block = known[key] = known.get(key) or OffloadableStorage(leaf)
+                leaves.append(StorageView.of(leaf, block, wants=leaf.requires_grad))
             else:
                 leaves.append(leaf)
         for block in known.values():
@@ -225,14 +229,14 @@ class Away:
         """Begin to copy everything back; return the boundary."""
         self.fetched = True
         for block in self.blocks:
-            block.fetch(copies)
+            block.prefetch(copies)
         if self.boundary is None:
             return None
-        leaves = [leaf.tensor() if isinstance(leaf, View) else leaf for leaf in self.boundary.leaves]
+        leaves = [leaf.tensor() if isinstance(leaf, StorageView) else leaf for leaf in self.boundary.leaves]
         return Boundary(leaves, self.boundary.spec, [])
 
 
-def written(where: str, what: str) -> UnsupportedModel:
+def written_error(where: str, what: str) -> UnsupportedModel:
     """Return the error that says that a value was changed in place."""
     return UnsupportedModel(
         f"{where}: {what} was changed in place after it was read; allowed: stages that write no value that another has "
@@ -240,12 +244,12 @@ def written(where: str, what: str) -> UnsupportedModel:
     )
 
 
-def apart(tensor: torch.Tensor) -> torch.Tensor:
+def detach_leaf(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor without its graph, which wants a gradient if the tensor did."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def movable(tensor: torch.Tensor) -> bool:
+def can_move(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is its storage, seen in strides."""
     return (
         tensor.layout == torch.strided
@@ -254,9 +258,9 @@ def movable(tensor: torch.Tensor) -> bool:
     )
 
 
-def saving_nothing(told: Callable[[torch.Tensor], None] = lambda _: None) -> saved_tensors_hooks:
+def saving_nothing(note: Callable[[torch.Tensor], None] = lambda _: None) -> saved_tensors_hooks:
     """Return a context in which autograd's nodes save no tensor, but tell of it: so do stages run that are not kept."""
-    return saved_tensors_hooks(told, _nothing)
+    return saved_tensors_hooks(note, _nothing)
 
 
 def _nothing(_: Any) -> torch.Tensor:
@@ -271,6 +275,6 @@ def storage_key(tensor: torch.Tensor) -> int:
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only one
 
 
-def differentiable(tensor: torch.Tensor) -> bool:
+def can_have_gradient(tensor: torch.Tensor) -> bool:
     """Return whether a tensor can have a gradient."""
     return tensor.is_floating_point() or tensor.is_complex()

@@ -99,13 +99,13 @@ class _Block:
             expected = self._forward(whole, *args, **kwargs)
             with replace_attention(self._attend):
                 found = self._forward(part, *args, **kwargs)
-        apart = ((found - expected.chunk(world, 1)[rank]).abs().max() / expected.abs().max()).nan_to_num(torch.inf)
-        dist.all_reduce(apart, dist.ReduceOp.MAX, group=self._group)  # the first rank's positions are right anyway
-        if not apart <= _EQUAL:
+        difference = ((found - expected.chunk(world, 1)[rank]).abs().max() / expected.abs().max()).nan_to_num(torch.inf)
+        dist.all_reduce(difference, dist.ReduceOp.MAX, group=self._group)  # the first rank's positions are right anyway
+        if not difference <= _EQUAL:
             raise UnsupportedPlan.of(
                 "context",
                 f"{type(self._block).__name__} does not do with a part of a sequence what it does with the whole (the "
-                f"outputs differ by {float(apart):.1g}); allowed: attention by "
+                f"outputs differ by {float(difference):.1g}); allowed: attention by "
                 "torch.nn.functional.scaled_dot_product_attention, and positions made outside the blocks",
             )
 
@@ -122,22 +122,24 @@ class _Block:
     ) -> Any:
         """Return this rank's queries' attention to the keys and values of all ranks."""
         if isinstance(query, DTensor):  # of some heads only: tensor parallelism has divided the others
-            given: tuple[Any, ...] = (query, key, value, attn_mask)
-            q, k, v, mask = (item.to_local() if isinstance(item, DTensor) else item for item in given)
+            whole_inputs: tuple[Any, ...] = (query, key, value, attn_mask)
+            q, k, v, mask = (item.to_local() if isinstance(item, DTensor) else item for item in whole_inputs)
             found = self._attend(attention, q, k, v, mask, dropout_p, is_causal, **settings)
             return DTensor.from_local(found, query.device_mesh, query.placements, run_check=False)
-        group, own = self._group, key.shape[-2]
+        group, positions = self._group, key.shape[-2]
         world, rank = dist.get_world_size(group), dist.get_rank(group)
-        if attn_mask is not None and attn_mask.shape[-2] == world * own:
-            attn_mask = attn_mask.narrow(-2, rank * own, own)
+        if attn_mask is not None and attn_mask.shape[-2] == world * positions:
+            attn_mask = attn_mask.narrow(-2, rank * positions, positions)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-            both = gather(torch.cat([key, value], -1), group, dim=key.ndim - 2, sizes=(own,) * world, scatter=True)
+            both = gather(
+                torch.cat([key, value], -1), group, dim=key.ndim - 2, sizes=(positions,) * world, scatter=True
+            )
             keys, values = both.split([key.shape[-1], value.shape[-1]], -1)
             mask = attn_mask
             if is_causal:  # made here, so that it is not kept
-                places = torch.arange(world * own, device=query.device)
-                mask = places[rank * own : (rank + 1) * own, None] >= places
+                places = torch.arange(world * positions, device=query.device)
+                mask = places[rank * positions : (rank + 1) * positions, None] >= places
             return attention(query, keys, values, attn_mask=mask, dropout_p=dropout_p, **settings)
 
         if not torch.is_grad_enabled():

@@ -82,7 +82,7 @@ class _Part:
 def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
     """Divide what lies between the layers that divide and the one that sums."""
     sequence = part is not None
-    around = Shard(1) if sequence else Replicate()
+    outside = Shard(1) if sequence else Replicate()
     parent = stretch.parent
     _refuse_own(stretch)
     if stretch.attention is not None:
@@ -99,10 +99,10 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
         if stretch.fused:
             setattr(parent, name, FusedColumns(layer, mesh))
         else:
-            style = ColwiseParallel(input_layouts=Replicate() if stretch.alone else around, use_local_output=False)
+            style = ColwiseParallel(input_layouts=Replicate() if stretch.alone else outside, use_local_output=False)
             parallelize_module(parent, mesh, {name: style})
     # Columns divide their outputs, the row sums over its divided input: one exchange for both.
-    parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=around)})
+    parallelize_module(parent, mesh, {stretch.row: RowwiseParallel(output_layouts=outside)})
     if stretch.alone:
         for module in parent.modules():
             _equal_everywhere(module, mesh)
@@ -163,8 +163,8 @@ class _Entered(Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, mesh: DeviceMesh, sequence: bool) -> torch.Tensor:
         ctx.settings = mesh.get_group(), sequence, (x.shape[1],) * mesh.size()
-        held = gather(x, mesh.get_group(), dim=1, sizes=ctx.settings[2], scatter=True) if sequence else x.view_as(x)
-        return DTensor.from_local(held, mesh, [Replicate()], run_check=False)
+        local = gather(x, mesh.get_group(), dim=1, sizes=ctx.settings[2], scatter=True) if sequence else x.view_as(x)
+        return DTensor.from_local(local, mesh, [Replicate()], run_check=False)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:

@@ -39,9 +39,11 @@ class FusedColumns(nn.Module):
         # Each rank finds a part of the sum that is the gradient of the input.
         local = x.to_local(grad_placements=[Partial()])
         bias = None if self.bias is None else self.bias.to_local().T.flatten()
-        made = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
-        last = Shard(made.ndim - 1)
-        return _Fused([DTensor.from_local(item, self._mesh, [last], run_check=False) for item in made.chunk(3, -1)])
+        projected = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
+        last = Shard(projected.ndim - 1)
+        return _Fused(
+            [DTensor.from_local(item, self._mesh, [last], run_check=False) for item in projected.chunk(3, -1)]
+        )
 
 
 class _Fused:
@@ -145,11 +147,11 @@ class MultiheadParallel(nn.Module):
         entered = [self._enter(query)] * 3 if same else [self._enter(entry) for entry in (query, key, value)]
         weights = self.in_proj_weight.to_local().unbind(1)
         biases = [None] * 3 if self.in_proj_bias is None else self.in_proj_bias.to_local().unbind(1)
-        made = [functional.linear(x, w, b) for x, w, b in zip(entered, weights, biases, strict=True)]
+        projected = [functional.linear(x, w, b) for x, w, b in zip(entered, weights, biases, strict=True)]
         if not self.batch_first:
-            made = [one.transpose(0, 1) for one in made]
+            projected = [one.transpose(0, 1) for one in projected]
         heads = self.num_heads // self._world
-        q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in made)
+        q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in projected)
         mask = _mask(key_padding_mask, attn_mask, q.dtype)
         rate = self.dropout if self.training else 0.0
         causal = is_causal and mask is None

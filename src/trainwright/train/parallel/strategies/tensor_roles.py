@@ -95,6 +95,6 @@ def _meet(columns: dict[str, nn.Linear], row: nn.Linear) -> bool:
     first, *_ = columns.values()
     if _fused(columns, row):
         return True
-    apart = len(columns) > 1 or next(iter(columns)) not in FUSED
+    several = len(columns) > 1 or next(iter(columns)) not in FUSED
     alike = all(value.in_features == first.in_features for value in columns.values())
-    return apart and alike and any(item.out_features == row.in_features for item in columns.values())
+    return several and alike and any(item.out_features == row.in_features for item in columns.values())

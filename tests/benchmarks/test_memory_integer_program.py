@@ -1,8 +1,7 @@
 """The integer program that grows by variables and rows: HiGHS with a known solution."""
 
 import pytest
-
-from trainwright.plan.memory.integer_program import Integer
+from benchmarks.memory.integer_program import Integer
 
 
 def test_an_integer_programme_that_knows_a_cost():
