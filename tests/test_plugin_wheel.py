@@ -110,7 +110,7 @@ from plug_in_training import train
 from trainwright import plugins
 from trainwright.checkpoint.tools.convert import convert
 from trainwright.checkpoint.tools.formats.registry import FORMATS, format_of
-from trainwright.ensemble.combine.rules import RULES, rule_of
+from trainwright.ensemble.combine.rules import RULES, make_rule
 from trainwright.plan import Degrees, Oracle
 from trainwright.profile import describe_transformer
 
@@ -132,7 +132,7 @@ again.close()
 FORMATS["torch"].write(Path("a.pt"), {"w": torch.arange(6.0)})
 convert(Path("a.pt"), Path("a.plain"), to="plain")
 assert format_of(Path("a.plain")).name == "plain"
-assert "trimmed" in RULES and rule_of("trimmed", "values") == Trimmed()
+assert "trimmed" in RULES and make_rule("trimmed", "values") == Trimmed()
 model = describe_transformer(hidden=64, layers=2, heads=8, sequence=32, vocabulary=100)
 forecast = Oracle(tw.Cluster.preset("dgx-a100")).estimate(model, batch=8, degrees=Degrees(ring=4))
 assert any(each.axis == "ring" for each in forecast.collectives)

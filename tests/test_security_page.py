@@ -84,8 +84,8 @@ def test_torch_reads_programs_only_with_trust():
     found = {name for name, path in NAMES.items() for called, _ in calls(path) if called == "torch.export.load"}
     assert found == {"ensemble/export/program.py"}
     text = (ROOT / "ensemble/export/program.py").read_text(encoding="utf-8")
-    assert text.count("_loaded(") == 2  # its definition, and the call behind the flag
-    assert "if not trust:\n            raise\n    return _loaded(" in text
+    assert text.count("_load_trusted(") == 2  # its definition, and the call behind the flag
+    assert "if not trust:\n            raise\n    return _load_trusted(" in text
     from trainwright.ensemble import Ensemble, Library
     from trainwright.ensemble.export.program import load_network
 

@@ -312,7 +312,7 @@ MISTAKES = {
         "objective: got 'p99'; allowed: throughput, throughput@SLO_MS",
     ),
     "no such device": (('devices = "cpu"', 'devices = "cuda:7"'), ("--stage", "allocation"), "cuda:7"),
-    "limit": (("rows = ", "quorum = 2\nrows = "), (), "quorum: got 2; allowed: above 0, up to 1"),
+    "limit": (("rows = ", "quorum = 2\nrows = "), (), "quorum: got 2; allowed: a number above 0 and at most 1"),
     "service's key": (("rows = ", "row = "), (), r"\[deployment\]: 'row' is unknown; .*did you mean 'rows'"),
     "no study": (
         None,

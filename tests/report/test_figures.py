@@ -16,7 +16,7 @@ from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.trade_off import trade_offs
-from trainwright.report.figures.utilisation import _busy, _Run, utilisation
+from trainwright.report.figures.utilisation import _busy_shares, _Run, utilisation
 from trainwright.report.overview import Clock, Overview
 from trainwright.search.importance import importance_of
 from trainwright.space import Space
@@ -200,7 +200,7 @@ spans = st.lists(
 def test_busy_shares_keep_the_busy_seconds(spans):
     """Summed over time bins, a slot is busy for as long as its runs lasted; runs of one slot never overlap."""
     runs = [_Run(at, str(at), start, end, "complete") for at, (start, end) in enumerate(spans)]
-    busy = _busy(runs, [run.slot for run in runs], 100.0)
+    busy = _busy_shares(runs, [run.slot for run in runs], 100.0)
     assert busy.min() >= 0.0
     assert busy.max() <= 1.0
     seconds = busy.sum(axis=1) * 100.0 / busy.shape[1]

@@ -106,7 +106,7 @@ def bench(
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    state = collect_state(_made(factory))
+    state = collect_state(_make_state(factory))
     done = measure(
         state,
         directory=directory or Path.cwd(),
@@ -114,10 +114,10 @@ def bench(
         writers=writers or WRITERS,
         repeats=repeats,
         step_seconds=seconds("--step", step),
-        progress=_progress if sys.stderr.isatty() else lambda _: None,
+        progress=_show_progress if sys.stderr.isatty() else lambda _: None,
     )
     if sys.stderr.isatty():
-        _progress("")
+        _show_progress("")
     where = "reads may come from memory: the page cache could not be dropped" if done.cached else "reads from disk"
     print(
         f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {done.repeats} "
@@ -140,21 +140,21 @@ def bench(
     )
     for name, why in done.skipped.items():
         print(f"left out: {name}: {why}")
-    scaled = _scaled(factory, ranks, directory or Path.cwd(), repeats) if ranks > 1 else ()
+    scaled = _measure_ranks(factory, ranks, directory or Path.cwd(), repeats) if ranks > 1 else ()
     print(f"\n{done.recommendation}")
     if json:
         rows = [asdict(row) for row in scaled]
         print_json({**asdict(done), "scale": rows, "recommendation": done.recommendation})
 
 
-def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[RanksRow, ...]":
+def _measure_ranks(factory: str, most: int, directory: Path, repeats: int) -> "tuple[RanksRow, ...]":
     """Measure on 1, 2, 4, ... ranks, and print."""
     numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
     wanted = sorted({*numbers, most})
-    shown = _progress if sys.stderr.isatty() else lambda _: None
+    shown = _show_progress if sys.stderr.isatty() else lambda _: None
     scaled = scale(factory, wanted, directory=directory, repeats=repeats, progress=shown)
     if sys.stderr.isatty():
-        _progress("")
+        _show_progress("")
     print("\nevery rank holds the whole state and writes its part; reads from memory\n")
     print_table(
         ["ranks", "", "written", "GB/s", "restored", "listed", "files"],
@@ -174,25 +174,25 @@ def _scaled(factory: str, most: int, directory: Path, repeats: int) -> "tuple[Ra
     return scaled
 
 
-def _progress(text: str) -> None:
+def _show_progress(text: str) -> None:
     print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
 
 
-def _made(text: str) -> Any:
+def _make_state(text: str) -> Any:
     """Return what the factory MODULE:FUNCTION makes, or say in one sentence why it makes nothing."""
     module_name, _, name = text.partition(":")
     if not all(module_name.split(".")) or not name:
         raise InputError(f"factory: got {text!r}; allowed: MODULE:FUNCTION, such as my_project.models:build")
     sys.path.insert(0, str(Path.cwd()))
-    module = _own(lambda: importlib.import_module(module_name), f"importing {module_name}")
+    module = _own_interval(lambda: importlib.import_module(module_name), f"importing {module_name}")
     function = getattr(module, name, None)
     if not callable(function):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InputError(f"factory: {module_name} has no function {name!r}{closest(name, known)}")
-    return _own(function, f"{text}()")
+    return _own_interval(function, f"{text}()")
 
 
-def _own(call: Callable[[], Any], what: str) -> Any:
+def _own_interval(call: Callable[[], Any], what: str) -> Any:
     try:
         return call()
     except Exception as error:  # whatever a user's code may raise

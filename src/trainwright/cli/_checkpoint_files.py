@@ -37,10 +37,10 @@ def inspect(
 ) -> None:
     """Show what is in a checkpoint, without reading any tensor; of a folder of many, in the newest."""
     found = look(path)
-    for line in _header(found):
+    for line in _show_header(found):
         print(line)
     print()
-    rows = _tree(found.tensors)
+    rows = _show_tree(found.tensors)
     deepest = max((len(parts) for parts, _ in rows), default=0)
     if depth is None:
         fitting = (level for level in range(deepest, 1, -1) if sum(len(parts) <= level for parts, _ in rows) <= _LINES)
@@ -61,7 +61,9 @@ def verify(path: _Path, *, json: _Json = False) -> None:
     """Compute every checksum again, of a checkpoint or of all in a folder; exit 1 if one is wrong."""
     found = check(path)
     for one in found.checkpoints:
-        print(f"{'BAD ' if one.damages else 'good'}  {one.path}: {size(one.bytes)} in {_count(one.files, 'file')}")
+        print(
+            f"{'BAD ' if one.damages else 'good'}  {one.path}: {size(one.bytes)} in {_count_words(one.files, 'file')}"
+        )
         for damage in one.damages:
             print(f"      {damage}")
     if not all(one.checksums for one in found.checkpoints):
@@ -112,46 +114,46 @@ def convert(
         print(f"trainwright: {error}", file=sys.stderr)  # 1, not 2: the input is sound
         raise typer.Exit(1) from None
     print(
-        f"{done.target}: {_count(done.tensors, 'tensor')}, {size(done.bytes)} as {done.format}; every bit compared "
-        f"with {done.source}"
+        f"{done.target}: {_count_words(done.tensors, 'tensor')}, {size(done.bytes)} as {done.format}; every bit "
+        f"compared with {done.source}"
     )
     if done.lost:
-        print(f"left out: {_some(done.lost)}")
+        print(f"left out: {_list_some(done.lost)}")
     if json:
         print_json(done.to_json())
 
 
-def _header(found: "Inspection") -> Iterator[str]:
-    ranks = "" if found.world_size is None else f", saved by {_count(found.world_size, 'rank')}"
+def _show_header(found: "Inspection") -> Iterator[str]:
+    ranks = "" if found.world_size is None else f", saved by {_count_words(found.world_size, 'rank')}"
     form = "" if found.format == "manager" else f", {found.format}"
     yield found.path
-    yield f"  {_count(len(found.tensors), 'tensor')}, {size(found.bytes)}{form}{ranks}"
+    yield f"  {_count_words(len(found.tensors), 'tensor')}, {size(found.bytes)}{form}{ranks}"
     if found.step is not None:
-        epochs = f", {_count(found.epoch, 'epoch')} done" if found.epoch else ""
+        epochs = f", {_count_words(found.epoch, 'epoch')} done" if found.epoch else ""
         yield f"  step {found.step}{epochs}{'' if found.screen == 'good' else f', {found.screen}'}"
         if len(found.steps) > 1:
-            yield f"  other steps there: {_some([str(step) for step in found.steps if step != found.step])}"
+            yield f"  other steps there: {_list_some([str(step) for step in found.steps if step != found.step])}"
     if found.trial is not None:
         yield f"  trial {found.trial}, run {found.lease} of study {found.study or 'without a name'}"
     if found.digest is not None:
         parent = "" if found.parent is None else f", went on from {found.parent[:12]}"
         yield f"  digest {found.digest[:12]}{parent}"
     if found.fingerprint:
-        yield f"  {', '.join(f'{name} {value}' for name, value in _facts(found.fingerprint))}"
+        yield f"  {', '.join(f'{name} {value}' for name, value in _list_facts(found.fingerprint))}"
     if found.metadata:
-        yield f"  metadata: {_some(list(found.metadata))}"
+        yield f"  metadata: {_list_some(list(found.metadata))}"
     if found.lost:
-        yield f"  neither tensors nor plain values: {_some(found.lost)}"
+        yield f"  neither tensors nor plain values: {_list_some(found.lost)}"
 
 
-def _facts(fingerprint: Any) -> Iterator[tuple[str, object]]:
+def _list_facts(fingerprint: Any) -> Iterator[tuple[str, object]]:
     for name in ("python", "torch", "cuda", "device", "devices", "cpu"):
         value = fingerprint.get(name)
         if isinstance(value, str | int | float) and value:
             yield name, value
 
 
-def _tree(tensors: "Sequence[Inspected]") -> list[tuple[tuple[str, ...], list[str]]]:
+def _show_tree(tensors: "Sequence[Inspected]") -> list[tuple[tuple[str, ...], list[str]]]:
     """Return the rows of the tree, depth first: the parts of a name, and its cells."""
     sums: dict[tuple[str, ...], list[int]] = {}
     for tensor in tensors:
@@ -161,12 +163,12 @@ def _tree(tensors: "Sequence[Inspected]") -> list[tuple[tuple[str, ...], list[st
             total[0] += 1
             total[1] += 0 if tensor.tied else tensor.bytes
     rows, open_parts = [], tuple[str, ...]()
-    for tensor in sorted(tensors, key=lambda one: _order(one.name)):
+    for tensor in sorted(tensors, key=lambda one: _sort_key(one.name)):
         parts = tuple(tensor.name.split("."))
         for level in range(1, len(parts)):
             if open_parts[:level] != parts[:level]:
                 count, total_bytes = sums[parts[:level]]
-                rows.append((parts[:level], ["", _count(count, "tensor"), size(total_bytes), ""]))
+                rows.append((parts[:level], ["", _count_words(count, "tensor"), size(total_bytes), ""]))
         open_parts = parts
         shape = " x ".join(map(str, tensor.shape)) or "scalar"
         note = f"= {tensor.tied}" if tensor.tied else "" if tensor.shards == 1 else f"in {tensor.shards} shards"
@@ -174,7 +176,7 @@ def _tree(tensors: "Sequence[Inspected]") -> list[tuple[tuple[str, ...], list[st
     return rows
 
 
-def _order(name: str) -> list[tuple[bool, int, str]]:
+def _sort_key(name: str) -> list[tuple[bool, int, str]]:
     """Sort layer 10 after layer 9."""
     return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
 
@@ -182,11 +184,11 @@ def _order(name: str) -> list[tuple[bool, int, str]]:
 def _show_differences(found: "Diff") -> None:
     if found.same:
         within = f" beyond {found.tolerance:g}" if found.tolerance else ""
-        print(f"no difference{within}: {_count(found.compared, 'tensor')} and all plain values are equal")
+        print(f"no difference{within}: {_count_words(found.compared, 'tensor')} and all plain values are equal")
         return
     for path, names in ((found.a, found.only_a), (found.b, found.only_b)):
         if names:
-            print(f"only in {path}: {_some(names)}")
+            print(f"only in {path}: {_list_some(names)}")
     for changed in found.changed:
         print(f"{changed.name}: {changed.a} became {changed.b}")
     if found.different:
@@ -195,7 +197,9 @@ def _show_differences(found: "Diff") -> None:
             [
                 [
                     one.name,
-                    f"{_value(one.a)} -> {_value(one.b)} at {list(one.first)}" if one.first else f"{one.a} -> {one.b}",
+                    f"{_show_value(one.a)} -> {_show_value(one.b)} at {list(one.first)}"
+                    if one.first
+                    else f"{one.a} -> {one.b}",
                     f"{one.different:,} of {one.values:,}",
                     f"{one.max_abs:.3g}",
                     f"{one.max_rel:.2g}",
@@ -207,21 +211,21 @@ def _show_differences(found: "Diff") -> None:
     if len(found.different) > _DIFFERENCES:
         print(f"... and {len(found.different) - _DIFFERENCES} more; --json has all")
     if found.metadata:
-        print(f"plain values that differ: {_some(found.metadata)}")
+        print(f"plain values that differ: {_list_some(found.metadata)}")
     equal = found.compared - len(found.different)
-    print(f"{_count(equal, 'tensor')} equal, {len(found.different)} with other values")
+    print(f"{_count_words(equal, 'tensor')} equal, {len(found.different)} with other values")
 
 
-def _value(text: str) -> str:
+def _show_value(text: str) -> str:
     try:
         return f"{float(text):.6g}"
     except ValueError:  # a complex number, a truth
         return text
 
 
-def _some(names: Sequence[str], most: int = 10) -> str:
+def _list_some(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-def _count(number: int, what: str) -> str:
+def _count_words(number: int, what: str) -> str:
     return f"{number:,} {what}{'' if number == 1 else 's'}"

@@ -67,7 +67,7 @@ def verify_resume(
         sys.path.insert(0, str(Path.cwd()))
         proof = verify_trial(
             target,
-            dict(_parameter(text) for text in param or ()),
+            dict(_parse_parameter(text) for text in param or ()),
             epochs=epochs,
             steps=steps,
             seed=seed,
@@ -90,14 +90,14 @@ def verify_resume(
         )
     resized = resume_ranks is not None and resume_ranks != ranks
     how = "killed" if kill or trial else "interrupted"
-    print(_told(proof, target, how, (ranks, resume_ranks) if resized else None))
+    print(_describe_proof(proof, target, how, (ranks, resume_ranks) if resized else None))
     if json:
         print_json(asdict(proof))
     if not proof.equal:
         raise typer.Exit(1)
 
 
-def _parameter(text: str) -> tuple[str, Any]:
+def _parse_parameter(text: str) -> tuple[str, Any]:
     """Return name and value of NAME=VALUE; what is no JSON is text."""
     name, separator, value = text.partition("=")
     if not name or not separator:
@@ -108,7 +108,7 @@ def _parameter(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _told(proof: "Proof", what: str, how: str, resized: tuple[int, int | None] | None) -> str:
+def _describe_proof(proof: "Proof", what: str, how: str, resized: tuple[int, int | None] | None) -> str:
     if proof.equal and resized is not None:
         return (
             f"{what}: {how} at step {proof.steps} with {resized[0]} ranks and resumed with {resized[1]}: the "
@@ -118,7 +118,7 @@ def _told(proof: "Proof", what: str, how: str, resized: tuple[int, int | None] |
         )
     if proof.equal:
         return (
-            f"{what}: {how} at step {proof.steps} and resumed{_from(proof)}, it is equal to the last bit\n"
+            f"{what}: {how} at step {proof.steps} and resumed{_ranks_words(proof)}, it is equal to the last bit\n"
             f"  {proof.compared:,} digests of batches, losses and state compared, {_until(proof)}"
         )
     others = f" and {proof.others} more items" if proof.others else ""
@@ -129,11 +129,11 @@ def _told(proof: "Proof", what: str, how: str, resized: tuple[int, int | None] |
     if not proof.repeatable:
         return f"{what}: two runs without interruption differ\n  {first}{difference}\n  {proof.suspect}"
     suspect = f"\n  suspect: {proof.suspect}" if proof.suspect else ""
-    resumed = f"{how} at step {proof.steps} and resumed{_from(proof)}"
+    resumed = f"{how} at step {proof.steps} and resumed{_ranks_words(proof)}"
     return f"{what}: {resumed}, it is NOT equal\n  {first}{difference}{suspect}"
 
 
-def _from(proof: "Proof") -> str:
+def _ranks_words(proof: "Proof") -> str:
     return "" if proof.resumed_from is None else f" from step {proof.resumed_from}"
 
 

@@ -80,13 +80,13 @@ def _show_worth(plan: "DeploymentPlan") -> None:
     simpler = (("worst fit", "worst_fit"), ("batch sizes tuned", "batch_only"))
     lines = (*simpler, ("without worker processes", "in_process"), ("this plan", "value"), ("bound", "bound"))
     rows = [
-        (label, _figure(plan.expected.get(key), latency), _figure(plan.measured.get(key), latency))
+        (label, _show_figure(plan.expected.get(key), latency), _show_figure(plan.measured.get(key), latency))
         for label, key in lines
         if key in plan.expected or key in plan.measured
     ]
     print_table(("", f"expected ({plan.search['times'] or plan.search['cost']})", "measured"), rows)
     if "low" in plan.expected:
-        low, high = (_figure(plan.expected[end], latency) for end in ("low", "high"))
+        low, high = (_show_figure(plan.expected[end], latency) for end in ("low", "high"))
         print(f"expected between {low} and {high}, as far as the times are known")
     for what, content in (("expected", plan.expected), ("measured", plan.measured)):
         if "value" in content and not latency:
@@ -101,7 +101,7 @@ def _show_worth(plan: "DeploymentPlan") -> None:
     print(f"{search['tried']} placements tried, {search['steps']} steps, ended: {search['stopped']}")
 
 
-def _figure(value: float | None, latency: bool) -> str:
+def _show_figure(value: float | None, latency: bool) -> str:
     if value is None:
         return "-"
     return f"{-1e3 * value:.2f}" if latency else f"{value:,.0f}"

@@ -47,7 +47,7 @@ def load(
     result = LoadTest(
         rate=rate,
         kind=arrivals,
-        rows=_range(rows),
+        rows=_format_range(rows),
         seconds=seconds,
         warm_up_seconds=warm_up,
         clients=clients,
@@ -57,21 +57,21 @@ def load(
         name=name,
         token=token_for("localhost", token_file),
     ).run(url, reference=None if reference is None else Ensemble.load(reference, trust=trust).predict)
-    _show(result)
+    _show_load(result)
     if json:
         print_json(result.to_json())
     if result.wrong:
         raise typer.Exit(1)
 
 
-def _range(text: str) -> tuple[int, int]:
+def _format_range(text: str) -> tuple[int, int]:
     found = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip())
     if found is None:
         raise InputError(f"--rows: got {text!r}; allowed: a number such as 8, or a range such as 1..8")
     return int(found[1]), int(found[2] or found[1])
 
 
-def _show(result: "LoadResult") -> None:
+def _show_load(result: "LoadResult") -> None:
     asked = "as fast as it answers" if result.asked_rate is None else f"{result.asked_rate:.1f} requests/s asked for"
     print(f"{result.requests} requests in {result.seconds:g} s after {result.warm_up_seconds:g} s of warm-up, {asked}")
     print(f"answered: {result.achieved_rate:.1f} requests/s, {result.rows_rate:.1f} rows/s")

@@ -55,16 +55,18 @@ def run(
     token = token_for(host, token_file)
     sys.path.append(str(Path.cwd()))  # where the networks' factories may be
     loaded = Ensemble.load(ensemble, trust=trust)
-    placed = _placed(loaded, plan, devices, slo_ms)
-    service = _started(loaded, placed, settings, engine)
+    placed = _place_members(loaded, plan, devices, slo_ms)
+    service = _start_service(loaded, placed, settings, engine)
     server = Server(service, host=host, port=port, token=token, name=name)
-    content = server.run(drain_seconds=drain, on_ready=_show)
-    _summarise(content)
+    content = server.run(drain_seconds=drain, on_ready=_show_address)
+    _show_summary(content)
     if json:
         print_json(content)
 
 
-def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None) -> "DeploymentPlan":
+def _place_members(
+    ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None
+) -> "DeploymentPlan":
     if file is None:
         goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
         plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
@@ -82,18 +84,18 @@ def _placed(ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms
     return plan
 
 
-def _started(ensemble: "Ensemble", plan: "DeploymentPlan", settings: Any, engine: str) -> "Service":
+def _start_service(ensemble: "Ensemble", plan: "DeploymentPlan", settings: Any, engine: str) -> "Service":
     if engine == "local":
         return Deployment(ensemble, plan, settings=settings).start()
     print("ray: on one machine it is slower than --engine local, by design; it is for several")
     return RayService(ensemble, plan, settings=settings)
 
 
-def _show(server: "Server") -> None:
+def _show_address(server: "Server") -> None:
     entry = f"{server.url}/?token={server.token}" if server.token else server.url
     print(f"ready: {entry}", flush=True)
 
 
-def _summarise(content: Any) -> None:
+def _show_summary(content: Any) -> None:
     requests = ", ".join(f"{count} with status {status}" for status, count in sorted(content["requests"].items()))
     print(f"requests: {requests or 'none'}; rows: {content['rows']}; degraded: {content['degraded']}")

@@ -50,18 +50,18 @@ def read_plan(
     _check_table(table, f"{path}, [simulate]")
     refuse_unknown(table, _KEYS, f"{path}, [simulate]")
     where = f"{path}, [simulate]"
-    sizes = _numbers(gpus or table.get("gpus"), f"{where} gpus")
-    per_node = _numbers(table.get("gpus_per_node", 8), f"{where} gpus_per_node")[0]
+    sizes = _check_numbers(gpus or table.get("gpus"), f"{where} gpus")
+    per_node = _check_numbers(table.get("gpus_per_node", 8), f"{where} gpus_per_node")[0]
     wanted = trials if trials is not None else table.get("trials", content.get("study", {}).get("trials"))
     settings = {name: _by_number(table[name]) for name in _ENGINE if name in table}
-    scaling = _scaling(table.get("scaling", {}), where)
+    scaling = _make_scaling(table.get("scaling", {}), where)
     task = table.get("task", {})
     _check_table(task, f"{where} task")
     source = _study_of(task, path, where)
-    result = None if source is not None else _task(task, path, where)
+    result = None if source is not None else _make_task(task, path, where)
 
     def engine(devices: int) -> Simulated:
-        cluster = _cluster(devices, per_node)
+        cluster = _make_cluster(devices, per_node)
         if source is None:
             return Simulated(cluster=cluster, task=result or Parametric(), scaling=scaling, **settings)
         with Study.open(source) as study:
@@ -71,35 +71,36 @@ def read_plan(
 
     return Plan(
         gpus=tuple(sizes),
-        schedulers=_schedulers(content, table, where),
-        trials=_numbers(wanted, f"{where} trials")[0],
-        seeds=seeds if seeds is not None else _numbers(table.get("seeds", 30), f"{where} seeds")[0],
+        schedulers=_make_schedulers(content, table, where),
+        trials=_check_numbers(wanted, f"{where} trials")[0],
+        seeds=seeds if seeds is not None else _check_numbers(table.get("seeds", 30), f"{where} seeds")[0],
         engine=engine,
     )
 
 
-def _schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where: str) -> dict[str, Scheduler]:
+def _make_schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where: str) -> dict[str, Scheduler]:
     """Return the file's own rule and policy, and those of [simulate.schedulers], which may name only one of the two."""
     source = {kind: content[kind] for kind in ("rule", "policy") if kind in content}
     named = table.get("schedulers", {})
     _check_table(named, f"{where} schedulers")
     if not source and not named:
         raise InputError(f"{where}: no scheduler; give a [rule], or [simulate.schedulers.NAME] with rule and policy")
-    found = {_OWN: _scheduler(source)} if source else {}
+    found = {_OWN: _make_scheduler(source)} if source else {}
     for name, parts in named.items():
         _check_table(parts, f"{where} schedulers.{name}")
         refuse_unknown(parts, ("rule", "policy"), f"{where} schedulers.{name}")
-        found[name] = _scheduler({**source, **parts})
+        found[name] = _make_scheduler({**source, **parts})
     return found
 
 
-def _scheduler(parts: Mapping[str, Any]) -> Scheduler:
+def _make_scheduler(parts: Mapping[str, Any]) -> Scheduler:
     for kind, table in parts.items():
         _check_table(table, f"[{kind}]")
     return Scheduler(**{kind: make(kind, table) for kind, table in parts.items()})
 
 
-def _scaling(values: Any, where: str) -> Scaling:
+def _make_scaling(values: Any, where: str) -> Scaling:
+    # One number is the exponent of a power law of devices.
     if isinstance(values, int | float) and not isinstance(values, bool):
         return Scaling(alpha=values)
     if not isinstance(values, Mapping):
@@ -107,7 +108,7 @@ def _scaling(values: Any, where: str) -> Scaling:
             f"{where} scaling: got {values!r}; allowed: an exponent such as 0.9, or speed-ups such as "
             "{2 = 1.8, 4 = 3}"
         )
-    return Scaling(curve={_number(key, f"{where} scaling"): float(value) for key, value in values.items()})
+    return Scaling(curve={_check_number(key, f"{where} scaling"): float(value) for key, value in values.items()})
 
 
 def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
@@ -117,7 +118,7 @@ def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
     return path.parent / str(task["study"])
 
 
-def _task(values: Mapping[str, Any], path: Path, where: str) -> Task:
+def _make_task(values: Mapping[str, Any], path: Path, where: str) -> Task:
     if "table" in values:
         refuse_unknown(values, ("table", *_TABLE), f"{where} task")
         return tables(path.parent / str(values["table"]), **{key: values[key] for key in _TABLE if key in values})
@@ -125,7 +126,7 @@ def _task(values: Mapping[str, Any], path: Path, where: str) -> Task:
     return Parametric(**values)
 
 
-def _cluster(devices: int, per_node: int) -> Cluster:
+def _make_cluster(devices: int, per_node: int) -> Cluster:
     """Return a cluster of whole nodes, or one smaller node."""
     if devices < per_node:
         return Cluster(1, devices)
@@ -138,7 +139,7 @@ def _cluster(devices: int, per_node: int) -> Cluster:
     return Cluster(devices // per_node, per_node)
 
 
-def _numbers(values: Any, where: str) -> list[int]:
+def _check_numbers(values: Any, where: str) -> list[int]:
     found = values if isinstance(values, list) else [values]
     if not found or any(isinstance(item, bool) or not isinstance(item, int) or item < 1 for item in found):
         shown = "nothing" if values is None else repr(values)
@@ -150,10 +151,10 @@ def _by_number(value: Any) -> Any:
     """Return a table by numbers, which TOML's keys are not, as such."""
     if not isinstance(value, Mapping):
         return value
-    return {int(_number(key, "[simulate]")): item for key, item in value.items()}
+    return {int(_check_number(key, "[simulate]")): item for key, item in value.items()}
 
 
-def _number(text: str, where: str) -> float:
+def _check_number(text: str, where: str) -> float:
     try:
         return float(text)
     except ValueError:

@@ -15,7 +15,7 @@ def sentence(error: Any) -> str:
     """Return the sentence that tells a usage error of typer."""
     said = error.format_message()
     if error.ctx is None:  # an option at the end of the line, without its value
-        return _plain(said)
+        return _join_sentence(said)
     command, path = error.ctx.command, error.ctx.command_path
     see = f"see `{path} --help`"
     if hasattr(error, "possibilities"):
@@ -24,23 +24,24 @@ def sentence(error: Any) -> str:
         near = bare.replace("'", "'--", 1) or f"; allowed: {', '.join(known)}"
         return f"unknown option {error.option_name} of `{path}`{near}; {see}"
     if hasattr(error, "param_type"):
-        return f"missing {_name(error.param)} of `{path}`: {_plain(error.param.help or '')}; {see}"
+        return f"missing {_parameter_name(error.param)} of `{path}`: {_join_sentence(error.param.help or '')}; {see}"
     if hasattr(error, "param"):
+        # typer keeps the value that it could not convert only in the cause.
         refused: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, which keep the value
         got = f"got {refused[0]['input']!r}; " if refused else ""
-        return f"{_name(error.param)} of `{path}`: {got}{_plain(error.message)}; {see}"
+        return f"{_parameter_name(error.param)} of `{path}`: {got}{_join_sentence(error.message)}; {see}"
     if hasattr(command, "commands"):
         name = said.partition("'")[2].partition("'")[0]
         near = closest(name, command.commands) or f"; allowed: {', '.join(command.commands)}"
         return f"unknown command {name} of `{path}`{near}; {see}"
-    return f"`{path}`: {_plain(said)}; {see}"
+    return f"`{path}`: {_join_sentence(said)}; {see}"
 
 
-def _name(param: Any) -> str:
+def _parameter_name(param: Any) -> str:
     return str(param.metavar or param.opts[0])
 
 
-def _plain(text: str) -> str:
+def _join_sentence(text: str) -> str:
     """Return a sentence as a part of another: no full stop, and no capital unless a word has more of them."""
     text = text.rstrip(".")
     return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text

@@ -43,13 +43,13 @@ def doctor(
             print(f"\n{heading}")
             for finding in found.findings:
                 if finding.area == area:
-                    _show(finding)
-        print(f"\n{_verdict(found)}")
+                    _show_findings(finding)
+        print(f"\n{_describe_verdict(found)}")
     if not found.sound:
         raise typer.Exit(1)
 
 
-def _show(finding: "Finding") -> None:
+def _show_findings(finding: "Finding") -> None:
     width = max(60, shutil.get_terminal_size().columns)
     lead = f"  {_MARKS[finding.state]:<2}  {finding.name:<13} "
     print(textwrap.fill(finding.says, width, initial_indent=lead, subsequent_indent=" " * len(lead)))
@@ -57,7 +57,7 @@ def _show(finding: "Finding") -> None:
         print(f"{' ' * len(lead)}-> {finding.mend}")
 
 
-def _verdict(found: "Examination") -> str:
+def _describe_verdict(found: "Examination") -> str:
     broken, poor = found.of(Grade.BROKEN), found.of(Grade.POOR)
     content = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"

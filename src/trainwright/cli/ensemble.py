@@ -50,6 +50,7 @@ def ensemble(
     """
     if sample is not None and not measure:
         raise InputError(f"--sample: got {sample} without --measure; allowed: both; the batch is for timing")
+    # Start from the stored settings, so that command, report, page and status choose the same ensemble.
     stored = StoredSettings.read(directory)
     settings = replace(StoredSettings.settings_of(directory), **changes)
     library = settings.open_library(directory, trust=trust)
@@ -58,22 +59,23 @@ def ensemble(
             None if sample is None else made_by("--sample", sample, function_of("--sample", sample))
         )
     choice = settings.choose(library)
+    # An ensemble that a run chose and exported must not be replaced by a look at another.
     tried = measure or (stored is not None and stored.by_run and stored.settings != settings)
     page = write_ensemble_page(choice, html or directory / (_TRIED_PAGE if tried else _PAGE))
     if html is None and not tried:
         StoredSettings(settings=settings, by_run=stored is not None and stored.by_run).write(directory)
     exported = None if out is None else choice.ensemble.save(out, self_contained=self_contained)
 
-    content = _content(choice) | {"page": str(page), "export": None if exported is None else str(exported)}
-    _show(content)
+    content = _collect_content(choice) | {"page": str(page), "export": None if exported is None else str(exported)}
+    _show_content(content)
     if json:
         print_json(content)
 
 
-def _content(choice: "ChosenEnsemble") -> dict[str, Any]:
+def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
     """Return what the command says, as JSON."""
     front, report, settings = choice.front, choice.report, choice.settings
-    points = [{"corrected_loss": front.corrected(point), **_point(point)} for point in front.thinned()]
+    points = [{"corrected_loss": front.corrected(point), **_describe_point(point)} for point in front.thinned()]
     protection = front.protection
     single = front.single_best
     test = report.rows if report.rows in single.members[0].splits else None
@@ -88,7 +90,7 @@ def _content(choice: "ChosenEnsemble") -> dict[str, Any]:
         "pick": {"how": settings.pick, **report.to_json()},
         "baselines": {
             name: {
-                **_point(point),
+                **_describe_point(point),
                 f"{report.rows}_loss": None if test is None else _loss_of(front, front.ensemble(point), test),
             }
             for name, point in front.baselines.items()
@@ -109,11 +111,11 @@ def _content(choice: "ChosenEnsemble") -> dict[str, Any]:
             for name, one in protection.checked.items()
         },
         "fallback": {"choice": protection.chosen, "reason": protection.reason},
-        "warnings": [*protection.warnings, *_warnings(choice.library)],
+        "warnings": [*protection.warnings, *_list_warnings(choice.library)],
     }
 
 
-def _warnings(library: Any) -> list[str]:
+def _list_warnings(library: Any) -> list[str]:
     found = []
     if library.rows_seen_by_search:
         found.append(
@@ -129,7 +131,7 @@ def _loss_of(front: Any, ensemble: Any, split: str) -> float:
     return float(METRICS[front.metric].loss(ensemble.score(split, front.metric)))
 
 
-def _point(point: Any) -> dict[str, Any]:
+def _describe_point(point: Any) -> dict[str, Any]:
     return {
         "loss": point.loss,
         "seconds_per_row": point.seconds_per_row,
@@ -139,7 +141,7 @@ def _point(point: Any) -> dict[str, Any]:
     }
 
 
-def _show(content: dict[str, Any]) -> None:
+def _show_content(content: dict[str, Any]) -> None:
     pick, split = content["pick"], content["split"]
     metric = pick["metric"].replace("_", " ")
     print(f"{content['models']} models, selected by {content['metric'].replace('_', ' ')} on {split} rows\n")
@@ -149,7 +151,7 @@ def _show(content: dict[str, Any]) -> None:
             len(point["members"]),
             f"{point['loss']:.4f}",
             f"{point['corrected_loss']:.4f}",
-            _micro(point["seconds_per_row"]),
+            _microseconds(point["seconds_per_row"]),
             "unknown" if point["bytes"] is None else size(point["bytes"]),
             ", ".join(map(str, point["members"])),
         )
@@ -162,9 +164,9 @@ def _show(content: dict[str, Any]) -> None:
         (
             row["trial"],
             f"{row['weight']:.0%}",
-            _loss(row["loss"]),
-            _loss(row["gain"]),
-            _micro(row["seconds_per_row"]),
+            _format_loss(row["loss"]),
+            _format_loss(row["gain"]),
+            _microseconds(row["seconds_per_row"]),
         )
         for row in pick["members"]
     ]
@@ -185,6 +187,7 @@ def _show(content: dict[str, Any]) -> None:
 def _show_baselines(content: dict[str, Any]) -> None:
     """Print what the pick is compared with; of the top-k the one of least loss."""
     split, baselines = content["split"], content["baselines"]
+    # Of the k best models with equal weights only the best k is shown.
     uniform = [name for name in baselines if name.startswith("top-")]
     best = min(uniform, key=lambda name: baselines[name]["loss"], default=None)
     shown = [name for name in baselines if name == best or name not in uniform]
@@ -194,8 +197,8 @@ def _show_baselines(content: dict[str, Any]) -> None:
             name,
             len(baselines[name]["members"]),
             f"{baselines[name]['loss']:.4f}",
-            _loss(baselines[name][f"{rows}_loss"]),
-            _micro(baselines[name]["seconds_per_row"]),
+            _format_loss(baselines[name][f"{rows}_loss"]),
+            _microseconds(baselines[name]["seconds_per_row"]),
         )
         for name in shown
     ]
@@ -223,9 +226,9 @@ def _show_judged(pick: dict[str, Any]) -> None:
         print(f"called 1 above a probability of {decision['applied']:.4f} (by {measure}){gain}")
 
 
-def _micro(seconds: float | None) -> str:
+def _microseconds(seconds: float | None) -> str:
     return "unknown" if seconds is None else f"{1e6 * seconds:.1f}"
 
 
-def _loss(value: float | None) -> str:
+def _format_loss(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"

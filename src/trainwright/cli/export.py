@@ -59,6 +59,7 @@ def export(
             "export: no file was asked for; give --optuna-journal FILE, --tensorboard FOLDER, --mlflow URI, "
             "--csv FILE, --parquet FILE or --importance FILE"
         )
+    # Tables are written whole, so they can neither grow nor start in the middle.
     if tables and (follow or last is not None):
         option = "--follow" if follow else "--last"
         raise InputError(f"export: {option} is not for tables, which are written as a whole; leave --{min(tables)} out")

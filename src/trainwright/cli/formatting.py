@@ -20,6 +20,7 @@ def seconds(option: str, text: str) -> float:
 
 def size(count: float) -> str:
     """Return a number of bytes in decimal units: 999 B, 12.3 kB, 210.7 MB."""
+    # Decimal units, as the vendors of disks and networks use them.
     for unit in ("B", "kB", "MB", "GB"):
         if count < 999.95:
             return f"{count:.0f} B" if unit == "B" else f"{count:.1f} {unit}"

@@ -47,7 +47,7 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
-    app.callback()(_root)
+    app.callback()(_root_command)
     for name in names:
         path, short_help = COMMANDS[name]
         module = import_module(path)
@@ -66,7 +66,7 @@ def _show_version(asked: bool) -> None:
         raise typer.Exit
 
 
-def _root(
+def _root_command(
     *,
     version: Annotated[
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
@@ -89,22 +89,22 @@ def main() -> NoReturn:
         if error.ctx is not None and error.message == error.ctx.get_help():  # a command that was given nothing
             error.show()
             sys.exit(2)
-        _fail(sentence(error), 2)
+        _exit_failed(sentence(error), 2)
     except InputError as error:
-        _fail(str(error), 2)
+        _exit_failed(str(error), 2)
     except TrainwrightError as error:
-        _fail(str(error), 1)
+        _exit_failed(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
-        _interrupted()
+        _exit_interrupted()
     if status == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
-        _interrupted()
+        _exit_interrupted()
     sys.exit(status or 0)
 
 
-def _interrupted() -> NoReturn:
-    _fail("interrupted; the same command goes on from here", _INTERRUPTED)
+def _exit_interrupted() -> NoReturn:
+    _exit_failed("interrupted; the same command goes on from here", _INTERRUPTED)
 
 
-def _fail(message: str, status: int) -> NoReturn:
+def _exit_failed(message: str, status: int) -> NoReturn:
     print(f"trainwright: {message}", file=sys.stderr)
     sys.exit(status)

@@ -31,6 +31,8 @@ def options_of(settings: type, **names: str) -> Callable[[Callable[..., None]], 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         @wraps(command)
         def run(**options: Any) -> None:
+            # None means that the option was not given: the command then keeps the stored or default
+            # value.
             changes = {field.name: options.pop(field.name) for field in fields}
             command(**options, **{_TAKES: {name: value for name, value in changes.items() if value is not None}})
 
@@ -43,13 +45,14 @@ def options_of(settings: type, **names: str) -> Callable[[Callable[..., None]], 
         # typer reads both: the order and defaults from the signature, the types from the annotations.
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
-        del run.__wrapped__  # type: ignore[attr-defined]
+        del run.__wrapped__
         return run
 
     return decorate
 
 
 def _make_parameter(field: Setting, words: str | None) -> inspect.Parameter:
+    # `int | None` becomes an option of int; whether it was given says the rest.
     kinds = [kind for kind in get_args(field.type) if kind is not type(None)] or [field.type]
     default = "" if field.default in (None, False) else f" [{field.default}]"
     help_text = f"{field.help[:1].upper()}{field.help[1:]}{default}."

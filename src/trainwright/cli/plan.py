@@ -101,9 +101,9 @@ def model(
     if caveat := next(iter(found.values()))[0].caveat:
         print(f"caveat: {caveat}")
     for number, ranking in found.items():
-        _show(number, ranking, top=top, samples=samples, profile=profile, machine=machine)
+        _show_ranking(number, ranking, top=top, samples=samples, profile=profile, machine=machine)
     if len(found) > 1:
-        _chart(found, top)
+        _draw_chart(found, top)
     if out is not None:
         best = found[numbers[-1]][0]
         best.save(out)
@@ -111,9 +111,9 @@ def model(
     if json:
         print_json(
             {
-                "cluster": _cluster(machine),
+                "cluster": _describe_cluster(machine),
                 "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
-                "plans": [_content(plan, samples) for ranking in found.values() for plan in ranking],
+                "plans": [_collect_content(plan, samples) for ranking in found.values() for plan in ranking],
                 "rejected": [
                     {"devices": number, **asdict(each)}
                     for number, ranking in found.items()
@@ -124,11 +124,11 @@ def model(
         )
 
 
-def _cluster(machine: "Cluster") -> dict[str, Any]:
+def _describe_cluster(machine: "Cluster") -> dict[str, Any]:
     return {"name": machine.name, "devices": machine.devices, "verified": machine.verified, "source": machine.source}
 
 
-def _content(plan: "Forecast", samples: int | None) -> dict[str, Any]:
+def _collect_content(plan: "Forecast", samples: int | None) -> dict[str, Any]:
     hours = None if samples is None else plan.device_hours(samples)
     solution = None if samples is None else plan.seconds_to_solution(samples)
     return {
@@ -140,7 +140,7 @@ def _content(plan: "Forecast", samples: int | None) -> dict[str, Any]:
     }
 
 
-def _speeds(plan: "Forecast", profile: "Profile", machine: "Cluster") -> list[str]:
+def _list_speeds(plan: "Forecast", profile: "Profile", machine: "Cluster") -> list[str]:
     """Return samples a second, and the model's operations a second on a device with their share of what it can."""
     rate = plan.batch / plan.seconds_per_iteration
     work = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers) / profile.batch
@@ -149,7 +149,7 @@ def _speeds(plan: "Forecast", profile: "Profile", machine: "Cluster") -> list[st
     return [f"{rate:.3g}", f"{speed / 1e12:.3g}", f"{100 * speed / peak:.0f} %" if peak else "-"]
 
 
-def _show(
+def _show_ranking(
     number: int, ranking: "Ranking", *, top: int, samples: int | None, profile: "Profile", machine: "Cluster"
 ) -> None:
     """Print the table of one number of devices, the best plan's reasons, and what is left out."""
@@ -161,12 +161,12 @@ def _show(
         parts = plan.breakdown
         row = [
             plan.strategy + (" =" if plan.within_error_of_best else ""),
-            _divided(plan),
+            _describe_division(plan),
             plan.micro_batch,
-            _short(plan.seconds_per_iteration),
-            " - ".join(_short(each) for each in plan.interval),
+            _shorten(plan.seconds_per_iteration),
+            " - ".join(_shorten(each) for each in plan.interval),
             *map(
-                _short,
+                _shorten,
                 (
                     parts.compute + parts.framework,
                     parts.communication,
@@ -178,7 +178,7 @@ def _show(
             ),
             size(plan.peak_bytes),
             size(plan.reserved_bytes),
-            *_speeds(plan, profile, machine),
+            *_list_speeds(plan, profile, machine),
         ]
         rows.append([*row, f"{plan.device_hours(samples):.3g}"] if samples is not None else row)
     print_table([*header, "device-h/epoch"] if samples is not None else header, rows, left=2)
@@ -186,7 +186,7 @@ def _show(
         print("= : shares more than half of its interval with the first")
     if len(ranking) > top:
         print(f"{len(ranking) - top} more strategies are slower; --top shows them")
-    print(f"\n{_winner(ranking)}")
+    print(f"\n{_show_winner(ranking)}")
     for plan in ranking[:top]:
         for each in plan.bottlenecks[:2]:
             print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
@@ -196,7 +196,7 @@ def _show(
             print(f"  {refused.strategy}: {refused.reason}; {refused.value}, allowed: {refused.allowed}")
 
 
-def _winner(ranking: "Ranking") -> str:
+def _show_winner(ranking: "Ranking") -> str:
     """Return why the first is first: the part of an iteration in which it gains most over the second."""
     best = ranking[0]
     if len(ranking) == 1:
@@ -210,11 +210,11 @@ def _winner(ranking: "Ranking") -> str:
         return f"{best.strategy} comes first: as fast as {second.strategy}, with fewer devices or less memory"
     return (
         f"{best.strategy} comes first: {second.strategy} takes {ratio:.3g} times as long, most of it in {name} "
-        f"({_short(parts[name])} against {_short(getattr(second.breakdown, name))} s)"
+        f"({_shorten(parts[name])} against {_shorten(getattr(second.breakdown, name))} s)"
     )
 
 
-def _divided(plan: "Forecast") -> str:
+def _describe_division(plan: "Forecast") -> str:
     """Return degrees above one, and the other choices of a plan, in a few characters."""
     parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
     parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []
@@ -224,7 +224,7 @@ def _divided(plan: "Forecast") -> str:
     return " ".join(parts) or "-"
 
 
-def _chart(found: "dict[int, Ranking]", top: int) -> None:
+def _draw_chart(found: "dict[int, Ranking]", top: int) -> None:
     """Print a bar for the seconds of each strategy on each number of devices, longest first on each line's scale."""
     last = found[max(found)]
     names = [plan.strategy for plan in last[:top]]
@@ -238,8 +238,8 @@ def _chart(found: "dict[int, Ranking]", top: int) -> None:
         for number in found:
             took = seconds.get((name, number))
             bar = "" if took is None else "#" * max(1, round(_BARS * took / longest))
-            print(f"{name:<{width}}  {number:>6}  {'-' if took is None else _short(took):>9}  {bar}".rstrip())
+            print(f"{name:<{width}}  {number:>6}  {'-' if took is None else _shorten(took):>9}  {bar}".rstrip())
 
 
-def _short(seconds: float) -> str:
+def _shorten(seconds: float) -> str:
     return "0" if seconds == 0 else f"{seconds:.3g}"

@@ -39,6 +39,7 @@ def run(
         file=file,
         job=job,
         directory=job.directory,
+        # Options of the command line override the file.
         budget={**job.budget, **({} if trials is None else {"trials": trials}), "grace_seconds": grace},
         progress=not quiet,
         command=("trainwright", "run", str(file), *where),
@@ -57,17 +58,18 @@ def run(
     # Before any stage: a file of another study must not change anything in this folder.
     if work.study_exists:
         job.open_study().close()  # refuses a file of another study before anything is done
+    # What each stage rested on when it last ran, so that an unchanged one is skipped.
     stages = StageRecords(work.folder)
-    ran = [_done(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
+    ran = [_run_stage(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
     summary: dict[str, Any] = {}
     report = work.folder / "report.html"
     if work.study_exists:
-        summary = write_summary(work.folder, also=_entries(job.stages, work, stages))
+        summary = write_summary(work.folder, also=_summary_entries(job.stages, work, stages))
         if any(ran) or not report.exists():
             write_report(work.folder)
         summary["report"] = str(report)
     else:
-        summary |= _entries(job.stages, work, stages)
+        summary |= _summary_entries(job.stages, work, stages)
     if not quiet and work.study_exists:
         print(f"\nreport:     {report}")
         if served is not None and not serve:
@@ -79,7 +81,9 @@ def run(
         print_json(summary)
 
 
-def _done(stage: "WorkflowStage", work: "StageRun", stages: Any, *, force: bool, quiet: bool, titled: bool) -> bool:
+def _run_stage(
+    stage: "WorkflowStage", work: "StageRun", stages: Any, *, force: bool, quiet: bool, titled: bool
+) -> bool:
     """Run a stage unless it is unchanged, and show what came out; return whether it ran."""
     inputs = stage.inputs(work)
     # Unknown inputs mean that the stage cannot be skipped.
@@ -101,7 +105,7 @@ def _done(stage: "WorkflowStage", work: "StageRun", stages: Any, *, force: bool,
     return True
 
 
-def _entries(all_stages: "tuple[WorkflowStage, ...]", work: "StageRun", stages: Any) -> dict[str, Any]:
+def _summary_entries(all_stages: "tuple[WorkflowStage, ...]", work: "StageRun", stages: Any) -> dict[str, Any]:
     """Return what the stages give to the summary that are done, and rest on nothing that changed since."""
     found: dict[str, Any] = {}
     for stage in all_stages:
@@ -110,6 +114,7 @@ def _entries(all_stages: "tuple[WorkflowStage, ...]", work: "StageRun", stages: 
             continue
         try:
             inputs = stage.inputs(work)
+        # A stage whose inputs are gone has nothing to tell, but must not hide what other stages did.
         except InputError:  # what it rests on is gone
             continue
         if inputs is not None and stages.changed(stage.name, inputs) is None:

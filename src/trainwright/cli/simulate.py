@@ -47,8 +47,9 @@ def simulate(
             processes=processes if processes is not None else cores(),
             gantt=gantt is not None,
         )
-        _show(devices, plan.trials, plan.seeds, found[devices])
+        _show_forecasts(devices, plan.trials, plan.seeds, found[devices])
     if gantt is not None:
+        # One simulated study of each kind is drawn: the first seed stands for the others.
         panels = {
             (name if len(plan.gpus) == 1 else f"{name}, {devices} GPUs"): (devices, forecast.runs[0])
             for devices, item in found.items()
@@ -62,7 +63,7 @@ def simulate(
                 "trials": plan.trials,
                 "seeds": plan.seeds,
                 "forecasts": [
-                    {"gpus": devices, "scheduler": name, **_content(forecast)}
+                    {"gpus": devices, "scheduler": name, **_collect_content(forecast)}
                     for devices, item in found.items()
                     for name, forecast in item.items()
                 ],
@@ -76,7 +77,7 @@ _SPREADS = (
 )  # fmt: skip
 
 
-def _content(forecast: "Forecast") -> dict[str, Any]:
+def _collect_content(forecast: "Forecast") -> dict[str, Any]:
     spreads = {name: getattr(forecast, name) for name in _SPREADS}
     return {
         "rule": describe("rule", forecast.scheduler.rule),
@@ -88,18 +89,18 @@ def _content(forecast: "Forecast") -> dict[str, Any]:
     }
 
 
-def _show(devices: int, trials: int, seeds: int, found: "dict[str, Forecast]") -> None:
+def _show_forecasts(devices: int, trials: int, seeds: int, found: "dict[str, Forecast]") -> None:
     print(
         f"\n{devices} GPUs, {trials} trials; means of {seeds} simulated studies, nine of ten lie between (low - high)\n"
     )
     header = ("scheduler", "makespan", "GPU-hours", "busy", "first full", "full", "best loss", "resizes")
     rows = [
         (
-            _named(name, forecast),
-            _times(forecast.makespan_seconds),
-            _spread(forecast.gpu_hours, 1.0, ""),
+            _scheduler_name(name, forecast),
+            _format_times(forecast.makespan_seconds),
+            _format_spread(forecast.gpu_hours, 1.0, ""),
             f"{100 * forecast.utilisation.mean:.0f} %",
-            _times(forecast.first_full_seconds),
+            _format_times(forecast.first_full_seconds),
             f"{forecast.full.mean:.1f}",
             f"{forecast.best_loss.mean:.4g}",
             f"{forecast.resizes.mean:.0f}",
@@ -119,23 +120,23 @@ def _show(devices: int, trials: int, seeds: int, found: "dict[str, Forecast]") -
             print(f"{name}: for {forecast.substitutions} trials of all studies the table had not what was asked")
 
 
-def _named(name: str, forecast: "Forecast") -> str:
+def _scheduler_name(name: str, forecast: "Forecast") -> str:
     """Return the scheduler's name, and the size of a trial where that is all there is to its policy."""
     policy = forecast.scheduler.policy
     size = getattr(policy, "devices", None)
     return name if size is None else f"{name} ({size} GPU{'s' * (size > 1)} a trial)"
 
 
-def _times(spread: "Spread") -> str:
+def _format_times(spread: "Spread") -> str:
     """Return a spread of seconds in the unit that fits its mean."""
     if math.isinf(spread.mean):
         return "never" if math.isinf(spread.low) else "not always"
     units = (("d", 172_800, 86_400), ("h", 7200, 3600), ("min", 120, 60))
     unit, seconds = next(((name, item) for name, least, item in units if spread.mean >= least), ("s", 1))
-    return _spread(spread, seconds, f" {unit}")
+    return _format_spread(spread, seconds, f" {unit}")
 
 
-def _spread(spread: "Spread", unit: float, name: str) -> str:
+def _format_spread(spread: "Spread", unit: float, name: str) -> str:
     low, mean, high = (
         f"{value / unit:.{0 if value >= 100 * unit else 1}f}" for value in (spread.low, spread.mean, spread.high)
     )

@@ -31,39 +31,41 @@ def status(
     """Show the counts by state, who has which devices, the best trial and ensemble, and what the ledger had to drop."""
     with Study.open(where) as study:
         if trial is not None:
-            _tell(study, trial, json=json)
+            _show_trial(study, trial, json=json)
             return
-        content = _content(study)
+        content = _collect_content(study)
         dropped = study.dropped
         if json:
             for line in dropped:
                 print(f"dropped: {line}")
             print_json(content)
         else:
-            _show(where, content, dropped, interrupted=sum(trial.preempted for trial in study.trials))
+            _show_status(where, content, dropped, interrupted=sum(trial.preempted for trial in study.trials))
     if strict and dropped:
         raise typer.Exit(1)
 
 
-def _content(study: Any) -> dict[str, Any]:
+def _collect_content(study: Any) -> dict[str, Any]:
+    # Trials recorded as running may have lost their worker; its missing heartbeats tell.
     words = study.under_way
+    # With one objective the front is the best trial alone.
     front = [
         {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
     ]
-    grants = [_grant(study.state.trials[number], word) for number, word in words.items()]
+    grants = [_describe_grant(study.state.trials[number], word) for number, word in words.items()]
     content = {
         "trials": state_counts(study.state, words),
         "best": front[0] if front else None,
         **({"feasible": len(study.feasible)} if any(map(math.isfinite, study.state.limits)) else {}),
         "objectives": [{"metric": o.metric, "direction": o.direction} for o in study.objectives],
         "dropped_records": len(study.dropped),
-        **_ensemble(study),
+        **_describe_ensemble(study),
         **({"grants": grants} if grants else {}),
     }
     return content if len(study.objectives) == 1 else {**content, "front": front}
 
 
-def _ensemble(study: Any) -> dict[str, Any]:
+def _describe_ensemble(study: Any) -> dict[str, Any]:
     if study.directory is None or not any(trial.offered for trial in study.state.trials.values()):
         return {}
     try:
@@ -73,7 +75,7 @@ def _ensemble(study: Any) -> dict[str, Any]:
     return {} if found is None else {"ensemble": asdict(found)}
 
 
-def _grant(trial: Any, word: str) -> dict[str, Any]:
+def _describe_grant(trial: Any, word: str) -> dict[str, Any]:
     lease = trial.leases[trial.lease]
     return {
         "trial": trial.number,
@@ -84,7 +86,7 @@ def _grant(trial: Any, word: str) -> dict[str, Any]:
     }
 
 
-def _tell(study: Any, number: int, *, json: bool) -> None:
+def _show_trial(study: Any, number: int, *, json: bool) -> None:
     """Print a trial's runs and the verdicts on it, in order of epochs."""
     if number not in study.state.trials:
         known = f"0 to {max(study.state.trials)}" if study.state.trials else "none, the study has no trials yet"
@@ -108,7 +110,7 @@ def _tell(study: Any, number: int, *, json: bool) -> None:
         if d.trial == number
     ]
     if json:
-        print_json({"trial": number, "state": word, "runs": runs, "decisions": decisions, **_failure(trial)})
+        print_json({"trial": number, "state": word, "runs": runs, "decisions": decisions, **_describe_failure(trial)})
         return
     print(f"trial {number}: {word}, {trial.epoch} epoch{'s' if trial.epoch != 1 else ''}")
     for run in runs:
@@ -123,11 +125,11 @@ def _tell(study: Any, number: int, *, json: bool) -> None:
         print(trial.failure.traceback.rstrip() or f"failed: {trial.failure.message}")
 
 
-def _failure(trial: Any) -> dict[str, Any]:
+def _describe_failure(trial: Any) -> dict[str, Any]:
     return {} if trial.failure is None else {"failure": asdict(trial.failure)}
 
 
-def _show(where: str, content: dict[str, Any], dropped: list[str], *, interrupted: int) -> None:
+def _show_status(where: str, content: dict[str, Any], dropped: list[str], *, interrupted: int) -> None:
     goals = ", ".join(f"{o['direction']} {o['metric']}" for o in content["objectives"])
     words = {state: f"{count} {state}" for state, count in content["trials"].items() if count}
     if interrupted:  # not at a rung, as the others: they go on in the next run

@@ -39,6 +39,7 @@ def worker(
     sys.path.append(str(Path.cwd()))  # where the module of --train may be
     settings: dict[str, Any] = {"train": train}
     stop_when = None
+    # A study file makes the study if it is not there yet; an address only opens one.
     if where.endswith((".toml", ".py")):
         job = read_job(Path(where))
         study = job.open_study()
@@ -49,6 +50,7 @@ def worker(
         wall_seconds = wall_seconds if wall_seconds is not None else job.budget.get("wall_seconds")
     else:
         study = Study.open(where, ledger=ledger)
+    # One trial per GPU by default: two on one would compete for its memory.
     if settings.get("engine") is None:
         settings["engine"] = Local(workers if workers is not None else max(1, len(visible_gpus())))
     with study:

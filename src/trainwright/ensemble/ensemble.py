@@ -79,7 +79,7 @@ class Ensemble:
         Probabilities [N, C], values [N, T], or means and variances [N, T, 2]. The members' networks are built at the
         first call; they need weights in the library (see `leave`, factory).
         """
-        return self._calibrated(combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights))
+        return self._apply_calibration(combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights))
 
     def labels(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Array:
         """Return the classes [N] that a batch x [N, ...] is called: the likeliest, or by the threshold of `decided`."""
@@ -99,7 +99,7 @@ class Ensemble:
 
         In float64, [N, C] or [N, T, 2], and calibrated if the ensemble is.
         """
-        return self._calibrated(self._pooled(split))
+        return self._apply_calibration(self._pool_members(split))
 
     def member_predictions(self, split: str = "test") -> Iterator[Array]:
         """Yield the members' kept predictions of a split, one at a time in memory; probabilities sum to 1."""
@@ -138,7 +138,7 @@ class Ensemble:
         spread = decompose_uncertainty(self.member_predictions(split), self.weights, self.output).per_row().epistemic
         return replace(
             self,
-            calibration=None if self.output == "values" else calibrate(self._pooled(split), targets),
+            calibration=None if self.output == "values" else calibrate(self._pool_members(split), targets),
             threshold=float(np.quantile(spread, _UNUSUAL)),
             decision=None,
         )
@@ -247,10 +247,10 @@ class Ensemble:
         """The members' networks in evaluation mode, in member order, built once."""
         return tuple(build_network(member) for member in self.members)
 
-    def _pooled(self, split: str) -> Array:
+    def _pool_members(self, split: str) -> Array:
         return combine(self.rule, self.member_predictions(split), self.weights)
 
-    def _calibrated(self, pooled: Array) -> Array:
+    def _apply_calibration(self, pooled: Array) -> Array:
         return pooled if self.calibration is None else self.calibration.apply(pooled)
 
     def _member_outputs(self, x: "Array | torch.Tensor", batch_rows: int, device: str) -> Iterator[Array]:

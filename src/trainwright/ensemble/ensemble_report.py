@@ -45,7 +45,7 @@ class EnsembleReport:
     ] = ()  # [K, K] share of rows with different classes, or root mean square of the difference
     error_correlation: float | None = None  # mean over pairs of members
     q_statistic: float | None = None  # Yule's Q of right and wrong, mean over pairs; classes only
-    risk: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # "total" and "epistemic": see `_risks`
+    risk: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # "total" and "epistemic": see `_risk_curves`
     rows_seen_by_search: bool = False  # the split that judges is part of what steered the search
     seconds_per_row: float | None = None
     bytes: int | None = None
@@ -75,17 +75,17 @@ def make_report(
     # Each split is combined once; all figures below are of these arrays.
     pooled = {name: combine(rule, item, weights) for name, item in predictions.items()}
     content = pooled if calibration is None else {name: calibration.apply(item) for name, item in pooled.items()}
-    before = _measures(first.output, pooled.get(split), targets.get(split), predictions.get(split), weights)
+    before = _measure_prediction(first.output, pooled.get(split), targets.get(split), predictions.get(split), weights)
     after = None
     curves: dict[str, Any] = {}
     if split in pooled and first.output == "classes":
         curves["before"] = asdict(reliability(pooled[split], targets[split]))
     if split in pooled and calibration is not None:
         mended = content[split]
-        after = _measures(first.output, mended, targets[split], None, weights)
+        after = _measure_prediction(first.output, mended, targets[split], None, weights)
         if first.output == "classes":
             curves["after"] = asdict(reliability(mended, targets[split]))
-    wrong = _errors(predictions[split], targets[split]) if split in predictions else None
+    wrong = _member_errors(predictions[split], targets[split]) if split in predictions else None
     seconds = [member.seconds_per_row for member in members]
     sizes = [member.weight_bytes for member in members]
     count = len(members)
@@ -95,16 +95,16 @@ def make_report(
         metric=metric.name,
         rows=split,
         losses={name: float(metric.loss(metric.per_row(item, targets[name]).mean())) for name, item in content.items()},
-        members=_table(members, predictions.get(selection), targets.get(selection), weights, rule),
+        members=_member_table(members, predictions.get(selection), targets.get(selection), weights, rule),
         before=before,
         after=after,
         calibration=None if calibration is None else calibration.to_json(),
-        decision=_decided(decision, content.get(split), targets.get(split)),
+        decision=_describe_decision(decision, content.get(split), targets.get(split)),
         reliability=curves,
-        disagreement=_disagreement(predictions[split], first.output) if split in predictions else (),
-        error_correlation=None if wrong is None or count < 2 else _mean_pair(wrong, _correlation),
-        q_statistic=None if wrong is None or count < 2 or first.output != "classes" else _mean_pair(wrong, _yule),
-        risk=_risks(first.output, predictions[split], pooled[split], targets[split], weights)
+        disagreement=_pairwise_disagreement(predictions[split], first.output) if split in predictions else (),
+        error_correlation=None if wrong is None or count < 2 else _mean_pair(wrong, _error_correlation),
+        q_statistic=None if wrong is None or count < 2 or first.output != "classes" else _mean_pair(wrong, _yule_q),
+        risk=_risk_curves(first.output, predictions[split], pooled[split], targets[split], weights)
         if split in pooled
         else {},
         rows_seen_by_search=split in first.sources,
@@ -114,7 +114,7 @@ def make_report(
     )
 
 
-def _risks(
+def _risk_curves(
     output: str, members: Sequence[Array], pooled: Array, targets: Array, weights: Sequence[float]
 ) -> dict[str, Any]:
     """Return how the loss falls if the most uncertain rows are refused: coverage and risk at 20 shares, and the area.
@@ -137,7 +137,7 @@ def _risks(
     return found
 
 
-def _decided(
+def _describe_decision(
     decision: DecisionThreshold | None, predicted: Array | None, targets: Array | None
 ) -> dict[str, Any] | None:
     if decision is None:
@@ -148,7 +148,7 @@ def _decided(
     return content
 
 
-def _measures(
+def _measure_prediction(
     output: str, pooled: Array | None, targets: Array | None, members: Sequence[Array] | None, weights: Sequence[float]
 ) -> dict[str, Any] | None:
     if pooled is None or targets is None:
@@ -169,7 +169,7 @@ def _measures(
     }
 
 
-def _table(
+def _member_table(
     members: Sequence[Member],
     predictions: Sequence[Array] | None,
     targets: Array | None,
@@ -206,14 +206,14 @@ def _table(
     return sorted(rows, key=lambda row: (-row["weight"], row["trial"]))
 
 
-def _errors(predictions: Sequence[Array], targets: Array) -> Array:
+def _member_errors(predictions: Sequence[Array], targets: Array) -> Array:
     """Return per member and row 1 for a wrong class, or the residual of a value [K, N]."""
     if targets.dtype.kind in "iu":
         return np.stack([(item.argmax(axis=1) != targets).astype(np.float64) for item in predictions])
     return np.stack([((item[..., 0] if item.ndim == 3 else item) - targets).mean(axis=1) for item in predictions])
 
 
-def _disagreement(predictions: Sequence[Array], output: str) -> list[list[float]]:
+def _pairwise_disagreement(predictions: Sequence[Array], output: str) -> list[list[float]]:
     if output == "classes":
         # Pairs of members at once: [K, 1, N] against [1, K, N].
         answers = np.stack([item.argmax(axis=1) for item in predictions])
@@ -231,13 +231,13 @@ def _mean_pair(rows: Array, of: Any) -> float | None:
     return float(np.mean(known)) if known else None
 
 
-def _correlation(one: Array, two: Array) -> float | None:
+def _error_correlation(one: Array, two: Array) -> float | None:
     if one.std() == 0 or two.std() == 0:
         return None
     return float(np.corrcoef(one, two)[0, 1])
 
 
-def _yule(one: Array, two: Array) -> float | None:
+def _yule_q(one: Array, two: Array) -> float | None:
     # Yule's Q (Kuncheva and Whitaker, 2003): 1 for members wrong on the same rows, 0 for independent ones.
     both, neither = float((one * two).sum()), float(((1 - one) * (1 - two)).sum())
     left, right = float((one * (1 - two)).sum()), float(((1 - one) * two).sum())

@@ -5,6 +5,7 @@ There it is slower than `Deployment`, by design; it is for what does not fit on 
 """
 
 import itertools
+import logging
 import sys
 import threading
 import time
@@ -66,13 +67,16 @@ class RayService:
             raise MissingExtra.of("--engine ray", "ray[serve]", "ray") from error
         except ImportError as error:
             raise ServeError(f'Ray Serve cannot be loaded ({error}): pip install "ray[serve]"') from error
-        self.ensemble, self._ray, self._serve = ensemble, ray, serve
+        self.ensemble = ensemble
+        # Decorators of Ray are typed for functions only.
+        self._ray: Any = ray
+        self._serve: Any = serve
         self._settings = DeploymentSettings() if settings is None else settings
         self._plan = DeploymentPlan.simple(ensemble, "cpu") if plan is None else plan
         self._plan.check(ensemble, self._plan.devices)
         self._owns_ray = not ray.is_initialized()
         if self._owns_ray:
-            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         self._applications: list[str] = []
         self._lock = threading.Lock()
         self._rows = 0

@@ -28,6 +28,7 @@ class _Store:
     delivered: int = 0
     claims: dict[str, str] = field(default_factory=dict)
     beats: dict[str, int] = field(default_factory=dict)
+    study_id: str = field(default_factory=new_writer)
     dropped: list[Dropped] = field(default_factory=list)
     # By the clock.
     beaten_at: dict[str, float] = field(default_factory=dict)
@@ -66,6 +67,11 @@ class MemoryLedger:
     def _open_writer(self) -> None:
         self.writer = new_writer()
         self._seq = 0
+
+    @property
+    def study_id(self) -> str:
+        """The identity of the study whose records these are."""
+        return self._store.study_id
 
     def append(self, records: Sequence[Record]) -> list[Record]:
         """Keep the records and return them stamped."""

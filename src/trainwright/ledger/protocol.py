@@ -38,6 +38,10 @@ class Ledger(Protocol):
     """How long a writer on another host may be silent before it is held dead; it beats twelve times in that time."""
 
     @property
+    def study_id(self) -> str:
+        """The identity of the study; another one if it was deleted and begun again in the same place."""
+
+    @property
     def writer(self) -> str:
         """The identity under which this object appends; unique for ever."""
 

@@ -23,6 +23,7 @@ def target(directory: str | Path, file: str | Path, finished: tuple[str, ...] = 
         raise InputError(f"cannot write {path}: it is a directory; give the name of a file in it")
     if not path.parent.is_dir():
         raise InputError(f"cannot write {path}: the directory {path.parent} does not exist; make it first")
+    # An export over the study's own records would destroy the study.
     records = (Path(directory) / "ledger").resolve()
     if records in path.resolve().parents:
         raise InputError(f"cannot write {path}: it lies in the study's own records, {records}; choose another place")
@@ -32,18 +33,18 @@ def target(directory: str | Path, file: str | Path, finished: tuple[str, ...] = 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Give a temporary path that takes the place of `path` at the end; raises `InputError` where it cannot be."""
-    with _told(path), publish(path) as temporary:
+    with _explain_errors(path), publish(path) as temporary:
         yield temporary
 
 
 def write(path: Path, content: str | bytes) -> None:
     """Write a file as a whole, in place of what is there; raises `InputError` where it cannot be."""
-    with _told(path):
+    with _explain_errors(path):
         write_file(path, content)
 
 
 @contextmanager
-def _told(path: Path) -> Iterator[None]:
+def _explain_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

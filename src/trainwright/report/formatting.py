@@ -34,13 +34,14 @@ def number(value: float | None, digits: int = 4) -> str:
     if value is None or math.isnan(value):
         return DASH
     if math.isinf(value):
-        return "∞" if value > 0 else _minus("-∞")
+        return "∞" if value > 0 else _typeset_minus("-∞")
     if value == int(value) and abs(value) < 1e7:
-        return _minus(f"{int(value):,}")
+        return _typeset_minus(f"{int(value):,}")
+    # Outside of four decades below 1 and seven above, an exponent reads better than zeros.
     size = math.floor(math.log10(abs(value)))
     if not -4 <= size < 7:
-        return _minus(f"{value:.{max(digits - 2, 1)}e}")
-    return _minus(f"{value:,.{max(digits - 1 - size, 0)}f}")
+        return _typeset_minus(f"{value:.{max(digits - 2, 1)}e}")
+    return _typeset_minus(f"{value:,.{max(digits - 1 - size, 0)}f}")
 
 
 def aligned(values: Sequence[float | None]) -> list[str]:
@@ -52,19 +53,21 @@ def aligned(values: Sequence[float | None]) -> list[str]:
     if max(sizes) - min(sizes) >= 3 or max(sizes) > 6 or max(sizes) < -3:
         form = ".1e"
     else:
+        # As many decimals as the largest value needs for four digits, fewer where they would all be 0.
         places = max(3 - max(sizes), 0)
         while places and all(round(value, places) == round(value, places - 1) for value in known):
             places -= 1
         form = f",.{places}f"
     return [
-        number(value) if value is None or not math.isfinite(value) else _minus(f"{value:{form}}") for value in values
+        number(value) if value is None or not math.isfinite(value) else _typeset_minus(f"{value:{form}}")
+        for value in values
     ]
 
 
 def shown(value: Any) -> str:
     """Return a parameter's value for a reader, not yet escaped."""
     if isinstance(value, float):
-        return _minus(f"{value:.3g}")
+        return _typeset_minus(f"{value:.3g}")
     if isinstance(value, list | tuple):
         return "(" + ", ".join(map(shown, value)) + ")"
     text = str(value)
@@ -101,5 +104,5 @@ def time_unit(seconds: float) -> tuple[str, float]:
     return "s", 1.0
 
 
-def _minus(text: str) -> str:
+def _typeset_minus(text: str) -> str:
     return text.replace("-", "\N{MINUS SIGN}")

@@ -52,19 +52,19 @@ def gantt_svg(panels: Mapping[str, tuple[int, SimulatedStudy]]) -> str:
     y = 34.0
     for name, (devices, run) in panels.items():
         height = min(_TALLEST, max(_LOW, devices * 12))
-        parts += _panel(name, devices, run, (y + _TOP, height), axis)
+        parts += _draw_panel(name, devices, run, (y + _TOP, height), axis)
         y += _TOP + height + _BELOW
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {y:.0f}" width="{_WIDTH}" height="{y:.0f}" '
         'font-family="system-ui,sans-serif" font-size="12" fill="#1f2328" role="img" '
         'aria-label="Who held which devices when">\n<rect width="100%" height="100%" fill="#ffffff"/>\n'
-        f"{_legend(panels)}\n" + "\n".join(parts) + "\n</svg>\n"
+        f"{_draw_legend(panels)}\n" + "\n".join(parts) + "\n</svg>\n"
     )
 
 
-def _legend(panels: Mapping[str, tuple[int, SimulatedStudy]]) -> str:
+def _draw_legend(panels: Mapping[str, tuple[int, SimulatedStudy]]) -> str:
     sizes = sorted({len(bar.block) for _, run in panels.values() for bar in run.gantt})
-    entries = [(_shade(size), f"{size} device{'s' * (size > 1)}") for size in sizes[:8]]
+    entries = [(_bar_shade(size), f"{size} device{'s' * (size > 1)}") for size in sizes[:8]]
     ends = {bar.why for _, run in panels.values() for bar in run.gantt}
     marks = {"full": "whole length", "failed": "failed, node lost", "stalled": "waits for ever"}
     entries += [
@@ -85,7 +85,7 @@ class _Axis:
     unit: str
 
 
-def _panel(name: str, devices: int, run: SimulatedStudy, place: tuple[float, float], axis: _Axis) -> Iterator[str]:
+def _draw_panel(name: str, devices: int, run: SimulatedStudy, place: tuple[float, float], axis: _Axis) -> Iterator[str]:
     top, height = place
     scale, seconds, unit = axis.scale, axis.seconds, axis.unit
     row = height / devices
@@ -98,7 +98,7 @@ def _panel(name: str, devices: int, run: SimulatedStudy, place: tuple[float, flo
     width = _WIDTH - _LEFT - _RIGHT
     yield f'<rect x="{_LEFT}" y="{top:.0f}" width="{width}" height="{height:.0f}" fill="#f6f8fa"/>'
     for bar in run.gantt:
-        yield from _bar(bar, top, row, scale)
+        yield from _draw_bar(bar, top, row, scale)
     yield f'<line x1="{end:.1f}" x2="{end:.1f}" y1="{top - 3:.0f}" y2="{top + height + 3:.0f}" stroke="#1f2328"/>'
     yield f'<text x="{_LEFT - 8}" y="{top + 10:.0f}" text-anchor="end" fill="#59636e">0</text>'
     yield f'<text x="{_LEFT - 8}" y="{top + height:.0f}" text-anchor="end" fill="#59636e">{devices - 1}</text>'
@@ -106,7 +106,7 @@ def _panel(name: str, devices: int, run: SimulatedStudy, place: tuple[float, flo
         f'<text transform="translate({_LEFT - 34},{top + height / 2:.0f}) rotate(-90)" text-anchor="middle" '
         'fill="#59636e">device</text>'
     )
-    step = _step(width / scale / seconds)
+    step = _tick_step(width / scale / seconds)
     for tick in range(int(width / scale / seconds / step) + 1):
         x = _LEFT + tick * step * seconds * scale
         yield f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{top + height:.0f}" y2="{top + height + 4:.0f}" stroke="#59636e"/>'
@@ -116,7 +116,7 @@ def _panel(name: str, devices: int, run: SimulatedStudy, place: tuple[float, flo
         )
 
 
-def _bar(bar: DeviceHold, top: float, row: float, scale: float) -> Iterator[str]:
+def _draw_bar(bar: DeviceHold, top: float, row: float, scale: float) -> Iterator[str]:
     """Yield a rectangle for each run of neighbours in a block; how a trial ended marks its right edge."""
     x, width = _LEFT + bar.start * scale, max(0.4, (bar.end - bar.start) * scale)
     said = f"trial {bar.trial}: {len(bar.block)} devices, {bar.start:.0f} to {bar.end:.0f} s, {_SAID[bar.why]}"
@@ -127,7 +127,7 @@ def _bar(bar: DeviceHold, top: float, row: float, scale: float) -> Iterator[str]
         inner = max(0.2, height - min(0.8, row / 5))
         yield (
             f'<rect x="{x:.2f}" y="{y:.2f}" width="{width - gap:.2f}" height="{inner:.2f}" '
-            f'fill="{_shade(len(bar.block))}"><title>{said}</title></rect>'
+            f'fill="{_bar_shade(len(bar.block))}"><title>{said}</title></rect>'
         )
         if bar.why in _MARKS:
             mark = min(3.0, width)
@@ -137,11 +137,11 @@ def _bar(bar: DeviceHold, top: float, row: float, scale: float) -> Iterator[str]
             )
 
 
-def _shade(size: int) -> str:
+def _bar_shade(size: int) -> str:
     return _SHADES[min(len(_SHADES) - 1, size.bit_length() - 1)]
 
 
-def _step(length: float) -> float:
+def _tick_step(length: float) -> float:
     """Return a round step that cuts a length into about eight."""
     raw = max(length / 8, 1e-9)
     power: float = 10.0 ** math.floor(math.log10(raw))

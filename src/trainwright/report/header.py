@@ -17,9 +17,10 @@ def header_html(overview: Overview, *, name: str, directory: Path | None, droppe
     goals += f", with {limits}" if limits else ""
     states = "".join(f'<li class="{word}">{many:,} {word}</li>' for word, many in overview.counts.items())
     facts = "".join(
-        f"<div><dt>{what}</dt><dd>{value}<small>{more}</small></dd></div>" for what, value, more in _facts(overview)
+        f"<div><dt>{what}</dt><dd>{value}<small>{more}</small></dd></div>"
+        for what, value, more in _list_facts(overview)
     )
-    warning = f'<p class="go-on">{_dropped(dropped)}</p>' if dropped else ""
+    warning = f'<p class="go-on">{_dropped_words(dropped)}</p>' if dropped else ""
     return (
         f'<p class="eyebrow">Trainwright report</p><h1>{escape(name)}</h1><p class="soft">{goals}</p>'
         f'<ul class="counts" aria-label="Trials by state">{states or "<li>no trial yet</li>"}</ul>'
@@ -39,7 +40,7 @@ def footer_html(overview: Overview, *, study_id: str, now: float) -> str:
     return "<p>" + " · ".join(part for part in parts if part) + "</p>"
 
 
-def _facts(overview: Overview) -> list[tuple[str, str, str]]:
+def _list_facts(overview: Overview) -> list[tuple[str, str, str]]:
     facts: list[tuple[str, str, str]] = []
     best = overview.best
     if best is not None and len(overview.objectives) == 1:
@@ -70,6 +71,7 @@ def _way_on(overview: Overview, directory: Path | None) -> str:
         return ""
     under_way = overview.count(Status.PROPOSED, Status.RUNNING, Status.LOST)
     still = f"{count(under_way, 'trial')} {'is' if under_way == 1 else 'are'} not finished. " if under_way else ""
+    # The study's own note says how it was started, which is how to continue it.
     commands = [
         value for _, name, value in overview.state.notes.values() if name == "resume" and isinstance(value, str)
     ]
@@ -83,5 +85,5 @@ def _way_on(overview: Overview, directory: Path | None) -> str:
     return f'<p class="go-on">{still}{how} How it stands: <code>trainwright status {escape(place)}</code></p>'
 
 
-def _dropped(dropped: int) -> str:
+def _dropped_words(dropped: int) -> str:
     return f'{count(dropped, "piece")} of the records could not be read: <a href="#dropped">which</a>.'

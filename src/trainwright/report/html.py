@@ -61,8 +61,8 @@ def render(
         figures.extend(drawn.figures)
         sections.append((group_name, group.heading, _group_html(group, drawn)))
     sections += [
-        ("failures", "Failures", _card(tables.failures(overview))),
-        ("dropped", "Records dropped", _card(tables.dropped_records(dropped, state.unknown_kinds))),
+        ("failures", "Failures", _wrap_card(tables.failures(overview))),
+        ("dropped", "Records dropped", _wrap_card(tables.dropped_records(dropped, state.unknown_kinds))),
     ]
     return page_html(
         title=f"{name} {DASH} Trainwright",
@@ -83,5 +83,5 @@ def _group_html(group: FigureGroup, drawn: DrawnGroup) -> str:
     return "\n".join(texts) + ("" if drawn.ensemble is None else tables.pick(drawn.ensemble)) + notes
 
 
-def _card(inner: str) -> str:
+def _wrap_card(inner: str) -> str:
     return f'<div class="card">{inner}</div>' if inner else ""

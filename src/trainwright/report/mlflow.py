@@ -46,22 +46,23 @@ class MLflowRuns:
             raise MissingExtra.of("the MLflow export", "mlflow", "mlflow") from None
         self.finished = FinishedTrials(directory, last=last)
         self.uri = uri
-        with self._told():
+        with self._explain_errors():
             self._client = MlflowClient(tracking_uri=uri)
-            self.experiment: str = self._experiment(self.finished.name)
-            self._parent, self._known = self._runs()
+            self.experiment: str = self._find_experiment(self.finished.name)
+            self._parent, self._known = self._find_runs()
         self.update()
 
     def update(self) -> int:
         """Add the trials that have ended since the last call and are not there; returns how many."""
         self.finished.read()
+        # Trials that the store has already, from an earlier export, are not written twice.
         trials = [trial for trial in self.finished.news() if trial.number not in self._known]
         for trial in trials:
-            with self._told():
-                self._write(trial)
+            with self._explain_errors():
+                self._write_trial(trial)
         return len(trials)
 
-    def _experiment(self, name: str) -> str:
+    def _find_experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
         if found is None:
             return str(self._client.create_experiment(name))
@@ -71,7 +72,7 @@ class MLflowRuns:
             )
         return str(found.experiment_id)
 
-    def _runs(self) -> tuple[str, set[int]]:
+    def _find_runs(self) -> tuple[str, set[int]]:
         """Return the study's run, made if it is not there, and the numbers of the trials that are there."""
         parent, known, token = None, set(), None
         while token != "":
@@ -97,11 +98,11 @@ class MLflowRuns:
         self._client.set_terminated(run.info.run_id)
         return str(run.info.run_id)
 
-    def _write(self, trial: TrialState) -> None:
+    def _write_trial(self, trial: TrialState) -> None:
         from mlflow.entities import Param
 
         starts = [lease.started_at for lease in trial.leases.values() if lease.started_at is not None]
-        ended = _ms(trial.end.at) if trial.end is not None else 0
+        ended = _to_milliseconds(trial.end.at) if trial.end is not None else 0
         tags = {
             _STUDY: self.finished.study_id,
             _TRIAL: str(trial.number),
@@ -112,12 +113,12 @@ class MLflowRuns:
             tags["trainwright.failure"] = f"{trial.failure.kind}: {trial.failure.message}"
         run = self._client.create_run(
             self.experiment,
-            start_time=_ms(min(starts)) if starts else ended,
+            start_time=_to_milliseconds(min(starts)) if starts else ended,
             tags=tags,  # with it from the start: a run that is left half written is found again
             run_name=f"trial-{trial.number:06d}",
         ).info.run_id
-        params = [Param(_key(name), _text(value)) for name, value in trial.params.items()]
-        metrics = list(_metrics(trial, ended))
+        params = [Param(_metric_key(name), _param_text(value)) for name, value in trial.params.items()]
+        metrics = list(_list_metrics(trial, ended))
         chunks = max(math.ceil(len(params) / _MOST_PARAMS), math.ceil(len(metrics) / _MOST_METRICS))
         for i in range(chunks):  # mostly one, which is one transaction
             self._client.log_batch(
@@ -129,7 +130,7 @@ class MLflowRuns:
         self._known.add(trial.number)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _explain_errors(self) -> Iterator[None]:
         """Tell what MLflow refuses in one sentence."""
         from mlflow.exceptions import MlflowException
 
@@ -140,28 +141,28 @@ class MLflowRuns:
             raise InputError(f"MLflow at {self.uri}: {said}") from error
 
 
-def _metrics(trial: TrialState, ended: int) -> Iterator["Metric"]:
+def _list_metrics(trial: TrialState, ended: int) -> Iterator["Metric"]:
     """Yield each metric of each report at its epoch, then what the result holds beyond the last of them."""
     from mlflow.entities import Metric
 
     reports = [trial.reports[epoch] for epoch in sorted(trial.reports)]
     for report in reports:
         for name, value in report.metrics.items():
-            yield Metric(_key(name), value, _ms(report.at), report.epoch)
+            yield Metric(_metric_key(name), value, _to_milliseconds(report.at), report.epoch)
     last: Mapping[str, float] = reports[-1].metrics if reports else {}
     for name, value in final_metrics(trial).items():
         if last.get(name) != value and not math.isnan(value):
-            yield Metric(_key(name), value, ended, trial.epoch)
+            yield Metric(_metric_key(name), value, ended, trial.epoch)
 
 
-def _key(name: str) -> str:
+def _metric_key(name: str) -> str:
     """Return a name of the characters that MLflow allows."""
     return re.sub(r"[^\w.\- /]", "_", name)
 
 
-def _text(value: Any) -> str:
+def _param_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-def _ms(seconds: float) -> int:
+def _to_milliseconds(seconds: float) -> int:
     return int(1000 * seconds)

@@ -40,7 +40,7 @@ class Overview:
         """Positions of the trials with a finite result in every objective, in the order in which they ended."""
         # In the order of ending, which is what a best-so-far line goes by.
         found = np.flatnonzero(np.isfinite(self.losses).all(axis=1)) if self.objectives else np.empty(0, np.int64)
-        return found[np.argsort([_ended(self.trials[at]) for at in found], kind="stable")]
+        return found[np.argsort([_end_time(self.trials[at]) for at in found], kind="stable")]
 
     @cached_property
     def within(self) -> NDArray[np.bool_]:
@@ -178,5 +178,5 @@ class Clock:
         return np.asarray(before[session] + inside)
 
 
-def _ended(trial: TrialState) -> float:
+def _end_time(trial: TrialState) -> float:
     return trial.end.at if trial.end is not None else math.inf

@@ -24,10 +24,10 @@ _MODULES = ("pens.js", "scales.js", "chart.js", "page.js")
 
 def page_html(*, title: str, header: str, sections: Sequence[Section], figures: Sequence[Figure], footer: str) -> str:
     """Return the whole page; `figures` are those whose places are in the sections."""
-    style, scripts = _asset("page.css"), [_bundled(*_MODULES)] if figures else []
+    style, scripts = _read_asset("page.css"), [_bundle_scripts(*_MODULES)] if figures else []
     data = embedded_json([asdict(figure) for figure in figures])
     # Scripts are allowed by their digest, so that no text of the study can run even if its escaping failed.
-    allowed = " ".join(f"'sha256-{_digest(text)}'" for text in scripts) or "'none'"
+    allowed = " ".join(f"'sha256-{_script_digest(text)}'" for text in scripts) or "'none'"
     policy = f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data: blob:"
     links = "".join(f'<a href="#{name}">{heading}</a>' for name, heading, _ in sections)
     body = "\n".join(
@@ -74,17 +74,17 @@ def figure_html(figure: Figure, *, alone: bool = False) -> str:
     )
 
 
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return resources.files("trainwright.report").joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def _bundled(*names: str) -> str:
+def _bundle_scripts(*names: str) -> str:
     """Return modules as one script: each after those that it imports, so that a file needs no other."""
-    text = "\n".join(_asset(name) for name in names)
+    text = "\n".join(_read_asset(name) for name in names)
     alone = re.sub(r"^import .*;\n", "", text, flags=re.MULTILINE)
     script = re.sub(r"^export (?=const|class|function)", "", alone, flags=re.MULTILINE)
     return f'(() => {{\n"use strict";\n{script}\n}})();'
 
 
-def _digest(text: str) -> str:
+def _script_digest(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

@@ -48,7 +48,7 @@ def plans_of(directory: Path) -> Plans:
     except OSError:
         files = []
     for path in files[:_MOST_FILES]:
-        content = _content(path)
+        content = _read_content(path)
         if not isinstance(content, dict):
             continue
         if content.get("kind") == "memory plan":
@@ -60,10 +60,10 @@ def plans_of(directory: Path) -> Plans:
             found.strategies.append((path.stem, content))
         elif {"layout", "forecast"} <= content.keys():
             try:
-                found.strategies.append((path.stem, _alone(Forecast.load(path))))
+                found.strategies.append((path.stem, _wrap_plan(Forecast.load(path))))
             except TrainwrightError as error:
                 found.refused.append(f"{path.name}: {error}.")
-    stage = _content(directory / "stages" / "plan.json")
+    stage = _read_content(directory / "stages" / "plan.json")
     table = stage.get("content") if isinstance(stage, dict) else None
     return Plans(
         search=table if isinstance(table, dict) and isinstance(table.get("cost"), dict) else None,
@@ -73,12 +73,12 @@ def plans_of(directory: Path) -> Plans:
     )
 
 
-def _alone(plan: Forecast) -> Mapping[str, Any]:
+def _wrap_plan(plan: Forecast) -> Mapping[str, Any]:
     table = {**asdict(plan), "devices": plan.devices, "seconds_per_iteration": plan.seconds_per_iteration}
     return {"plans": [table], "rejected": []}
 
 
-def _content(path: Path) -> Any:
+def _read_content(path: Path) -> Any:
     try:
         if path.stat().st_size > _MOST_BYTES:
             return None

@@ -28,14 +28,14 @@ def write_summary(directory: str | Path, *, also: Mapping[str, Any] | None = Non
         "trials": len(state.trials),
         "finished": state.results,
         "seconds": round(_busy_seconds(state), 3),
-        **_outcome(state),
+        **_describe_outcome(state),
         **(also or {}),
     }
     write(folder / "summary.json", json.dumps(content, indent=2) + "\n")
     return content
 
 
-def _outcome(state: State) -> dict[str, Any]:
+def _describe_outcome(state: State) -> dict[str, Any]:
     """Return what came out: only feasible results count as best."""
     results = Results.of(state)
     content: dict[str, Any] = {}

@@ -33,8 +33,9 @@ def best_trials(overview: Overview) -> str:
     trials = ranked + [t for t in overview.trials if not t.has_result][: _MOST_TRIALS - len(ranked)]
     if not trials:
         return '<p class="card soft">There is no trial yet.</p>'
-    states, reasons = [overview.word(trial) for trial in trials], [_sentence(trial) for trial in trials]
+    states, reasons = [overview.word(trial) for trial in trials], [_pick_sentence(trial) for trial in trials]
     metrics = list(dict.fromkeys(outcome.metric for outcome in overview.state.outcomes))
+    # Rows beyond the ranking have no result, so nothing to judge.
     feasible = overview.within[overview.ranking[: len(ranked)]].tolist() + [None] * (len(trials) - len(ranked))
     names = dict.fromkeys(name for trial in trials for name in trial.params)
     columns = [
@@ -44,7 +45,7 @@ def best_trials(overview: Overview) -> str:
         _Column("epochs", [f"{trial.epoch:,}" for trial in trials], right=True),
         _Column("state", states, classes=[f"state {state}" for state in states]),
         *([_Column("failure", reasons, classes=["long"] * len(trials))] if any(reasons) else []),
-        *(_parameter(name, [trial.params.get(name) for trial in trials]) for name in names),
+        *(_parameter_column(name, [trial.params.get(name) for trial in trials]) for name in names),
         _Column("time", [duration(trial.seconds) for trial in trials], right=True),
     ]
     few = len(ranked) == len(overview.results)
@@ -54,7 +55,7 @@ def best_trials(overview: Overview) -> str:
     if overview.limits:
         order += ", infeasible ones last" if overview.within.any() else "; none keeps all bounds and constraints"
     caption = f"{which}, {order}." if ranked else "No result yet."
-    return _table(caption, columns, first=bool(ranked) and alone)
+    return _table_html(caption, columns, first=bool(ranked) and alone)
 
 
 def pick(ensembles: StudyEnsemble) -> str:
@@ -64,7 +65,7 @@ def pick(ensembles: StudyEnsemble) -> str:
     columns = [
         _Column("trial", [str(row["trial"]) for row in members], right=True),
         _Column("weight", [f"{row['weight']:.0%}" for row in members], right=True),
-        _Column("µs per row", aligned([_scaled(row["seconds_per_row"], 1e6) for row in members]), right=True),
+        _Column("µs per row", aligned([_bar_shares(row["seconds_per_row"], 1e6) for row in members]), right=True),
         _Column("parameters", aligned([row["parameter_count"] for row in members]), right=True),
         _Column("epochs", aligned([row["epoch"] for row in members]), right=True),
     ]
@@ -75,7 +76,7 @@ def pick(ensembles: StudyEnsemble) -> str:
             f" On the test rows, which no choice was made on: {score[0].replace('_', ' ')} {number(score[1])}, "
             f"against {number(alone[1])} of the best single model (trial {single.members[0].trial})."
         )
-    return _table(f"The pick: {count(len(members), 'member')}.{held_out}", columns)
+    return _table_html(f"The pick: {count(len(members), 'member')}.{held_out}", columns)
 
 
 def failures(overview: Overview) -> str:
@@ -85,7 +86,7 @@ def failures(overview: Overview) -> str:
         if trial.failure is not None:
             groups[(trial.failure.kind, trial.failure.message)].append(trial)
     ordered = sorted(groups.values(), key=lambda trials: (-len(trials), trials[0].number))
-    parts = [_failure(trials) for trials in ordered[:_MOST_FAILURES]]
+    parts = [_failure_html(trials) for trials in ordered[:_MOST_FAILURES]]
     if len(ordered) > _MOST_FAILURES:
         parts.append(f'<p class="soft">{len(ordered) - _MOST_FAILURES:,} further kinds of failure are not shown.</p>')
     return "\n".join(parts)
@@ -103,7 +104,7 @@ def dropped_records(dropped: Sequence[Dropped], unknown_kinds: dict[str, int]) -
     return f"<ul>{''.join(items)}</ul>" if items else ""
 
 
-def _failure(trials: Sequence[TrialState]) -> str:
+def _failure_html(trials: Sequence[TrialState]) -> str:
     first = trials[0].failure
     kind, message, traceback = (first.kind, first.message, first.traceback) if first is not None else ("", "", "")
     numbers = ", ".join(str(trial.number) for trial in trials[:_MOST_NUMBERS])
@@ -116,28 +117,28 @@ def _failure(trials: Sequence[TrialState]) -> str:
     )
 
 
-def _sentence(trial: TrialState) -> str:
+def _pick_sentence(trial: TrialState) -> str:
     text = "" if trial.failure is None else trial.failure.message or trial.failure.kind
     return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + "…"
 
 
-def _parameter(name: str, values: Sequence[Any]) -> _Column:
+def _parameter_column(name: str, values: Sequence[Any]) -> _Column:
     kinds = {type(value) for value in values if value is not None}
     if kinds and kinds <= {int, float}:
         return _Column(name, aligned(values), right=True)
     return _Column(name, [DASH if value is None else shown(value) for value in values])
 
 
-def _scaled(value: float | None, factor: float) -> float | None:
+def _bar_shares(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
 
 
-def _table(caption: str, columns: Sequence[_Column], *, first: bool = False) -> str:
+def _table_html(caption: str, columns: Sequence[_Column], *, first: bool = False) -> str:
     """Return a table; its first column heads the rows, its `first` row may be marked; `caption` is HTML."""
-    heads = "".join(f'<th scope="col"{_class(c, -1)}>{escape(c.name, 40)}</th>' for c in columns)
+    heads = "".join(f'<th scope="col"{_class_attribute(c, -1)}>{escape(c.name, 40)}</th>' for c in columns)
     rows = []
     for at in range(len(columns[0].texts)):
-        head, *cells = (f"{_class(c, at)}>{escape(c.texts[at])}" for c in columns)
+        head, *cells = (f"{_class_attribute(c, at)}>{escape(c.texts[at])}" for c in columns)
         rows.append(f'<th scope="row"{head}</th>{"".join(f"<td{cell}</td>" for cell in cells)}')
     marks = [' class="first"' if first else "", *[""] * (len(rows) - 1)]
     body = "".join(f"<tr{mark}>{row}</tr>" for mark, row in zip(marks, rows, strict=True))
@@ -147,7 +148,7 @@ def _table(caption: str, columns: Sequence[_Column], *, first: bool = False) -> 
     )
 
 
-def _class(column: _Column, row: int) -> str:
+def _class_attribute(column: _Column, row: int) -> str:
     words = ["n"] if column.right else []
     words += [column.classes[row]] if column.classes and row >= 0 else []
     return f' class="{" ".join(words)}"' if words else ""

@@ -31,7 +31,7 @@ def export_csv(directory: str | Path, file: str | Path) -> Path:
     out = io.StringIO(newline="")
     writer = csv.writer(out)
     writer.writerow(columns(state))
-    writer.writerows([[_cell(value) for value in row.values()] for row in rows(state)])
+    writer.writerows([[_cell_value(value) for value in row.values()] for row in rows(state)])
     write(path, out.getvalue())
     return path
 
@@ -72,5 +72,5 @@ def export_importance(directory: str | Path, file: str | Path) -> Path:
     return path
 
 
-def _cell(value: Any) -> Any:
+def _cell_value(value: Any) -> Any:
     return json.dumps(value) if isinstance(value, list | tuple) else value

@@ -46,7 +46,7 @@ class TensorBoardLog:
         state = self.finished.state
         # Without requirements, which may be functions of modules that are not here.
         self._parameters = Space.from_json({"parameters": (state.space or {})["parameters"]}).parameters
-        self._write(self.path, 0.0, [_experiment(self.finished.name, state, self._parameters)])
+        self._write_trial(self.path, 0.0, [_experiment_event(self.finished.name, state, self._parameters)])
         self.update()
 
     def update(self) -> int:
@@ -59,10 +59,10 @@ class TensorBoardLog:
                 run.mkdir(exist_ok=True)
             except OSError as error:
                 raise InputError(f"cannot write to {run}: {(error.strerror or str(error)).lower()}") from error
-            self._write(run, _started(trial), _events(trial, self._parameters))
+            self._write_trial(run, _start_time(trial), _make_events(trial, self._parameters))
         return len(trials)
 
-    def _write(self, run: Path, started: float, events: Iterable[Any]) -> None:
+    def _write_trial(self, run: Path, started: float, events: Iterable[Any]) -> None:
         """Write the one event file of a run, unless it is there as it should be."""
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
@@ -84,23 +84,23 @@ class TensorBoardLog:
             raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
 
 
-def _started(trial: TrialState) -> float:
+def _start_time(trial: TrialState) -> float:
     """Return when a trial began, or when it was told of; 0 if nobody knows."""
     starts = [lease.started_at for lease in trial.leases.values() if lease.started_at is not None]
     return min(starts) if starts else trial.end.at if trial.end is not None else 0.0
 
 
-def _events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list[Any]:
+def _make_events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list[Any]:
     """Return what a run holds: its parameters, a scalar for each metric of each report, its result, and its end."""
     from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
     from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
 
-    began = _started(trial)
+    began = _start_time(trial)
     ended = trial.end.at if trial.end is not None else began
     start = SessionStartInfo(group_name=f"trial-{trial.number:06d}", start_time_secs=began)
     for name, value in trial.params.items():
-        shown = _shown(parameters.get(name), value)
+        shown = _shown_value(parameters.get(name), value)
         if isinstance(shown, bool):
             start.hparams[name].bool_value = shown
         elif isinstance(shown, int | float):
@@ -112,26 +112,26 @@ def _events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list[Any]
     reported = reports[-1].metrics if reports else {}
     result = {name: value for name, value in final_metrics(trial).items() if reported.get(name) != value}
     return [
-        _plugin(began, SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)),
-        *(_scalars(report.at, report.epoch, report.metrics) for report in reports),
-        *([_scalars(ended, trial.epoch, result)] if result else []),
-        _plugin(ended, SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end)),
+        _plugin_metadata(began, SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)),
+        *(_scalar_events(report.at, report.epoch, report.metrics) for report in reports),
+        *([_scalar_events(ended, trial.epoch, result)] if result else []),
+        _plugin_metadata(ended, SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end)),
     ]
 
 
-def _experiment(name: str, state: State, parameters: Mapping[str, Parameter]) -> Any:
+def _experiment_event(name: str, state: State, parameters: Mapping[str, Parameter]) -> Any:
     """Return the event that tells the HParams page what varies and what is measured."""
     from tensorboard.plugins.hparams.api_pb2 import Experiment, MetricInfo, MetricName
     from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     goals = [MetricInfo(name=MetricName(tag=o.metric), description=str(o)) for o in state.objectives]
-    infos = [_info(name, parameter) for name, parameter in parameters.items()]
+    infos = [_hparam_info(name, parameter) for name, parameter in parameters.items()]
     experiment = Experiment(name=name, hparam_infos=infos, metric_infos=goals)
-    return _plugin(0.0, EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))
+    return _plugin_metadata(0.0, EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))
 
 
-def _info(name: str, parameter: Parameter) -> Any:
+def _hparam_info(name: str, parameter: Parameter) -> Any:
     from tensorboard.plugins.hparams.api_pb2 import (
         DATA_TYPE_BOOL,
         DATA_TYPE_FLOAT64,
@@ -145,27 +145,27 @@ def _info(name: str, parameter: Parameter) -> Any:
         if isinstance(parameter, Float | Int):
             info.domain_interval.CopyFrom(Interval(min_value=parameter.low, max_value=parameter.high))
         return info
-    values = [_shown(parameter, value) for value in _values(parameter)]
+    values = [_shown_value(parameter, value) for value in _hparam_values(parameter)]
     kinds = {bool: DATA_TYPE_BOOL, int: DATA_TYPE_FLOAT64, float: DATA_TYPE_FLOAT64, str: DATA_TYPE_STRING}
     info = HParamInfo(name=name, type=kinds[type(values[0])], differs=len(values) > 1)
     info.domain_discrete.extend(values)
     return info
 
 
-def _values(parameter: Choice | Constant) -> tuple[Any, ...]:
+def _hparam_values(parameter: Choice | Constant) -> tuple[Any, ...]:
     return parameter.values if isinstance(parameter, Choice) else (parameter.value,)
 
 
-def _shown(parameter: Parameter | None, value: Any) -> Any:
+def _shown_value(parameter: Parameter | None, value: Any) -> Any:
     """Return the value as TensorBoard takes it: where a column's values are of several kinds, their JSON texts."""
-    values = _values(parameter) if isinstance(parameter, Choice | Constant) else (value,)
+    values = _hparam_values(parameter) if isinstance(parameter, Choice | Constant) else (value,)
     kinds = {float if type(v) is int else type(v) for v in values}
     if len(kinds) == 1 and kinds <= {bool, float, str}:
         return value
     return json.dumps(value)
 
 
-def _scalars(at: float, step: int, metrics: Mapping[str, float]) -> Any:
+def _scalar_events(at: float, step: int, metrics: Mapping[str, float]) -> Any:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
 
@@ -173,7 +173,7 @@ def _scalars(at: float, step: int, metrics: Mapping[str, float]) -> Any:
     return Event(wall_time=at, step=step, summary=Summary(value=values))
 
 
-def _plugin(at: float, tag: str, content: Any) -> Any:
+def _plugin_metadata(at: float, tag: str, content: Any) -> Any:
     from tensorboard.compat.proto.event_pb2 import Event
     from tensorboard.compat.proto.summary_pb2 import Summary
     from tensorboard.plugins.hparams.metadata import NULL_TENSOR, create_summary_metadata

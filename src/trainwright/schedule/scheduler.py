@@ -25,17 +25,17 @@ class Scheduler:
             raise ScheduleError(f"Scheduler.policy: got {self.policy!r}; allowed: a policy such as Fixed(2)")
 
     @classmethod
-    def of(cls, given: "Scheduler | PromotionRule | AllocationPolicy | None") -> "Scheduler":
+    def of(cls, choice: "Scheduler | PromotionRule | AllocationPolicy | None") -> "Scheduler":
         """Return `given` as a scheduler: a rule alone runs on one slot a trial, a policy alone stops nobody."""
-        if given is None:
+        if choice is None:
             return cls()
-        if isinstance(given, Scheduler):
-            return given
-        if isinstance(given, PromotionRule) and not isinstance(given, type):
-            return cls(rule=given)
-        if isinstance(given, AllocationPolicy) and not isinstance(given, type):
-            return cls(policy=given)
+        if isinstance(choice, Scheduler):
+            return choice
+        if isinstance(choice, PromotionRule) and not isinstance(choice, type):
+            return cls(rule=choice)
+        if isinstance(choice, AllocationPolicy) and not isinstance(choice, type):
+            return cls(policy=choice)
         raise ScheduleError(
-            f"scheduler: got {given!r}; allowed: a rule such as ASHA(max_epochs=27), a policy such as Fixed(2), "
+            f"scheduler: got {choice!r}; allowed: a rule such as ASHA(max_epochs=27), a policy such as Fixed(2), "
             "or Scheduler(rule, policy)"
         )

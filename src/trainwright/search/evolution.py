@@ -56,9 +56,9 @@ class EvolutionSearcher(Settings, error=SearchError):
         return [self._one(view, parents, number, taken) for number in numbers]
 
     def _one(self, view: SearchView, parents: Places, number: int, taken: set[bytes]) -> Configuration:
-        given = opening(view, number, taken, searcher="evolution")
-        if given is not None:
-            return given
+        opened = opening(view, number, taken, searcher="evolution")
+        if opened is not None:
+            return opened
         if not len(parents):
             return propose(view, spread(view, number, taken, "halton"), number, searcher="evolution", design="halton")
         generator = rng(view.seed, "mutate", number)

@@ -69,8 +69,8 @@ class GridSearcher(Settings, error=SearchError):
         rows = rows[space.legal(rows)]
         keys = space.row_keys(rows)
         first = {key: place for place, key in reversed(list(enumerate(keys)))}
-        kept = sorted(first.values())
-        return rows[kept], [keys[place] for place in kept]
+        chosen = sorted(first.values())
+        return rows[chosen], [keys[place] for place in chosen]
 
     def _levels(self, view: SearchView) -> list[NDArray[np.float64]]:
         even = np.linspace(0.0, 1.0, self.points) if self.points > 1 else np.array([0.5])

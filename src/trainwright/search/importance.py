@@ -99,7 +99,7 @@ def _values(state: State, metric: str, epoch: int | None) -> tuple[dict[int, flo
     if epoch is None and counts:
         most = max(counts.values())
         # A later epoch would be seen by survivors only, whose most important parameter no longer varies.
-        epoch = max(each for each, count in counts.items() if count >= _REACHED * most)
+        epoch = max(candidate for candidate, count in counts.items() if count >= _REACHED * most)
     if epoch is not None and epoch not in counts:
         if not counts:
             raise _unknown(state, metric)
@@ -132,7 +132,9 @@ def _reported(trial: TrialState, metric: str, epoch: int) -> float | None:
 
 
 def _unknown(state: State, metric: str) -> SearchError:
-    reported = (name for trial in state.trials.values() for each in trial.reports.values() for name in each.metrics)
+    reported = (
+        name for trial in state.trials.values() for candidate in trial.reports.values() for name in candidate.metrics
+    )
     known = dict.fromkeys([*(objective.metric for objective in state.objectives), *reported])
     near = closest(metric, known)
     return SearchError(f"importance: no trial has the metric {metric!r}; allowed: {', '.join(known)}{near}")

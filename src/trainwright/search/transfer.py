@@ -51,29 +51,29 @@ class Experience:
     ranks: tuple[tuple[float, ...], ...]  # of each in each objective: 0 the best, 1 the worst
 
     @classmethod
-    def of(cls, given: "EarlierStudy | Experience | Mapping[str, Any] | str | Path", way: Transfer) -> Self:
+    def of(cls, earlier: "EarlierStudy | Experience | Mapping[str, Any] | str | Path", way: Transfer) -> Self:
         """Return what `way` needs of a study, of its directory or URL, or of what `to_json` made.
 
         Raises `SearchError` if it has completed no trial, or too few.
         """
-        if isinstance(given, cls):
-            return given
-        if isinstance(given, Mapping):
+        if isinstance(earlier, cls):
+            return earlier
+        if isinstance(earlier, Mapping):
             # JSON knows no tuples.
-            rows = ({k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in given["rows"])
-            ranks = tuple(map(tuple, given["ranks"]))
-            return cls(source=given["source"], complete=given["complete"], rows=tuple(rows), ranks=ranks)
-        if isinstance(given, EarlierStudy):
-            found = cls._read(given.state, str(given.directory or "the earlier study"))
-        elif isinstance(given, str | Path):
-            ledger = open_ledger(given, create=False)
+            rows = ({k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in earlier["rows"])
+            ranks = tuple(map(tuple, earlier["ranks"]))
+            return cls(source=earlier["source"], complete=earlier["complete"], rows=tuple(rows), ranks=ranks)
+        if isinstance(earlier, EarlierStudy):
+            found = cls._read(earlier.state, str(earlier.directory or "the earlier study"))
+        elif isinstance(earlier, str | Path):
+            ledger = open_ledger(earlier, create=False)
             try:
-                found = cls._read(state_of(ledger), str(given))
+                found = cls._read(state_of(ledger), str(earlier))
             finally:
                 ledger.close()
         else:
             raise SearchError(
-                f"warm_start: got {given!r}; allowed: a study, as of tw.Study.open('runs/old'), or its directory"
+                f"warm_start: got {earlier!r}; allowed: a study, as of tw.Study.open('runs/old'), or its directory"
             )
         least = _LEAST if way == "generative" else 1
         if found.complete < least:
@@ -109,14 +109,14 @@ class Experience:
         """Return the rows that a way of transfer looks at: one, the good ones, or at most 500 of all qualities."""
         ranks = np.array(self.ranks)
         if way == "priors":
-            kept = _best(ranks, 1)
+            chosen = _best(ranks, 1)
         elif way == "generative":
-            kept = _best(ranks, max(_LEAST, min(_MOST, int(np.ceil(_TENTH * self.complete)))))
+            chosen = _best(ranks, max(_LEAST, min(_MOST, int(np.ceil(_TENTH * self.complete)))))
         else:
-            kept = _best(ranks, _MOST // 5)
-            rest = np.setdiff1d(np.argsort(ranks.mean(axis=1), kind="stable"), kept, assume_unique=True)
-            kept = np.concatenate([kept, rest[_evenly(len(rest), _MOST - len(kept))]])
-        places = np.sort(kept) if way == "surrogate" else kept
+            chosen = _best(ranks, _MOST // 5)
+            rest = np.setdiff1d(np.argsort(ranks.mean(axis=1), kind="stable"), chosen, assume_unique=True)
+            chosen = np.concatenate([chosen, rest[_evenly(len(rest), _MOST - len(chosen))]])
+        places = np.sort(chosen) if way == "surrogate" else chosen
         return type(self)(
             source=self.source,
             complete=self.complete,
@@ -203,11 +203,11 @@ def _best(ranks: Array, most: int) -> NDArray[np.intp]:
     means = ranks.mean(axis=1)
     if ranks.shape[1] == 1:
         return np.argsort(means, kind="stable")[:most]
-    kept, left = np.arange(0), np.argsort(means, kind="stable")
-    while len(kept) < most and len(left):
+    chosen, left = np.arange(0), np.argsort(means, kind="stable")
+    while len(chosen) < most and len(left):
         front = non_dominated(ranks[left])
-        kept, left = np.concatenate([kept, left[front]]), left[~front]
-    return kept[:most]
+        chosen, left = np.concatenate([chosen, left[front]]), left[~front]
+    return chosen[:most]
 
 
 def _evenly(count: int, most: int) -> NDArray[np.intp]:

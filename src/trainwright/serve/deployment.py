@@ -79,9 +79,9 @@ class Deployment:
                 self._ensemble,
                 self._planned,
                 settings=self.settings,
+                runner=self._runner,
                 input_shape=shape,
                 input_dtype=dtype,
-                runner=self._runner,
             )
         self._runtime = runtime
         try:

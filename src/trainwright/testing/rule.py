@@ -122,7 +122,7 @@ def play(
                 running[number] = replace(before, epoch=int(generator.integers(0, before.epoch + 1)))
             continue
         epoch = min(length, before.epoch + int(generator.integers(1, stride + 1)))
-        losses = tuple(loss(number + 128 * each, epoch) for each in range(objectives))
+        losses = tuple(loss(number + 128 * objective, epoch) for objective in range(objectives))
         now = replace(before, epoch=epoch, losses=losses, best_loss=min(before.best_loss, losses[0]))
         due = rule.next_epoch(played.index, before) if before.epoch else 1
         again = epoch <= views[number].epoch

@@ -59,17 +59,17 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
         followers = registry.studies()
         for follower in followers.values() if len(followers) <= _MOST_STREAMS else ():
             follower.want()
-        return _json(
+        return _send_json(
             {
                 "single": registry.single,
                 "server": server is not None,
-                "studies": [{"id": key, **_brief(follower)} for key, follower in followers.items()],
+                "studies": [{"id": key, **_summarise_study(follower)} for key, follower in followers.items()],
             }
         )
 
     @app.get("/api/studies/{study}")
     def summary(study: str) -> Response:
-        return _json(study_summary(found(study)))
+        return _send_json(study_summary(found(study)))
 
     @app.get("/api/studies/{study}/trials")
     def trials(
@@ -83,31 +83,31 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
     ) -> Response:
         rows = Rows(words=words, sort=sort, descending=descending, offset=offset, limit=limit)
         with found(study).reading() as overview:
-            return _json(window(overview, rows))
+            return _send_json(window(overview, rows))
 
     @app.get("/api/studies/{study}/trials/{number}")
     def trial(study: str, number: int) -> Response:
         table = trial_page(found(study), number)
         if table is None:
             raise HTTPException(404, "the study has no trial of that number")
-        return _json(table)
+        return _send_json(table)
 
     @app.get("/api/studies/{study}/trials/{number}/log")
     def log(
         study: str,
-        number: Annotated[int, _natural()],
+        number: Annotated[int, _natural_number()],
         lease: Annotated[int, Query(ge=1, le=10**9)] = 1,
         rank: Annotated[int, Query(ge=0, le=10**6)] = 0,
     ) -> Response:
         folder = found(study).directory
         table = None if folder is None else log_tail(folder, number, lease, rank)
-        return _json(table or {"text": "", "bytes": 0, "whole": True})
+        return _send_json(table or {"text": "", "bytes": 0, "whole": True})
 
     @app.get("/api/studies/{study}/views/{name}")
     def view(study: str, name: str) -> Response:
         if name not in VIEWS:
             raise HTTPException(404, f"there is no such view; there are {', '.join(VIEWS)}")
-        return _json(drawn(study).view(name))
+        return _send_json(drawn(study).view(name))
 
     @app.get("/api/studies/{study}/events")
     async def events(study: str, request: Request) -> Response:
@@ -118,27 +118,36 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
             streams.of(follower, request), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
+    _add_server_load(app, server)
+    _add_files(app)
+    return app
+
+
+def _add_server_load(app: FastAPI, server: ServerLoad | None) -> None:
+    """Add the view of a served ensemble's load."""
+
     @app.get("/api/server")
     def load() -> Response:
         if server is None:
             raise HTTPException(404, "no server was named; start with --server URL")
-        return _json(server.content())
+        return _send_json(server.content())
 
-    files = _files()
+
+def _add_files(app: FastAPI) -> None:
+    """Add the page with its scripts and styles, and what a refused input is answered with."""
+    files = _read_files()
 
     @app.get("/")
     def page() -> Response:
-        return _file(files, "index.html")
+        return _send_file(files, "index.html")
 
     @app.get("/static/{name}")
     def static(name: str) -> Response:
-        return _file(files, name)
+        return _send_file(files, name)
 
     @app.exception_handler(InputError)
     async def refused(_request: Request, error: InputError) -> Response:
-        return _json({"error": str(error)}, status=400)
-
-    return app
+        return _send_json({"error": str(error)}, status=400)
 
 
 class _Streams:
@@ -161,46 +170,46 @@ class _Streams:
                 if follower.revision != seen or quiet >= (_BEAT_SECONDS if follower.loaded else _READ_SECONDS):
                     seen, quiet = follower.revision, 0.0
                     summary = await asyncio.to_thread(study_summary, follower)
-                    yield f"data: {_text(summary)}\n\n"
+                    yield f"data: {_send_text(summary)}\n\n"
                 await asyncio.sleep(_LOOK_SECONDS)
                 quiet += _LOOK_SECONDS
         finally:
             self._open -= 1
 
 
-def _brief(follower: StudyFollower) -> Mapping[str, Any]:
+def _summarise_study(follower: StudyFollower) -> Mapping[str, Any]:
     table = study_summary(follower)
     names = ("name", "loaded", "records", "error", "objectives", "metrics", "counts", "trials", "results", "best")
     return {name: table[name] for name in (*names, "front", "created_at")}
 
 
-def _natural() -> Any:
+def _natural_number() -> Any:
     from fastapi import Path
 
     return Path(ge=0, le=10**9)
 
 
-def _files() -> Mapping[str, tuple[bytes, str]]:
+def _read_files() -> Mapping[str, tuple[bytes, str]]:
     """Return the page's files by name: nothing else can be asked for."""
     places = {name: resources.files("trainwright.report").joinpath("assets", name) for name in _SHARED}
     places |= {name: resources.files("trainwright.ui").joinpath("assets", name) for name in _OWN}
     return {name: (place.read_bytes(), _TYPES[name.rpartition(".")[2]]) for name, place in places.items()}
 
 
-def _file(files: Mapping[str, tuple[bytes, str]], name: str) -> Response:
+def _send_file(files: Mapping[str, tuple[bytes, str]], name: str) -> Response:
     with contextlib.suppress(KeyError):
         content, kind = files[name]
         return Response(content, media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
     raise HTTPException(404, "there is no such file")
 
 
-def _json(content: Any, *, status: int = 200) -> Response:
+def _send_json(content: Any, *, status: int = 200) -> Response:
     return Response(
-        _text(content), status_code=status, media_type="application/json", headers={"cache-control": "no-store"}
+        _send_text(content), status_code=status, media_type="application/json", headers={"cache-control": "no-store"}
     )
 
 
-def _text(content: Any) -> str:
+def _send_text(content: Any) -> str:
     """Return JSON; what is not finite becomes null, for JSON has none."""
     try:
         return json.dumps(content, separators=(",", ":"), allow_nan=False, default=str)

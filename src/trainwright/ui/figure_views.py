@@ -63,7 +63,7 @@ class FigureViews:
             with self._lock:
                 cached = self._cache.setdefault(name, _CachedView())
             if cached.view is None or key is None or cached.key != key:
-                cached.view, cached.key = _draw(name, overview, self.follower.directory), key
+                cached.view, cached.key = _draw_view(name, overview, self.follower.directory), key
             return cached.view
 
     def _view_importance(self) -> View:
@@ -79,7 +79,7 @@ class FigureViews:
             numbers = sorted(overview.trials[at].number for at in overview.results)
             chosen = [numbers[at] for at in np.linspace(0, results - 1, min(results, _IMPORTANCE_TRIALS)).astype(int)]
             state = _copy_state(overview.state, chosen)
-        return self._draw_in_background("importance", key, lambda: _draw("importance", Overview(state), None))
+        return self._draw_in_background("importance", key, lambda: _draw_view("importance", Overview(state), None))
 
     def _view_ensembles(self) -> View:
         """Return the front of ensembles, the pick's reliability, and who disagrees; of the library as it is."""
@@ -93,11 +93,11 @@ class FigureViews:
             if self._is_current("ensembles", key):
                 return self._draw_in_background("ensembles", key, dict)
             state = _copy_state(overview.state, offered)
-        return self._draw_in_background("ensembles", key, lambda: _draw("ensembles", Overview(state), folder))
+        return self._draw_in_background("ensembles", key, lambda: _draw_view("ensembles", Overview(state), folder))
 
     def _is_current(self, name: str, key: Any) -> bool:
         with self._lock:
-            return self._cache.get(name, _CachedView()).key == key
+            return bool(self._cache.get(name, _CachedView()).key == key)
 
     def _draw_in_background(self, name: str, key: Any, make: Callable[[], View]) -> View:
         with self._lock:
@@ -120,7 +120,7 @@ class FigureViews:
             return {**view, "pending": cached.working is not None}
 
 
-def _draw(name: str, overview: Overview, directory: Path | None) -> View:
+def _draw_view(name: str, overview: Overview, directory: Path | None) -> View:
     source = FigureSource(overview, directory, workers_by="device")
     return _as_view(*(GROUPS[group].draw(source) for group in VIEWS[name]))
 

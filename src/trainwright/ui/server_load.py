@@ -53,7 +53,7 @@ class ServerLoad:
 
     def start(self) -> None:
         """Ask every second, from now on."""
-        self._thread = threading.Thread(target=self._watch, name="watch the server", daemon=True)
+        self._thread = threading.Thread(target=self._ask_repeatedly, name="watch the server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -66,7 +66,7 @@ class ServerLoad:
         """Ask once; what cannot be had is kept as a sentence."""
         try:
             metrics = parse_metrics(self._get("/metrics").decode("utf-8", "replace"))
-            sample = _sample(metrics, time.time())
+            sample = _read_sample(metrics, time.time())
             about: Mapping[str, Any] = {}
             try:
                 table = json.loads(self._get(f"/v2/ensembles/{quote(self._ensemble, safe='')}"))
@@ -94,10 +94,10 @@ class ServerLoad:
             "state": state,
             "requests": dict(samples[-1].requests) if samples else {},
             "rows": samples[-1].rows if samples else 0,
-            "course": [_rates(before, after) for before, after in pairwise(samples)],
+            "course": [_rates_between(before, after) for before, after in pairwise(samples)],
         }
 
-    def _watch(self) -> None:
+    def _ask_repeatedly(self) -> None:
         while not self._ending.is_set():
             self.ask()
             self._ending.wait(_SECONDS)
@@ -137,7 +137,7 @@ def parse_metrics(text: str) -> Metrics:
     return found
 
 
-def _sample(metrics: Metrics, at: float) -> _Sample:
+def _read_sample(metrics: Metrics, at: float) -> _Sample:
     requests: dict[str, float] = {}
     for labels, value in metrics.get("trainwright_requests_total", []):
         if labels.get("endpoint", "infer") == "infer":
@@ -147,34 +147,34 @@ def _sample(metrics: Metrics, at: float) -> _Sample:
     return _Sample(
         at=at,
         requests=requests,
-        rows=_total(metrics, "trainwright_rows_total"),
+        rows=_sum_metric(metrics, "trainwright_rows_total"),
         waiting=sum(waiting) if waiting else None,
         answers=(
-            _total(metrics, "trainwright_phase_seconds_sum", "answer"),
-            _total(metrics, "trainwright_phase_seconds_count", "answer"),
+            _sum_metric(metrics, "trainwright_phase_seconds_sum", "answer"),
+            _sum_metric(metrics, "trainwright_phase_seconds_count", "answer"),
         ),
     )
 
 
-def _total(metrics: Metrics, name: str, phase: str = "") -> float:
+def _sum_metric(metrics: Metrics, name: str, phase: str = "") -> float:
     return sum(value for labels, value in metrics.get(name, []) if not phase or labels.get("phase") == phase)
 
 
-def _rates(before: _Sample, after: _Sample) -> dict[str, Any]:
+def _rates_between(before: _Sample, after: _Sample) -> dict[str, Any]:
     """Return what happened between two samples; a server that was started anew counts from 0 again."""
     seconds = max(after.at - before.at, 1e-3)
-    good = _grown(before.requests.get("200", 0.0), after.requests.get("200", 0.0))
-    every = _grown(sum(before.requests.values()), sum(after.requests.values()))
-    answers = _grown(before.answers[1], after.answers[1])
+    good = _growth_of(before.requests.get("200", 0.0), after.requests.get("200", 0.0))
+    every = _growth_of(sum(before.requests.values()), sum(after.requests.values()))
+    answers = _growth_of(before.answers[1], after.answers[1])
     return {
         "at": after.at,
         "requests_per_second": good / seconds,
         "refused_per_second": max(every - good, 0.0) / seconds,
-        "rows_per_second": _grown(before.rows, after.rows) / seconds,
-        "answer_ms": 1000 * _grown(before.answers[0], after.answers[0]) / answers if answers else None,
+        "rows_per_second": _growth_of(before.rows, after.rows) / seconds,
+        "answer_ms": 1000 * _growth_of(before.answers[0], after.answers[0]) / answers if answers else None,
         "waiting": after.waiting,
     }
 
 
-def _grown(before: float, after: float) -> float:
+def _growth_of(before: float, after: float) -> float:
     return after - before if after >= before else after

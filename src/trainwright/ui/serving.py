@@ -20,7 +20,7 @@ def serve_page(
     names: Sequence[str] = (),
     token_file: str | Path | None = None,
     server: ServerLoad | None = None,
-    ready: Callable[[str], None] = lambda _address: None,
+    ready: Callable[[str], None] = lambda _page_address: None,
 ) -> None:
     """Serve the studies at `where` until interrupted; `ready` gets the address once it listens, with the token if any.
 
@@ -34,6 +34,7 @@ def serve_page(
     except ImportError:
         raise MissingExtra.of("the live page", "fastapi and uvicorn", "ui") from None
     token = token_for(host, token_file)
+    # Refuses a place without studies before a port is bound.
     registry = StudyRegistry(where)
     try:
         with bind(host, port) as listener:
@@ -54,7 +55,7 @@ def serve_page(
                 server_header=False,
                 limit_concurrency=256,
             )
-            ready(_address(listener, host, token))
+            ready(_page_address(listener, host, token))
             uvicorn.Server(settings).run(sockets=[listener])
     finally:
         registry.close()
@@ -62,7 +63,7 @@ def serve_page(
             server.close()
 
 
-def _address(listener: socket.socket, host: str, token: str | None) -> str:
+def _page_address(listener: socket.socket, host: str, token: str | None) -> str:
     port = listener.getsockname()[1]
     bare = host.strip("[]")
     if bare in {"0.0.0.0", "::"}:  # noqa: S104 -- it is told how to reach it

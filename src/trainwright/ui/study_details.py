@@ -55,7 +55,7 @@ def study_summary(follower: StudyFollower) -> dict[str, Any]:
             "versions": state.versions,
             "writers": len(state.writers),
             "sessions": state.sessions,
-            "failures": _failures(overview),
+            "failures": _group_failures(overview),
             "dropped": [str(item) for item in follower.dropped[:_MOST_DROPPED]],
             "dropped_count": len(follower.dropped),
             "unknown_kinds": state.unknown_kinds,
@@ -98,7 +98,7 @@ def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
                     name: [trial.reports[epoch].metrics.get(name, math.nan) for epoch in epochs] for name in metrics
                 },
             },
-            "attempts": [_attempt(overview, lease) for _, lease in sorted(trial.leases.items())],
+            "attempts": [_describe_attempt(overview, lease) for _, lease in sorted(trial.leases.items())],
             "decisions": [
                 {"epoch": d.epoch, "rule": d.rule, "verdict": d.verdict, "value": d.value, "threshold": d.threshold}
                 for d in sorted(verdicts, key=lambda verdict: verdict.epoch)
@@ -141,7 +141,7 @@ def log_tail(directory: Path, trial: int, lease: int, rank: int = 0) -> dict[str
     return {"text": text.replace("\r\n", "\n").replace("\x00", ""), "bytes": size, "whole": size <= LOG_BYTES}
 
 
-def _attempt(overview: Overview, lease: Lease) -> dict[str, Any]:
+def _describe_attempt(overview: Overview, lease: Lease) -> dict[str, Any]:
     writer = overview.state.writers.get(lease.writer)
     if lease.end is not None:
         end = lease.end.reason
@@ -161,7 +161,7 @@ def _attempt(overview: Overview, lease: Lease) -> dict[str, Any]:
     }
 
 
-def _failures(overview: Overview) -> list[dict[str, Any]]:
+def _group_failures(overview: Overview) -> list[dict[str, Any]]:
     groups: dict[tuple[str, str], list[int]] = {}
     traces: dict[tuple[str, str], str] = {}
     if not overview.count(Status.FAILED):

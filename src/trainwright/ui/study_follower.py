@@ -67,10 +67,10 @@ class StudyFollower:
         with self._lock:
             if self._overview is None or self._overview[0] != self.revision:
                 # Half a ledger is shown as none: to look at it again and again would take longer than to read the rest.
-                self._overview = (self.revision, self._seen())
+                self._overview = (self.revision, self._current_overview())
             yield self._overview[1]
 
-    def _seen(self) -> Overview:
+    def _current_overview(self) -> Overview:
         return Overview(self._state, self._words) if self.loaded else Overview(State())
 
     @property
@@ -93,7 +93,7 @@ class StudyFollower:
         before = self.revision
         try:
             # Blocks are folded one by one under the lock, so that readers wait for one block at most.
-            ledger = self._opened()
+            ledger = self._open_ledger()
             for records, cursor in blocks(ledger, self._cursor):
                 with self._lock:
                     fold(records, into=self._state)
@@ -105,17 +105,19 @@ class StudyFollower:
                     return True
             # Whether workers are at work changes without a record: their heartbeats stop.
             if time.monotonic() - self._looked >= _LOOK_SECONDS:
-                self._look(under_way(ledger, self._state))
-            self._tell(error=None, dropped=ledger.dropped())
+                self._update_words(under_way(ledger, self._state))
+            self._update_status(error=None, dropped=ledger.dropped())
         except TrainwrightError as error:
             self._close_ledger()
-            self._tell(error=str(error), dropped=self._dropped)
+            self._update_status(error=str(error), dropped=self._dropped)
         except (KeyError, TypeError, ValueError, AttributeError) as error:  # a record whose body no version has written
             self._close_ledger()
-            self._tell(error=f"a record cannot be understood ({type(error).__name__}: {error})", dropped=self._dropped)
+            self._update_status(
+                error=f"a record cannot be understood ({type(error).__name__}: {error})", dropped=self._dropped
+            )
         return self.revision != before
 
-    def _opened(self) -> Ledger:
+    def _open_ledger(self) -> Ledger:
         if self._ledger is None:
             ledger = open_ledger(self.where)
             with self._lock:
@@ -133,14 +135,14 @@ class StudyFollower:
             self._ledger = None
         # What is read again from the cursor on is folded once only.
 
-    def _look(self, words: dict[int, str]) -> None:
+    def _update_words(self, words: dict[int, str]) -> None:
         with self._lock:
             self._looked = time.monotonic()
             if words != self._words:
                 self._words = words
                 self.revision += 1
 
-    def _tell(self, *, error: str | None, dropped: list[Dropped]) -> None:
+    def _update_status(self, *, error: str | None, dropped: list[Dropped]) -> None:
         with self._lock:
             # A new revision only if something changed, since every page draws again on it.
             if (error, len(dropped), True) != (self.error, len(self._dropped), self.loaded):

@@ -48,7 +48,7 @@ class StudyRegistry:
             now = time.monotonic()
             if now - self._looked >= _LOOK_SECONDS:
                 self._looked = now
-                for name, place in self._places():
+                for name, place in self._find_places():
                     # Addresses use a digest of the path, which may have any characters.
                     key = hashlib.blake2b(str(place).encode(), digest_size=6).hexdigest()
                     if key not in self._followers:
@@ -67,7 +67,7 @@ class StudyRegistry:
         for follower in self._followers.values():
             follower.close()
 
-    def _places(self) -> list[tuple[str, str | Path]]:
+    def _find_places(self) -> list[tuple[str, str | Path]]:
         if is_url(self.where):
             text = str(self.where)
             return [(text.rpartition("study=")[2] or "study", text)]

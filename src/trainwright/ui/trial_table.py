@@ -43,7 +43,7 @@ class Query:
 
 def window(overview: Overview, query: Query) -> dict[str, Any]:
     """Return {"total", "matching", "offset", "rows"}; `InputError` tells what of the query cannot be understood."""
-    tests = [_test(term, overview) for term in _terms(query.words)]
+    tests = [_make_test(term, overview) for term in _split_terms(query.words)]
     places: Sequence[int] = range(len(overview.trials))
     if query.sort == "rank":
         ranked = overview.ranking.tolist()
@@ -53,7 +53,7 @@ def window(overview: Overview, query: Query) -> dict[str, Any]:
             places = places[::-1]
     chosen = [at for at in places if all(test(at) for test in tests)] if tests else list(places)
     if query.sort not in {"rank", "trial"}:
-        chosen = _sorted(overview, chosen, query)
+        chosen = _sort_rows(overview, chosen, query)
     elif query.sort == "trial" and query.descending:
         chosen.reverse()
     # A query from a browser must not ask for everything at once.
@@ -63,11 +63,11 @@ def window(overview: Overview, query: Query) -> dict[str, Any]:
         "total": len(overview.trials),
         "matching": len(chosen),
         "offset": offset,
-        "rows": [_row(overview, at) for at in chosen[offset : offset + limit]],
+        "rows": [_make_row(overview, at) for at in chosen[offset : offset + limit]],
     }
 
 
-def _row(overview: Overview, at: int) -> dict[str, Any]:
+def _make_row(overview: Overview, at: int) -> dict[str, Any]:
     trial = overview.trials[at]
     lease = trial.leases.get(trial.lease)
     shown = overview.values[at].tolist()
@@ -83,13 +83,13 @@ def _row(overview: Overview, at: int) -> dict[str, Any]:
         "seconds": trial.seconds,
         "devices": list(lease.devices) if lease is not None else [],
         "attempts": len(trial.leases),
-        "started": _started(trial),
+        "started": _start_time(trial),
     }
 
 
-def _sorted(overview: Overview, chosen: list[int], query: Query) -> list[int]:
+def _sort_rows(overview: Overview, chosen: list[int], query: Query) -> list[int]:
     """Sort by a column: numbers before texts, what has no value last in either direction."""
-    value = _column(query.sort, overview)
+    value = _read_column(query.sort, overview)
     # Numbers and texts do not compare, so the kind goes first in the key.
     known: list[tuple[tuple[int, Any], int]] = []
     empty: list[int] = []
@@ -105,7 +105,7 @@ def _sorted(overview: Overview, chosen: list[int], query: Query) -> list[int]:
     return [at for _, at in known] + empty
 
 
-def _column(name: str, overview: Overview) -> Callable[[int], Any]:
+def _read_column(name: str, overview: Overview) -> Callable[[int], Any]:
     trials = overview.trials
     if name == "trial":
         return lambda at: trials[at].number
@@ -116,24 +116,26 @@ def _column(name: str, overview: Overview) -> Callable[[int], Any]:
     if name == "seconds":
         return lambda at: trials[at].seconds
     if name == "started":
-        return lambda at: _started(trials[at])
+        return lambda at: _start_time(trials[at])
     for place, goal in enumerate(overview.objectives):
         if name == goal.metric:
             return lambda at: float(overview.values[at, place])
-    if name in _parameters(overview):
+    if name in _parameter_names(overview):
         return lambda at: trials[at].params.get(name)
-    allowed = ", ".join(["trial", "state", "epochs", "seconds", "started", *_metrics(overview), *_parameters(overview)])
+    allowed = ", ".join(
+        ["trial", "state", "epochs", "seconds", "started", *_metric_names(overview), *_parameter_names(overview)]
+    )
     raise InputError(f"{name!r} is no column; there are {allowed}")
 
 
-def _terms(words: str) -> list[str]:
+def _split_terms(words: str) -> list[str]:
     terms = words.split()
     if len(terms) > _MOST_TERMS:
         raise InputError(f"the filter has {len(terms)} terms; allowed: {_MOST_TERMS}")
     return terms
 
 
-def _test(term: str, overview: Overview) -> Callable[[int], bool]:
+def _make_test(term: str, overview: Overview) -> Callable[[int], bool]:
     if re.fullmatch(r"\d{1,12}", term):
         number = int(term)
         return lambda at: overview.trials[at].number == number
@@ -143,7 +145,7 @@ def _test(term: str, overview: Overview) -> Callable[[int], bool]:
     if found is None:
         raise InputError(f"{term[:80]!r} is no filter; write NAME<VALUE, NAME=VALUE, a state, or a trial's number")
     name, sign, text = found.groups()
-    value = _column(name, overview)
+    value = _read_column(name, overview)
     if sign in _SIGNS:
         try:
             limit = float(text)
@@ -157,10 +159,10 @@ def _test(term: str, overview: Overview) -> Callable[[int], bool]:
 
         return compared
     wanted = sign == "="
-    return lambda at: _equal(value(at), text) is wanted
+    return lambda at: _equals_text(value(at), text) is wanted
 
 
-def _equal(value: Any, text: str) -> bool:
+def _equals_text(value: Any, text: str) -> bool:
     if isinstance(value, int | float) and not isinstance(value, bool):
         try:
             return float(value) == float(text)
@@ -169,13 +171,13 @@ def _equal(value: Any, text: str) -> bool:
     return str(value) == text
 
 
-def _metrics(overview: Overview) -> list[str]:
+def _metric_names(overview: Overview) -> list[str]:
     return [goal.metric for goal in overview.objectives]
 
 
-def _parameters(overview: Overview) -> list[str]:
+def _parameter_names(overview: Overview) -> list[str]:
     return [item["name"] for item in (overview.state.space or {}).get("parameters", [])]
 
 
-def _started(trial: TrialState) -> float | None:
+def _start_time(trial: TrialState) -> float | None:
     return min((lease.started_at for lease in trial.leases.values() if lease.started_at is not None), default=None)

@@ -66,7 +66,7 @@ class DeploymentStage:
 
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
-        x = self._rows(ensemble)
+        x = self._make_rows(ensemble)
         expected = ensemble.predict(x)
         begun = time.perf_counter()
         plan = DeploymentPlan.load(work.folder / PLACEMENT)
@@ -74,6 +74,8 @@ class DeploymentStage:
             started = time.perf_counter()
             answer = service.predict(x)
             ended = time.perf_counter()
+        # Rounding may differ between batch sizes; a different network or order of members would differ by far
+        # more.
         difference = float(np.abs(answer - expected).max()) if answer.shape == expected.shape else float("inf")
         if not difference <= _NEAR * max(1.0, float(np.abs(expected).max())):
             raise ServeError(
@@ -98,7 +100,7 @@ class DeploymentStage:
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
         plan = DeploymentPlan.load(work.folder / PLACEMENT)
-        service = Deployment(ensemble, plan, sample=self._rows(ensemble), settings=self.settings).start()
+        service = Deployment(ensemble, plan, sample=self._make_rows(ensemble), settings=self.settings).start()
         server = Server(service, host=self.host, port=self.port, token=token)
 
         def ready(server: Server) -> None:
@@ -119,7 +121,7 @@ class DeploymentStage:
         """Return what the trial of the service came to."""
         return {"deployment": dict(content)}
 
-    def _rows(self, ensemble: "Ensemble") -> "Array":
+    def _make_rows(self, ensemble: "Ensemble") -> "Array":
         import numpy as np
 
         if self.rows is not None:

@@ -47,7 +47,7 @@ class PlanStage:
         if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
             raise InputError(f"{_WHERE} max_device_hours: got {limit!r}; allowed: a number > 0")
         if self.max_memory is not None:
-            self._room()
+            self._memory_limit()
         for name in ("profile", "cluster", "precision", "optimizer"):
             if not isinstance(getattr(self, name), str):
                 raise InputError(f"{_WHERE} {name}: got {getattr(self, name)!r}; allowed: a text")
@@ -94,7 +94,7 @@ class PlanStage:
             configurations=self.configurations,
             precision=self.precision,
             optimizer=self.optimizer,
-            max_memory_bytes=None if self.max_memory is None else self._room(),
+            max_memory_bytes=None if self.max_memory is None else self._memory_limit(),
         )
         if found.cost is None:
             raise TrainwrightError(
@@ -137,5 +137,5 @@ class PlanStage:
         """Return the forecast."""
         return {"plan": {"configurations": content["configurations"], "cost": content["cost"]}}
 
-    def _room(self) -> int:
+    def _memory_limit(self) -> int:
         return read_size(self.max_memory, f"{_WHERE} max_memory")

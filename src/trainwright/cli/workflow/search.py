@@ -55,6 +55,7 @@ class SearchStage:
         return StageOutcome(content=content, inputs=self.inputs(work))
 
     def _earlier_code(self, work: StageRun) -> bool:
+        # A changed training function is no error: earlier results stay, new trials use the new code.
         record, inputs = StageRecords(work.folder).read(self.name), self.inputs(work)
         return record is not None and inputs is not None and record.inputs.get(_CODE) != digest_of(inputs[_CODE])
 

@@ -30,6 +30,7 @@ def make_stages(tables: Mapping[str, Mapping[str, Any]]) -> tuple[WorkflowStage,
 
 def choose_stages(stages: tuple[WorkflowStage, ...], names: list[str], file: object) -> tuple[WorkflowStage, ...]:
     """Return the stages of these names, in their order; all of them if none is named."""
+    # A stage that exists but that this file does not ask for gets a sentence of its own.
     known = [stage.name for stage in stages]
     for name in names:
         if name not in ORDER:

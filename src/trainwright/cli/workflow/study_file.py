@@ -90,6 +90,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
     for name, table in content["space"].items():
         _check_table(table, f"{path}, [space.{name}]")
+    # The file's tables are the space's own JSON form, so both refuse the same mistakes in the same words.
     space = tw.Space.from_json(
         {
             "parameters": [{"name": name, **table} for name, table in content["space"].items()],

@@ -58,7 +58,7 @@ class Calibration:
 
     def apply(self, prediction: Array) -> Array:
         """Return calibrated probabilities [N, C], or means and variances [N, T, 2]; the likeliest class stays."""
-        return prediction if self.applied == 1.0 else _corrected(prediction, self.applied)
+        return prediction if self.applied == 1.0 else _correct_prediction(prediction, self.applied)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields."""
@@ -86,19 +86,21 @@ def calibrate(prediction: Array, targets: Array) -> Calibration:
         raise EnsembleError(f"calibrate: got {len(targets)} rows; allowed: at least {_FEWEST}, better hundreds")
     moments = prediction.ndim == 3
     # One number either way: with so few degrees of freedom some hundred rows are enough.
-    fit = _variance_factor if moments else _temperature
+    fit = _variance_factor if moments else _fit_temperature
     losses_of = normal_nll if moments else cross_entropy
     fitted = fit(prediction, targets)
     losses = losses_of(prediction, targets)
     # Wilks' theorem: without anything to correct this is chi-square with one degree of freedom.
-    statistic = 2.0 * float((losses - losses_of(_corrected(prediction, fitted), targets)).sum())
+    statistic = 2.0 * float((losses - losses_of(_correct_prediction(prediction, fitted), targets)).sum())
     # Cross-fitting: the gain is measured on rows that the number was not fitted on.
     folds = np.arange(len(targets)) % _FOLDS
     gains = np.zeros(len(targets))
     for fold in np.unique(folds):
         held_out, rest = folds == fold, folds != fold
         other = fit(prediction[rest], targets[rest])
-        gains[held_out] = losses[held_out] - losses_of(_corrected(prediction[held_out], other), targets[held_out])
+        gains[held_out] = losses[held_out] - losses_of(
+            _correct_prediction(prediction[held_out], other), targets[held_out]
+        )
     gain, error = float(gains.mean()), float(gains.std(ddof=1) / math.sqrt(len(gains)))
     # Both must hold: a large statistic alone can come from a few outliers.
     sure = statistic > _CERTAIN and gain > error
@@ -112,10 +114,10 @@ def calibrate(prediction: Array, targets: Array) -> Calibration:
     )
 
 
-def _corrected(prediction: Array, by: float) -> Array:
+def _correct_prediction(prediction: Array, by: float) -> Array:
     if prediction.ndim == 3:
         return np.stack([prediction[..., 0], prediction[..., 1] * by], axis=-1)
-    return _tempered(prediction, by)
+    return _apply_temperature(prediction, by)
 
 
 def _variance_factor(prediction: Array, targets: Array) -> float:
@@ -139,15 +141,17 @@ class ProbabilityScores:
 def score_probabilities(prediction: Array, targets: Array, seed: int = 0) -> ProbabilityScores:
     """Return accuracy, negative log-likelihood, Brier score and calibration error of probabilities [N, C]."""
     # The interval is of the error itself, whose estimate is biased upwards on few rows.
-    confidence, right = _top(prediction, targets)
+    confidence, right = _find_likeliest(prediction, targets)
     draws = rng(seed, "calibration error", 0).integers(0, len(right), (_DRAWS, len(right)))
-    low, high = np.quantile([_ece(confidence[rows], right[rows], _BINS) for rows in draws], [0.025, 0.975])
+    low, high = np.quantile(
+        [_calibration_error(confidence[rows], right[rows], _BINS) for rows in draws], [0.025, 0.975]
+    )
     return ProbabilityScores(
         rows=len(targets),
         accuracy=float(right.mean()),
         nll=float(cross_entropy(prediction, targets).mean()),
         brier=float(squared_error(prediction, targets).mean()),
-        ece=_ece(confidence, right, _BINS),
+        ece=_calibration_error(confidence, right, _BINS),
         ece_low=float(low),
         ece_high=float(high),
     )
@@ -164,8 +168,8 @@ class Reliability:
 
 def reliability(prediction: Array, targets: Array, bins: int = _BINS) -> Reliability:
     """Return the reliability diagram of the likeliest class of probabilities [N, C]."""
-    confidence, right = _top(prediction, targets)
-    parts = _binned(confidence, bins)
+    confidence, right = _find_likeliest(prediction, targets)
+    parts = _split_bins(confidence, bins)
     return Reliability(
         confidence=tuple(float(confidence[part].mean()) for part in parts),
         accuracy=tuple(float(right[part].mean()) for part in parts),
@@ -178,36 +182,36 @@ def expected_calibration_error(prediction: Array, targets: Array, bins: int = _B
 
     Equal mass, since with bins of equal width most rows of a good model are in one (Nixon et al., CVPR-W 2019).
     """
-    return _ece(*_top(prediction, targets), bins)
+    return _calibration_error(*_find_likeliest(prediction, targets), bins)
 
 
-def _top(prediction: Array, targets: Array) -> tuple[Array, Array]:
+def _find_likeliest(prediction: Array, targets: Array) -> tuple[Array, Array]:
     return prediction.max(axis=1), (prediction.argmax(axis=1) == targets).astype(np.float64)
 
 
-def _binned(confidence: Array, bins: int) -> list[Array]:
+def _split_bins(confidence: Array, bins: int) -> list[Array]:
     # Equal mass: bins of equal width would be nearly empty but for the last.
     order = confidence.argsort(kind="stable")
     return [part for part in np.array_split(order, bins) if len(part)]
 
 
-def _ece(confidence: Array, right: Array, bins: int) -> float:
+def _calibration_error(confidence: Array, right: Array, bins: int) -> float:
     difference = (right - confidence)[confidence.argsort(kind="stable")]
     return sum(abs(float(part.sum())) for part in np.array_split(difference, bins)) / len(difference)
 
 
-def _tempered(prediction: Array, temperature: float) -> Array:
+def _apply_temperature(prediction: Array, temperature: float) -> Array:
     logs = np.log(np.maximum(prediction, SMALLEST)) / temperature
     odds = np.exp(logs - logs.max(axis=1, keepdims=True))
     return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
 
-def _temperature(prediction: Array, targets: Array) -> float:
+def _fit_temperature(prediction: Array, targets: Array) -> float:
     from scipy.optimize import minimize_scalar
 
     # The loss is convex in 1 / T, so one bounded search over log T finds the minimum.
     found = minimize_scalar(
-        lambda log: float(cross_entropy(_tempered(prediction, math.exp(log)), targets).mean()),
+        lambda log: float(cross_entropy(_apply_temperature(prediction, math.exp(log)), targets).mean()),
         bounds=(math.log(_LEAST), math.log(_MOST)),
         method="bounded",
         options={"xatol": 1e-6},

@@ -37,13 +37,14 @@ class DecisionThreshold:
 
     def labels(self, prediction: Array) -> Array:
         """Return the classes [N] of probabilities [N, 2]: 1 above the threshold, else 0."""
-        return _labels(prediction, self.applied)
+        return _label_rows(prediction, self.applied)
 
     def score(self, prediction: Array, targets: Array) -> tuple[float, float]:
         """Return the measure of probabilities [N, 2] for classes [N] at one half, and at the threshold."""
-        measure = _of(self.measure)
+        measure = _find_measure(self.measure)
         before, after = (
-            float(measure(*_table(targets, _labels(prediction, at))[:, None])[0]) for at in (_HALF, self.applied)
+            float(measure(*_count_cells(targets, _label_rows(prediction, at))[:, None])[0])
+            for at in (_HALF, self.applied)
         )
         return before, after
 
@@ -62,7 +63,7 @@ def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy"
 
     Of equals the one nearest to one half. Use rows that chose nothing, the same that calibrated the prediction.
     """
-    of = _of(measure)
+    of = _find_measure(measure)
     if prediction.ndim != 2 or prediction.shape[1] != 2:
         raise EnsembleError(f"decide: got predictions of shape {prediction.shape}; allowed: two classes, (N, 2)")
     if len(np.unique(targets)) < 2:
@@ -80,7 +81,7 @@ def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy"
     # Of thresholds that are equally good the one nearest to one half.
     best = np.lexsort((np.abs(thresholds - _HALF), -scores.round(12)))[0]
     fitted = float(thresholds[best])
-    gain, error = _gain(prediction, targets, fitted, of, seed)
+    gain, error = _estimate_gain(prediction, targets, fitted, of, seed)
     return DecisionThreshold(
         measure=measure,
         fitted=fitted,
@@ -91,12 +92,12 @@ def decide(prediction: Array, targets: Array, measure: str = "balanced_accuracy"
     )
 
 
-def _gain(
+def _estimate_gain(
     prediction: Array, targets: Array, threshold: float, of: Callable[..., Array], seed: int
 ) -> tuple[float, float]:
     """Return how much the measure rises from one half to a threshold, and the bootstrap's standard error of that."""
     # Rows differ only in truth and the two labels: eight kinds.
-    kinds = 4 * (targets == 1) + 2 * _labels(prediction, _HALF) + _labels(prediction, threshold)
+    kinds = 4 * (targets == 1) + 2 * _label_rows(prediction, _HALF) + _label_rows(prediction, threshold)
     counts = np.bincount(kinds, minlength=8)
     # Drawing rows anew is drawing how many there are of each of the eight kinds.
     draws = rng(seed, "decision threshold", 0).multinomial(len(targets), counts / len(targets), _DRAWS)
@@ -110,28 +111,28 @@ def _gain(
 _CELLS = ((1, 1), (0, 1), (1, 0), (0, 0))  # (truth, label) of true positives, false positives, false and true negatives
 
 
-def _table(targets: Array, labels: Array) -> Array:
+def _count_cells(targets: Array, labels: Array) -> Array:
     return np.array([((targets == truth) & (labels == label)).sum() for truth, label in _CELLS])
 
 
-def _labels(prediction: Array, threshold: float) -> Array:
+def _label_rows(prediction: Array, threshold: float) -> Array:
     return np.asarray(prediction[:, 1] > threshold, dtype=np.int64)
 
 
-def _share(part: Array, whole: Array) -> Array:
+def _divide_counts(part: Array, whole: Array) -> Array:
     return np.asarray(part / np.maximum(whole, 1))
 
 
 def _accuracy(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
-    return _share(tp + tn, tp + fp + fn + tn)
+    return _divide_counts(tp + tn, tp + fp + fn + tn)
 
 
 def _balanced_accuracy(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:
-    return (_share(tp, tp + fn) + _share(tn, tn + fp)) / 2
+    return (_divide_counts(tp, tp + fn) + _divide_counts(tn, tn + fp)) / 2
 
 
 def _f1(tp: Array, fp: Array, fn: Array, tn: Array) -> Array:  # noqa: ARG001 - the form of all measures
-    return _share(2 * tp, 2 * tp + fp + fn)
+    return _divide_counts(2 * tp, 2 * tp + fp + fn)
 
 
 MEASURES: Mapping[str, Callable[[Array, Array, Array, Array], Array]] = {
@@ -141,7 +142,7 @@ MEASURES: Mapping[str, Callable[[Array, Array, Array, Array], Array]] = {
 }
 
 
-def _of(measure: str) -> Callable[[Array, Array, Array, Array], Array]:
+def _find_measure(measure: str) -> Callable[[Array, Array, Array, Array], Array]:
     if measure not in MEASURES:
         raise EnsembleError(
             f"decide, measure: got {measure!r}; allowed: {', '.join(MEASURES)}{closest(measure, MEASURES)}"

@@ -126,7 +126,9 @@ class PredictionSlots:
         rule = self.rule.without(frozenset(self.missing)) if self.missing else self.rule
         members = tuple(sorted(self._arrived))
         return Combined(
-            prediction=_fold(rule, ((number, self._arrived[number], self.weights[number]) for number in members)),
+            prediction=_fold_members(
+                rule, ((number, self._arrived[number], self.weights[number]) for number in members)
+            ),
             members=members,
             missing=self.missing,
             weight=sum(self.weights[number] for number in members) / sum(self.weights),
@@ -137,10 +139,10 @@ class PredictionSlots:
 def combine(rule: CombinationRule, predictions: Iterable[Array], weights: Sequence[float]) -> Array:
     """Fold the predictions of all members, taken one at a time in member order, into one by `rule`."""
     pairs = enumerate(zip(predictions, weights, strict=True))
-    return _fold(rule, ((member, prediction, weight) for member, (prediction, weight) in pairs))
+    return _fold_members(rule, ((member, prediction, weight) for member, (prediction, weight) in pairs))
 
 
-def _fold(rule: CombinationRule, members: Iterable[tuple[int, Array, float]]) -> Array:
+def _fold_members(rule: CombinationRule, members: Iterable[tuple[int, Array, float]]) -> Array:
     state: Any = None
     for member, prediction, weight in members:
         # The first prediction says how many rows and outputs there are.

@@ -54,7 +54,7 @@ class WeightedMean(CombinationRule):
     def add(self, state: WeightedSum, member: int, prediction: Array, weight: float) -> WeightedSum:  # noqa: ARG002
         """Return the state with one member's prediction [N, C] folded in."""
         # float64 throughout: sums of many float16 predictions must not depend on their order.
-        term = self._term(prediction.astype(np.float64))
+        term = self._transform_prediction(prediction.astype(np.float64))
         return WeightedSum(total=state.total + weight * term, weight=state.weight + weight)
 
     def merge(self, one: WeightedSum, other: WeightedSum) -> WeightedSum:
@@ -65,7 +65,7 @@ class WeightedMean(CombinationRule):
         """Return the combined prediction [N, C]."""
         return np.asarray(state.total / state.weight)
 
-    def _term(self, prediction: Array) -> Array:
+    def _transform_prediction(self, prediction: Array) -> Array:
         return prediction
 
 
@@ -95,7 +95,7 @@ class GeometricMean(WeightedMean):
         odds = np.exp(logs - logs.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
-    def _term(self, prediction: Array) -> Array:
+    def _transform_prediction(self, prediction: Array) -> Array:
         return np.log(np.maximum(prediction, SMALLEST))
 
 
@@ -110,7 +110,7 @@ class MajorityVote(WeightedMean):
     outputs: ClassVar[tuple[str, ...]] = ("classes",)
     linear: ClassVar[bool] = False
 
-    def _term(self, prediction: Array) -> Array:
+    def _transform_prediction(self, prediction: Array) -> Array:
         votes = np.zeros_like(prediction)
         votes[np.arange(len(prediction)), prediction.argmax(axis=1)] = 1.0
         return np.asarray((1.0 - _TIE) * votes + _TIE * prediction)
@@ -216,14 +216,14 @@ def make_rule(description: str | Mapping[str, Any] | CombinationRule, output: st
     """Return the rule of a name, or of what `to_json` returned, that combines predictions of kind `output`."""
     rule = description
     if isinstance(rule, str | Mapping):
-        rule = _make(rule)
+        rule = _make_named(rule)
     if output not in rule.outputs:
         fitting = ", ".join(name for name, other in RULES.items() if output in other.outputs)
         raise EnsembleError(f"rule: got {rule.name!r} for predictions that are {output}; allowed: {fitting}")
     return rule
 
 
-def _make(description: str | Mapping[str, Any]) -> CombinationRule:
+def _make_named(description: str | Mapping[str, Any]) -> CombinationRule:
     settings = {"name": description} if isinstance(description, str) else dict(description)
     name = str(settings.pop("name", None))
     rule = find_rule(name)

@@ -65,7 +65,7 @@ def decompose_uncertainty(
 
 
 def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure: str) -> Uncertainty:
-    of = _entropy if measure == "entropy" else _doubt
+    of = _row_entropy if measure == "entropy" else _row_doubt
     # One pass over the members: only the mean prediction and the mean of their own uncertainties are kept.
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     mean, inner = np.zeros(()), np.zeros(())
@@ -100,9 +100,9 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
     return Uncertainty(measure="variance", total=noise + epistemic, aleatoric=noise, epistemic=epistemic)
 
 
-def _entropy(chance: Array) -> Array:
+def _row_entropy(chance: Array) -> Array:
     return np.asarray(-(chance * np.log(np.where(chance > 0, chance, 1.0))).sum(axis=1))
 
 
-def _doubt(chance: Array) -> Array:
+def _row_doubt(chance: Array) -> Array:
     return np.asarray(1.0 - chance.max(axis=1))

@@ -56,7 +56,7 @@ def write_export(
     listed = []
     for member in members:
         member_files = {WEIGHTS_FILE: member.weights()}
-        program = member.program() or (_exported(member) if self_contained else None)
+        program = member.program() or (_export_member(member) if self_contained else None)
         if program is not None:
             member_files[PROGRAM_FILE] = program
         table = json.loads((member.folder / MEMBER_FILE).read_bytes())
@@ -66,7 +66,7 @@ def write_export(
         files |= {f"{name}/{file}": one for file, one in member_files.items()}
         digests = {file: member.digest_of(one) for file, one in member_files.items()}
         listed.append({"trial": member.trial, "folder": name, "digests": digests})
-    manifest = {"schema": _SCHEMA, **content, "members": listed, "versions": _versions()}
+    manifest = {"schema": _SCHEMA, **content, "members": listed, "versions": _library_versions()}
     manifest["digest"] = manifest_digest(manifest)
     files[MANIFEST_FILE] = json.dumps(manifest, indent=1, allow_nan=False).encode()
     parent, name = directory.absolute().parent, directory.name
@@ -90,12 +90,12 @@ def read_export(directory: Path, *, trust: bool = False) -> tuple[tuple[Member, 
     table = read_json(path, "ensemble", allowed="a folder that Ensemble.save wrote", error=ExportError)
     _check_manifest(path, table)
     try:
-        return _members(directory, path, table["members"], trust=trust), table
+        return _read_members(directory, path, table["members"], trust=trust), table
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_manifest(path, repr(error)[:200]) from error
 
 
-def _members(directory: Path, path: Path, listed: Any, *, trust: bool) -> tuple[Member, ...]:
+def _read_members(directory: Path, path: Path, listed: Any, *, trust: bool) -> tuple[Member, ...]:
     members = []
     for one in listed:
         folder = directory / one["folder"]
@@ -153,7 +153,7 @@ def _no_manifest(path: Path, why: str = "") -> ExportError:
     return ExportError(f"{path}: is no manifest of an ensemble{reason}; allowed: a folder that Ensemble.save wrote")
 
 
-def _exported(member: Member) -> bytes:
+def _export_member(member: Member) -> bytes:
     """Return the program of a member that was left with a factory alone, by an example input of its kind."""
     whose = f"Ensemble.save, self_contained: trial {member.trial}"
     shape, dtype = member.input_shape, member.input_dtype
@@ -173,7 +173,7 @@ def _exported(member: Member) -> bytes:
     return export_network(build_network(member), example, whose=whose)
 
 
-def _versions() -> dict[str, str]:
+def _library_versions() -> dict[str, str]:
     found = {}
     for name in ("trainwright", "torch", "safetensors", "numpy"):
         try:

@@ -117,7 +117,7 @@ def find_operator(target: str) -> Callable[..., Any]:
 
     # Sizes computed from sizes stay bounded, so that no later shape can exhaust memory.
     if target in _OF_NUMBERS:
-        return _bounded(_OF_NUMBERS[target])
+        return _bound_result(_OF_NUMBERS[target])
     if target in _OF_SHAPES:
         return _OF_SHAPES[target]
     refuse_target(target)
@@ -150,7 +150,7 @@ def find_check(target: str) -> Callable[..., None] | None:
     return _CHECKS.get(target)
 
 
-def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+def _bound_result(function: Callable[..., Any]) -> Callable[..., Any]:
     def bounded(*numbers: Any) -> Any:
         found = function(*numbers)
         if not -_LARGEST < found < _LARGEST:
@@ -160,7 +160,7 @@ def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
     return bounded
 
 
-def _refuse(*, unless: bool, what: str) -> None:
+def _refuse_shapes(*, unless: bool, what: str) -> None:
     if not unless:
         raise RuntimeError(f"the shapes given to {what} do not fit each other")
 
@@ -174,16 +174,16 @@ def _check_recurrent(gates: int) -> Callable[..., None]:
         directions, item = (2 if bidirectional else 1), (4 if has_biases else 2)
         fits = x.dim() == 3 and layers >= 1 and len(weights) == layers * directions * item and len(states) > 0
         fits = fits and max(x.shape[:2]) <= _PIECES
-        _refuse(unless=fits and weights[1].dim() == 2, what="a recurrent layer")
+        _refuse_shapes(unless=fits and weights[1].dim() == 2, what="a recurrent layer")
         # The kernel reads weights by these sizes without checking them.
         hidden, width, rows = weights[1].shape[1], x.shape[2], x.shape[0 if batch_first else 1]
         shape = (layers * directions, rows, hidden)
-        _refuse(unless=all(tuple(one.shape) == shape for one in states), what="a recurrent layer")
+        _refuse_shapes(unless=all(tuple(one.shape) == shape for one in states), what="a recurrent layer")
         for at in range(layers * directions):
             inner = width if at < directions else hidden * directions
             wanted = [(gates * hidden, inner), (gates * hidden, hidden), (gates * hidden,), (gates * hidden,)][:item]
             found = [tuple(one.shape) for one in weights[at * item : (at + 1) * item]]
-            _refuse(unless=found == wanted, what="a recurrent layer")
+            _refuse_shapes(unless=found == wanted, what="a recurrent layer")
 
     return check
 
@@ -191,7 +191,7 @@ def _check_recurrent(gates: int) -> Callable[..., None]:
 def _check_weight_norm(v: "torch.Tensor", g: "torch.Tensor", dim: int = 0) -> None:
     at = dim % v.dim() if v.dim() and dim != -1 else None
     wanted = [size if place == at else 1 for place, size in enumerate(v.shape)]
-    _refuse(unless=at is not None and list(g.shape) == wanted, what="a weight norm")
+    _refuse_shapes(unless=at is not None and list(g.shape) == wanted, what="a weight norm")
 
 
 def _check_attention(
@@ -203,24 +203,26 @@ def _check_attention(
     **__: Any,
 ) -> None:
     fits = min(query.dim(), key.dim(), value.dim()) >= 2
-    _refuse(unless=fits and query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2], what="attention")
+    _refuse_shapes(
+        unless=fits and query.shape[-1] == key.shape[-1] and key.shape[-2] == value.shape[-2], what="attention"
+    )
     if attn_mask is not None:
         wanted = (query.shape[-2], key.shape[-2])
         ends = tuple(attn_mask.shape[-2:])
         fits = len(ends) == 2 and all(one in (1, other) for one, other in zip(ends, wanted, strict=True))
-        _refuse(unless=fits, what="attention")
+        _refuse_shapes(unless=fits, what="attention")
 
 
 def _check_split(x: "torch.Tensor", size: "int | Sequence[int]", dim: int = 0) -> None:
-    _refuse(unless=not isinstance(size, int) or x.shape[dim] <= size * _PIECES, what="a split")
+    _refuse_shapes(unless=not isinstance(size, int) or x.shape[dim] <= size * _PIECES, what="a split")
 
 
 def _check_chunk(x: "torch.Tensor", chunks: int, dim: int = 0) -> None:  # noqa: ARG001 - the operator's form
-    _refuse(unless=chunks <= _PIECES, what="a split")
+    _refuse_shapes(unless=chunks <= _PIECES, what="a split")
 
 
 def _check_unbind(x: "torch.Tensor", dim: int = 0) -> None:
-    _refuse(unless=x.shape[dim] <= _PIECES, what="a split")
+    _refuse_shapes(unless=x.shape[dim] <= _PIECES, what="a split")
 
 
 _CHECKS: Mapping[str, Callable[..., None]] = {

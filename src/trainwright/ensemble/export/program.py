@@ -52,7 +52,7 @@ def export_network(network: "torch.nn.Module", sample: object | Callable[[], obj
             # The program is compared with the network at once: a difference found while serving is too
             # late.
             again = load_network(content, whose=whose, trust=True)  # it is ours; who loads it is told what it needs
-            difference = max(_apart(network(rows[:count]), again(rows[:count])) for count in _ROWS)
+            difference = max(_relative_difference(network(rows[:count]), again(rows[:count])) for count in _ROWS)
     except ExportError:
         raise
     except Exception as error:  # whatever tracing somebody's model comes to raise
@@ -78,13 +78,13 @@ def load_network(content: bytes, *, whose: str, trust: bool = False) -> "torch.n
     from trainwright.ensemble.export.program_graph import ProgramNetwork
 
     try:
-        with _explained(whose):
+        with _explain_errors(whose):
             return ProgramNetwork(read_archive(content))
     except ExportError:
         # What our reader refuses may still be honest, such as an operator that is not on the list.
         if not trust:
             raise
-    return _loaded(content, whose)
+    return _load_trusted(content, whose)
 
 
 def refuse_unknown(content: bytes, *, whose: str) -> None:
@@ -92,7 +92,7 @@ def refuse_unknown(content: bytes, *, whose: str) -> None:
 
     torch is not needed for that. `load_network` looks more closely, when the network is needed.
     """
-    with _explained(whose):
+    with _explain_errors(whose):
         # Names of operators alone, without torch: an export can be refused before any network is built.
         _, program = read_text(content)
         for node in program["graph_module"]["graph"]["nodes"]:
@@ -100,7 +100,7 @@ def refuse_unknown(content: bytes, *, whose: str) -> None:
 
 
 @contextmanager
-def _explained(whose: str) -> Iterator[None]:
+def _explain_errors(whose: str) -> Iterator[None]:
     """Turn what reading a `model.pt2` comes to raise into one sentence on whose it is and what would be allowed."""
     try:
         yield
@@ -116,7 +116,7 @@ def _explained(whose: str) -> Iterator[None]:
         raise ExportError(f"{whose}: model.pt2 is no program of torch.export ({reason}); export it again") from error
 
 
-def _loaded(content: bytes, whose: str) -> "torch.nn.Module":
+def _load_trusted(content: bytes, whose: str) -> "torch.nn.Module":
     import torch
 
     try:
@@ -126,7 +126,7 @@ def _loaded(content: bytes, whose: str) -> "torch.nn.Module":
         raise ExportError(f"{whose}: model.pt2 cannot be loaded by torch {torch.__version__} ({first})") from error
 
 
-def _apart(one: "torch.Tensor", other: "torch.Tensor") -> float:
+def _relative_difference(one: "torch.Tensor", other: "torch.Tensor") -> float:
     if one.shape != other.shape:
         return float("inf")
     scale = max(1.0, float(one.abs().max()))

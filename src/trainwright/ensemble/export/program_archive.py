@@ -61,8 +61,8 @@ def read_archive(content: bytes) -> Archive:
     files, program = read_text(content)
     return Archive(
         program=program,
-        weights=_tensors(files, "data/weights/", "model_weights_config.json"),
-        constants=_tensors(files, "data/constants/", "model_constants_config.json"),
+        weights=_read_tensors(files, "data/weights/", "model_weights_config.json"),
+        constants=_read_tensors(files, "data/constants/", "model_constants_config.json"),
     )
 
 
@@ -104,7 +104,7 @@ def _check_entries(entries: list[zipfile.ZipInfo], size: int) -> None:
         raise ExportError("has entries that are larger than the file; allowed: entries that do not overlap")
 
 
-def _tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[str, Weight]:
+def _read_tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[str, Weight]:
     import torch
 
     bases: dict[str, torch.Tensor] = {}

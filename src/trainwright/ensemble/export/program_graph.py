@@ -65,7 +65,7 @@ class ProgramNetwork(torch.nn.Module):
             self._weight_names[place] = name
         self._text = reader.text
         # Shapes are computed on the meta device: it allocates nothing, however large the graph claims to be.
-        self._try(reader.row_shape, reader.row_dtype)
+        self._try_shapes(reader.row_shape, reader.row_dtype)
         self.eval()
 
     def extra_repr(self) -> str:
@@ -75,14 +75,16 @@ class ProgramNetwork(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the network's output for a batch."""
         weights = {place: getattr(self, name) for place, name in self._weight_names.items()}
-        return self._run(x, weights)
+        return self._run_steps(x, weights)
 
-    def _run(self, x: torch.Tensor, weights: Mapping[int, torch.Tensor], most_bytes: int | None = None) -> torch.Tensor:
+    def _run_steps(
+        self, x: torch.Tensor, weights: Mapping[int, torch.Tensor], most_bytes: int | None = None
+    ) -> torch.Tensor:
         values: dict[int, Any] = {**weights, self._input: x}
         device = x.device
         for step in self._steps:
-            args = [_resolved(one, values, device) for one in step.args]
-            kwargs = {name: _resolved(one, values, device) for name, one in step.kwargs.items()}
+            args = [_resolve_values(one, values, device) for one in step.args]
+            kwargs = {name: _resolve_values(one, values, device) for name, one in step.kwargs.items()}
             if step.check is not None:
                 step.check(*args, **kwargs)
             found = step.function(*args, **kwargs)
@@ -90,8 +92,8 @@ class ProgramNetwork(torch.nn.Module):
                 values[step.puts] = found
             elif step.puts is not None:
                 values.update(zip(step.puts, found, strict=True))
-            if most_bytes is not None and _bytes(found) > most_bytes:
-                size = f"{_bytes(found) >> 20:,} MiB"
+            if most_bytes is not None and _count_bytes(found) > most_bytes:
+                size = f"{_count_bytes(found) >> 20:,} MiB"
                 raise ExportError(f"computes {size} at once for one row; allowed: {most_bytes >> 20:,} MiB")
             # Values that no later step reads are dropped at once, which bounds memory as in the original
             # network.
@@ -100,13 +102,13 @@ class ProgramNetwork(torch.nn.Module):
         answer: torch.Tensor = values[self._answer]
         return answer
 
-    def _try(self, shape: Sequence[int], dtype: torch.dtype) -> None:
+    def _try_shapes(self, shape: Sequence[int], dtype: torch.dtype) -> None:
         """Run on tensors without memory, which shows what does not fit together and what would grow too large."""
         with torch.no_grad():
             weights = {
                 p: torch.empty_like(getattr(self, name), device="meta") for p, name in self._weight_names.items()
             }
-            found = self._run(torch.empty(*shape, dtype=dtype, device="meta"), weights, _ROW_BYTES)
+            found = self._run_steps(torch.empty(*shape, dtype=dtype, device="meta"), weights, _ROW_BYTES)
         if not isinstance(found, torch.Tensor):
             raise ExportError(f"answers with {type(found).__name__}; allowed: a tensor")
 
@@ -124,7 +126,7 @@ class _Reader:
         users = []
         for name, content in zip(inputs, specs, strict=True):
             ((kind, spec),) = content.items()
-            place = self._new(name)
+            place = self._new_place(name)
             if kind == "user_input" and spec["arg"]["as_tensor"]["name"] == name:
                 users.append((name, place))
             elif kind in _SOURCES and spec["arg"]["name"] == name:
@@ -146,7 +148,7 @@ class _Reader:
         if len(nodes) > _NODES:
             raise ExportError(f"has {len(nodes):,} nodes; allowed: {_NODES:,}")
         # Each node is checked as it is read; nothing has run so far.
-        steps = [self._step(node) for node in nodes]
+        steps = [self._read_step(node) for node in nodes]
         self.answer = self.places[graph["outputs"][0]["as_tensor"]["name"]]
         # Equal graphs print alike, which is how serving finds members that can share one `vmap`.
         digest = hashlib.blake2b(digest_size=16)
@@ -154,20 +156,20 @@ class _Reader:
         self.text = f"graph={digest.hexdigest()}, steps={len(steps)}"
         self.steps = _with_frees(steps, {self.answer})
 
-    def _new(self, name: str) -> int:
+    def _new_place(self, name: str) -> int:
         if name in self.places:
             raise ExportError(f"computes {name[:40]!r} twice; allowed: each value once")
         return self.places.setdefault(name, len(self.places))
 
-    def _step(self, node: Mapping[str, Any]) -> _Step:
+    def _read_step(self, node: Mapping[str, Any]) -> _Step:
         target = node["target"]
         function = find_operator(target)
-        options = {one["name"]: self._argument(one["arg"]) for one in node["inputs"]}
+        options = {one["name"]: self._read_argument(one["arg"]) for one in node["inputs"]}
         schema = getattr(function, "_schema", None)
         args: list[Any] = []
         kwargs = {}
         if schema is None:  # arithmetic of sizes, by position
-            args = [self._argument(one["arg"]) for one in node["inputs"]]
+            args = [self._read_argument(one["arg"]) for one in node["inputs"]]
         else:
             known = [one.name for one in schema.arguments]
             if len(options) != len(node["inputs"]) or not set(options) <= set(known):
@@ -191,43 +193,43 @@ class _Reader:
             check=find_check(target),
             args=tuple(args),
             kwargs=kwargs,
-            puts=self._puts(node["outputs"]),
+            puts=self._read_outputs(node["outputs"]),
             frees=(),
         )
 
-    def _puts(self, outputs: Sequence[Mapping[str, Any]]) -> int | tuple[int, ...] | None:
+    def _read_outputs(self, outputs: Sequence[Mapping[str, Any]]) -> int | tuple[int, ...] | None:
         if not outputs or (len(outputs) == 1 and "as_none" in outputs[0]):
             return None
         if len(outputs) == 1 and "as_tensors" in outputs[0]:
-            return tuple(self._new(one["name"]) for one in outputs[0]["as_tensors"])
+            return tuple(self._new_place(one["name"]) for one in outputs[0]["as_tensors"])
         places = []
         for output in outputs:
             ((kind, content),) = output.items()
             if kind not in _ANSWERS:
                 raise NeedsTrust(f"computes a value that is {kind!r}")
-            places.append(self._new(content[_ANSWERS[kind]]))
+            places.append(self._new_place(content[_ANSWERS[kind]]))
         return places[0] if len(places) == 1 else tuple(places)
 
-    def _argument(self, content: Mapping[str, Any]) -> Any:
+    def _read_argument(self, content: Mapping[str, Any]) -> Any:
         ((kind, value),) = content.items()
         read = _PLAIN.get(kind)
         if read is not None:
             return read(value)
         if kind == "as_tensor":
-            return self._value(value["name"])
+            return self._find_value(value["name"])
         if kind == "as_tensors":
-            return [self._value(one["name"]) for one in value]
+            return [self._find_value(one["name"]) for one in value]
         if kind in ("as_optional_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
-            return self._either(value)
+            return self._read_either(value)
         if kind in ("as_optional_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools"):
-            return [self._either(one) for one in value]
+            return [self._read_either(one) for one in value]
         raise NeedsTrust(f"uses an argument that is {kind!r}")
 
-    def _either(self, content: Mapping[str, Any]) -> Any:
+    def _read_either(self, content: Mapping[str, Any]) -> Any:
         ((kind, value),) = content.items()
-        return self._value(value) if kind == "as_name" else self._argument(content)
+        return self._find_value(value) if kind == "as_name" else self._read_argument(content)
 
-    def _value(self, name: str) -> _Value:
+    def _find_value(self, name: str) -> _Value:
         return _Value(self.places[name])
 
 
@@ -240,17 +242,17 @@ _SOURCES = {
 _ANSWERS = {"as_tensor": "name", "as_sym_int": "as_name", "as_sym_float": "as_name", "as_sym_bool": "as_name"}
 
 
-def _float(value: Any) -> float:
+def _read_float(value: Any) -> float:
     return _FLOATS[value] if isinstance(value, str) else float(value)
 
 
-def _integer(value: Any) -> int:
+def _read_integer(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not -(1 << 63) <= value < 1 << 63:
         raise ExportError(f"uses the number {str(value)[:40]}; allowed: whole numbers of 64 bits")
     return value
 
 
-def _layout(value: Any) -> torch.layout:
+def _read_layout(value: Any) -> torch.layout:
     if value != _STRIDED:
         raise NeedsTrust(f"uses the layout {value!r}")
     return torch.strided
@@ -258,16 +260,16 @@ def _layout(value: Any) -> torch.layout:
 
 _PLAIN: Mapping[str, Callable[[Any], Any]] = {
     "as_none": lambda _: None,
-    "as_int": _integer,
-    "as_ints": lambda values: tuple(_integer(one) for one in values),
-    "as_float": _float,
-    "as_floats": lambda values: tuple(_float(one) for one in values),
+    "as_int": _read_integer,
+    "as_ints": lambda values: tuple(_read_integer(one) for one in values),
+    "as_float": _read_float,
+    "as_floats": lambda values: tuple(_read_float(one) for one in values),
     "as_bool": lambda value: value is True,
     "as_bools": lambda values: tuple(one is True for one in values),
     "as_string": str,
     "as_scalar_type": find_dtype,
     "as_memory_format": lambda value: _FORMATS[value],
-    "as_layout": _layout,
+    "as_layout": _read_layout,
     "as_device": lambda _: _Device,
 }
 
@@ -287,7 +289,7 @@ def _with_frees(steps: Sequence[_Step], stay: set[int]) -> tuple[_Step, ...]:
     # Backwards: the first use that is met is the last one of the run.
     done, seen = [], set(stay)
     for step in reversed(steps):
-        used = set(_places((step.args, tuple(step.kwargs.values()))))
+        used = set(_find_places((step.args, tuple(step.kwargs.values()))))
         used |= {step.puts} if isinstance(step.puts, int) else set(step.puts or ())
         fresh = used - seen
         seen |= fresh
@@ -295,23 +297,23 @@ def _with_frees(steps: Sequence[_Step], stay: set[int]) -> tuple[_Step, ...]:
     return tuple(reversed(done))
 
 
-def _places(content: Any) -> Iterable[int]:
+def _find_places(content: Any) -> Iterable[int]:
     if isinstance(content, _Value):
         yield content.place
     elif isinstance(content, list | tuple):
         for one in content:
-            yield from _places(one)
+            yield from _find_places(one)
 
 
-def _resolved(content: Any, values: Mapping[int, Any], device: torch.device) -> Any:
+def _resolve_values(content: Any, values: Mapping[int, Any], device: torch.device) -> Any:
     if isinstance(content, _Value):
         return values[content.place]
     if isinstance(content, list):
-        return [_resolved(one, values, device) for one in content]
+        return [_resolve_values(one, values, device) for one in content]
     return device if content is _Device else content
 
 
-def _bytes(found: Any) -> int:
+def _count_bytes(found: Any) -> int:
     if isinstance(found, torch.Tensor):
         return found.numel() * found.element_size()
-    return sum(_bytes(one) for one in found) if isinstance(found, list | tuple) else 0
+    return sum(_count_bytes(one) for one in found) if isinstance(found, list | tuple) else 0

@@ -24,7 +24,7 @@ def align_rows(members: Sequence[Member]) -> tuple[tuple[Member, ...], Mapping[s
         if len({(member.output, member.splits[name].columns) for member in members}) > 1:
             raise MixedSplitsError(f"split {name!r}: got different columns; allowed: the same outputs in every trial")
         # Row ids are sorted on disk, so that the intersection and the positions are found by search.
-        ids = [_ids(member, name) for member in members]
+        ids = [_require_ids(member, name) for member in members]
         common = ids[0]
         for other in ids[1:]:
             common = np.intersect1d(common, other, assume_unique=True)
@@ -59,7 +59,7 @@ def align_rows(members: Sequence[Member]) -> tuple[tuple[Member, ...], Mapping[s
     return cut, dropped
 
 
-def _ids(member: Member, name: str) -> np.ndarray:
+def _require_ids(member: Member, name: str) -> np.ndarray:
     ids = member.row_ids(name)
     if ids is None:
         raise EnsembleError(

@@ -15,7 +15,7 @@ from trainwright.errors import EnsembleError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BATCH_ROWS", "MemberCost", "evaluation_mode", "make_batch", "measure", "summed", "unwrap"]
+__all__ = ["BATCH_ROWS", "MemberCost", "add_seconds", "evaluation_mode", "make_batch", "measure", "unwrap"]
 
 BATCH_ROWS = 128
 _WARM_UP, _LEAST, _MOST, _ENOUGH_SECONDS = 3, 7, 50, 0.2  # calls before, least and most timed calls, when to stop
@@ -38,7 +38,7 @@ class MemberCost:
     input_dtype: str | None = None
 
 
-def summed(total: float, seconds: Array) -> Array:
+def add_seconds(total: float, seconds: Array) -> Array:
     """Cost model `sum`: members share one device, so each further one adds its seconds per row. Monotone."""
     return total + seconds
 
@@ -61,7 +61,7 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Memb
     timing: dict[str, Any] = {}
     if sample is not None:
         batch = make_batch(sample, device, dtype)
-        seconds = _time(module, batch, device)
+        seconds = _time_calls(module, batch, device)
         median = statistics.median(seconds)
         quarters = statistics.quantiles(seconds, n=4)
         timing = {"seconds": median, "repeats": len(seconds), "spread": (quarters[2] - quarters[0]) / median}
@@ -116,7 +116,7 @@ def make_batch(sample: object | Callable[[], object], device: "torch.device", dt
     return batch[torch.arange(BATCH_ROWS, device=batch.device) % len(batch)].to(device)
 
 
-def _time(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device") -> list[float]:
+def _time_calls(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device") -> list[float]:
     import torch
 
     def call() -> float:

@@ -85,7 +85,7 @@ class Library:
     def top(self, count: int, metric: str | None = None, split: str = "selection") -> "Library":
         """Return the library of the `count` best members on a split, and those that none beats in loss and costs."""
         policy = LibraryRetention(library_top=count, rung_share=1.0)
-        keep = policy.keep(self._standings(metric, split))
+        keep = policy.keep(self._rank_standings(metric, split))
         return Library([member for member in self.members if member.trial in keep], self.excluded)
 
     def measured(self, sample: object | Callable[[], object] | None = None, *, device: str = "cpu") -> "Library":
@@ -118,7 +118,7 @@ class Library:
 
         Trials named in `pinned`, such as the members of an ensemble in use, stay. Do it when no trial is running.
         """
-        known = self._standings(metric, split)
+        known = self._rank_standings(metric, split)
         # Decide first, delete then: an error while reading must not leave half of a decision.
         gone_trials = {one.trial for one in known} - policy.keep(known, pinned)
         gone = [member for member in self.members if member.trial in gone_trials]
@@ -153,7 +153,7 @@ class Library:
             candidates=candidates,
         )
 
-    def _standings(self, metric: str | None, split: str) -> list[Standing]:
+    def _rank_standings(self, metric: str | None, split: str) -> list[Standing]:
         chosen = find_metric(metric or default_metric(self.output), self.output)
         candidates, _ = self.candidates(chosen, split)
         losses = make_scorer(candidates, chosen).losses((), np.arange(len(candidates)))
@@ -207,8 +207,8 @@ class Library:
             targets=members[0].targets(split),
             true=np.stack(true) if true else None,
             predictions=() if true else Mapped(members, split),
-            seconds=_column([member.seconds_per_row for member in members]),
-            sizes=_column([member.weight_bytes for member in members]),
+            seconds=_make_column([member.seconds_per_row for member in members]),
+            sizes=_make_column([member.weight_bytes for member in members]),
         ), excluded
 
 
@@ -238,7 +238,7 @@ class Mapped(Sequence[Array]):
         return self._members[index].mapped(self._split)
 
 
-def _column(values: list[float | None] | list[int | None]) -> Array | None:
+def _make_column(values: list[float | None] | list[int | None]) -> Array | None:
     return None if any(value is None for value in values) else np.array(values, dtype=np.float64)
 
 
@@ -250,14 +250,14 @@ def _refuse_mixed(members: tuple[Member, ...]) -> None:
             kind = f"{split.digest[:8]} ({split.rows} rows, {split.columns} {member.output})" if split else "not left"
             groups.setdefault(kind, []).append(member.trial)
         if len(groups) > 1:
-            listed = "; ".join(f"{kind}: {_some(trials)}" for kind, trials in groups.items())
+            listed = "; ".join(f"{kind}: {_list_trials(trials)}" for kind, trials in groups.items())
             raise MixedSplitsError(
                 f"split {name!r}: got {len(groups)} different sets of rows: {listed}; allowed: one; leave the same "
                 "rows and targets in every trial"
             )
 
 
-def _some(trials: list[int]) -> str:
+def _list_trials(trials: list[int]) -> str:
     more = f" and {len(trials) - 5} more" if len(trials) > 5 else ""
     return f"trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials[:5]))}{more}"
 
@@ -268,7 +268,7 @@ def _refuse_mixed_devices(members: list[Member]) -> None:
         if member.device is not None:
             groups.setdefault(member.device, []).append(member.trial)
     if len(groups) > 1:
-        listed = "; ".join(f"{device}: {_some(trials)}" for device, trials in groups.items())
+        listed = "; ".join(f"{device}: {_list_trials(trials)}" for device, trials in groups.items())
         raise CostError(
             f"Library.select: got seconds measured on different devices ({listed}); allowed: one kind of device; "
             "time them all here: Library.measured, or trainwright ensemble --measure"

@@ -78,16 +78,16 @@ class Member:
 
     def predictions(self, split: str) -> Array:
         """Return the predictions [N, C] or [N, T, 2] of a split as they lie on disk, memory-mapped read-only."""
-        known = self._split(split)
-        self._verified(f"{self._stem(split)}.{known.storage}")
+        known = self._find_split(split)
+        self._verify_file(f"{self._file_stem(split)}.{known.storage}")
         return self.mapped(split)
 
     def mapped(self, split: str) -> Array:
         """Return the same without verifying it again; an open map holds a file open, so keep few."""
-        known = self._split(split)
+        known = self._find_split(split)
         rows = self.kept_rows.get(split, known.rows)
         stored: Array = np.memmap(
-            self.folder / f"{self._stem(split)}.{known.storage}",
+            self.folder / f"{self._file_stem(split)}.{known.storage}",
             dtype=f"<{known.storage[0]}{int(known.storage[1:]) // 8}",
             mode="r",
             shape=(rows, known.columns, 2) if self.output == "moments" else (rows, known.columns),
@@ -96,22 +96,26 @@ class Member:
 
     def true(self, split: str) -> Array:
         """Return the probability of the true class [N] in float32, from before any rounding of the predictions."""
-        self._split(split)
-        return self._taken(split, np.fromfile(self._verified(f"{self._stem(split)}.true.f32"), dtype="<f4"))
+        self._find_split(split)
+        return self._take_rows(split, np.fromfile(self._verify_file(f"{self._file_stem(split)}.true.f32"), dtype="<f4"))
 
     def targets(self, split: str) -> Array:
         """Return the targets of a split: classes [N] in int32, or values [N, C] in float32."""
-        known = self._split(split)
+        known = self._find_split(split)
         if self.output == "classes":
-            return self._taken(split, np.fromfile(self._verified(f"{self._stem(split)}.targets.i32"), dtype="<i4"))
-        stored = np.fromfile(self._verified(f"{self._stem(split)}.targets.f32"), dtype="<f4")
-        return self._taken(split, stored.reshape(-1, known.columns))
+            return self._take_rows(
+                split, np.fromfile(self._verify_file(f"{self._file_stem(split)}.targets.i32"), dtype="<i4")
+            )
+        stored = np.fromfile(self._verify_file(f"{self._file_stem(split)}.targets.f32"), dtype="<f4")
+        return self._take_rows(split, stored.reshape(-1, known.columns))
 
     def row_ids(self, split: str) -> Array | None:
         """Return the row ids [N] of a split, ascending; None if the trial left none."""
-        self._split(split)
-        name = f"{self._stem(split)}.rows.i64"
-        return self._taken(split, np.fromfile(self._verified(name), dtype="<i8")) if name in self.digests else None
+        self._find_split(split)
+        name = f"{self._file_stem(split)}.rows.i64"
+        return (
+            self._take_rows(split, np.fromfile(self._verify_file(name), dtype="<i8")) if name in self.digests else None
+        )
 
     @property
     def predicts(self) -> bool:
@@ -125,11 +129,11 @@ class Member:
                 f"trial {self.trial}: left no weights, so it cannot predict; allowed: members whose training function "
                 "gives model= and factory= (or export=True) to tw.ensemble.leave"
             )
-        return self._verified(WEIGHTS_FILE).read_bytes()
+        return self._verify_file(WEIGHTS_FILE).read_bytes()
 
     def program(self) -> bytes | None:
         """Return the network as the bytes of a `torch.export` program, which needs no factory; None without one."""
-        return self._verified(PROGRAM_FILE).read_bytes() if PROGRAM_FILE in self.digests else None
+        return self._verify_file(PROGRAM_FILE).read_bytes() if PROGRAM_FILE in self.digests else None
 
     @staticmethod
     def digest_of(content: bytes) -> str:
@@ -138,20 +142,20 @@ class Member:
         digest.update(content)
         return digest.hexdigest()
 
-    def _stem(self, split: str) -> str:
+    def _file_stem(self, split: str) -> str:
         return self.sources.get(split, split)
 
-    def _taken(self, split: str, stored: Array) -> Array:
+    def _take_rows(self, split: str, stored: Array) -> Array:
         return stored[self.takes[split]] if split in self.takes else stored
 
-    def _split(self, name: str) -> Split:
+    def _find_split(self, name: str) -> Split:
         if name not in self.splits:
             raise EnsembleError(
                 f"split: got {name!r}; allowed: {', '.join(self.splits) or 'none'}; trial {self.trial} left no other"
             )
         return self.splits[name]
 
-    def _verified(self, name: str) -> Path:
+    def _verify_file(self, name: str) -> Path:
         path = self.folder / name
         try:
             with path.open("rb") as file:
@@ -180,11 +184,11 @@ def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) ->
         target = parent / f"{name}-{copy}"
     with publish(target, replace=False) as scratch:
         scratch.mkdir()
-        digests = {file: _write(scratch / file, content) for file, content in files.items()}
+        digests = {file: _write_file(scratch / file, content) for file, content in files.items()}
     return target, digests
 
 
-def _write(path: Path, content: Array | bytes) -> str:
+def _write_file(path: Path, content: Array | bytes) -> str:
     buffer = content if isinstance(content, bytes) else np.ascontiguousarray(content).reshape(-1).data
     path.parent.mkdir(parents=True, exist_ok=True)
     write_new(FileLayer(), path, [memoryview(buffer).cast("B")])
@@ -210,12 +214,14 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: 
     if digest.hexdigest() != digests.get(MEMBER_FILE):
         raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
     try:
-        return _member_of(folder, json.loads(content, parse_constant=_refused), digests, trial=trial, trust=trust)
+        return _member_of(
+            folder, json.loads(content, parse_constant=_refuse_constant), digests, trial=trial, trust=trust
+        )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
         raise EnsembleError(f"{path}: is no description of a member ({error!r:.200}); run the trial again") from error
 
 
-def _refused(constant: str) -> None:
+def _refuse_constant(constant: str) -> None:
     raise ValueError(f"the number {constant}")
 
 

@@ -91,7 +91,7 @@ def check_kept(retained: Array, output: Output) -> None:
 def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRows:
     """Return one split checked and ordered by row id, or raise PredictionError in one sentence."""
     where = f"leave, predictions[{name!r}]"
-    values, truth = _array(predictions, where), _array(targets, f"leave, targets[{name!r}]")
+    values, truth = _to_array(predictions, where), _to_array(targets, f"leave, targets[{name!r}]")
     if truth.ndim == 0 or len(truth) == 0:
         raise PredictionError(f"leave, targets[{name!r}]: got shape {truth.shape}; allowed: at least one row")
     if truth.dtype.kind in "iub":
@@ -107,12 +107,12 @@ def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRow
     if ids is None:
         order = None
     else:
-        ids, order = _order(name, ids, len(truth))
+        ids, order = _order_rows(name, ids, len(truth))
         values, truth = values[order], truth[order]
     return SplitRows(name=name, output=output, predictions=values, targets=np.ascontiguousarray(truth), ids=ids)
 
 
-def _array(value: Any, where: str) -> Array:
+def _to_array(value: Any, where: str) -> Array:
     if hasattr(value, "detach"):  # a tensor; its own methods bring it here, so torch need not be imported
         value = value.detach().cpu()
         value = (value.float() if value.is_floating_point() and value.element_size() < 4 else value).numpy()  # bfloat16
@@ -134,11 +134,11 @@ def _check_classes(where: str, name: str, values: Array, labels: Array) -> tuple
     if values.dtype.kind != "f":
         raise PredictionError(f"{where}: got dtype {values.dtype}; allowed: floats, the probabilities of the classes")
     classes = values.shape[1]
-    _first(
+    _refuse_first(
         np.logical_not(np.isfinite(values).all(axis=1)),
         f"{where}: row {{}} is not finite; allowed: probabilities; mend the model",
     )
-    _first(
+    _refuse_first(
         np.any(values < 0, axis=1), f"{where}: row {{}} is negative; allowed: probabilities; pass the softmax output"
     )
     sums = values.sum(axis=1, dtype=np.float64)
@@ -173,16 +173,16 @@ def _check_values(where: str, name: str, values: Array, truth: Array) -> tuple[A
         )
     if values.dtype.kind != "f":
         raise PredictionError(f"{where}: got dtype {values.dtype}; allowed: floats")
-    _first(
+    _refuse_first(
         np.logical_not(np.isfinite(values).reshape(len(values), -1).all(axis=1)),
         f"{where}: row {{}} is not finite; allowed: finite values; mend the model",
     )
-    _first(
+    _refuse_first(
         np.logical_not(np.isfinite(truth).all(axis=1)),
         f"leave, targets[{name!r}]: row {{}} is not finite; allowed: finite values",
     )
     if paired:
-        _first(
+        _refuse_first(
             np.any(values[..., 1] <= 0, axis=1),
             f"{where}: row {{}} has a variance that is not above 0; allowed: (mean, variance) in the last axis; pass "
             "softplus or exp of the network's output",
@@ -190,14 +190,14 @@ def _check_values(where: str, name: str, values: Array, truth: Array) -> tuple[A
     return values, truth.astype("<f4")
 
 
-def _first(bad: Array, sentence: str) -> None:
+def _refuse_first(bad: Array, sentence: str) -> None:
     if bad.any():
         raise PredictionError(sentence.format(int(np.argmax(bad))))
 
 
-def _order(name: str, ids: Any, count: int) -> tuple[Array, Array]:
+def _order_rows(name: str, ids: Any, count: int) -> tuple[Array, Array]:
     where = f"leave, rows[{name!r}]"
-    ids = _array(ids, where)
+    ids = _to_array(ids, where)
     if ids.shape != (count,) or ids.dtype.kind not in "iu":
         raise PredictionError(
             f"{where}: got {ids.dtype} of shape {ids.shape}; allowed: {count} integers, one id per row"

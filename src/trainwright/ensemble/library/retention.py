@@ -45,13 +45,13 @@ class LibraryRetention(Settings, error=EnsembleError):
         wanted: list[Standing] = []
         full = max(one.epoch for one in members)
         for epoch in sorted({one.epoch for one in members}):
-            rung = sorted((one for one in members if one.epoch == epoch), key=_rank)
+            rung = sorted((one for one in members if one.epoch == epoch), key=_rank_key)
             # Trials that were stopped early are cheap candidates for diversity, but only the best of each
             # rung.
             wanted += rung if epoch == full else rung[: int(np.ceil(self.rung_share * len(rung)))]
-        best = {one.trial for one in sorted(wanted, key=_rank)[: self.library_top]}
+        best = {one.trial for one in sorted(wanted, key=_rank_key)[: self.library_top]}
         return best | always | {one.trial for one in members if one.trial in set(pinned)}
 
 
-def _rank(one: Standing) -> tuple[float, float, int]:
+def _rank_key(one: Standing) -> tuple[float, float, int]:
     return one.loss, one.seconds, one.trial

@@ -92,7 +92,7 @@ def leave(
     if sample is not None and model is None:
         raise EnsembleError("leave, sample: got a batch but no model; allowed: both; pass the model as second argument")
     # All checks come before anything is measured or written.
-    splits = _checked(predictions, targets, rows or {})
+    splits = _check_splits(predictions, targets, rows or {})
     output = splits[0].output
     link = link or ("softmax" if output == "classes" else "identity")
     if link not in LINKS or (link == "softmax" and output != "classes"):
@@ -106,9 +106,9 @@ def leave(
         )
     builder = None if factory is None else factory_name(factory)
     # Measured once per trial: the network does not change between epochs, only its weights.
-    cost = _cost(trial, model, sample)
+    cost = _measure_cost(trial, model, sample)
     epoch = trial.next_epoch
-    files, described = _files(splits, data)
+    files, described = _split_files(splits, data)
     member = {
         "schema": SCHEMA,
         "trial": trial.number,
@@ -120,7 +120,7 @@ def leave(
         "splits": described,
         "parameter_count": cost.parameter_count if cost else None,
         "weight_bytes": cost.weight_bytes if cost else None,
-        "cost": [_measured(cost)] if cost and cost.seconds is not None else [],
+        "cost": [_describe_cost(cost)] if cost and cost.seconds is not None else [],
         "factory": builder,
         "link": link,
     }
@@ -147,7 +147,9 @@ def leave(
     return folder
 
 
-def _checked(predictions: Mapping[str, Any], targets: Mapping[str, Any], rows: Mapping[str, Any]) -> list[SplitRows]:
+def _check_splits(
+    predictions: Mapping[str, Any], targets: Mapping[str, Any], rows: Mapping[str, Any]
+) -> list[SplitRows]:
     if not predictions or set(predictions) != set(targets):
         got = f"predictions of {', '.join(predictions) or 'nothing'} and targets of {', '.join(targets) or 'nothing'}"
         raise EnsembleError(f"leave: got {got}; allowed: both for the same splits, at least one")
@@ -185,7 +187,7 @@ def _refuse_overlap(one: SplitRows, other: SplitRows) -> None:
         )
 
 
-def _cost(trial: Leaver, model: object | None, sample: object | None) -> MemberCost | None:
+def _measure_cost(trial: Leaver, model: object | None, sample: object | None) -> MemberCost | None:
     if model is None:
         return None
     cost: MemberCost | None = trial.scratch.get("ensemble.cost")
@@ -194,13 +196,15 @@ def _cost(trial: Leaver, model: object | None, sample: object | None) -> MemberC
     return cost
 
 
-def _measured(cost: MemberCost) -> dict[str, Any]:
+def _describe_cost(cost: MemberCost) -> dict[str, Any]:
     table = asdict(cost)
     del table["parameter_count"], table["weight_bytes"]
     return table
 
 
-def _files(splits: list[SplitRows], data: str | None) -> tuple[dict[str, Array | bytes], dict[str, dict[str, Any]]]:
+def _split_files(
+    splits: list[SplitRows], data: str | None
+) -> tuple[dict[str, Array | bytes], dict[str, dict[str, Any]]]:
     files: dict[str, Array | bytes] = {}
     described: dict[str, dict[str, Any]] = {}
     for split in splits:

@@ -55,7 +55,7 @@ def split_rows(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
                 },
             },
             sources=dict.fromkeys(parts, SEEN),
-            takes={**member.takes, **{name: _among(member, rows) for name, rows in parts.items()}},
+            takes={**member.takes, **{name: _locate_rows(member, rows) for name, rows in parts.items()}},
             kept_rows={
                 **member.kept_rows,
                 **dict.fromkeys(parts, member.kept_rows.get(SEEN, member.splits[SEEN].rows)),
@@ -65,6 +65,6 @@ def split_rows(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
     )
 
 
-def _among(member: Member, rows: Array) -> Array:
+def _locate_rows(member: Member, rows: Array) -> Array:
     """Return where these rows of the split lie on disk."""
     return np.asarray(member.takes[SEEN][rows]) if SEEN in member.takes else rows

@@ -33,7 +33,7 @@ def serialise_weights(model: object) -> bytes:
                 "out factory= for a model that is sharded or keeps other state"
             )
         state[name] = tensor.detach().cpu().clone().contiguous()
-    return bytes(_safetensors().save(state))
+    return bytes(_import_safetensors().save(state))
 
 
 def factory_name(factory: str | Callable[..., Any]) -> str:
@@ -71,9 +71,9 @@ def build_network(member: Member) -> "torch.nn.Module":
             f"trial {member.trial}: has neither a program nor a factory, so its network cannot be built; allowed: "
             "members left with factory= or export=True"
         )
-    module = _imported(str(member.factory))(dict(member.params))
+    module = _import_factory(str(member.factory))(dict(member.params))
     try:
-        module.load_state_dict(_safetensors().load(content))
+        module.load_state_dict(_import_safetensors().load(content))
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise ExportError(
@@ -83,7 +83,7 @@ def build_network(member: Member) -> "torch.nn.Module":
     return module.eval()  # type: ignore[no-any-return]
 
 
-def _imported(factory: str) -> Callable[..., Any]:
+def _import_factory(factory: str) -> Callable[..., Any]:
     module, _, name = factory.partition(":")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -104,7 +104,7 @@ def _imported(factory: str) -> Callable[..., Any]:
     return found  # type: ignore[no-any-return]
 
 
-def _safetensors() -> Any:
+def _import_safetensors() -> Any:
     try:
         import safetensors.torch
     except ImportError:

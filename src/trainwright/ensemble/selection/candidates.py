@@ -96,7 +96,7 @@ class Scorer(ABC):
         # Only candidates that no earlier run asked for are computed.
         missing = wanted[np.isnan(stored[wanted])]
         if len(missing):
-            stored[missing] = self._compute(self._total(picks), len(picks) + 1, missing)
+            stored[missing] = self._compute_losses(self._sum_picks(picks), len(picks) + 1, missing)
         return np.asarray(stored[wanted])
 
     def loss(self, picks: Picks) -> float:
@@ -108,27 +108,27 @@ class Scorer(ABC):
         """Return the loss of each row [N] for picks, at least one; their mean is the loss."""
 
     @abstractmethod
-    def _nothing(self) -> Array:
+    def _empty_sum(self) -> Array:
         """Return the sum of no predictions."""
 
     @abstractmethod
-    def _add(self, total: Array, index: int) -> Array:
+    def _add_candidate(self, total: Array, index: int) -> Array:
         """Return the sum of predictions with one candidate's added."""
 
     @abstractmethod
-    def _compute(self, total: Array, count: int, wanted: Indices) -> Array:
+    def _compute_losses(self, total: Array, count: int, wanted: Indices) -> Array:
         """Return the losses of (total + candidate) / count for each candidate wanted."""
 
-    def _total(self, picks: Picks) -> Array:
+    def _sum_picks(self, picks: Picks) -> Array:
         # Always added in the order of picking, so that a sum does not depend on what was asked before.
         if self._last is not None and self._last[0] == picks:
             return self._last[1]
         if self._last is not None and picks and self._last[0] == picks[:-1]:
-            total = self._add(self._last[1], picks[-1])
+            total = self._add_candidate(self._last[1], picks[-1])
         else:
-            total = self._nothing()
+            total = self._empty_sum()
             for index in picks:
-                total = self._add(total, index)
+                total = self._add_candidate(total, index)
         self._last = (picks, total)
         return total
 
@@ -138,16 +138,16 @@ class RowScorer(Scorer):
 
     def per_row(self, picks: Picks) -> Array:
         """Return the loss of each row [N] for picks."""
-        found = self.candidates.combined(self._total(picks) / len(picks), 0)
+        found = self.candidates.combined(self._sum_picks(picks) / len(picks), 0)
         return np.asarray(self.metric.loss(self.metric.per_row(found, self.candidates.targets)))
 
-    def _nothing(self) -> Array:
+    def _empty_sum(self) -> Array:
         return np.zeros(self.candidates.shape)
 
-    def _add(self, total: Array, index: int) -> Array:
+    def _add_candidate(self, total: Array, index: int) -> Array:
         return np.asarray(total + self.candidates.rows(index))
 
-    def _compute(self, total: Array, count: int, wanted: Indices) -> Array:
+    def _compute_losses(self, total: Array, count: int, wanted: Indices) -> Array:
         rows = len(total)
         # Rows go in blocks that fit a core's cache: the temporary mean of a block is used while it is there.
         height = max(1, _BLOCK_BYTES // (8 * (total.size // rows)))
@@ -179,17 +179,17 @@ class TrueClassScorer(Scorer):
 
     def per_row(self, picks: Picks) -> Array:
         """Return the loss of each row [N] for picks."""
-        return np.asarray(-np.log(self._total(picks)[: self._rows] / len(picks)))
+        return np.asarray(-np.log(self._sum_picks(picks)[: self._rows] / len(picks)))
 
-    def _nothing(self) -> Array:
+    def _empty_sum(self) -> Array:
         total = np.ones(self._true.shape[1])
         total[: self._rows] = 0.0
         return total
 
-    def _add(self, total: Array, index: int) -> Array:
+    def _add_candidate(self, total: Array, index: int) -> Array:
         return np.asarray(total + self._true[index])
 
-    def _compute(self, total: Array, count: int, wanted: Indices) -> Array:
+    def _compute_losses(self, total: Array, count: int, wanted: Indices) -> Array:
         return np.asarray(math.log(count) - self._log_sums(total, self._true, wanted) / self._rows)
 
 

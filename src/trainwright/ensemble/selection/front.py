@@ -85,7 +85,7 @@ class Front:
             raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(PICKS)}{closest(how, PICKS)}")
         # Without limits the cross-validation is the cached one.
         if how == "fallback" and max_seconds is None and max_bytes is None:
-            return self._fallback(self.protection)
+            return self._pick_fallback(self.protection)
         # Limits are checked against the cheapest point first, so that the error can name what is possible.
         points = self.points
         for what, limit, costs in (
@@ -115,7 +115,7 @@ class Front:
                 "allowed: limits that one point keeps; raise either"
             )
         if how == "fallback":
-            return self._fallback(self.protect(max_seconds=max_seconds, max_bytes=max_bytes))
+            return self._pick_fallback(self.protect(max_seconds=max_seconds, max_bytes=max_bytes))
         return self.ensemble(within[0])
 
     def ensemble(self, point: FrontPoint) -> Ensemble:
@@ -139,7 +139,7 @@ class Front:
     ) -> Protection:
         """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
         # The strategy gets the same limits, so that every fold chooses under them too.
-        strategy, candidates = self._source()
+        strategy, candidates = self._require_source()
         limited = strategy.within(strategy.max_members, max_seconds, max_bytes)
         return protect(
             candidates,
@@ -154,7 +154,7 @@ class Front:
 
     def corrected(self, point: FrontPoint, *, folds: int = 5, repeats: int = 1, seed: int = 0) -> float:
         """Return a point's loss plus its optimism: what the best choice at its cost and size loses out of fold."""
-        strategy, candidates = self._source()
+        strategy, candidates = self._require_source()
         limits = [None if limit is None else limit * _ROOM for limit in (point.seconds_per_row, point.bytes)]
         limited = strategy.within(len(point.members), *limits)
         _, optimism = cross_validated(
@@ -164,29 +164,29 @@ class Front:
 
     def thinned(self, most: int = 12) -> tuple[FrontPoint, ...]:
         """Return at most `most` points, those that span most hypervolume, the one of least loss among them."""
-        axes = np.array([_axes(point) for point in self.points])
+        axes = np.array([_point_axes(point) for point in self.points])
         return tuple(self.points[at] for at in choose_subset(axes, self.reference, most))
 
     @property
     def reference(self) -> Array:
         """The worst corner: the loss of the targets' own distribution, seconds and bytes of the whole library."""
-        _, candidates = self._source()
+        _, candidates = self._require_source()
         seconds, sizes = cost_columns(candidates)
         return np.array([prior_loss(candidates, METRICS[self.metric]), seconds.sum(), sizes.sum()])
 
     @property
     def hypervolume(self) -> float:
         """Share of the box between the ideal corner and `reference` that the points dominate."""
-        axes = np.array([_axes(point) for point in self.points])
+        axes = np.array([_point_axes(point) for point in self.points])
         return hypervolume(*scale_axes(axes, self.reference))
 
-    def _source(self) -> tuple[SelectionStrategy, Candidates]:
+    def _require_source(self) -> tuple[SelectionStrategy, Candidates]:
         if self.strategy is None or self.candidates is None:
             raise EnsembleError("Front: got no candidates; allowed: the front that Library.select returns")
         return self.strategy, self.candidates
 
-    def _fallback(self, protection: Protection) -> Ensemble:
-        _, candidates = self._source()
+    def _pick_fallback(self, protection: Protection) -> Ensemble:
+        _, candidates = self._require_source()
         return self.ensemble(make_point(candidates, protection.picks, protection.checked[protection.chosen].loss))
 
     @property
@@ -229,13 +229,13 @@ def find_front(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> t
         point = make_point(candidates, picks, loss)
         points.setdefault((point.members, point.weights), point)
     found = list(points.values())
-    axes = np.array([_axes(point) for point in found]).reshape(len(found), 3)
+    axes = np.array([_point_axes(point) for point in found]).reshape(len(found), 3)
     # Dominance is judged on loss, seconds and bytes together.
     front = np.flatnonzero(non_dominated(axes))
     _, firsts = np.unique(axes[front], axis=0, return_index=True)
     return tuple(found[index] for index in front[firsts])
 
 
-def _axes(point: FrontPoint) -> tuple[float, float, float]:
+def _point_axes(point: FrontPoint) -> tuple[float, float, float]:
     # Losses that differ by rounding alone are equal: the same members may have been picked in another order.
     return round(point.loss, 12), point.seconds_per_row or 0.0, float(point.bytes or 0)

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 
 import numpy as np
 
-from trainwright.ensemble.library.cost import summed
+from trainwright.ensemble.library.cost import add_seconds
 from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.errors import CostError, EnsembleError
@@ -73,7 +73,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
     max_members: Annotated[int, integer(minimum=1), "different members of the result"] = 8
     max_additions: Annotated[int, integer(minimum=1), "greedy steps"] = 50
     budget_seconds: Annotated[
-        float | None, optional(number(above=0)), "seconds per row at batch 128, summed over different members"
+        float | None, optional(number(above=0)), "seconds per row at batch 128, add_seconds over different members"
     ] = None
     budget_bytes: Annotated[float | None, optional(number(above=0)), "bytes of parameters"] = None
     cost_weight: Annotated[float, number(minimum=0), "w, the price of seconds"] = 0.0
@@ -100,10 +100,10 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         inside = np.zeros(len(candidates), dtype=bool)
         spent, weight = 0.0, 0.0
         alone = scorer.losses((), np.arange(len(candidates))) if self.sorted_start else np.empty(0)
-        while len(steps) < self.max_additions and not self._stalled(steps):
+        while len(steps) < self.max_additions and not self._has_stalled(steps):
             # What the ensemble would cost with each candidate: a member already in it adds nothing.
-            cost, size = np.where(inside, spent, summed(spent, seconds)), np.where(inside, weight, weight + sizes)
-            wanted = np.flatnonzero(self._allowed(inside, cost, size))
+            cost, size = np.where(inside, spent, add_seconds(spent, seconds)), np.where(inside, weight, weight + sizes)
+            wanted = np.flatnonzero(self._find_allowed(inside, cost, size))
             if len(wanted) == 0:
                 break
             # The sorted start takes the best single members first, as Caruana et al. propose against
@@ -116,7 +116,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
             losses = scorer.losses(picks, wanted)
             objective = objective_of(losses, cost[wanted], size[wanted])
             by = alone[wanted] if starting else objective
-            # The last key counts most. Rounding keeps equal objectives equal, in whatever order they were summed.
+            # The last key counts most. Rounding keeps equal objectives equal, in whatever order they were add_seconds.
             key = (candidates.trials[wanted], seconds[wanted], ~inside[wanted], by.round(12))
             first = int(np.lexsort(key)[0])
             chosen = int(wanted[first])
@@ -160,8 +160,8 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         return replace(
             self,
             max_members=min(self.max_members, max_members),
-            budget_seconds=_tighter(self.budget_seconds, seconds),
-            budget_bytes=_tighter(self.budget_bytes, sizes),
+            budget_seconds=_tighter_limit(self.budget_seconds, seconds),
+            budget_bytes=_tighter_limit(self.budget_bytes, sizes),
             cost_weight=0.0,
             bytes_weight=0.0,
         )
@@ -180,7 +180,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
             if self.admits(candidates, picks):
                 yield picks, loss
         # Every prefix of every run is an ensemble of its own: short prefixes are cheap, long ones lose less.
-        for variant in self._variants(candidates, int(order[0])):
+        for variant in self._make_variants(candidates, int(order[0])):
             steps = variant.run(candidates, scorer).steps
             picks = tuple(step.index for step in steps)
             yield from ((picks[: length + 1], step.loss) for length, step in enumerate(steps))
@@ -191,8 +191,8 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         seconds, sizes = cost_columns(candidates)
         return (
             len(members) <= self.max_members
-            and bool(seconds[members].sum() <= _limit(self.budget_seconds))
-            and bool(sizes[members].sum() <= _limit(self.budget_bytes))
+            and bool(seconds[members].sum() <= _limit_of(self.budget_seconds))
+            and bool(sizes[members].sum() <= _limit_of(self.budget_bytes))
         )
 
     def check(self, candidates: Candidates) -> None:
@@ -212,13 +212,13 @@ class BudgetedGreedy(Settings, error=EnsembleError):
                     f"BudgetedGreedy.budget_{what}: got {budget:g}; allowed: at least {column[cheapest]:g}, the "
                     f"cheapest member's (trial {candidates.trials[cheapest]})"
                 )
-        if not self._affordable(candidates).any():
+        if not self._find_affordable(candidates).any():
             raise EnsembleError(
                 f"BudgetedGreedy: got budget_seconds={self.budget_seconds:g} and budget_bytes={self.budget_bytes:g}, "
                 "which no member keeps both; allowed: budgets that one member keeps; raise either"
             )
 
-    def _stalled(self, steps: Sequence[GreedyStep]) -> bool:
+    def _has_stalled(self, steps: Sequence[GreedyStep]) -> bool:
         """Say whether the last `patience` steps have not lowered the objective by more than the tolerance."""
         if self.patience is None or len(steps) <= self.patience:
             return False
@@ -226,24 +226,26 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         values = [round(step.objective, 12) for step in steps]
         return min(values[-self.patience :]) >= min(values[: -self.patience]) - self.tolerance
 
-    def _affordable(self, candidates: Candidates) -> Array:
+    def _find_affordable(self, candidates: Candidates) -> Array:
         seconds, sizes = cost_columns(candidates)
-        return np.asarray((seconds <= _limit(self.budget_seconds)) & (sizes <= _limit(self.budget_bytes)))
+        return np.asarray((seconds <= _limit_of(self.budget_seconds)) & (sizes <= _limit_of(self.budget_bytes)))
 
-    def _allowed(self, inside: Array, cost: Array, size: Array) -> Array:
-        allowed = (cost <= _limit(self.budget_seconds)) & (size <= _limit(self.budget_bytes))
+    def _find_allowed(self, inside: Array, cost: Array, size: Array) -> Array:
+        allowed = (cost <= _limit_of(self.budget_seconds)) & (size <= _limit_of(self.budget_bytes))
         if inside.sum() >= self.max_members:
             allowed &= inside
         return np.asarray(allowed if self.replacement else allowed & ~inside)
 
-    def _variants(self, candidates: Candidates, best: int) -> Iterator["BudgetedGreedy"]:
+    def _make_variants(self, candidates: Candidates, best: int) -> Iterator["BudgetedGreedy"]:
         # Prices and budgets that span the front: from free to ten times the best single member's cost.
         prices = [(self.cost_weight, self.bytes_weight), (0.0, 0.0)]
         budgets = [self.budget_seconds]
         if candidates.seconds is not None:
             prices += [(w, 0.0) for w in _WEIGHTS]
-            wanted = [min(times * float(candidates.seconds[best]), _limit(self.budget_seconds)) for times in _BUDGETS]
-            least = candidates.seconds[self._affordable(candidates)].min()
+            wanted = [
+                min(times * float(candidates.seconds[best]), _limit_of(self.budget_seconds)) for times in _BUDGETS
+            ]
+            least = candidates.seconds[self._find_affordable(candidates)].min()
             budgets += [budget for budget in wanted if budget >= least]
         if candidates.sizes is not None:
             prices += [(0.0, v) for v in _BYTES_WEIGHTS]
@@ -298,9 +300,9 @@ def cost_columns(candidates: Candidates) -> tuple[Array, Array]:
     )
 
 
-def _tighter(one: float | None, other: float | None) -> float | None:
+def _tighter_limit(one: float | None, other: float | None) -> float | None:
     return other if one is None else one if other is None else min(one, other)
 
 
-def _limit(budget: float | None) -> float:
+def _limit_of(budget: float | None) -> float:
     return math.inf if budget is None else budget

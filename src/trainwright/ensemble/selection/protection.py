@@ -68,7 +68,7 @@ def protect(
     # From simple to complex: the first within one standard error of the best is chosen.
     single, uniform = _best_of_top(1, admits), _best_of_top(max_members, admits)
     procedures: dict[str, Procedure] = {"single best": single, "top-k": uniform, "greedy": procedure}
-    warnings = _warnings(candidates, folds)
+    warnings = _warn_of_rows(candidates, folds)
     # With so few rows a fold the estimate for greedy selection says nothing.
     if len(warnings) > 1 or len(candidates.targets) // folds < _FEWEST_PER_FOLD:
         del procedures["greedy"]
@@ -112,7 +112,7 @@ def cross_validated(
     folds = min(folds, rows)
     lost, gaps = np.zeros(rows), []
     for repeat in range(repeats):
-        fold = _folds(candidates.targets, folds, seed, repeat)
+        fold = _draw_folds(candidates.targets, folds, seed, repeat)
         for one in range(folds):
             # The whole procedure is repeated on the inner rows, its choice included.
             inner, outer = np.flatnonzero(fold != one), np.flatnonzero(fold == one)
@@ -139,7 +139,7 @@ def _best_of_top(largest: int, admits: Callable[[Candidates, Picks], bool]) -> P
     return procedure
 
 
-def _folds(targets: Array, folds: int, seed: int, repeat: int) -> Array:
+def _draw_folds(targets: Array, folds: int, seed: int, repeat: int) -> Array:
     order = rng(seed, "selection folds", repeat).permutation(len(targets))
     if targets.dtype.kind in "iu":
         # A stable sort keeps the random order within each class.
@@ -149,7 +149,7 @@ def _folds(targets: Array, folds: int, seed: int, repeat: int) -> Array:
     return fold
 
 
-def _warnings(candidates: Candidates, folds: int) -> tuple[str, ...]:
+def _warn_of_rows(candidates: Candidates, folds: int) -> tuple[str, ...]:
     rows, found = len(candidates.targets), []
     if rows < FEW_ROWS:
         found.append(f"only {rows} rows to select on: losses on them are too good by an amount that varies much")

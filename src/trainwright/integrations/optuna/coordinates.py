@@ -57,7 +57,7 @@ def coordinates(space: Space) -> list[Coordinate]:
 
     parameters = {name: p for name, p in space.parameters.items() if isinstance(p, Varying)}
     places = {name: index for index, name in enumerate(parameters)}
-    made = {}
+    by_name = {}
     for name, parameter in parameters.items():
         axis = parameter.axis
         shape: Any
@@ -69,6 +69,8 @@ def coordinates(space: Space) -> list[Coordinate]:
             count = axis.count or 1
             shape = CategoricalDistribution(range(count)) if isinstance(axis, Code) else IntDistribution(0, count - 1)
         conditional = parameter.when is not None
-        made[name] = Coordinate(name=name, index=places[name], conditional=conditional, distribution=shape, axis=axis)
+        by_name[name] = Coordinate(
+            name=name, index=places[name], conditional=conditional, distribution=shape, axis=axis
+        )
     needs = {name: names_in(parameter.when) for name, parameter in parameters.items()}
-    return [made[name] for name in order_by_needs(needs, "conditions") if name in made]
+    return [by_name[name] for name in order_by_needs(needs, "conditions") if name in by_name]

@@ -69,9 +69,9 @@ class TrainwrightSampler(BaseSampler):
         return self._propose(study, trial, {param_name: param_distribution})[param_name]
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = dict(vars(self))
-        del kept["_studies"], kept["_lock"]  # a copy reads the study itself
-        return kept
+        attributes = dict(vars(self))
+        del attributes["_studies"], attributes["_lock"]  # a copy reads the study itself
+        return attributes
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)

@@ -120,11 +120,11 @@ class _Session:
     def follow(self, view: SearchView) -> None:
         """Tell Optuna what the view has learnt since."""
         rows = view.rows[self._read :]
-        told = zip(
+        results = zip(
             view.space.row_keys(rows), rows, view.losses[self._read :], view.failed[self._read :],
             view.complete[self._read :], view.progress[self._read :], strict=True,
         )  # fmt: skip
-        for key, row, losses, failed, complete, progress in told:
+        for key, row, losses, failed, complete, progress in results:
             if complete:
                 self._stopped.pop(key, None)
                 self._end(key, row, None if failed else losses.tolist())

@@ -43,7 +43,7 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
             name=f"{name}-{objective}",
             title=title,
             caption=f"{caption} {remark}".strip(),
-            data=[*_dots(overview, order, values, x, thin), _line(values, x, records)],
+            data=[*_draw_dots(overview, order, values, x, thin), _draw_line(values, x, records)],
             layout=layout(xaxis=x_axis, yaxis=y),
         )
 
@@ -66,7 +66,7 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
     )
 
 
-def _dots(
+def _draw_dots(
     overview: Overview,
     order: NDArray[np.int64],
     values: NDArray[np.float64],
@@ -100,7 +100,7 @@ def _dots(
     return traces
 
 
-def _line(values: NDArray[np.float64], x: NDArray[np.float64], records: NDArray[np.int64]) -> Json:
+def _draw_line(values: NDArray[np.float64], x: NDArray[np.float64], records: NDArray[np.int64]) -> Json:
     return {
         "type": "scatter",
         "mode": "lines",

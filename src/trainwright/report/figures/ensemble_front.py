@@ -17,7 +17,7 @@ def ensemble_front(ensembles: StudyEnsemble) -> Figure:
     """Return the figure; where seconds were not measured, the number of members stands for the cost."""
     front, singles, pick = ensembles.front, ensembles.singles, ensembles.pick
     timed = all(single.seconds_per_row is not None for single in singles)
-    unit, per = _unit([single.seconds_per_row or 0.0 for single in singles]) if timed else ("", 1.0)
+    unit, per = _choose_unit([single.seconds_per_row or 0.0 for single in singles]) if timed else ("", 1.0)
     chosen = tuple(member.trial for member in pick.members)
     points = sorted(front.points, key=lambda point: (point.seconds_per_row or len(point.members), point.loss))
     costs = [(point.seconds_per_row or 0.0) * per if timed else float(len(point.members)) for point in points]
@@ -26,14 +26,15 @@ def ensemble_front(ensembles: StudyEnsemble) -> Figure:
     line = [at for at, point in enumerate(points) if at == 0 or point.loss < losses[at - 1]]
     small = [at for at in range(len(points)) if at not in line]
     alone = [(single.seconds_per_row or 0.0) * per if timed else 1.0 for single in singles]
+    # Single models first, so that the front is drawn on top of them.
     traces = [
-        _points("one model", alone, [s.loss for s in singles], [f"trial {s.trial}" for s in singles], "--muted"),
+        _draw_points("one model", alone, [s.loss for s in singles], [f"trial {s.trial}" for s in singles], "--muted"),
         *(
-            _points(
+            _draw_points(
                 name,
                 [costs[at] for at in chosen_points],
                 [points[at].loss for at in chosen_points],
-                [_members(points[at].members) for at in chosen_points],
+                [_list_members(points[at].members) for at in chosen_points],
                 "--blue",
             )
             | style
@@ -44,7 +45,7 @@ def ensemble_front(ensembles: StudyEnsemble) -> Figure:
             if chosen_points
         ),
         *(
-            _mark(name, cost, point.loss, symbol, size)
+            _draw_mark(name, cost, point.loss, symbol, size)
             for point, cost in zip(points, costs, strict=True)
             for name, symbol, size, wanted in (
                 ("pick", "star", 16, point.members == chosen and point.weights == pick.weights),
@@ -59,14 +60,14 @@ def ensemble_front(ensembles: StudyEnsemble) -> Figure:
     return Figure(
         name="ensembles",
         title="Ensembles: loss against cost",
-        caption=_caption(ensembles, remark),
+        caption=_write_caption(ensembles, remark),
         data=traces,
         layout=layout(xaxis=axis(f"{unit} per row" if timed else "members", rangemode="tozero"), yaxis=y),
         height=400,
     )
 
 
-def _caption(ensembles: StudyEnsemble, remark: str) -> str:
+def _write_caption(ensembles: StudyEnsemble, remark: str) -> str:
     front, pick = ensembles.front, ensembles.pick
     best, single = front.points[0].loss, front.baselines["single best"].loss
     gain = f"{(single - best) / abs(single):.0%} below" if single > best and single else "no better than"
@@ -79,7 +80,7 @@ def _caption(ensembles: StudyEnsemble, remark: str) -> str:
     ).strip()
 
 
-def _unit(seconds: Sequence[float]) -> tuple[str, float]:
+def _choose_unit(seconds: Sequence[float]) -> tuple[str, float]:
     greatest = max(seconds, default=0.0)
     for name, factor in (("seconds", 1.0), ("ms", 1e3), ("µs", 1e6)):
         if greatest * factor >= 1:
@@ -87,12 +88,12 @@ def _unit(seconds: Sequence[float]) -> tuple[str, float]:
     return "ns", 1e9
 
 
-def _members(trials: Sequence[int]) -> str:
+def _list_members(trials: Sequence[int]) -> str:
     listed = ", ".join(map(str, trials))
     return f"trial{'s' if len(trials) > 1 else ''} {listed}"
 
 
-def _points(name: str, x: Sequence[float], y: Sequence[float], who: Sequence[str], colour: str) -> Json:
+def _draw_points(name: str, x: Sequence[float], y: Sequence[float], who: Sequence[str], colour: str) -> Json:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -105,7 +106,7 @@ def _points(name: str, x: Sequence[float], y: Sequence[float], who: Sequence[str
     }
 
 
-def _mark(name: str, x: float, y: float, symbol: str, size: int) -> Json:
+def _draw_mark(name: str, x: float, y: float, symbol: str, size: int) -> Json:
     return {
         "type": "scatter",
         "mode": "markers",

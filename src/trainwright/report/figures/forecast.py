@@ -27,22 +27,22 @@ def forecast_figure(overview: Overview, plan: Mapping[str, Any] | None) -> Figur
     spent = np.cumsum([overview.trials[at].device_seconds / 3600 for at in overview.results])
     thin = thinned(len(spent), _MOST_POINTS)
     traces: list[Json] = [
-        _line("forecast, nine of ten below", [0, trials], [0.0, most], "--muted", "dot"),
-        _line("forecast, median", [0, trials], [0.0, hours], "--blue", "dash"),
+        _draw_line("forecast, nine of ten below", [0, trials], [0.0, most], "--muted", "dot"),
+        _draw_line("forecast, median", [0, trials], [0.0, hours], "--blue", "dash"),
     ]
     if len(spent):
-        happened = _line("happened", [0, *(thin + 1).tolist()], [0.0, *spent[thin].tolist()], "--orange", "")
+        happened = _draw_line("happened", [0, *(thin + 1).tolist()], [0.0, *spent[thin].tolist()], "--orange", "")
         traces.append(happened | {"line": {"color": "--orange", "width": 2.5}})
     return Figure(
         name="forecast",
         title="Forecast against what happened",
-        caption=_caption(overview, trials, (hours, most), (wall, wall_most)),
+        caption=_write_caption(overview, trials, (hours, most), (wall, wall_most)),
         data=traces,
         layout=layout(xaxis=axis("results", rangemode="tozero"), yaxis=axis("device-hours", rangemode="tozero")),
     )
 
 
-def _caption(overview: Overview, trials: int, hours: tuple[float, float], wall: tuple[float, float]) -> str:
+def _write_caption(overview: Overview, trials: int, hours: tuple[float, float], wall: tuple[float, float]) -> str:
     results, spent = len(overview.results), overview.state.device_seconds / 3600
     text = (
         f"{count(trials, 'trial')} were forecast to take {number(hours[0], 3)} device-hours, nine of ten simulated "
@@ -56,7 +56,7 @@ def _caption(overview: Overview, trials: int, hours: tuple[float, float], wall: 
     return text
 
 
-def _line(name: str, x: list[int], y: list[float], colour: str, dash: str) -> Json:
+def _draw_line(name: str, x: list[int], y: list[float], colour: str, dash: str) -> Json:
     return {
         "type": "scatter",
         "mode": "lines",

@@ -92,21 +92,21 @@ def draw_plans(overview: Overview, plans: Plans) -> list[Figure]:
     return [figure for figure in found if figure is not None]
 
 
-def _draw(*figures: Figure | None) -> DrawnGroup:
+def _collect_figures(*figures: Figure | None) -> DrawnGroup:
     return DrawnGroup(figures=[figure for figure in figures if figure is not None])
 
 
 def _draw_trade_offs(source: FigureSource) -> DrawnGroup:
-    return _draw(*trade_offs(source.overview), hypervolume_figure(source.overview.state))
+    return _collect_figures(*trade_offs(source.overview), hypervolume_figure(source.overview.state))
 
 
 def _draw_progress(source: FigureSource) -> DrawnGroup:
     pairs = [best_so_far(source.overview, place) for place in source.objectives]
-    return _draw(*(figure for pair in pairs if pair is not None for figure in pair))
+    return _collect_figures(*(figure for pair in pairs if pair is not None for figure in pair))
 
 
 def _draw_curves(source: FigureSource) -> DrawnGroup:
-    return _draw(*(learning_curves(source.overview, place) for place in source.objectives))
+    return _collect_figures(*(learning_curves(source.overview, place) for place in source.objectives))
 
 
 def _draw_importance(source: FigureSource) -> DrawnGroup:
@@ -130,7 +130,9 @@ def _draw_importance(source: FigureSource) -> DrawnGroup:
 def _draw_parallel(source: FigureSource) -> DrawnGroup:
     space = source.space
     return (
-        DrawnGroup() if space is None else _draw(parallel_coordinates(source.overview, space, source.parameter_order))
+        DrawnGroup()
+        if space is None
+        else _collect_figures(parallel_coordinates(source.overview, space, source.parameter_order))
     )
 
 
@@ -152,7 +154,7 @@ def _draw_plans(source: FigureSource) -> DrawnGroup:
 
 
 def _draw_workers(source: FigureSource) -> DrawnGroup:
-    return _draw(utilisation(source.overview, by=source.workers_by))
+    return _collect_figures(utilisation(source.overview, by=source.workers_by))
 
 
 GROUPS: Mapping[str, FigureGroup] = {

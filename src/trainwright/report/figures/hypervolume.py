@@ -20,6 +20,7 @@ def hypervolume_figure(state: State) -> Figure | None:
     except StudyError:
         return None
     numbers, volumes = zip(*course, strict=True)
+    # Rises are never thinned away: between them the volume is constant.
     rises = np.flatnonzero(np.diff(volumes, prepend=0.0) > 0.0)
     thin = thinned(len(volumes), _MOST_POINTS, rises.tolist())
     last = f"The last of {count(len(rises), 'rise')} came as result {rises[-1] + 1:,}. " if len(rises) else ""

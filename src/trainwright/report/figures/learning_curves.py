@@ -23,8 +23,8 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
         return None
     # The best third and an even choice of the rest.
     results = [overview.trials[at] for at in overview.drawn(_MOST_CURVES)]
-    best = _best(overview)
-    others = [t for t in overview.trials if not t.has_result and goal.metric in _metrics(t)]
+    best = _single_best(overview)
+    others = [t for t in overview.trials if not t.has_result and goal.metric in _last_metrics(t)]
     open_ = [t for t in others if not t.status.ended]
     groups = (
         ("stopped early", "--muted", 0.55, [t for t in results if t.status in {Status.STOPPED, Status.PAUSED}]),
@@ -39,18 +39,18 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
     drawn = 0
     for name, colour, opacity, trials in groups:
         # The best trial has a group of its own, drawn last on top.
-        shown = [t for t in trials if goal.metric in _metrics(t) and (t is not best or name == "best")]
+        shown = [t for t in trials if goal.metric in _last_metrics(t) and (t is not best or name == "best")]
         if shown:
-            traces.append(_curves(name, (colour, opacity), shown, goal))
+            traces.append(_draw_curves(name, (colour, opacity), shown, goal))
             values += [value for value in traces[-1]["y"] if value is not None]
             drawn += len(shown)
     if not traces:
         return None
     # A cross where a rule stopped a trial: its curve alone could be one that runs.
-    stopped = [t for t in results if t.status is Status.STOPPED and t is not best and goal.metric in _metrics(t)]
+    stopped = [t for t in results if t.status is Status.STOPPED and t is not best and goal.metric in _last_metrics(t)]
     if stopped:
-        traces.insert(1, _crosses(stopped, goal))
-    moved = _moves([t for t in overview.trials if len(t.leases) > 1], traces, goal)
+        traces.insert(1, _draw_crosses(stopped, goal))
+    moved = _draw_resizes([t for t in overview.trials if len(t.leases) > 1], traces, goal)
     if moved is not None:
         traces.append(moved)
     metric = escape(goal.metric, 40)
@@ -59,37 +59,37 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
     return Figure(
         name=f"curves-{objective}",
         title=f"Learning curves: {metric}",
-        caption=f"{_caption(overview, objective, drawn)} {remark}".strip(),
+        caption=f"{_write_caption(overview, objective, drawn)} {remark}".strip(),
         data=traces,
         layout=layout(xaxis=x, yaxis=y, shapes=_rung_lines(overview)),
         height=420,
     )
 
 
-def _best(overview: Overview) -> TrialState | None:
+def _single_best(overview: Overview) -> TrialState | None:
     """Return the best trial; of several objectives none is the best in all."""
     return overview.best if len(overview.objectives) == 1 else None
 
 
-def _metrics(trial: TrialState) -> Iterable[str]:
+def _last_metrics(trial: TrialState) -> Iterable[str]:
     last = trial.reports.get(trial.epoch)
     return last.metrics if last is not None else ()
 
 
-def _points(trial: TrialState, goal: Objective) -> tuple[list[int], list[float]]:
+def _curve_points(trial: TrialState, goal: Objective) -> tuple[list[int], list[float]]:
     epochs = sorted(trial.reports)
     if len(epochs) > _MOST_POINTS:
         epochs = [epochs[at] for at in np.linspace(0, len(epochs) - 1, _MOST_POINTS).astype(int)]
     return epochs, [trial.reports[epoch].metrics.get(goal.metric, math.nan) for epoch in epochs]
 
 
-def _curves(name: str, style: tuple[str, float], trials: list[TrialState], goal: Objective) -> Json:
+def _draw_curves(name: str, style: tuple[str, float], trials: list[TrialState], goal: Objective) -> Json:
     """Return all curves of a group as one trace, parted by gaps: a trace for each would make the page slow."""
     x: list[int | None] = []
     y: list[float] = []
     numbers: list[int | None] = []
     for trial in trials:
-        epochs, metrics = _points(trial, goal)
+        epochs, metrics = _curve_points(trial, goal)
         x += [*epochs, None]
         y += [*metrics, math.nan]
         numbers += [trial.number] * len(epochs) + [None]
@@ -109,7 +109,7 @@ def _curves(name: str, style: tuple[str, float], trials: list[TrialState], goal:
     }
 
 
-def _crosses(stopped: list[TrialState], goal: Objective) -> Json:
+def _draw_crosses(stopped: list[TrialState], goal: Objective) -> Json:
     return {
         "type": "scatter",
         "mode": "markers",
@@ -123,7 +123,7 @@ def _crosses(stopped: list[TrialState], goal: Objective) -> Json:
     }
 
 
-def _moves(resized: list[TrialState], traces: list[Json], goal: Objective) -> Json | None:
+def _draw_resizes(resized: list[TrialState], traces: list[Json], goal: Objective) -> Json | None:
     """Return the places at which drawn trials went on with other devices."""
     drawn = {number for trace in traces for number in trace["customdata"]}
     found = [
@@ -150,14 +150,14 @@ def _moves(resized: list[TrialState], traces: list[Json], goal: Objective) -> Js
     }
 
 
-def _geometric(rungs: list[int]) -> bool:
+def _is_geometric(rungs: list[int]) -> bool:
     return len(rungs) >= 2 and all(later >= 2 * earlier for earlier, later in pairwise(rungs))
 
 
 def _epoch_axis(overview: Overview) -> Json:
     """Return a logarithmic axis where rungs grow by factors, else most trials would fill its first inch."""
     rungs = overview.rungs
-    if not _geometric(rungs):
+    if not _is_geometric(rungs):
         return axis("epoch", rangemode="tozero")
     ticks = sorted({*rungs, overview.epochs})
     ends = [math.log10(min(ticks[0], 1)) - 0.03, math.log10(overview.epochs) + 0.03]
@@ -174,7 +174,7 @@ def _rung_lines(overview: Overview) -> list[Json]:
     ]
 
 
-def _caption(overview: Overview, objective: int, drawn: int) -> str:
+def _write_caption(overview: Overview, objective: int, drawn: int) -> str:
     with_reports = sum(bool(trial.reports) for trial in overview.trials)
     parts = [f"{drawn:,} of {count(with_reports, 'trial')} are drawn." if drawn < with_reports else ""]
     if not parts[0]:
@@ -184,22 +184,22 @@ def _caption(overview: Overview, objective: int, drawn: int) -> str:
     rungs = overview.rungs
     stopped = overview.count(Status.STOPPED)
     if rungs and len(rungs) <= _MOST_RUNGS:
-        where = f"epoch{'s' if len(rungs) > 1 else ''} {_listed(rungs)}"
-        parts.append(f"Dashed lines are rungs, {where}, at which a rule chose who goes on; {_stopped(stopped)}.")
+        where = f"epoch{'s' if len(rungs) > 1 else ''} {_list_numbers(rungs)}"
+        parts.append(f"Dashed lines are rungs, {where}, at which a rule chose who goes on; {_stopped_words(stopped)}.")
     elif rungs:
-        parts.append(f"A rule decided at {len(rungs)} different epochs; {_stopped(stopped)}.")
-    best = _best(overview)
+        parts.append(f"A rule decided at {len(rungs)} different epochs; {_stopped_words(stopped)}.")
+    best = _single_best(overview)
     if best is not None and best.reports:
         value = overview.values[overview.ranking[0], objective]
         parts.append(f"The best, trial {best.number}, reached {number(value)} in {count(best.epoch, 'epoch')}.")
     return " ".join(part for part in parts if part)
 
 
-def _stopped(stopped: int) -> str:
+def _stopped_words(stopped: int) -> str:
     return f"{count(stopped, 'trial')} {'was' if stopped == 1 else 'were'} stopped"
 
 
-def _listed(numbers: list[int]) -> str:
+def _list_numbers(numbers: list[int]) -> str:
     if len(numbers) == 1:
         return str(numbers[0])
     return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

@@ -50,8 +50,8 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
     if len(wanted) > _MOST_AXES:
         shown_names = set([*first, *(name for name in wanted if name not in first)][:_MOST_AXES])
         wanted = [name for name in wanted if name in shown_names]
-    axes = [_parameter(space, c, rows[:, at]) for at, c in enumerate(space.columns) if c.name in wanted]
-    axes += [_result(overview, objective, lines) for objective in range(min(len(overview.objectives), 3))]
+    axes = [_parameter_axis(space, c, rows[:, at]) for at, c in enumerate(space.columns) if c.name in wanted]
+    axes += [_result_axis(overview, objective, lines) for objective in range(min(len(overview.objectives), 3))]
     # Strength of a line by rank: the best are drawn strong and last, on top of the others.
     rank = np.empty(len(overview.trials))
     rank[overview.ranking] = (np.arange(len(overview.ranking)) + 0.5) / len(overview.ranking)
@@ -67,12 +67,12 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
         title="Parallel coordinates",
         caption=f"{drawn} Where the strong lines run together, good trials agree; "
         f"where they fan out, the parameter matters little.{inactive}{hidden}",
-        data=_lines(overview, lines, axes, rank[lines]),
+        data=_draw_lines(overview, lines, axes, rank[lines]),
         layout=layout(
             xaxis=axis(range=[-0.3, len(axes) - 0.7], visible=False, fixedrange=True),
             yaxis=axis(range=[_INACTIVE - 0.1, 1.1], visible=False, fixedrange=True),
-            shapes=[_upright(x) for x in range(len(axes))],
-            annotations=[label for x, item in enumerate(axes) for label in _labels(x, item)],
+            shapes=[_draw_axis(x) for x in range(len(axes))],
+            annotations=[label for x, item in enumerate(axes) for label in _label_axis(x, item)],
             margin={"l": 16, "r": 16},
         ),
         height=420,
@@ -80,29 +80,29 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
     )
 
 
-def _parameter(space: Space, column: Column, units: NDArray[np.float64]) -> _Axis:
+def _parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> _Axis:
     parameter = space.parameters[column.name]
     if column.kind == "choice":
         values = parameter.values if isinstance(parameter, Choice) else ()
         span = max(len(values) - 1, 1)
         ticks = [(code / span, escape(shown(value), 14)) for code, value in enumerate(values)]
-        return _Axis(column.name, units / span, _few(ticks))
+        return _Axis(column.name, units / span, _thin_ticks(ticks))
     if column.points is not None and column.points <= _MOST_TICKS:
         marks = (np.arange(column.points) + 0.5) / column.points
     else:
         marks = np.linspace(0.0, 1.0, 5)
-    texts = [escape(shown(value), 14) for value in _values(space, column.name, marks)]
+    texts = [escape(shown(value), 14) for value in _decode_values(space, column.name, marks)]
     return _Axis(column.name, units, list(zip(marks.tolist(), texts, strict=True)))
 
 
-def _values(space: Space, name: str, units: NDArray[np.float64]) -> list[Any]:
+def _decode_values(space: Space, name: str, units: NDArray[np.float64]) -> list[Any]:
     """Return a parameter's values at units, through a space of it alone, without its condition."""
     [entry] = [dict(entry) for entry in space.to_json()["parameters"] if entry["name"] == name]
     entry.pop("when", None)
     return [params[name] for params in Space.from_json({"parameters": [entry]}).decode(units[:, None])]
 
 
-def _result(overview: Overview, objective: int, lines: Sequence[int]) -> _Axis:
+def _result_axis(overview: Overview, objective: int, lines: Sequence[int]) -> _Axis:
     """Return the result's axis, by rank: values crowd at one end, and what counts is their order."""
     values = overview.values[lines, objective]
     ordered = np.sort(values)
@@ -116,11 +116,13 @@ def _result(overview: Overview, objective: int, lines: Sequence[int]) -> _Axis:
     return _Axis(f"{overview.objectives[objective].metric} (by rank)", places, ticks)
 
 
-def _few(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
+def _thin_ticks(ticks: list[tuple[float, str]]) -> list[tuple[float, str]]:
     return ticks if len(ticks) <= _MOST_TICKS else [*ticks[:: len(ticks) // _MOST_TICKS + 1], ticks[-1]]
 
 
-def _lines(overview: Overview, lines: Sequence[int], axes: Sequence[_Axis], rank: NDArray[np.float64]) -> list[Json]:
+def _draw_lines(
+    overview: Overview, lines: Sequence[int], axes: Sequence[_Axis], rank: NDArray[np.float64]
+) -> list[Json]:
     places = np.column_stack([item.places for item in axes])
     places = np.where(np.isnan(places), _INACTIVE, places)
     numbers = [overview.trials[at].number for at in lines]
@@ -148,11 +150,11 @@ def _lines(overview: Overview, lines: Sequence[int], axes: Sequence[_Axis], rank
     return traces
 
 
-def _upright(x: int) -> Json:
+def _draw_axis(x: int) -> Json:
     return {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "line": {"color": "--line", "width": 1.5}}
 
 
-def _labels(x: int, item: _Axis) -> list[Json]:
+def _label_axis(x: int, item: _Axis) -> list[Json]:
     plain = {"x": x, "font": {"color": "--ink", "size": 11}}
     name = {**plain, "y": 1.04, "yanchor": "bottom", "text": f"<b>{escape(item.name, 22)}</b>"}
     ticks = [

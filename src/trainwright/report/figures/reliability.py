@@ -41,7 +41,7 @@ def reliability_figure(report: EnsembleReport) -> Figure | None:
     return Figure(
         name="reliability",
         title="Is the ensemble as sure as it is right?",
-        caption=_caption(report),
+        caption=_write_caption(report),
         data=traces,
         layout=layout(
             xaxis=axis("mean probability of the likeliest class", range=[0, 1.02]),
@@ -51,7 +51,7 @@ def reliability_figure(report: EnsembleReport) -> Figure | None:
     )
 
 
-def _caption(report: EnsembleReport) -> str:
+def _write_caption(report: EnsembleReport) -> str:
     before, after = report.before or {}, report.after
     text = (
         f"On {before['rows']:,} {escape(report.rows, 30)} rows, in bins of equal size: below the line it is too sure,"

@@ -22,18 +22,18 @@ _TIMES = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
 
 def strategies_figures(content: Mapping[str, Any], name: str) -> Iterator[Figure]:
     """Yield a figure per number of devices, at most four, of what `trainwright plan --json` has said."""
-    plans = [plan for plan in content.get("plans", ()) if isinstance(plan, Mapping) and _seconds(plan) > 0]
+    plans = [plan for plan in content.get("plans", ()) if isinstance(plan, Mapping) and _read_seconds(plan) > 0]
     numbers = sorted({plan.get("devices", 0) for plan in plans})
     profile = content.get("profile")
     model = str(profile.get("name", "")) if isinstance(profile, Mapping) else ""
     for devices in numbers[:_MOST_FIGURES]:
-        ranked = sorted((plan for plan in plans if plan.get("devices") == devices), key=_seconds)
-        yield _figure(ranked, devices, name, model, len(content.get("rejected", ())))
+        ranked = sorted((plan for plan in plans if plan.get("devices") == devices), key=_read_seconds)
+        yield _draw_strategies(ranked, devices, name, model, len(content.get("rejected", ())))
 
 
-def _figure(ranked: list[Mapping[str, Any]], devices: int, name: str, model: str, rejected: int) -> Figure:
+def _draw_strategies(ranked: list[Mapping[str, Any]], devices: int, name: str, model: str, rejected: int) -> Figure:
     drawn = ranked[:_MOST]
-    slowest = _seconds(drawn[-1])
+    slowest = _read_seconds(drawn[-1])
     per, unit = next((item for item in _TIMES if slowest >= item[0]), _TIMES[-1])
     labels: list[str] = []
     for plan in drawn:
@@ -42,7 +42,7 @@ def _figure(ranked: list[Mapping[str, Any]], devices: int, name: str, model: str
     bases = [0.0] * len(drawn)
     traces: list[Json] = []
     for part, names, colour in _PARTS:
-        lengths = [sum(_part(plan, item) for item in names) / per for plan in drawn]
+        lengths = [sum(_read_part(plan, item) for item in names) / per for plan in drawn]
         if any(lengths):
             traces.append(
                 {
@@ -51,7 +51,7 @@ def _figure(ranked: list[Mapping[str, Any]], devices: int, name: str, model: str
                     "y": labels,
                     "x": rounded(lengths, 4),
                     "base": rounded(bases, 4),
-                    "customdata": [_told(plan) for plan in drawn],
+                    "customdata": [_hover_text(plan) for plan in drawn],
                     "marker": {"color": colour},
                     "hovertemplate": f"%{{y}}: %{{x:.3g}} {unit} of {part}; %{{customdata}}<extra></extra>",
                 }
@@ -63,8 +63,8 @@ def _figure(ranked: list[Mapping[str, Any]], devices: int, name: str, model: str
         name=f"strategies-{escape(name, 30)}-{devices}",
         title=f"Strategies on {count(devices, 'device')}{f': {escape(model, 30)}' if model else ''}",
         caption=f"Predicted {unit} of one iteration, the fastest on top: {labels[0]} with "
-        f"{number(_seconds(best) / per, 3)} {unit} and a peak of {format_bytes(int(best.get('peak_bytes', 0)))} a "
-        f"device. {count(len(drawn), 'strategy', 'strategies')} of {len(ranked)}.{out} From {escape(name, 60)}.json.",
+        f"{number(_read_seconds(best) / per, 3)} {unit} and a peak of {format_bytes(int(best.get('peak_bytes', 0)))} "
+        f"a device. {count(len(drawn), 'strategy', 'strategies')} of {len(ranked)}.{out} From {escape(name, 60)}.json.",
         data=traces,
         layout=layout(
             xaxis=axis(f"{unit} an iteration", rangemode="tozero"),
@@ -75,16 +75,16 @@ def _figure(ranked: list[Mapping[str, Any]], devices: int, name: str, model: str
     )
 
 
-def _seconds(plan: Mapping[str, Any]) -> float:
+def _read_seconds(plan: Mapping[str, Any]) -> float:
     value = plan.get("seconds_per_iteration")
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _part(plan: Mapping[str, Any], name: str) -> float:
+def _read_part(plan: Mapping[str, Any], name: str) -> float:
     parts = plan.get("breakdown")
     value = parts.get(name) if isinstance(parts, Mapping) else None
     return float(value) if isinstance(value, int | float) else 0.0
 
 
-def _told(plan: Mapping[str, Any]) -> str:
-    return f"{number(_seconds(plan), 3)} s in all"
+def _hover_text(plan: Mapping[str, Any]) -> str:
+    return f"{number(_read_seconds(plan), 3)} s in all"

@@ -34,7 +34,7 @@ def _trade_off(overview: Overview, other: int) -> Figure:
         strict=True,
     )
     bounds = [
-        {"type": "line", **_across(side, goal.bound), "line": {"color": "--red", "width": 1, "dash": "dash"}}
+        {"type": "line", **_draw_bound(side, goal.bound), "line": {"color": "--red", "width": 1, "dash": "dash"}}
         for side, goal in enumerate(goals)
         if goal.bound is not None
     ]
@@ -55,21 +55,21 @@ def _trade_off(overview: Overview, other: int) -> Figure:
         f"{'is' if len(overview.front) == 1 else 'are'} on the front: no other is as good in everything and better in "
         f"something.{bound} {' '.join(dict.fromkeys(filter(None, remarks)))}".strip(),
         data=[
-            _points(overview, plain, other) | {"name": "others", "marker": _PLAIN},
-            _points(overview, overview.front, other) | {"name": "front", "marker": _FRONT} | steps,
+            _draw_points(overview, plain, other) | {"name": "others", "marker": _PLAIN},
+            _draw_points(overview, overview.front, other) | {"name": "front", "marker": _FRONT} | steps,
         ],
         layout=layout(xaxis=axes[0], yaxis=axes[1], shapes=bounds),
         height=400,
     )
 
 
-def _across(side: int, bound: float) -> Json:
+def _draw_bound(side: int, bound: float) -> Json:
     if side == 0:
         return {"x0": bound, "x1": bound, "y0": 0, "y1": 1, "yref": "paper"}
     return {"y0": bound, "y1": bound, "x0": 0, "x1": 1, "xref": "paper"}
 
 
-def _points(overview: Overview, at: NDArray[np.int64], other: int) -> Json:
+def _draw_points(overview: Overview, at: NDArray[np.int64], other: int) -> Json:
     return {
         "type": "scatter",
         "mode": "markers",

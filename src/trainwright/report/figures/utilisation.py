@@ -40,19 +40,19 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
     all runs name one device, such as the processor, slots stand for devices.
     """
     # All runs on one device, such as the processor, would be one row; slots tell more.
-    runs = _runs(overview, by)
+    runs = _collect_runs(overview, by)
     word = "device" if by == "device" and len({run.slot for run in runs}) > 1 else "slot"
-    runs = runs if word == by else _runs(overview, word)
+    runs = runs if word == by else _collect_runs(overview, word)
     total = overview.clock.total
     if not runs or not total > 0:
         return None
-    slots = _ordered({run.slot for run in runs})
+    slots = _sort_slots({run.slot for run in runs})
     unit, per = time_unit(total)
-    busy = _busy(runs, slots, total)
+    busy = _busy_shares(runs, slots, total)
     share = float(busy.mean())
     # Bars by the thousand can neither be read nor drawn quickly.
     many = len(runs) > _MOST_BARS or len(slots) > _MOST_SLOTS
-    traces = [_map(busy, total / per)] if many else _bars(runs, per)
+    traces = [_draw_map(busy, total / per)] if many else _draw_bars(runs, per)
     labels = [escape(slot, 24) for slot in slots]
     breaks = overview.clock.breaks / per
     height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
@@ -67,8 +67,8 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
     return Figure(
         name="utilisation",
         title="Workers" if word == "slot" else "Devices",
-        caption=_caption(overview, runs, slots, share, word, many=many),
-        data=[*traces, _line(busy, total / per)],
+        caption=_write_caption(overview, runs, slots, share, word, many=many),
+        data=[*traces, _draw_line(busy, total / per)],
         layout=layout(
             bargap=0.25,
             xaxis=axis(f"time of work ({unit})", range=[0, total / per]),
@@ -86,7 +86,7 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
 _BREAK: Json = {"color": "--ink", "width": 1, "dash": "dot"}
 
 
-def _runs(overview: Overview, by: str) -> list[_Run]:
+def _collect_runs(overview: Overview, by: str) -> list[_Run]:
     leases = [
         (trial, lease)
         for trial in overview.trials
@@ -99,26 +99,26 @@ def _runs(overview: Overview, by: str) -> list[_Run]:
     several = len(set(hosts.values())) > 1
     clock = overview.clock
     starts = clock.seconds(np.array([lease.started_at for _, lease in leases], dtype=np.float64))
-    ends = clock.seconds(np.array([_last(lease) for _, lease in leases], dtype=np.float64))
+    ends = clock.seconds(np.array([_lease_end(lease) for _, lease in leases], dtype=np.float64))
     return [
         _Run(
             trial.number,
             f"{hosts[lease.writer]} {place}" if several else place,
             start,
             end,
-            _how(overview, trial, lease),
+            _end_word(overview, trial, lease),
         )
         for (trial, lease), start, end in zip(leases, starts.tolist(), ends.tolist(), strict=True)
         for place in (lease.devices if by == "device" and lease.devices else (lease.slot,))
     ]
 
 
-def _last(lease: Lease) -> float:
+def _lease_end(lease: Lease) -> float:
     started = lease.started_at or 0.0
     return max(started, lease.ended_at if lease.ended_at is not None else started + lease.seconds)
 
 
-def _how(overview: Overview, trial: TrialState, lease: Lease) -> str:
+def _end_word(overview: Overview, trial: TrialState, lease: Lease) -> str:
     if lease.end is None:
         word = overview.word(trial)
         return "interrupted" if lease.lost or lease.number < trial.lease or word == "lost" else word
@@ -129,12 +129,12 @@ def _how(overview: Overview, trial: TrialState, lease: Lease) -> str:
     return {"completed": "complete", "stopped": "stopped early"}.get(lease.end.reason, "interrupted")
 
 
-def _ordered(slots: set[str]) -> list[str]:
+def _sort_slots(slots: set[str]) -> list[str]:
     # Numbers within names sort by value: gpu2 before gpu10.
-    return sorted(slots, key=lambda slot: [(not part.isdigit(), part.zfill(9)) for part in _parts(slot)])
+    return sorted(slots, key=lambda slot: [(not part.isdigit(), part.zfill(9)) for part in _name_parts(slot)])
 
 
-def _parts(slot: str) -> list[str]:
+def _name_parts(slot: str) -> list[str]:
     parts: list[str] = [""]
     for letter in slot:
         if parts[-1] and parts[-1][-1].isdigit() != letter.isdigit():
@@ -143,7 +143,7 @@ def _parts(slot: str) -> list[str]:
     return parts
 
 
-def _busy(runs: list[_Run], slots: list[str], total: float) -> NDArray[np.float64]:
+def _busy_shares(runs: list[_Run], slots: list[str], total: float) -> NDArray[np.float64]:
     """Return the share of each time bin [slots, bins] in which a slot was busy; exact, in O(runs + slots * bins)."""
     rows = {slot: row for row, slot in enumerate(slots)}
     width = total / _BINS
@@ -162,7 +162,7 @@ def _busy(runs: list[_Run], slots: list[str], total: float) -> NDArray[np.float6
     return np.clip(share, 0.0, 1.0)
 
 
-def _bars(runs: list[_Run], per: float) -> list[Json]:
+def _draw_bars(runs: list[_Run], per: float) -> list[Json]:
     traces: list[Json] = []
     for how, colour in _COLOURS.items():
         chosen = [run for run in runs if run.how == how]
@@ -184,7 +184,7 @@ def _bars(runs: list[_Run], per: float) -> list[Json]:
     return traces
 
 
-def _map(busy: NDArray[np.float64], end: float) -> Json:
+def _draw_map(busy: NDArray[np.float64], end: float) -> Json:
     group = -(-len(busy) // 100)  # a row stands for several slots if they are very many
     rows = [busy[at : at + group].mean(axis=0) for at in range(0, len(busy), group)]
     edges = np.linspace(0, end, _BINS + 1)
@@ -200,7 +200,7 @@ def _map(busy: NDArray[np.float64], end: float) -> Json:
     }
 
 
-def _line(busy: NDArray[np.float64], end: float) -> Json:
+def _draw_line(busy: NDArray[np.float64], end: float) -> Json:
     edges = np.linspace(0, end, _BINS + 1)
     return {
         "type": "scatter",
@@ -217,7 +217,9 @@ def _line(busy: NDArray[np.float64], end: float) -> Json:
     }
 
 
-def _caption(overview: Overview, runs: list[_Run], slots: list[str], share: float, word: str, *, many: bool) -> str:
+def _write_caption(
+    overview: Overview, runs: list[_Run], slots: list[str], share: float, word: str, *, many: bool
+) -> str:
     clock = overview.clock
     what = "darker is busier" if many else "a bar for each run of a trial, with its number where there is room"
     started = len({(run.trial, run.start) for run in runs})

@@ -74,9 +74,9 @@ class FixedBlocks:
 
     def give(self, slots: Iterable[int]) -> None:
         """Take back whole tiles; a node that was left out brings back those that have no slots of another such."""
-        given = set(slots)
-        self._out -= given
-        for start in self._starts & {slot - slot % self._stride % self._size for slot in given}:
+        returned = set(slots)
+        self._out -= returned
+        for start in self._starts & {slot - slot % self._stride % self._size for slot in returned}:
             if self._out.isdisjoint(range(start, start + self._size)):
                 heapq.heappush(self._tiles, start)
 
@@ -129,7 +129,7 @@ class BuddyAllocator:
                 return None
             nodes = sorted(heapq.heappop(self._whole) for _ in range(count))
             self.free -= count * node
-            return tuple(slot for each in nodes for slot in range(each * node, (each + 1) * node))
+            return tuple(slot for number in nodes for slot in range(number * node, (number + 1) * node))
         start = self._part_of(wanted)
         if start is None:
             if not self._whole:
@@ -172,13 +172,13 @@ class BuddyAllocator:
     def _around(self, block: Block, size: int) -> Block | None:
         """Take the rest of the block's node, and more nodes."""
         node = self.slots_per_node
-        own = block[0] // node
+        home = block[0] // node
         more = self.take(-(-(size - node) // node) * node) if size > node else ()
         if more is None:
             return None
-        for start in [start for start in self._part if start // node == own]:
+        for start in [start for start in self._part if start // node == home]:
             self._take_part(start, self._part[start])
-        return tuple(sorted((*range(own * node, (own + 1) * node), *more)))
+        return tuple(sorted((*range(home * node, (home + 1) * node), *more)))
 
     def give(self, slots: Iterable[int]) -> None:
         """Take slots back, whole nodes and parts."""
@@ -186,16 +186,16 @@ class BuddyAllocator:
         by_node: dict[int, list[int]] = {}
         for slot in sorted(slots):
             by_node.setdefault(slot // node, []).append(slot)
-        for each, given in by_node.items():
-            self.free += len(given)
-            if len(given) == node:
-                heapq.heappush(self._whole, each)
+        for number, returned in by_node.items():
+            self.free += len(returned)
+            if len(returned) == node:
+                heapq.heappush(self._whole, number)
                 continue
-            self._counts[each] = self._counts.get(each, 0) + len(given)
-            for first, length in _runs(given):
-                for start, size in _aligned(first - each * node, length):
-                    self._add_part(each * node + start, size)
-            self._merge(each)
+            self._counts[number] = self._counts.get(number, 0) + len(returned)
+            for first, length in _runs(returned):
+                for start, size in _aligned(first - number * node, length):
+                    self._add_part(number * node + start, size)
+            self._merge(number)
 
     def withdraw(self, node: range) -> None:
         """Leave out a whole node."""
@@ -203,14 +203,14 @@ class BuddyAllocator:
         heapq.heapify(self._whole)
         self.free -= len(node)
 
-    def _merge(self, each: int) -> None:
+    def _merge(self, number: int) -> None:
         """Make a node whole again if all of it is free."""
         node = self.slots_per_node
-        if each < self._nodes and self._counts.get(each) == node:
-            for start in [start for start in self._part if start // node == each]:
+        if number < self._nodes and self._counts.get(number) == node:
+            for start in [start for start in self._part if start // node == number]:
                 del self._part[start]
-            del self._counts[each]
-            heapq.heappush(self._whole, each)
+            del self._counts[number]
+            heapq.heappush(self._whole, number)
 
     def _split(self, start: int, size: int) -> None:
         for offset, part in _aligned(0, size):

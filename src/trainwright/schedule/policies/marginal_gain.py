@@ -74,20 +74,20 @@ class _Planner:
             if running is not None and running.is_settled and allocator.free < self.policy.start:
                 self._shrink(allocator, running)
         else:
-            kept: float = allocator.free
+            reserved: float = allocator.free
             if allocator.rungs and allocator.estimates.epoch_seconds() is not None:
                 if running is not None and running.is_settled and running.rungs < len(allocator.rungs):
                     self._grow(allocator, running)
-                kept = self._look(allocator) if allocator.free and not self.wishes else allocator.free
+                reserved = self._look(allocator) if allocator.free and not self.wishes else allocator.free
             if allocator.source.waits():  # too late to be complete, but nobody else has use for these devices
-                self._begin(allocator, new=True, kept=kept)
+                self._begin(allocator, new=True, reserved=reserved)
         later = [wish.until for wish in self.wishes if wish.until > allocator.at]
         if later:
             allocator.plan_again_at(min(later))
 
-    def _begin(self, allocator: DeviceAllocator, *, new: bool, kept: float = 0.0) -> None:
+    def _begin(self, allocator: DeviceAllocator, *, new: bool, reserved: float = 0.0) -> None:
         """Start what waits, with or without new trials, on all free devices but so many."""
-        while allocator.free - kept >= self.policy.start and allocator.start_next(new=new):
+        while allocator.free - reserved >= self.policy.start and allocator.start_next(new=new):
             pass
 
     # Growth.
@@ -129,7 +129,9 @@ class _Planner:
         ends, costs = [due + now], [np.zeros_like(size)]
         for doublings in range(1, most + 1):
             larger = size * 2**doublings
-            speeds = [allocator.estimates.speedup(each * 2**doublings / self.policy.start) for each in sizes.tolist()]
+            speeds = [
+                allocator.estimates.speedup(old_size * 2**doublings / self.policy.start) for old_size in sizes.tolist()
+            ]
             then = work / np.array(speeds)[place]
             restart = allocator.estimates.restart(int(larger[0]))
             allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= np.minimum(cap, step))
@@ -149,9 +151,9 @@ class _Planner:
         saved = segment / allocator.estimates.speedup(ratio) - segment / allocator.estimates.speedup(2 * ratio)
         until = allocator.at + saved * _PATIENCE
         soon = (self._due() < until) & (np.arange(len(self.rows)) != place)
-        held = sum(wish.running.size for wish in self.wishes)
-        coming = float(self.rows.column("size")[soon].sum()) - held
-        if until > allocator.at and coming + allocator.free >= running.size + held:
+        held_size = sum(wish.running.size for wish in self.wishes)
+        coming = float(self.rows.column("size")[soon].sum()) - held_size
+        if until > allocator.at and coming + allocator.free >= running.size + held_size:
             allocator.hold(running)
             self.wishes.append(_Wish(running, until))
 

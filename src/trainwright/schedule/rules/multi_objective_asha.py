@@ -37,8 +37,8 @@ class _FrontRung:
         """Record and rank anew; there is no loss that separates."""
         self.losses[event.trial] = event.losses
         self.violations[event.trial] = event.violation
-        kept = max(self.least, len(self.losses) * self.eta.denominator // self.eta.numerator)
-        self.best = self._ranked()[:kept]
+        passing = max(self.least, len(self.losses) * self.eta.denominator // self.eta.numerator)
+        self.best = self._ranked()[:passing]
         return event.trial in self.best, None
 
     def wait(self, event: Reported) -> None:

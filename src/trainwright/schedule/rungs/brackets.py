@@ -96,25 +96,25 @@ class Brackets:
     def _block(self, trial: int) -> tuple[int, int]:
         """Return the number of a trial's block, and which of the ladders it has."""
         cycle, rest = divmod(trial, sum(self.sizes))
-        each = bisect_right(list(accumulate(self.sizes)), rest)
-        return cycle * len(self.sizes) + each, each
+        ladder_place = bisect_right(list(accumulate(self.sizes)), rest)
+        return cycle * len(self.sizes) + ladder_place, ladder_place
 
     def _home(self, trial: int, at_seconds: float) -> _Bracket:
         """Return the bracket of a trial; a newcomer joins that of its block, or a new one if it has closed."""
         if trial in self.homes:
             return self.homes[trial]
         # A bracket that closed early is continued by a new one for the rest of its block.
-        block, each = self._block(trial)
+        block, ladder_place = self._block(trial)
         home = self.filling.get(block)
         if home is None or (home.stages and home.stages[0].full):
-            size = self.sizes[each] - (0 if home is None else len(home.stages[0].members))
-            home = _Bracket(self.created, max(1, size), [_Stage(rung) for rung in self.ladders[each]])
+            size = self.sizes[ladder_place] - (0 if home is None else len(home.stages[0].members))
+            home = _Bracket(self.created, max(1, size), [_Stage(rung) for rung in self.ladders[ladder_place]])
             self.created += 1
             self.filling[block] = home
             if home.stages:
                 self.live.append(home)
         self.homes[trial] = home
-        home.until[trial] = self.ladders[each][0] if home.stages else self.last
+        home.until[trial] = self.ladders[ladder_place][0] if home.stages else self.last
         if home.stages:
             first = home.stages[0]
             first.members.add(trial)

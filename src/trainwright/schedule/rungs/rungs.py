@@ -60,9 +60,9 @@ class RankRung:
         """Record and cut again."""
         entry = LossEntry(event.losses[0], event.trial)
         self.halves.push(entry)
-        kept = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
-        self.halves.cut(kept)
-        if not kept:
+        passing = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
+        self.halves.cut(passing)
+        if not passing:
             return False, None
         worst = self.halves.greatest_below()
         return entry <= worst, worst.loss

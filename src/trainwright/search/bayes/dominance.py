@@ -34,28 +34,28 @@ def _sides(Z: Floats, row: int, size: int, below: Small, above: Small) -> None:
 
 
 @compiled
-def _enter(Z: Floats, kept: Small, start: int, stop: int, counts: Floats) -> None:
+def _enter(Z: Floats, classes: Small, start: int, stop: int, counts: Floats) -> None:
     """Count rows start to stop - 1 among all before them, and they among these; O(stop * (stop - start))."""
     below, above = np.empty(stop, np.int8), np.empty(stop, np.int8)
     for row in range(start, stop):
         _sides(Z, row, row, below, above)
-        own, dominators = kept[row], 0
+        row_class, dominators = classes[row], 0
         for i in range(row):
-            equal = kept[i] == own
-            dominators += (kept[i] > own) | (equal & (below[i] > above[i]))
-            counts[i] += (kept[i] < own) | (equal & (below[i] < above[i]))
+            equal = classes[i] == row_class
+            dominators += (classes[i] > row_class) | (equal & (below[i] > above[i]))
+            counts[i] += (classes[i] < row_class) | (equal & (below[i] < above[i]))
         counts[row] = dominators
 
 
 @compiled
-def _count(Z: Floats, kept: Small, size: int, start: int, stop: int, counts: Floats) -> None:
+def _count(Z: Floats, classes: Small, size: int, start: int, stop: int, counts: Floats) -> None:
     """Fill counts of rows start to stop - 1 with how many of the first `size` rows dominate each."""
     below, above = np.empty(size, np.int8), np.empty(size, np.int8)
     for row in range(start, stop):
         _sides(Z, row, size, below, above)
-        own, dominators = kept[row], 0
+        row_class, dominators = classes[row], 0
         for i in range(size):
-            dominators += (kept[i] > own) | ((kept[i] == own) & (below[i] > above[i]))
+            dominators += (classes[i] > row_class) | ((classes[i] == row_class) & (below[i] > above[i]))
         counts[row] = dominators
 
 
@@ -65,7 +65,7 @@ class Dominance:
     def __init__(self, objectives: int, bounds: Array) -> None:
         self._objectives, self._bounds = objectives, bounds
         self._Z = np.zeros((len(bounds), 64))
-        self._kept = np.zeros(64, np.int8)  # 1: keeps all bounds; 0: does not; -1: failed
+        self._classes = np.zeros(64, np.int8)  # 1: keeps all bounds; 0: does not; -1: failed
 
     @property
     def rows(self) -> Array:
@@ -75,22 +75,22 @@ class Dominance:
     def take(self, outcomes: Array, failed: NDArray[np.bool_], start: int) -> None:
         """Take rows [rows, outcomes] as those from `start` on."""
         stop = start + len(outcomes)
-        if stop > len(self._kept):
-            room = max(stop, 2 * len(self._kept)) - len(self._kept)
+        if stop > len(self._classes):
+            room = max(stop, 2 * len(self._classes)) - len(self._classes)
             self._Z = np.concatenate([self._Z, np.zeros((len(self._Z), room))], axis=1)
-            self._kept = np.concatenate([self._kept, np.zeros(room, np.int8)])
+            self._classes = np.concatenate([self._classes, np.zeros(room, np.int8)])
         over = np.maximum(0.0, outcomes[:, self._objectives :] - self._bounds[self._objectives :])
         self._Z[: self._objectives, start:stop] = outcomes[:, : self._objectives].T
         self._Z[self._objectives :, start:stop] = over.T
-        self._kept[start:stop] = np.where(failed, -1, (outcomes <= self._bounds).all(axis=1))
+        self._classes[start:stop] = np.where(failed, -1, (outcomes <= self._bounds).all(axis=1))
 
     def enter(self, start: int, stop: int, counts: Array) -> None:
         """Bring the counts of the first `start` rows to those of the first `stop`."""
-        _enter(self._Z, self._kept, start, stop, counts)
+        _enter(self._Z, self._classes, start, stop, counts)
 
     def count(self, size: int, start: int, stop: int, counts: Array) -> None:
         """Fill the counts of rows start to stop - 1 by the first `size` rows alone."""
-        _count(self._Z, self._kept, size, start, stop, counts)
+        _count(self._Z, self._classes, size, start, stop, counts)
 
 
 def dominated_shares(losses: Array) -> Array:
@@ -99,6 +99,6 @@ def dominated_shares(losses: Array) -> Array:
     dominance = Dominance(losses.shape[1], np.full(losses.shape[1], np.inf))
     dominance.take(losses, np.zeros(len(losses), np.bool_), 0)
     dominance.enter(0, len(losses), counts)
-    _, place, each = np.unique(counts, return_inverse=True, return_counts=True)
-    found: Array = ((np.cumsum(each) - 0.5 * each) / max(1, len(losses)))[place]
+    _, place, sizes = np.unique(counts, return_inverse=True, return_counts=True)
+    found: Array = ((np.cumsum(sizes) - 0.5 * sizes) / max(1, len(losses)))[place]
     return found

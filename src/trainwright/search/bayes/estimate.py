@@ -42,14 +42,14 @@ class Estimate:
     @classmethod
     def of(cls, view: SearchView) -> "Estimate":
         """Return the estimate from the told rows, of which the newest 2,000 count; there must be a finite one."""
-        told = np.flatnonzero(~view.failed)[-_MOST:]
-        losses = view.losses[told, 0]
+        finished = np.flatnonzero(~view.failed)[-_MOST:]
+        losses = view.losses[finished, 0]
         low, high = np.quantile(losses, [0.25, 0.75])
         losses = np.minimum(losses, high + 1.5 * (high - low)) if high > low else losses
         middle, scale = _middle_and_scale(losses)
         y = (losses - middle) / scale
-        least_rows = _least_error(view, told, y)
-        return cls(view, _grown(view, told, y, least_rows), least_rows, middle, scale)
+        least_rows = _least_error(view, finished, y)
+        return cls(view, _grown(view, finished, y, least_rows), least_rows, middle, scale)
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Return the mean and the deviation of the trees' means [rows] at rows of the space, in units of the loss."""
@@ -67,21 +67,21 @@ def _grown(view: SearchView, places: NDArray[np.intp], losses: Array, least_rows
     return forest
 
 
-def _least_error(view: SearchView, told: NDArray[np.intp], losses: Array) -> int:
+def _least_error(view: SearchView, finished: NDArray[np.intp], losses: Array) -> int:
     """Return the leaf size of least squared error at ends of trials whose configuration the forest has not seen."""
-    _, configuration = np.unique(view.space.row_keys(view.rows[told]), return_inverse=True)
+    _, configuration = np.unique(view.space.row_keys(view.rows[finished]), return_inverse=True)
     _, first, place = np.unique(configuration, return_index=True, return_inverse=True)
     fold = np.argsort(np.argsort(first))[place] % _FOLDS  # by order of arrival, all rows of one configuration together
     if fold.max() < _FOLDS - 1:
         return _LEAVES[0]
     # Cross-validation by configuration: repeated ones stay in one fold, or noise would look predictable.
     errors = np.zeros(len(_LEAVES))
-    M = np.column_stack([view.space.model_matrix(view.rows[told]), view.progress[told]])
-    judged = view.complete[told]
+    M = np.column_stack([view.space.model_matrix(view.rows[finished]), view.progress[finished]])
+    judged = view.complete[finished]
     for at in range(_FOLDS):
         rest, out = fold != at, (fold == at) & judged
         for size, least_rows in enumerate(_LEAVES):
-            forest = _grown(view, told[rest], losses[rest], least_rows)
+            forest = _grown(view, finished[rest], losses[rest], least_rows)
             errors[size] += float(((forest.predict(M[out])[0] - losses[out]) ** 2).sum())
     return _LEAVES[int(np.argmin(errors))]
 

@@ -52,11 +52,11 @@ class ExpectedGain(Settings, error=SearchError):
     def gain(self, view: SearchView) -> float:
         """Return the greatest expected improvement found, in units of the objective; O(rows log rows), 36 forests."""
         estimate = Estimate.of(view)
-        told = view.rows[~view.failed]
-        means = estimate.predict(told)[0]
+        finished = view.rows[~view.failed]
+        means = estimate.predict(finished)[0]
         order = np.argsort(means, kind="stable")
         moves, generator = Moves(view.space), rng(view.seed, "gain", view.count_results)
-        rows = moves.candidates(generator, told[order[:20]], _CANDIDATES)
+        rows = moves.candidates(generator, finished[order[:20]], _CANDIDATES)
         # The greatest expected improvement over candidates and their neighbours, round by round.
         greatest = 0.0
         for _ in range(_ROUNDS + 1):

@@ -174,9 +174,9 @@ class Forest:
         """Take rows into the order of the losses."""
         if self._dominance is not None:
             self._dominance.enter(start, stop, self._losses[:, 0])
-            told = np.flatnonzero(~self._failed[:stop])
-            self._finite = len(told)
-            self._order[0, : len(told)] = told[np.argsort(self._losses[told, 0], kind="stable")]
+            finite = np.flatnonzero(~self._failed[:stop])
+            self._finite = len(finite)
+            self._order[0, : len(finite)] = finite[np.argsort(self._losses[finite, 0], kind="stable")]
             return
         rows = start + np.flatnonzero(~self._failed[start:stop])
         if not len(rows):
@@ -262,8 +262,8 @@ class Forest:
         failed[: self._recalled.shape[1]] = False
         if failed.any() and not failed[:basis].all():  # as the worst of all in this scalar, not in each objective
             # The targets of failed trials are set after scalarisation: the worst of the sums, not the sum of the worst.
-            told = y[:, :basis][:, ~failed[:basis]]
-            y[:, failed] = told.max(axis=1)[:, None]
+            finite = y[:, :basis][:, ~failed[:basis]]
+            y[:, failed] = finite.max(axis=1)[:, None]
         return y
 
     def _sizes_around(self, t: int, count: int) -> tuple[int, int]:

@@ -160,9 +160,9 @@ class ForestSearcher(Settings, error=SearchError):
             best = _first_new(view, recalled.best, np.zeros(len(recalled.best)), view.tried, taken)
             if best is not None:
                 return propose(view, recalled.best[best], number, searcher="forest", design="recalled")
-        given = opening(view, number, taken, self.points, searcher="forest")
-        if given is not None:
-            return given
+        opened = opening(view, number, taken, self.points, searcher="forest")
+        if opened is not None:
+            return opened
         if recalled is not None and recalled.mixture is not None:
             rows = recalled.mixture.draw(rng(view.seed, "initial", number), _DRAWS)
             found = _first_new(view, rows, np.arange(float(len(rows))), view.tried, taken)

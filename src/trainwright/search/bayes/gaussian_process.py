@@ -18,7 +18,7 @@ __all__ = ["Embedding", "Hyperparameters", "Posterior", "correlation", "fit", "l
 
 Array = NDArray[np.float64]
 
-_APART = 0.5  # distance from the middle of a unit column to where it is inactive
+_INACTIVE_OFFSET = 0.5  # distance from the middle of a unit column to where it is inactive
 _LENGTH = (0.0, 3.0**0.5)  # mean and deviation of the prior of ln l - ln(d) / 2, of targets of deviation 1
 _SIGNAL, _NOISE = (0.0, 1.0), (-10.0, 2.0)  # those of ln s and ln noise
 _BOUNDS = ((-4.0, 7.0), (-4.0, 4.0), (np.log(1e-6), 0.0))  # of ln l, ln s, ln noise
@@ -65,12 +65,12 @@ class Embedding:
         points[:, : len(self._units)] = rows[:, self._units]
         if self._gaps:
             lifted = slice(len(self._units), len(self._units) + len(self._gaps))
-            points[:, lifted] = _APART * np.isnan(rows[:, self._gaps])
+            points[:, lifted] = _INACTIVE_OFFSET * np.isnan(rows[:, self._gaps])
             np.copyto(points, 0.5, where=np.isnan(points))
         at = len(self._units) + len(self._gaps)
         for c, codes in self._choices:
-            given = np.where(np.isnan(rows[:, c]), codes[-1], rows[:, c])
-            points[:, at : at + len(codes)] = np.where(given[:, None] == codes, 0.5**0.5, 0.0)
+            row_codes = np.where(np.isnan(rows[:, c]), codes[-1], rows[:, c])
+            points[:, at : at + len(codes)] = np.where(row_codes[:, None] == codes, 0.5**0.5, 0.0)
             at += len(codes)
         if at < points.shape[1]:
             points[:, at] = 1.0 if fidelity is None else fidelity
@@ -125,8 +125,8 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     gradient[-1] = 0.5 * noise * np.trace(A)
     loss = 0.5 * float(y @ alpha) + float(np.log(L.diagonal()).sum())
     mean, deviation = _prior(d)
-    apart = (theta - mean) / deviation
-    return loss + 0.5 * float(apart @ apart), gradient + apart / deviation
+    offset = (theta - mean) / deviation
+    return loss + 0.5 * float(offset @ offset), gradient + offset / deviation
 
 
 def fit(
@@ -235,12 +235,12 @@ class Posterior:
         from scipy.linalg import cho_solve
 
         signal = self.hyperparameters.signal
-        apart = point / self._scales - self._scaled
-        squares = np.einsum("ij,ij->i", apart, apart)
+        offset = point / self._scales - self._scaled
+        squares = np.einsum("ij,ij->i", offset, offset)
         slopes = signal * slope(squares)
         k = signal * correlation(squares)
         solved = cho_solve((self.factor, True), k, check_finite=False)
-        steps = (2.0 * slopes)[:, None] * apart / self._scales
+        steps = (2.0 * slopes)[:, None] * offset / self._scales
         variance = max(signal - float(k @ solved), 1e-12 * signal)
         n = len(alpha)
         return float(alpha @ k[:n]), variance, alpha @ steps[:n], -2.0 * (solved @ steps)

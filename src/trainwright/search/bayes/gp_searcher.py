@@ -101,9 +101,9 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         return most if view.trials is None else min(most, max(1, view.trials // 2))
 
     def _design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
-        given = opening(view, number, taken, self.points, searcher="gp")
-        if given is not None:
-            return given
+        opened = opening(view, number, taken, self.points, searcher="gp")
+        if opened is not None:
+            return opened
         if self.design == "random":
             row = draw_new(view, number, taken, "initial")
         else:
@@ -165,8 +165,8 @@ class GaussianProcessSearcher(Settings, error=SearchError):
 
 def _penalised(losses: Array, bounds: Array, objectives: int) -> Array:
     """Return targets [objectives, rows] of losses [rows, objectives and constraints], broken bounds added to each."""
-    made = [_standardised(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
-    return penalised(np.stack([y for y, _ in made]), objectives, np.array([bound for _, bound in made]))
+    pairs = [_standardised(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
+    return penalised(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
 
 
 def _standardised(losses: Array, bound: float) -> tuple[Array, float]:
@@ -224,7 +224,7 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
     if count <= most:
         return np.arange(count)
     rungs = view.rungs[:count]
-    kept: list[Places] = []
+    chosen: list[Places] = []
     room = most
     # Rows of higher rungs say more about full training, so they are taken first.
     for rung in np.unique(rungs)[::-1]:
@@ -235,11 +235,11 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
             best = int(_BEST * room)
             rest = np.sort(order[best:])
             here = np.concatenate([order[:best], rest[np.linspace(0, len(rest) - 1, room - best).astype(np.intp)]])
-        kept.append(here)
+        chosen.append(here)
         room -= len(here)
         if not room:
             break
-    return np.sort(np.concatenate(kept))
+    return np.sort(np.concatenate(chosen))
 
 
 def _good(view: SearchView, places: Places, means: Array) -> Array:

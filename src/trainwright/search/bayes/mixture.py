@@ -60,12 +60,12 @@ class Mixture:
             mass = shares.T @ known  # [components, columns]
             with np.errstate(invalid="ignore"):
                 means = np.where((mass > 0.0) & units, shares.T @ values, np.nan) / np.maximum(mass, 1e-300)
-            apart = np.where(known[None] & units, rows[None] - means[:, None, :], 0.0)  # [components, rows, columns]
-            squares = np.einsum("nk,knc->kc", shares, np.nan_to_num(apart) ** 2)
+            offsets = np.where(known[None] & units, rows[None] - means[:, None, :], 0.0)  # [components, rows, columns]
+            squares = np.einsum("nk,knc->kc", shares, np.nan_to_num(offsets) ** 2)
             widths = np.sqrt((squares + _WIDTH**2) / (mass + 1.0))
             tables = {c: _table(shares.T @ hot) for c, hot in codes.items()}
             weights = (shares.sum(axis=0) + 1.0) / (len(rows) + shares.shape[1])
-            logs = np.log(weights) - np.nan_to_num(0.5 * (apart / widths[:, None, :]) ** 2).sum(axis=2).T
+            logs = np.log(weights) - np.nan_to_num(0.5 * (offsets / widths[:, None, :]) ** 2).sum(axis=2).T
             logs -= known @ np.log(np.where(units, widths, 1.0)).T
             logs += sum((hot @ np.log(tables[c]).T for c, hot in codes.items()), start=np.zeros_like(logs))
             shares = np.exp(logs - logs.max(axis=1, keepdims=True))
@@ -75,10 +75,10 @@ class Mixture:
     def draw(self, generator: np.random.Generator, count: int) -> Array:
         """Return at most `count` legal rows: those of so many draws that meet the space's requirements."""
         place = generator.choice(len(self.weights), size=count, p=self.weights)
-        own = self.space.latent(generator, count)
-        drawn = self.means[place] + self.widths[place] * generator.standard_normal(own.shape)
+        prior_rows = self.space.latent(generator, count)
+        drawn = self.means[place] + self.widths[place] * generator.standard_normal(prior_rows.shape)
         drawn = np.abs(drawn) % 2.0  # folded back from the bounds
-        latent = np.where(np.isnan(drawn), own, np.where(drawn > 1.0, 2.0 - drawn, drawn))
+        latent = np.where(np.isnan(drawn), prior_rows, np.where(drawn > 1.0, 2.0 - drawn, drawn))
         for c, table in self.tables.items():
             steps = table.cumsum(axis=1)[place]
             latent[:, c] = (generator.random(count)[:, None] * steps[:, -1:] > steps).sum(axis=1)

@@ -42,12 +42,12 @@ class RungScale:
     @classmethod
     def of(cls, view: SearchView, size: int) -> Self:
         """Return the scale of the first `size` rows, O(size log size); an outcome with a bound keeps its numbers."""
-        told = np.flatnonzero(~view.failed[:size])
-        rungs, numbers = view.rungs[told], view.numbers[told]
+        finished = np.flatnonzero(~view.failed[:size])
+        rungs, numbers = view.rungs[finished], view.numbers[finished]
         maps: dict[tuple[int, int], Curve] = {}
         levels = np.unique(rungs).tolist()
         for outcome in np.flatnonzero(~np.isfinite(view.bounds)).tolist():
-            values = view.outcomes[told, outcome].copy()
+            values = view.outcomes[finished, outcome].copy()
             below: dict[int, float] = {}  # by trial: its value at its last rung so far
             # From the lowest rung up: the losses of a rung take the values that the same trials had below.
             for rung in levels:

@@ -79,7 +79,7 @@ def scale(
             if quartiles[0] == quartiles[1]:  # most losses are one number: nothing says how far others may lie
                 fence = np.inf
             # Equal losses share the mean of their ranks.
-            start = kept = 0
+            start = within = 0
             while start < finite:
                 value = min(fence, losses[order[j, start], j])
                 stop = start + 1
@@ -92,11 +92,11 @@ def scale(
                 for place in range(start, stop):
                     targets[j, order[j, place]] = target
                     if losses[order[j, place], j] <= bounds[j]:  # a clipped one may lie on the bound, but is beyond
-                        kept = place + 1
+                        within = place + 1
                 bad = target
                 start = stop
             if np.isfinite(bounds[j]):
-                limits[j] = kept / finite if scaler == _QUANTILE else _bounded(bounds[j])
+                limits[j] = within / finite if scaler == _QUANTILE else _bounded(bounds[j])
         bads[j] = bad
         for i in range(count):
             if failed[i]:

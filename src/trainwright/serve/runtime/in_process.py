@@ -359,9 +359,8 @@ def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor]
         hooks = module._forward_hooks or module._forward_pre_hooks  # noqa: SLF001 - torch has no other way to ask
         return type(module) is kind and not hooks
 
-    if is_plain(network, nn.Linear):
-        linear = cast("nn.Linear", network)
-        return [partial(nn.functional.linear, weight=linear.weight, bias=linear.bias)]
+    if isinstance(network, nn.Linear) and is_plain(network, nn.Linear):
+        return [partial(nn.functional.linear, weight=network.weight, bias=network.bias)]
     if not is_plain(network, nn.Sequential):
         return [network]
     calls: list[Callable[[torch.Tensor], torch.Tensor]] = []

@@ -18,8 +18,8 @@ def _find_strategies() -> tuple[ParallelStrategy, ...]:
     found: list[Any] = []
     for module in iter_modules([str(Path(__file__).parent)]):
         if module.name not in {"registry", "strategy"}:
-            names = vars(import_module(f"{__package__}.{module.name}")).values()
-            found += [kind for kind in names if isinstance(kind, type) and _is_strategy(kind)]
+            members = vars(import_module(f"{__package__}.{module.name}")).values()
+            found += [kind for kind in members if isinstance(kind, type) and _is_strategy(kind)]
     found += [load("strategy", name, "strategies") for name in names_of("strategy")]
     # A module may import the strategy of another: each class counts once.
     strategies = sorted((kind() for kind in dict.fromkeys(found)), key=lambda one: (one.axis.order, one.axis.name))

@@ -147,7 +147,7 @@ def _read(
     """Return the rows for this rank's part `out` of the output, and the padding that lies before or after them."""
     division = part.division
     wanted = windows(out, division.size, kernel=kernel, stride=stride, dilation=dilation, before=before)
-    local = part.fetched(wanted)
+    local: torch.Tensor = part.fetched(wanted)
     window = wanted[torch.distributed.get_rank(division.group)]
     if not window.before and not window.after:
         return local
