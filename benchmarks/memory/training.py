@@ -30,7 +30,7 @@ from trainwright.plan.memory.checkpointing import segments, sequential_begins
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.fitting import chain_of
-from trainwright.train.parallel.recompute.measure import tracked_peak
+from trainwright.train.parallel.recompute.sample_step import tracked_peak
 from trainwright.train.parallel.recompute.stages import StageRow, split_model
 
 __all__ = ["MODELS", "SHARES", "train"]

@@ -1,4 +1,4 @@
-"""The five walks of the structure page name objects that exist, and are short."""
+"""The five walks of the structure page are short and name objects that exist; the glossary names modules that exist."""
 
 import ast
 import re
@@ -35,3 +35,10 @@ def test_a_walk_is_short_and_names_what_exists(walk):
     assert quoted
     wanted = [name for text in quoted for name in re.findall(r"[A-Za-z_]+", text) if name not in {"tw", "trial"}]
     assert [name for name in wanted if name not in known] == []
+
+
+def test_the_glossary_names_modules_that_exist():
+    text = (ROOT.parents[1] / "docs" / "reference" / "glossary.md").read_text(encoding="utf-8")
+    modules = re.findall(r"\| `([\w/.]+)` \|$", text, re.MULTILINE)
+    assert len(modules) > 40
+    assert [name for name in modules if not (ROOT / name).exists()] == []

@@ -15,9 +15,9 @@ from trainwright.ensemble.combine.rules import PlainMean, make_rule
 from trainwright.errors import EnsembleError
 from trainwright.testing.combination import CombinationConformance
 
-FILE = Path(__file__).parents[2] / "examples" / "own_combination.py"
-SPEC = importlib.util.spec_from_file_location("own_combination", FILE)
-EXAMPLE = sys.modules["own_combination"] = importlib.util.module_from_spec(SPEC)
+FILE = Path(__file__).parents[2] / "examples" / "plugins" / "stacking.py"
+SPEC = importlib.util.spec_from_file_location("stacking", FILE)
+EXAMPLE = sys.modules["stacking"] = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(EXAMPLE)
 Stacking = EXAMPLE.Stacking
 
@@ -26,7 +26,7 @@ Stacking = EXAMPLE.Stacking
 def installed(monkeypatch):
     """Install the rule as the entry point that a distribution of its own would have."""
     group = "trainwright.combinations"
-    point = importlib.metadata.EntryPoint("stacking", "own_combination:Stacking", group)
+    point = importlib.metadata.EntryPoint("stacking", "stacking:Stacking", group)
     find = importlib.metadata.entry_points
 
     def entry_points(**which):

@@ -33,10 +33,7 @@ SEARCHERS = {
     "sobol": (QuasiRandomSearcher(sequence="sobol"), 40),
     "evolution": (EvolutionSearcher(initial=3), 100),
     "forest": (ForestSearcher(initial=3, candidates=40), 150),
-    "forest by improvement": (
-        ForestSearcher(initial=1, candidates=40, kappa_final=1.96, pending="ignore"),
-        40,
-    ),
+    "forest with a constant kappa": (ForestSearcher(initial=1, candidates=40, kappa_final=1.96), 40),
     "gp": (GaussianProcessSearcher(initial=3, candidates=24), 24),
     "default": (DefaultSearcher(), 20),
     "optuna": (OptunaSearcher(), 40),

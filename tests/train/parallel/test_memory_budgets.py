@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainwright import memory
 from trainwright.errors import BudgetExceeded, InfeasibleBudget, TrialError
 from trainwright.train import Assignment, Trial
-from trainwright.train.parallel.recompute.measure import tracked_peak
+from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
 pytestmark = [pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
 BATCH, EPOCHS = 256, 2

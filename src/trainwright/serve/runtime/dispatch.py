@@ -1,10 +1,9 @@
 """The dispatch loop: assigns rows to slots, slots to idle workers, and results to responses.
 
 Queues, slots and workers are touched only by the thread that holds the dispatching lock. The dispatcher's own thread
-runs a pass whenever a worker reports or a timer is due, and it alone touches processes. Other threads leave actions in
-an inbox; a thread that admits a request while nobody dispatches runs a pass itself, so that rows reach an idle worker
-without waking another thread. Finished requests are answered at the end of a pass, when the workers have their work;
-large sums are left to the combiner's thread.
+runs a pass when a worker reports or a timer is due, and it alone touches processes. Other threads leave actions in an
+inbox; one that admits a request while nobody dispatches runs a pass itself, so that rows reach an idle worker without
+waking another thread. A pass ends with the answers of finished requests; large sums are left to the combiner.
 """
 
 import contextlib

@@ -13,7 +13,7 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import InfeasibleBudget, PlanMismatch, UnsupportedModel
-from trainwright.train.parallel.recompute.measure import tracked_peak
+from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
 ROWS, WIDTH = 384, 16
 BATCH = torch.linspace(-1, 1, ROWS * WIDTH).view(ROWS, WIDTH)

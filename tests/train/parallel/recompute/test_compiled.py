@@ -14,7 +14,7 @@ from trainwright import memory
 from trainwright.errors import BudgetError, BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
 from trainwright.plan.memory.compiled_plan import read_plan
 from trainwright.train.parallel.recompute.compiled import allocated_bytes
-from trainwright.train.parallel.recompute.measure import tracked_peak
+from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch importing its own compiler
 BATCH = torch.linspace(-1, 1, 256 * 32).view(256, 32)

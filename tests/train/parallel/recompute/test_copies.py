@@ -24,8 +24,8 @@ from trainwright.plan.memory.planning import full_bytes
 from trainwright.train.parallel.recompute.copies import SynchronousCopies, measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.fitting import chain_of
-from trainwright.train.parallel.recompute.measure import tracked_peak
 from trainwright.train.parallel.recompute.program import Release, lent_units, place_acts
+from trainwright.train.parallel.recompute.sample_step import tracked_peak
 from trainwright.train.parallel.recompute.stages import split_model
 
 

@@ -10,7 +10,7 @@ from trainwright import memory
 from trainwright.errors import BudgetError, InfeasibleBudget, PlanMismatch, UnsupportedModel
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.train.parallel.recompute.fitting import chain_of
-from trainwright.train.parallel.recompute.measure import tracked_peak
+from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
 
 def net():

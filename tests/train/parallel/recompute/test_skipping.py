@@ -14,7 +14,7 @@ from trainwright import memory
 from trainwright.errors import InfeasibleBudget
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.train.parallel.recompute.fitting import chain_of
-from trainwright.train.parallel.recompute.measure import tracked_peak, train_once
+from trainwright.train.parallel.recompute.sample_step import tracked_peak, train_once
 
 
 class Levels(nn.Module):

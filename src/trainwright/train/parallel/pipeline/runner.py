@@ -18,7 +18,7 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
-from trainwright.train.parallel.recompute.measure import restored_after
+from trainwright.train.parallel.recompute.sample_step import restored_after
 
 __all__ = ["PipelineRunner"]
 

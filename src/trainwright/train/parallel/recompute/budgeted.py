@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.train.parallel.recompute.fitting import apply, fit
-from trainwright.train.parallel.recompute.measure import Call
+from trainwright.train.parallel.recompute.sample_step import Call
 from trainwright.train.parallel.recompute.storage_bytes import granule_of, total_bytes
 from trainwright.train.parallel.recompute.trees import tensors_of
 

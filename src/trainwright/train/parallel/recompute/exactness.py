@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from trainwright.train.parallel.recompute.measure import Call, as_call, restored_after, train_once
+from trainwright.train.parallel.recompute.sample_step import Call, as_call, restored_after, train_once
 from trainwright.train.parallel.recompute.trees import flatten_tree, map_only, tensors_of
 
 __all__ = ["StepResult"]

@@ -16,9 +16,10 @@ from trainwright.plan.memory.planning import full_bytes, plan_chain
 from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.exactness import StepResult
-from trainwright.train.parallel.recompute.measure import as_call, call_with, measure_chain, plain_peak, tracked_peak
+from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.program import place_acts
+from trainwright.train.parallel.recompute.sample_step import as_call, call_with, plain_peak, tracked_peak
 from trainwright.train.parallel.recompute.stages import StageRow, split_model, whole_row
 from trainwright.train.parallel.recompute.storage_bytes import granule_of
 from trainwright.train.parallel.recompute.tracing import CallForm

@@ -5,9 +5,7 @@ runs. Afterwards parameters, buffers, gradients, random generators and the train
 """
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,26 +16,14 @@ from torch.autograd.graph import get_gradient_edge
 from trainwright.errors import BudgetError, UnsupportedModel, closest
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.plan.memory.chain import NO_LOSS, Chain, Stage, with_least_peaks
-from trainwright.train.parallel.recompute.run_context import Autocast, swapped_values
+from trainwright.train.parallel.recompute.sample_step import restored_after
 from trainwright.train.parallel.recompute.skipping import SkippedValues, handed_on
 from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.storage_bytes import granule_of, rounded_bytes, storage_keys, total_bytes
-from trainwright.train.parallel.recompute.tracing import as_before
 from trainwright.train.parallel.recompute.trees import map_only, tensors_of
 from trainwright.train.parallel.recompute.values import saving_nothing, storage_key, written_error
 
-__all__ = [
-    "OPTIMIZERS",
-    "Call",
-    "as_call",
-    "call_with",
-    "measure_chain",
-    "named_state_bytes",
-    "plain_peak",
-    "restored_after",
-    "tracked_peak",
-    "train_once",
-]
+__all__ = ["OPTIMIZERS", "measure_chain", "named_state_bytes"]
 
 _REPEATS = 3
 OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
@@ -143,74 +129,6 @@ def named_state_bytes(optimizer: str | None, gradients: int) -> int:
             f"optimizer: got {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}{closest(optimizer, OPTIMIZERS)}"
         )
     return OPTIMIZERS[optimizer] * gradients
-
-
-def tracked_peak(
-    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
-) -> int:
-    """Return the peak bytes of live storages of one training step, with the parameters, but no optimizer's state.
-
-    Without `loss` the sum of the result's floating tensors stands for it. With several `passes` gradients add up. The
-    model is as before afterwards.
-    """
-    tracker = StorageTracker(granule_bytes=granule_of(model))
-    tracker.watch(model.parameters(), "parameters")
-    tracker.watch(model.buffers(), "buffers")
-    given = as_call(sample)
-    batch = tensors_of((given.args, dict(given.kwargs)))
-    tracker.watch(batch, "input")
-    with restored_after(model, batch), tracker:
-        for _ in range(passes):
-            train_once(model, sample, loss)
-    return tracker.peak_bytes
-
-
-def plain_peak(
-    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
-) -> int:
-    """Return the `tracked_peak` of a model as it is; raise `UnsupportedModel` where it refuses the sample."""
-    try:
-        return tracked_peak(model, sample, loss=loss, passes=passes)
-    except (torch.OutOfMemoryError, UnsupportedModel):
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        raise UnsupportedModel(
-            f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
-        ) from error
-
-
-def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
-    """Run a model forward and backward; without `loss` the sum of the result's floating tensors stands for it."""
-    out = call_with(model, sample)
-    if loss is not None:
-        loss(out).backward()
-    else:
-        # The gradient that arrives is to be a tensor of its own, not a number seen as one.
-        ends = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(out) if t.requires_grad]
-        sum((t * 1).sum() for t in ends).backward()  # type: ignore[union-attr]  # something is trained
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A sample as a model was called with it."""
-
-    args: tuple[Any, ...]
-    kwargs: Mapping[str, Any]
-
-
-def as_call(sample: Any) -> Call:
-    """Return a sample as a call: a mapping holds keyword arguments, a tuple or list positional ones, else it is one."""
-    if isinstance(sample, Call):
-        return sample
-    if isinstance(sample, Mapping):
-        return Call((), dict(sample))
-    return Call(tuple(sample) if isinstance(sample, tuple | list) else (sample,), {})
-
-
-def call_with(function: Callable[..., Any], sample: Any) -> Any:
-    """Call with a sample."""
-    given = as_call(sample)
-    return function(*given.args, **given.kwargs)
 
 
 _Caller = Callable[[Any], tuple[Any, dict[str, Any]]]
@@ -417,30 +335,6 @@ def _synchronised_now(value: Any) -> float:
             torch.cuda.synchronize(tensor.device)
             break
     return time.perf_counter()
-
-
-@contextmanager
-def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iterator[None]:
-    """Let stages run on copies of the buffers, and put gradients, attributes and random generators back."""
-    places = [
-        ((module, name), buffer.clone())
-        for module in model.modules()
-        for name, buffer in module._buffers.items()  # noqa: SLF001  to swap them, not to read them
-        if buffer is not None
-    ]
-    gradients = [(each, each.grad) for each in (*model.parameters(), *batch) if each.is_leaf]
-    with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng())
-        stack.enter_context(as_before(model))
-        stack.enter_context(Autocast.now().entered())  # a cast kept from stage to stage would be nobody's
-        stack.enter_context(swapped_values(places))
-        try:
-            for each, _ in gradients:
-                each.grad = None
-            yield
-        finally:
-            for each, gradient in gradients:
-                each.grad = gradient
 
 
 def _forget_gradients(module: nn.Module) -> None:

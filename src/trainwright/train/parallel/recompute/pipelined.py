@@ -27,7 +27,7 @@ from trainwright.plan.pipeline.planning import PipelinePlan
 from trainwright.plan.pipeline.stage_memory import PATTERNS, in_flight, input_bytes, weight_bytes
 from trainwright.publishing import write_file
 from trainwright.train.parallel.recompute.entry import carry_out
-from trainwright.train.parallel.recompute.measure import call_with, restored_after
+from trainwright.train.parallel.recompute.sample_step import call_with, restored_after
 from trainwright.train.parallel.recompute.stages import StageRow, split_model
 
 __all__ = ["part_operations", "scheduled", "staged"]

@@ -1,0 +1,110 @@
+"""One training step with a sample: the call, its peak of live storages, and the model put back as it was."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from trainwright.errors import UnsupportedModel
+from trainwright.model.trace.storages import StorageTracker
+from trainwright.train.parallel.recompute.run_context import Autocast, swapped_values
+from trainwright.train.parallel.recompute.storage_bytes import granule_of
+from trainwright.train.parallel.recompute.tracing import as_before
+from trainwright.train.parallel.recompute.trees import tensors_of
+
+__all__ = ["Call", "as_call", "call_with", "plain_peak", "restored_after", "tracked_peak", "train_once"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A sample as a model was called with it."""
+
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+def as_call(sample: Any) -> Call:
+    """Return a sample as a call: a mapping holds keyword arguments, a tuple or list positional ones, else it is one."""
+    if isinstance(sample, Call):
+        return sample
+    if isinstance(sample, Mapping):
+        return Call((), dict(sample))
+    return Call(tuple(sample) if isinstance(sample, tuple | list) else (sample,), {})
+
+
+def call_with(function: Callable[..., Any], sample: Any) -> Any:
+    """Call with a sample."""
+    given = as_call(sample)
+    return function(*given.args, **given.kwargs)
+
+
+def tracked_peak(
+    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
+) -> int:
+    """Return the peak bytes of live storages of one training step, with the parameters, but no optimizer's state.
+
+    Without `loss` the sum of the result's floating tensors stands for it. With several `passes` gradients add up. The
+    model is as before afterwards.
+    """
+    tracker = StorageTracker(granule_bytes=granule_of(model))
+    tracker.watch(model.parameters(), "parameters")
+    tracker.watch(model.buffers(), "buffers")
+    given = as_call(sample)
+    batch = tensors_of((given.args, dict(given.kwargs)))
+    tracker.watch(batch, "input")
+    with restored_after(model, batch), tracker:
+        for _ in range(passes):
+            train_once(model, sample, loss)
+    return tracker.peak_bytes
+
+
+def plain_peak(
+    model: nn.Module, sample: Any, *, loss: Callable[[Any], torch.Tensor] | None = None, passes: int = 1
+) -> int:
+    """Return the `tracked_peak` of a model as it is; raise `UnsupportedModel` where it refuses the sample."""
+    try:
+        return tracked_peak(model, sample, loss=loss, passes=passes)
+    except (torch.OutOfMemoryError, UnsupportedModel):
+        raise
+    except (RuntimeError, TypeError, ValueError, IndexError) as error:
+        raise UnsupportedModel(
+            f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
+        ) from error
+
+
+def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
+    """Run a model forward and backward; without `loss` the sum of the result's floating tensors stands for it."""
+    out = call_with(model, sample)
+    if loss is not None:
+        loss(out).backward()
+    else:
+        # The gradient that arrives is to be a tensor of its own, not a number seen as one.
+        ends = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(out) if t.requires_grad]
+        sum((t * 1).sum() for t in ends).backward()  # type: ignore[union-attr]  # something is trained
+
+
+@contextmanager
+def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iterator[None]:
+    """Let stages run on copies of the buffers, and put gradients, attributes and random generators back."""
+    places = [
+        ((module, name), buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()  # noqa: SLF001  to swap them, not to read them
+        if buffer is not None
+    ]
+    gradients = [(each, each.grad) for each in (*model.parameters(), *batch) if each.is_leaf]
+    with ExitStack() as stack:
+        stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(as_before(model))
+        stack.enter_context(Autocast.now().entered())  # a cast kept from stage to stage would be nobody's
+        stack.enter_context(swapped_values(places))
+        try:
+            for each, _ in gradients:
+                each.grad = None
+            yield
+        finally:
+            for each, gradient in gradients:
+                each.grad = gradient
