@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from trainwright.integrations.optuna.searcher import OptunaSearcher
     from trainwright.integrations.pycompss.engine import PyCOMPSs
     from trainwright.model.profile import Profile
-    from trainwright.plan import Oracle
+    from trainwright.plan import Forecast, Layout, Oracle
     from trainwright.schedule import (
         ASHA,
         PASHA,
@@ -100,6 +100,7 @@ _HOME = {
     "Fixed": "schedule",
     "FixedEpochs": "schedule",
     "Float": "space",
+    "Forecast": "plan",
     "ForestSearcher": "search",
     "Front": "ensemble",
     "GaussianProcessSearcher": "search",
@@ -107,6 +108,7 @@ _HOME = {
     "Hyperband": "schedule",
     "IEpoch": "schedule",
     "Int": "space",
+    "Layout": "plan",
     "Library": "ensemble",
     "Local": "engine",
     "MarginalGain": "schedule",
@@ -173,6 +175,7 @@ __all__ = [
     "Fixed",
     "FixedEpochs",
     "Float",
+    "Forecast",
     "ForestSearcher",
     "Front",
     "GaussianProcessSearcher",
@@ -180,6 +183,7 @@ __all__ = [
     "Hyperband",
     "IEpoch",
     "Int",
+    "Layout",
     "Library",
     "Local",
     "MarginalGain",
