@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainwright.errors import TrialError
+from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
@@ -135,7 +136,14 @@ def requesting(
     """
     import torch
 
-    return torch.utils.data.DataLoader(
+    class HeldStart(torch.utils.data.DataLoader[Any]):
+        """Starts its workers with launcher signals blocked, so that none ends a worker before it is calm."""
+
+        def __iter__(self) -> Any:
+            with signals_held():
+                return super().__iter__()
+
+    return HeldStart(
         data,
         sampler=requests,
         batch_size=None,
@@ -157,8 +165,10 @@ def _calm(_: int) -> None:
     """Make a worker deaf to the signals by which an allocation ends; only its parent's SIGTERM still ends it."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)
-    if hasattr(signal, "sigwaitinfo"):  # macOS has no way to see who sent a signal
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    # They were blocked from the worker's start. SIGTERM stays so where its sender can be seen, which macOS cannot.
+    waits = {signal.SIGTERM} if hasattr(signal, "sigwaitinfo") else set()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, set(LAUNCHER_SIGNALS) - waits)
+    if waits:
         threading.Thread(target=_obey_parent, daemon=True).start()
 
 
