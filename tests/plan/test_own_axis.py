@@ -1,7 +1,6 @@
 """A strategy with an axis of its own, added as docs/extending.md says: it is one file."""
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -25,10 +24,9 @@ print(two.devices, two.breakdown.compute < one.breakdown.compute, two.activation
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return a copy of the package with the strategy of the page, whose axis is "ring"."""
+    """Return a copy of the package with the strategy of the examples, whose axis is "ring"."""
     shutil.copytree(ROOT / "src" / "trainwright", tmp_path / "trainwright", ignore=shutil.ignore_patterns("*.pyc"))
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    own = re.search(r"`own_strategy\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[1]
+    own = (ROOT / "examples" / "plugins" / "own_strategy.py").read_text(encoding="utf-8")
     (tmp_path / "trainwright" / "plan" / "parallel" / "strategies" / "ring.py").write_text(own, encoding="utf-8")
     return tmp_path
 
