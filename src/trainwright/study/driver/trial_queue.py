@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from trainwright.errors import SpaceExhausted
 from trainwright.ledger import Record, Status, TrialState, facts
 from trainwright.schedule import New, Pause, PendingTrial, Promote, RuleView, RunningTrial, Stop, Wait
-from trainwright.search import Learner, Searcher, SearchView
+from trainwright.search import Searcher, SearchView
+from trainwright.search.searcher import Learner
 from trainwright.space import Configuration
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
