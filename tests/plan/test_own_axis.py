@@ -1,7 +1,6 @@
 """A strategy with an axis of its own, added as docs/extending.md says: it is one file and its entry point."""
 
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +23,8 @@ print(two.devices, two.breakdown.compute < one.breakdown.compute, two.activation
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return a folder with an installed distribution: the strategy of the page, whose axis is "ring"."""
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    own = re.search(r"`own_strategy\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[1]
+    """Return a folder with an installed distribution: the strategy of the examples, whose axis is "ring"."""
+    own = (ROOT / "examples" / "plugins" / "own_strategy.py").read_text(encoding="utf-8")
     (tmp_path / "ring.py").write_text(own, encoding="utf-8")
     about = tmp_path / "ring-1.0.dist-info"
     about.mkdir()
