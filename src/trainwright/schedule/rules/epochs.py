@@ -1,4 +1,7 @@
-"""IEpoch: train all a little, then the best to the end (Egele et al., arXiv 2307.15422); the baseline of all rules."""
+"""Rules by numbers of epochs: FixedEpochs, where every trial runs its whole length, and IEpoch.
+
+IEpoch trains all a little, then the best to the end (Egele et al., arXiv 2307.15422): the baseline of all rules.
+"""
 
 import heapq
 from dataclasses import dataclass, field
@@ -12,6 +15,7 @@ from trainwright.schedule.rules.promotion_rule import (
     BaseRule,
     Ended,
     Event,
+    Index,
     New,
     Pause,
     Promote,
@@ -26,14 +30,40 @@ from trainwright.schedule.rules.promotion_rule import (
 )
 from trainwright.schedule.rungs.order_statistics import LossEntry
 from trainwright.settings import Settings
-from trainwright.validators import Validator, integer, number
+from trainwright.validators import Validator, integer, number, optional
 
-__all__ = ["IEpoch"]
+__all__ = ["FixedEpochs", "IEpoch"]
 
 _COUNT_OR_SHARE = Validator(
     lambda value: number(above=0).accepts(value) and (value < 1 or value == int(value)),
     "a whole number >= 1, or a fraction between 0 and 1",
 )
+
+
+@dataclass(frozen=True, slots=True)
+class FixedEpochs(BaseRule, Settings, error=ScheduleError):
+    """Run every trial for `max_epochs` epochs, or as long as the training function likes if None. O(1) per report."""
+
+    max_epochs: Annotated[int | None, optional(integer(minimum=1, of="epochs"))] = None
+
+    def check(self, objectives: int, trials: int | None = None) -> None:
+        """Any number will do: nothing is compared."""
+
+    def empty(self) -> Index:
+        """Nothing to remember."""
+        return None
+
+    def fold(self, index: Index, event: Event) -> Index:  # noqa: ARG002 -- the protocol's arguments
+        """Nothing to remember."""
+        return index
+
+    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- likewise
+        """Go on."""
+        return CONTINUE
+
+    def next_epoch(self, index: Index, trial: TrialView) -> int:  # noqa: ARG002 -- likewise
+        """Return the last epoch: no verdict changes before."""
+        return self.max_epochs or trial.epoch + 1
 
 
 @dataclass(slots=True)

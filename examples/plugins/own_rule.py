@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import trainwright as tw
 from trainwright.errors import ScheduleError
-from trainwright.schedule import CONTINUE, BaseRule, Continue, Event, Reason, Reported, RuleView, Stop, TrialView
+from trainwright.schedule import BaseRule, Continue, Event, Reason, Reported, RuleView, Stop, TrialView
 
 __all__ = ["Race"]
 
@@ -43,7 +43,7 @@ class Race(BaseRule):
     def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Continue | Stop:  # noqa: ARG002
         """Judge a trial by the report that was just folded."""
         if trial.epoch < self.min_epochs:
-            return CONTINUE
+            return Continue()
         threshold = index.best[trial.epoch] + self.margin
         reason = Reason(rule="Race", epoch=trial.epoch, value=trial.loss, threshold=threshold)
         return Stop(reason) if trial.loss > threshold else Continue(reason)
