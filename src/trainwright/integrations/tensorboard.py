@@ -19,21 +19,17 @@ from trainwright.report.files import folder
 from trainwright.report.finished_trials import FinishedTrials
 from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
 
-__all__ = ["TensorBoardLog", "export_tensorboard"]
+__all__ = ["TensorBoardLog"]
 
 _GOOD = frozenset({Status.COMPLETE, Status.STOPPED})
 
 
-def export_tensorboard(directory: str | Path, path: str | Path, *, last: int | None = None) -> Path:
-    """Write the ended trials of the study in `directory`, or its `last` ones, into the folder `path`; returns it.
-
-    Lost trials wait until it is settled what becomes of them. Refused if the folder holds another study's runs.
-    """
-    return TensorBoardLog(directory, path, last=last).path
-
-
 class TensorBoardLog:
-    """A log directory that is written once and then grows: each `update` adds the trials that have ended since."""
+    """The ended trials of the study in `directory`, or its `last` ones, as runs in the folder `path`.
+
+    Each `update` adds the trials that have ended since; lost trials wait until it is settled what becomes of them.
+    Refused if the folder holds another study's runs.
+    """
 
     def __init__(self, directory: str | Path, path: str | Path, *, last: int | None = None) -> None:
         try:

@@ -20,24 +20,19 @@ from trainwright.report.finished_trials import FinishedTrials
 if TYPE_CHECKING:
     from mlflow.entities import Metric
 
-__all__ = ["MLflowRuns", "export_mlflow"]
+__all__ = ["MLflowRuns"]
 
 _STUDY, _TRIAL = "trainwright.study", "trainwright.trial"
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # what MLflow takes at once
 _STATUS = {Status.COMPLETE: "FINISHED", Status.STOPPED: "KILLED", Status.FAILED: "FAILED", Status.ABANDONED: "KILLED"}
 
 
-def export_mlflow(directory: str | Path, uri: str, *, last: int | None = None) -> str:
-    """Write the ended trials of the study in `directory`, or its `last` ones, to the MLflow store at `uri`.
-
-    The experiment has the name of the study's directory. Lost trials wait until it is settled what becomes of them.
-    Returns the experiment's id.
-    """
-    return MLflowRuns(directory, uri, last=last).experiment
-
-
 class MLflowRuns:
-    """Runs that are written once and then become more: each `update` adds the trials that have ended since."""
+    """The ended trials of the study in `directory`, or its `last` ones, as runs of the MLflow store at `uri`.
+
+    The experiment has the name of the study's directory. Each `update` adds the trials that have ended since; lost
+    trials wait until it is settled what becomes of them.
+    """
 
     def __init__(self, directory: str | Path, uri: str, *, last: int | None = None) -> None:
         try:
