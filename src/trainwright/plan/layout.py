@@ -99,7 +99,7 @@ class Layout(Settings, error=InputError):
     placement: tuple[int, ...] = ()
     """Pipeline rank of each stage, which need not be neighbours; (): one after the other, in rounds."""
     order: tuple[str, ...] = ()
-    """Of each pipeline rank its forwards and backwards, as stage, F or B, micro-batch ("0F0,0B0"); (): by `schedule`."""
+    """Each pipeline rank's forwards and backwards, as stage, F or B, micro-batch ("0F0,0B0"); (): by `schedule`."""
     precision: str = "fp32"
     compile: Annotated[str, one_of("", "inductor", "aot_eager")] = ""
     """The backend of torch.compile for the model's blocks; "": none."""

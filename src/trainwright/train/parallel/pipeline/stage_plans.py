@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 from trainwright.errors import PipelineError
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.budget import format_bytes, read_budget
-from trainwright.plan.memory.chain import Chain
 from trainwright.plan.memory.checkpointing import keep_all
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.persistent import lowest_plan, solve_persistent
