@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from trainwright.checkpoint import Effect, Manager
+from trainwright.checkpoint import Manager
+from trainwright.checkpoint.state.differences import Effect
 from trainwright.errors import CheckpointMismatchError, TrialError
 from trainwright.train import Loader, StreamLoader
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainwright.checkpoint import Difference, Effect
+from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.train.batching import portion
 from trainwright.train.keywords import check_whole, fetching_settings, refuse_unknown

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint import Difference, Effect
+from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.train.keywords import check_whole, fetching_settings, refuse_unknown
 from trainwright.train.loader import place_of
