@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.ledger import RaisedAt, Record
-from trainwright.train import Assignment, Trial
+from trainwright.train import Trial
+from trainwright.train.assignment import Assignment
 
 __all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Raised", "Returned", "StoppedEarly", "TrainFunction"]
 

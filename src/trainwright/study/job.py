@@ -16,7 +16,7 @@ from trainwright.plugins import describe, make
 from trainwright.schedule import Scheduler
 from trainwright.search import ExpectedGain
 from trainwright.study.driver.budget import Budget
-from trainwright.train import OptunaObjective
+from trainwright.train.optuna import OptunaObjective
 
 __all__ = ["JobNote"]
 

@@ -101,7 +101,7 @@ class _Shared:
         self._loader = loader
         self._rank, self._world, self._ranks = rank, world, ranks
         self._batch: int | None = loader.batch_size
-        self._parts = _Parts()
+        self._parts: list[Sequence[Any]] = []  # the indices of this rank's batches, set anew for each pass
         self._inner: Any = None  # made when the DataLoader itself does not do
         self._seeds: Any = None
         self.share = 1 / world
@@ -125,7 +125,7 @@ class _Shared:
         seed, batches = self._told()
         self._seeds.manual_seed((seed + self._rank) % 2**63)  # of the workers, in which samples may be augmented
         # Rank 0's order, of which each rank fetches its own part of every batch.
-        self._parts.batches = [self._own(batch) for batch in batches]
+        self._parts[:] = [self._own(batch) for batch in batches]
         for part, batch in zip(self._inner, batches, strict=True):
             self.share = len(portion(len(batch), self._rank, self._world)) / len(batch)
             yield part
@@ -168,7 +168,7 @@ class _Shared:
         self._seeds = torch.Generator()
         return torch.utils.data.DataLoader(
             loader.dataset,
-            batch_sampler=self._parts,  # type: ignore[arg-type]  # iterable, which is all that is asked
+            batch_sampler=self._parts,  # type: ignore[arg-type]  # of sequences, which is all that is asked
             generator=self._seeds,
             **{name: getattr(loader, name) for name in _KEPT},
         )
@@ -184,19 +184,6 @@ _KEPT = (
     "prefetch_factor",
     "persistent_workers",
 )
-
-
-class _Parts:
-    """The indices of this rank's batches, set anew for each pass."""
-
-    def __init__(self) -> None:
-        self.batches: Sequence[Sequence[Any]] = ()
-
-    def __iter__(self) -> Iterator[Sequence[Any]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def _named(loader: Any) -> str:

@@ -1,7 +1,6 @@
 """Trial: what a training function holds. It reports, is told whether to go on, and resumes where it stood."""
 
 import importlib.util
-import operator
 import reprlib
 import time
 import warnings
@@ -25,6 +24,7 @@ from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial_checkpoints import TrialCheckpoints
+from trainwright.validators import check, integer, optional
 
 if TYPE_CHECKING:
     import torch
@@ -146,8 +146,10 @@ class Trial:
         if self._closed:
             raise TrialError(f"trial {self.number} has ended; report before the training function returns")
         numbers = self._numbers(metrics)
-        at = self.next_epoch if epoch is None else self._whole("epoch", epoch, least=1)
-        steps = None if step is None else self._whole("step", step, least=0)
+        check(epoch, optional(integer(minimum=1)), f"trial {self.number}: epoch", TrialError)
+        check(step, optional(integer(minimum=0)), f"trial {self.number}: step", TrialError)
+        at = self.next_epoch if epoch is None else int(epoch)
+        steps = None if step is None else int(step)
         if at <= self._reported:
             self._warn_once(f"trial {self.number}: epoch {at} was reported before; later reports of it are ignored")
             return
@@ -248,26 +250,6 @@ class Trial:
                 settle_differences(grave, mode="exact", what=str(restored.path))
         run.arrange()
         return run
-
-    @property
-    def micro_batch(self) -> int:
-        """How many samples a device takes at a time, as `prepare` has found."""
-        return self._prepared().micro_batch
-
-    @property
-    def accumulate(self) -> int:
-        """How many micro-batches a device takes in an optimizer step."""
-        return self._prepared().accumulate
-
-    @property
-    def learning_rate_scale(self) -> float:
-        """The factor of the learning rates in the next step, for the batch that is trained with."""
-        return self._prepared().learning_rate_scale
-
-    def _prepared(self) -> Run:
-        if self._run is None:
-            raise TrialError(f"trial {self.number}: how its devices share a batch is known after trial.prepare")
-        return self._run
 
     def checkpoint_owner(self) -> Owner:
         """Return this trial as a `Manager` sees it. Raises `TrialError` if the study keeps nothing on disk."""
@@ -375,15 +357,6 @@ class Trial:
                 raise TrialError(f"trial {self.number}: {name} must be a number, got {shown}")
             numbers[name] = number
         return numbers
-
-    def _whole(self, name: str, value: Any, least: int) -> int:
-        try:
-            number = operator.index(value)
-        except TypeError:
-            number = least - 1
-        if isinstance(value, bool) or number < least:
-            raise TrialError(f"trial {self.number}: {name} must be a whole number >= {least}, got {value!r}")
-        return number
 
     def _warn_once(self, text: str) -> None:
         if not self._warned:

@@ -33,6 +33,11 @@ class CompiledPlan:
     compiler: Compiler
     torch_version: str | None = None
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The plan's numbers by name."""
+        return asdict(self)
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
         return {"schema": SCHEMA, "kind": _KIND, **asdict(self)}

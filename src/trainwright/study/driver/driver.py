@@ -28,7 +28,7 @@ from trainwright.study.driver.trial_run import TrialRun
 from trainwright.study.projections import RuleProjection
 from trainwright.study.retry import RetryOnFullDisk
 from trainwright.study.study_log import StudyLog
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 __all__ = ["Driver"]
 

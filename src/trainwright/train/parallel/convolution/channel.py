@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from trainwright.train.parallel.collectives import narrow, reduce
 from trainwright.train.parallel.convolution.part import whole
-from trainwright.train.parallel.layers import divided, emptied, group_of, is_plain
+from trainwright.train.parallel.layers import divided, emptied, is_plain
 
 __all__ = ["ChannelParallel"]
 
@@ -33,7 +33,7 @@ class ChannelParallel(nn.Module):
         super().__init__()
         self.weight = divided(layer.weight, mesh, axis, Shard(1))
         self.bias = layer.bias
-        self._group = group_of(mesh, axis)
+        self._group = mesh.get_group(axis)
         names = mesh.mesh_dim_names or ()
         world = mesh.size(names.index(axis))
         self._sizes: tuple[int, ...] = (layer.weight.shape[1] // world,) * world

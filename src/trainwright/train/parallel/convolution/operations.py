@@ -1,6 +1,6 @@
-"""Operations on parts of tensors that are more than pointwise: convolution, pooling, normalisation, joining.
+"""Operations on parts of tensors: those on single elements, by name, convolution, pooling, normalisation, joining.
 
-Each returns NotImplemented where it cannot work on parts: then the whole tensor is gathered first.
+Each of the others returns NotImplemented where it cannot work on parts: then the whole tensor is gathered first.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.train.parallel.convolution.division import is_divided
-from trainwright.train.parallel.convolution.halo import Bounds, bounds_of, windows
+from trainwright.train.parallel.convolution.halo import Bounds, bounds_of, is_divided, windows
 
-__all__ = ["operation_of"]
+__all__ = ["POINTWISE", "operation_of"]
 
 Sizes = int | Sequence[int]
 
@@ -233,3 +232,27 @@ _CHANNELS: dict[str, Callable[..., Any]] = {
     "flatten": _flat,
     "cat": _joined,
 }
+
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "pow", "truediv")
+_FUNCTIONS = (  # noqa: SIM905 -- a column of sixty strings says no more
+    "abs addcdiv addcmul alpha_dropout bfloat16 celu clamp clamp_max clamp_min clone contiguous cos detach divide "
+    "double dropout elu erf exp exp2 expm1 float gelu half hardshrink hardsigmoid hardswish hardtanh leaky_relu lerp "
+    "log log10 log1p log2 log_sigmoid logsigmoid maximum minimum mish multiply nan_to_num neg negative positive "
+    "reciprocal relu relu6 rrelu rsqrt selu sigmoid silu sin softplus softshrink softsign sqrt square subtract tanh "
+    "tanhshrink threshold to true_divide type where"
+).split()
+
+POINTWISE = frozenset(
+    {
+        *_FUNCTIONS,
+        *(f"{name}_" for name in _FUNCTIONS),
+        *_ARITHMETIC,
+        *(f"{name}_" for name in _ARITHMETIC),
+        *(f"__{prefix}{name}__" for name in _ARITHMETIC for prefix in ("", "r", "i")),
+        "__neg__",
+        "__pos__",
+        "__abs__",
+    }
+)
+"""Names of functions and methods, with and without the underscore of those that work in place."""

@@ -12,10 +12,8 @@ from typing import Any, Self
 import torch
 
 from trainwright.train.parallel.collectives import copy, gather, narrow
-from trainwright.train.parallel.convolution.division import Division
-from trainwright.train.parallel.convolution.halo import Window, fetch
-from trainwright.train.parallel.convolution.operations import operation_of
-from trainwright.train.parallel.convolution.pointwise import POINTWISE
+from trainwright.train.parallel.convolution.halo import Division, Window, fetch
+from trainwright.train.parallel.convolution.operations import POINTWISE, operation_of
 
 __all__ = ["Part", "whole", "wholes"]
 

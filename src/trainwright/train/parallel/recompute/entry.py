@@ -14,9 +14,8 @@ from trainwright.plan.memory.budget import format_bytes
 from trainwright.train.parallel.recompute.interpreter import PlanInterpreter
 from trainwright.train.parallel.recompute.program import Act
 from trainwright.train.parallel.recompute.stages import StageRow
-from trainwright.train.parallel.recompute.storage_bytes import granule_of, total_bytes
 from trainwright.train.parallel.recompute.tracing import CallForm
-from trainwright.train.parallel.recompute.trees import tensors_of
+from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
 
 __all__ = ["PlannedForward", "carry_out"]
 

@@ -19,13 +19,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
 
 from trainwright.errors import UnsupportedModel
 from trainwright.plan.memory.operations import OperationKind, Value
 from trainwright.train.parallel.recompute.copies import Copies, copies_for
-from trainwright.train.parallel.recompute.program import FORWARDS, Act, Release, arrange_script, lent_units, moved_units
-from trainwright.train.parallel.recompute.readers import (
+from trainwright.train.parallel.recompute.program import (
+    FORWARDS,
+    Act,
+    Release,
     apart_in_backward,
+    arrange_script,
+    lent_units,
+    moved_units,
     read_later,
     read_outside,
     wanted_after,
@@ -34,7 +40,7 @@ from trainwright.train.parallel.recompute.readers import (
 from trainwright.train.parallel.recompute.run_context import Autocast, Buffers, RunContext
 from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.tracing import has_hooks
-from trainwright.train.parallel.recompute.trees import tensors_of
+from trainwright.train.parallel.recompute.trees import storage_key, tensors_of
 from trainwright.train.parallel.recompute.values import (
     Boundary,
     InputAlias,
@@ -46,7 +52,6 @@ from trainwright.train.parallel.recompute.values import (
     StorageView,
     can_move,
     saving_nothing,
-    storage_key,
     written_error,
 )
 
@@ -420,10 +425,13 @@ def _second_pass_error() -> UnsupportedModel:
 
 
 def _weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield where a stage's parameters are."""
-    for module in stage.modules():
-        held = module._parameters  # noqa: SLF001  where a call of torch.func puts its own
-        yield from ((held, name) for name, each in held.items() if each is not None)
+    """Yield where a stage's parameters are, without those that FSDP puts there for each run."""
+    if isinstance(stage, FSDPModule):
+        return
+    held = stage._parameters  # noqa: SLF001  where a call of torch.func puts its own
+    yield from ((held, name) for name, each in held.items() if each is not None)
+    for child in stage.children():
+        yield from _weight_places(child)
 
 
 def _is_users(stage: nn.Module) -> bool:

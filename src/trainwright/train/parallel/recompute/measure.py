@@ -13,21 +13,27 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from trainwright.errors import BudgetError, UnsupportedModel, closest
+from trainwright.errors import UnsupportedModel
 from trainwright.model.chain import NO_LOSS, Chain, Stage, with_least_peaks
 from trainwright.model.trace.storages import StorageTracker
+from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
 from trainwright.train.parallel.recompute.skipping import SkippedValues, handed_on
 from trainwright.train.parallel.recompute.stages import StageRow
-from trainwright.train.parallel.recompute.storage_bytes import granule_of, rounded_bytes, storage_keys, total_bytes
-from trainwright.train.parallel.recompute.trees import map_only, tensors_of
-from trainwright.train.parallel.recompute.values import saving_nothing, storage_key, written_error
+from trainwright.train.parallel.recompute.trees import (
+    granule_of,
+    map_only,
+    rounded_bytes,
+    storage_key,
+    storage_keys,
+    tensors_of,
+    total_bytes,
+)
+from trainwright.train.parallel.recompute.values import saving_nothing, written_error
 
-__all__ = ["OPTIMIZERS", "measure_chain", "named_state_bytes"]
+__all__ = ["measure_chain"]
 
 _REPEATS = 3
-OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Copies of the trained parameters that an optimizer keeps."""
 
 
 def measure_chain(
@@ -118,17 +124,6 @@ def measure_chain(
         fixed=fixed,
         name=type(model).__name__,
     )
-
-
-def named_state_bytes(optimizer: str | None, gradients: int) -> int:
-    """Return the bytes of the state of an optimizer by name, for so many bytes of gradients."""
-    if optimizer is None:
-        return 0
-    if optimizer not in OPTIMIZERS:
-        raise BudgetError(
-            f"optimizer: got {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}{closest(optimizer, OPTIMIZERS)}"
-        )
-    return OPTIMIZERS[optimizer] * gradients
 
 
 _Caller = Callable[[Any], tuple[Any, dict[str, Any]]]

@@ -17,9 +17,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from trainwright.model.chain import Skip, Stage
 from trainwright.train.parallel.recompute.stages import StageRow
-from trainwright.train.parallel.recompute.storage_bytes import storage_keys, total_bytes
-from trainwright.train.parallel.recompute.trees import map_only, tensors_of
-from trainwright.train.parallel.recompute.values import can_have_gradient, storage_key
+from trainwright.train.parallel.recompute.trees import (
+    can_have_gradient,
+    map_only,
+    storage_key,
+    storage_keys,
+    tensors_of,
+    total_bytes,
+)
 
 __all__ = ["SkippedValues"]
 

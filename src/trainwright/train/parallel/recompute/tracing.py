@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import fx, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.fx.immutable_collections import immutable_dict
 
 from trainwright.train.parallel.recompute.run_context import Autocast, RngState
@@ -245,7 +246,7 @@ def modules_above(paths: Sequence[str]) -> set[str]:
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of a module does more than its forward."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
+    return isinstance(module, FSDPModule) or any(getattr(module, kind) for kind in kinds)
 
 
 def _current_modes() -> tuple[bool, Autocast]:

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
 from trainwright.train.parallel.recompute.copies import Copies, HostPacket
-from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, unflatten_tree
+from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, storage_key, unflatten_tree
 
 __all__ = [
     "Boundary",
@@ -22,11 +22,9 @@ __all__ = [
     "SavedRun",
     "SavedTensor",
     "StorageView",
-    "can_have_gradient",
     "can_move",
     "detach_leaf",
     "saving_nothing",
-    "storage_key",
     "written_error",
 ]
 
@@ -268,13 +266,3 @@ def _nothing(_: Any) -> torch.Tensor:
         "model: got a value that holds tensors where nobody can find them, such as an object of a class of its own; "
         "allowed: tuples, lists, mappings and dataclasses of tensors, between layers and as the result"
     )
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only one
-
-
-def can_have_gradient(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can have a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()
