@@ -125,7 +125,7 @@ class Trial:
         for epoch in range(self._epoch + 1, last + 1):
             self._in_work = epoch
             yield epoch
-            self._pass(epoch)  # an epoch without a report still passes
+            self._pass_epoch(epoch)  # an epoch without a report still passes
 
     def report(self, *unnamed: object, epoch: int | None = None, step: int | None = None, **metrics: float) -> None:
         """Report the metrics of an epoch (from 1; default: the one in work). May end the trial here, quietly.
@@ -145,7 +145,7 @@ class Trial:
             )
         if self._closed:
             raise TrialError(f"trial {self.number} has ended; report before the training function returns")
-        numbers = self._numbers(metrics)
+        numbers = self._check_metrics(metrics)
         check(epoch, optional(integer(minimum=1)), f"trial {self.number}: epoch", TrialError)
         check(step, optional(integer(minimum=0)), f"trial {self.number}: step", TrialError)
         at = self.next_epoch if epoch is None else int(epoch)
@@ -162,7 +162,7 @@ class Trial:
             self.number, self.assignment.lease, epoch=at, step=steps, metrics=numbers, wall_seconds=seconds
         )
         self._reported = at
-        self._pass(at)
+        self._pass_epoch(at)
         checkpoints = self._checkpoints
         if checkpoints is not None and checkpoints.manager is not None:
             checkpoints.last_report = {"epoch": at, "step": steps, "metrics": numbers}
@@ -259,7 +259,7 @@ class Trial:
                 lease=self.assignment.lease,
                 study=self._study(),
                 tell=self._waiting.append,
-                go_on=self._go_on,
+                go_on=self._resume_from,
             )
         return self._checkpoints
 
@@ -298,7 +298,7 @@ class Trial:
         if not self._told_to_end:
             lease = self.assignment.lease
             stopped = facts.finished(self.number, lease, reason="stopped", values=self._last, wall_seconds=0.0)
-            self.channel.exchange([*self._told(), stopped])
+            self.channel.exchange([*self._take_waiting(), stopped])
         return True
 
     def close(self) -> tuple[list[Record], Mapping[str, float], int]:
@@ -311,14 +311,14 @@ class Trial:
                 self._checkpoints.manager.close()
             except CheckpointError as error:  # the training is over: what it came to counts
                 warnings.warn(str(error), stacklevel=2)
-        return self._told(), self._last, self._epoch
+        return self._take_waiting(), self._last, self._epoch
 
-    def _pass(self, epoch: int) -> None:
+    def _pass_epoch(self, epoch: int) -> None:
         self._epoch = max(self._epoch, epoch)
         if self._checkpoints is not None:
             self._checkpoints.epoch = self._epoch
 
-    def _go_on(self, restored: Restored) -> None:
+    def _resume_from(self, restored: Restored) -> None:
         """Go on from a checkpoint, and report what it knows and the ledger does not: the run died between the two."""
         report = restored.manifest.report
         metrics = {name: float(value) for name, value in report["metrics"].items()}
@@ -334,17 +334,17 @@ class Trial:
             self._send([checkpoints.record(restored)])  # a trial that gets on within its epoch is not given up
 
     def _send(self, records: list[Record]) -> None:
-        if not self.channel.exchange(self._told() + records):
+        if not self.channel.exchange(self._take_waiting() + records):
             self._told_to_end = True
             raise TrialEnd
 
-    def _told(self) -> list[Record]:
+    def _take_waiting(self) -> list[Record]:
         """Take the records that wait; another thread may add one meanwhile."""
         waiting = self._waiting[:]
         del self._waiting[: len(waiting)]
         return waiting
 
-    def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+    def _check_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         if not metrics:
             raise TrialError(
                 f"trial {self.number}: report needs at least one metric, such as trial.report(val_loss=0.3)"

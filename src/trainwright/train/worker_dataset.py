@@ -140,7 +140,7 @@ def requesting(
         **fetching,
         pin_memory=pin_memory and torch.cuda.is_available(),
         persistent_workers=persistent_workers and fetching["num_workers"] > 0,
-        worker_init_fn=_calm,
+        worker_init_fn=_ignore_signals,
         generator=torch.Generator(),  # else each pass would draw from the global one
     )
 
@@ -150,7 +150,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _calm(_: int) -> None:
+def _ignore_signals(_: int) -> None:
     """Make a worker deaf to the signals by which an allocation ends; only its parent's SIGTERM still ends it."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

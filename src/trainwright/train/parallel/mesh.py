@@ -29,7 +29,7 @@ def mesh_of(plan: Layout, device_type: str) -> DeviceMesh | None:
     if world == 1:
         return None
     # Slowest axis first, as DeviceMesh counts ranks row by row.
-    axes = [(name, size) for name, size in _axes(plan) if size > 1]
+    axes = [(name, size) for name, size in _axes_of(plan) if size > 1]
     mesh = init_device_mesh(
         device_type, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes)
     )
@@ -47,7 +47,7 @@ def data_place(degrees: Degrees) -> int:
     return dist.get_rank() // inner % degrees.data if degrees.devices > 1 else 0
 
 
-def _axes(plan: Layout) -> list[tuple[str, int]]:
+def _axes_of(plan: Layout) -> list[tuple[str, int]]:
     """Return the axes, slowest first."""
     found: list[tuple[str, int]] = []
     for degree in reversed(fields(plan.degrees)):

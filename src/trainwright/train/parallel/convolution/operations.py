@@ -38,7 +38,7 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
         return NotImplemented
     kernel, at = tuple(weight.shape[2:]), input.division.dim - 2
-    strides, dilations = _each(stride, dims), _each(dilation, dims)
+    strides, dilations = _per_dimension(stride, dims), _per_dimension(dilation, dims)
     before, after = _paddings(padding, kernel, dilations)
     size, reach = input.division.size, dilations[at] * (kernel[at] - 1) + 1
     rows = (size + before[at] + after[at] - reach) // strides[at] + 1
@@ -46,7 +46,7 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
         return NotImplemented
     # Each rank computes an equal share of the output's rows, for which it fetches the rows that it lacks.
     out = bounds_of(rows, input.division.world)
-    local = _read(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
+    local = _read_rows(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
     flat = [0 if dim == at else low for dim, low in enumerate(before)]
     other = [0 if dim == at else high for dim, high in enumerate(after)]
     if flat != other:  # "same" with an even kernel
@@ -55,7 +55,7 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     return _part(done, input, out)
 
 
-def _transposed(  # noqa: PLR0917 -- torch's arguments, which may come by place
+def _transposed_convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     func: Callable[..., Any],
     input: Any,  # noqa: A002
     weight: torch.Tensor,
@@ -71,8 +71,12 @@ def _transposed(  # noqa: PLR0917 -- torch's arguments, which may come by place
     if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
         return NotImplemented
     at = input.division.dim - 2
-    step = _each(stride, dims)[at]
-    others = (_each(padding, dims)[at], _each(output_padding, dims)[at], _each(dilation, dims)[at])
+    step = _per_dimension(stride, dims)[at]
+    others = (
+        _per_dimension(padding, dims)[at],
+        _per_dimension(output_padding, dims)[at],
+        _per_dimension(dilation, dims)[at],
+    )
     if step != weight.shape[2 + at] or others != (0, 0, 1):
         return NotImplemented
     done = func(input.local, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -91,7 +95,7 @@ def _max_pool(  # noqa: PLR0917 -- torch's arguments, which may come by place
 ) -> Any:
     if ceil_mode or return_indices:
         return NotImplemented
-    return _pooled(
+    return _pool_rows(
         func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation, fill=float("-inf")
     )
 
@@ -106,13 +110,13 @@ def _average_pool(  # noqa: PLR0917 -- torch's arguments, which may come by plac
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    padded = any(_each(padding, 1)) if isinstance(padding, int) else any(padding)
+    padded = any(_per_dimension(padding, 1)) if isinstance(padding, int) else any(padding)
     if ceil_mode or divisor_override is not None or (padded and not count_include_pad):
         return NotImplemented
-    return _pooled(func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=None, fill=0.0)
+    return _pool_rows(func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=None, fill=0.0)
 
 
-def _pooled(
+def _pool_rows(
     func: Callable[..., Any],
     part: Any,
     *,
@@ -126,21 +130,23 @@ def _pooled(
     if dims < 1 or (not isinstance(kernel_size, int) and len(kernel_size) not in {1, dims}):
         return NotImplemented
     # The output's rows are divided evenly, as those of a convolution are.
-    kernel, pads = _each(kernel_size, dims), _each(padding, dims)
-    strides = _each(kernel if stride is None or stride == [] else stride, dims)
-    spread = _each(1 if dilation is None else dilation, dims)
+    kernel, pads = _per_dimension(kernel_size, dims), _per_dimension(padding, dims)
+    strides = _per_dimension(kernel if stride is None or stride == [] else stride, dims)
+    spread = _per_dimension(1 if dilation is None else dilation, dims)
     at, world = part.division.dim - 2, part.division.world
     rows = (part.division.size + 2 * pads[at] - spread[at] * (kernel[at] - 1) - 1) // strides[at] + 1
     if rows < world:
         return NotImplemented
     out = bounds_of(rows, world)
-    local = _read(part, out, kernel=kernel[at], stride=strides[at], dilation=spread[at], before=pads[at], fill=fill)
+    local = _read_rows(
+        part, out, kernel=kernel[at], stride=strides[at], dilation=spread[at], before=pads[at], fill=fill
+    )
     flat = tuple(0 if dim == at else pad for dim, pad in enumerate(pads))
     done = func(local, kernel, strides, flat, *(() if dilation is None else (spread,)))
     return _part(done, part, out)
 
 
-def _read(
+def _read_rows(
     part: Any, out: Bounds, *, kernel: int, stride: int, dilation: int, before: int, fill: float = 0.0
 ) -> torch.Tensor:
     """Return the rows for this rank's part `out` of the output, and the padding that lies before or after them."""
@@ -161,7 +167,7 @@ def _local_norm(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any)
     return input.of(func(input.local, *args, **kwargs), input.division)
 
 
-def _kept(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+def _keep_channels(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
     """Do to each channel what does not look at the others."""
     if not is_divided(input) or input.division.dim != 1 or input.ndim < 3:
         return NotImplemented
@@ -169,7 +175,7 @@ def _kept(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> An
     return input.of(found, input.division) if isinstance(found, torch.Tensor) else NotImplemented
 
 
-def _flat(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:  # noqa: A002
+def _flatten_channels(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:  # noqa: A002
     """Flatten channels and what lies behind them: each rank's stay together."""
     if not is_divided(input) or input.division.dim != 1 or start_dim != 1:
         return NotImplemented
@@ -180,7 +186,7 @@ def _flat(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int
     return _part(func(local, start_dim, end_dim), input, bounds)
 
 
-def _joined(func: Callable[..., Any], tensors: Any, dim: int = 0) -> Any:
+def _join_parts(func: Callable[..., Any], tensors: Any, dim: int = 0) -> Any:
     """Join equal parts along another dimension than theirs."""
     if not all(is_divided(tensor) for tensor in tensors):
         return NotImplemented
@@ -195,7 +201,7 @@ def _part(done: torch.Tensor, like: Any, bounds: Bounds) -> Any:
     return like.of(done, replace(like.division, bounds=bounds))
 
 
-def _each(value: Any, dims: int) -> tuple[int, ...]:
+def _per_dimension(value: Any, dims: int) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * dims
     return tuple(value) * dims if len(value) == 1 else tuple(value)
@@ -208,7 +214,7 @@ def _paddings(
     if padding == "same":
         total = [dilation * (taps - 1) for taps, dilation in zip(kernel, dilations, strict=True)]
         return tuple(item // 2 for item in total), tuple(entry - entry // 2 for entry in total)
-    even = _each(0 if padding == "valid" else padding, len(kernel))
+    even = _per_dimension(0 if padding == "valid" else padding, len(kernel))
     return even, even
 
 
@@ -220,17 +226,17 @@ def _pad(after: Sequence[int], before: Sequence[int]) -> list[int]:
 _POOLS = [f"{kind}_pool{dims}d" for kind in ("max", "avg") for dims in (1, 2, 3)]
 _SPATIAL: dict[str, Callable[..., Any]] = {
     **{f"conv{dims}d": _convolution for dims in (1, 2, 3)},
-    **{f"conv_transpose{dims}d": _transposed for dims in (1, 2, 3)},
+    **{f"conv_transpose{dims}d": _transposed_convolution for dims in (1, 2, 3)},
     **{name: _max_pool if name.startswith("max") else _average_pool for name in _POOLS},
     "batch_norm": _local_norm,
-    "cat": _joined,
+    "cat": _join_parts,
 }
 _CHANNELS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(_POOLS, _kept),
-    **{f"adaptive_{kind}_pool{dims}d": _kept for kind in ("max", "avg") for dims in (1, 2, 3)},
-    "interpolate": _kept,
-    "flatten": _flat,
-    "cat": _joined,
+    **dict.fromkeys(_POOLS, _keep_channels),
+    **{f"adaptive_{kind}_pool{dims}d": _keep_channels for kind in ("max", "avg") for dims in (1, 2, 3)},
+    "interpolate": _keep_channels,
+    "flatten": _flatten_channels,
+    "cat": _join_parts,
 }
 
 

@@ -78,7 +78,7 @@ class SkippedValues:
             for name, maker in self._makers.items()
         )
 
-    def counted(self, stages: Sequence[Stage]) -> list[Stage]:
+    def count_gradients(self, stages: Sequence[Stage]) -> list[Stage]:
         """Return stages, the loss stage last, with the gradients of what skips them in their numbers."""
         if not self._makers:
             return list(stages)
@@ -117,11 +117,11 @@ def handed_on(out: Any, made: Mapping[str, Any]) -> set[int]:
 def _held_by_graph(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> list[str]:
     """Return the names of what skips stages that a stage's graph holds, in whatever way."""
 
-    def own(tensor: torch.Tensor) -> torch.Tensor:
+    def without_leaf(tensor: torch.Tensor) -> torch.Tensor:
         # No leaf: the graph would hold it for its gradient.
         return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
-    value, values = given[0], [map_only(torch.Tensor, own, each) for each in given[1]]
+    value, values = given[0], [map_only(torch.Tensor, without_leaf, each) for each in given[1]]
     out, made = call((value, values))
     named = {**dict(zip(read, values, strict=True)), **made}
     kept = {name: [weakref.ref(t.untyped_storage()) for t in tensors_of(each)] for name, each in named.items()}

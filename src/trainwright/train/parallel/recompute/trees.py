@@ -59,7 +59,7 @@ def flatten_tree(tree: Any) -> tuple[list[Any], TreeSpec]:
     inner: list[_Record | None] = []
     # torch takes dataclasses and mappings of own classes for leaves: look into them.
     for leaf in outer:
-        named = _named(leaf)
+        named = _named_values(leaf)
         if named is None:
             leaves.append(leaf)
             inner.append(None)
@@ -72,7 +72,7 @@ def flatten_tree(tree: Any) -> tuple[list[Any], TreeSpec]:
 
 def unflatten_tree(leaves: Iterable[Any], spec: TreeSpec) -> Any:
     """Return the tree of these leaves."""
-    return _tree(iter(leaves), spec)
+    return _build_tree(iter(leaves), spec)
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -91,7 +91,7 @@ def map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
     return unflatten_tree([change(leaf) if isinstance(leaf, kind) else leaf for leaf in leaves], spec)
 
 
-def _named(leaf: Any) -> Mapping[Any, Any] | None:
+def _named_values(leaf: Any) -> Mapping[Any, Any] | None:
     """Return the values of a dataclass or mapping by their names, None of what is a leaf."""
     if isinstance(leaf, torch.Tensor | nn.Module | type):
         return None
@@ -101,12 +101,15 @@ def _named(leaf: Any) -> Mapping[Any, Any] | None:
     return leaf if isinstance(leaf, Mapping) else None
 
 
-def _tree(leaves: Iterator[Any], spec: TreeSpec) -> Any:
-    outer = [next(leaves) if record is None else _made(record, _tree(leaves, record.values)) for record in spec.inner]
+def _build_tree(leaves: Iterator[Any], spec: TreeSpec) -> Any:
+    outer = [
+        next(leaves) if record is None else _make_record(record, _build_tree(leaves, record.values))
+        for record in spec.inner
+    ]
     return pytree.tree_unflatten(outer, spec.outer)
 
 
-def _made(record: _Record, values: list[Any]) -> Any:
+def _make_record(record: _Record, values: list[Any]) -> Any:
     """Return a dataclass or mapping with these values; what it does when it is made it has done once."""
     named = dict(zip(record.names, values, strict=True))
     if not is_dataclass(record.kind):
@@ -133,7 +136,7 @@ def storage_keys(tree: Any) -> set[int]:
 
 def total_bytes(tensors: Iterable[torch.Tensor], granule: int) -> int:
     """Return the bytes of distinct storages."""
-    return sum({storage_key(t): rounded_bytes(t, granule) for t in _dense(tensors)}.values())
+    return sum({storage_key(t): rounded_bytes(t, granule) for t in _dense_tensors(tensors)}.values())
 
 
 def rounded_bytes(tensor: torch.Tensor, granule: int) -> int:
@@ -141,7 +144,7 @@ def rounded_bytes(tensor: torch.Tensor, granule: int) -> int:
     return -(-tensor.untyped_storage().nbytes() // granule) * granule
 
 
-def _dense(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+def _dense_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     for tensor in tensors:
         if tensor.layout == torch.sparse_coo:  # an embedding's gradient
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
