@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source
+from trainwright.settings import Settings
 from trainwright.study.stages import StageRecords, digest_of
 
 __all__ = ["SearchStage"]
@@ -13,7 +14,7 @@ _CODE = "training code"
 
 
 @dataclass(frozen=True, slots=True)
-class SearchStage:
+class SearchStage(Settings):
     """Run trials until the budget is used; unchanged once it is, until file, training code, budget or ledger differ."""
 
     name: ClassVar[str] = "search"
