@@ -10,7 +10,6 @@ from trainwright.cli.options import EnsembleFolder, Nodes, PlanFile, Trust, opti
 from trainwright.cli.workflow.allocation import AllocationSettings, show_plan
 from trainwright.ensemble import Ensemble
 from trainwright.serve import allocate as find_placement
-from trainwright.serve.placement.objectives import objective_of
 
 __all__ = ["allocate"]
 
@@ -29,7 +28,6 @@ def allocate(
 ) -> Result:
     """Find which member runs where, with which batch size; say what is expected and, if it was run, measured."""
     settings = AllocationSettings(**changes)
-    goal = objective_of(settings.objective)
     clusters = [find_cluster(name, nodes) for name in cluster or ()]
     # Simulated devices take the place of those of this machine, unless both are asked for.
     devices = settings.devices if "devices" in changes or not clusters else None
@@ -37,9 +35,7 @@ def allocate(
         Ensemble.load(ensemble, trust=trust),
         devices,
         cluster=clusters or None,
-        objective=goal,
-        cost=settings.cost,
-        seed=settings.seed,
+        objective=settings.objective,
     )
     show_plan(plan)
     if out is not None:

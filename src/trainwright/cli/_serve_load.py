@@ -14,8 +14,8 @@ from trainwright.cli.options import TokenFile, Trust, options_of
 from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
 from trainwright.http_security import token_for
-from trainwright.serve import LoadTest, Options
-from trainwright.serve.http.load import LoadResult
+from trainwright.serve import Options
+from trainwright.serve.http.load import LoadResult, LoadTest
 
 __all__ = ["load"]
 

@@ -12,9 +12,8 @@ from trainwright.cli.workflow.deployment import show_address
 from trainwright.ensemble import Ensemble
 from trainwright.http_security import token_for
 from trainwright.integrations.ray_serve import RayService
-from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server, Throughput
-from trainwright.serve.placement.allocate import placed
-from trainwright.serve.placement.timing import can_be_timed
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server
+from trainwright.serve.placement.allocate import allocate_or_pack
 from trainwright.serve.service import Service
 from trainwright.validators import check, number, one_of
 
@@ -67,13 +66,10 @@ def _place_members(ensemble: Ensemble, file: Path | None, devices: str | None, s
         plan = DeploymentPlan.load(file)
         plan.check(ensemble, devices)
         return plan
-    goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
-    plan = placed(ensemble, devices or "cpu", objective=goal)
-    expected = " by size alone"
-    if "low" in plan.expected:
-        expected = f", between {plan.expected['low']:,.0f} and {plan.expected['high']:,.0f} rows a second expected"
-    elif "value" in plan.expected:
-        expected = f", {plan.expected['value']:,.0f} rows a second expected"
+    objective = "throughput" if slo_ms is None else f"throughput@{slo_ms:g}"
+    plan = allocate_or_pack(ensemble, devices or "cpu", objective=objective)
+    rates = plan.measured or plan.expected
+    expected = f", {rates['value']:,.0f} rows a second expected" if rates else " by size alone"
     where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"
     print(f"placed: {len(plan.units)} units {where}{expected}")
     return plan

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from trainwright.cluster import Cluster
-from trainwright.engine import load_function
+from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, MissingExtra, TrainwrightError
 from trainwright.model.profile import Profile
 from trainwright.plan import Input

@@ -4,8 +4,8 @@ from typing import Any, Literal
 
 from trainwright.errors import BudgetError
 from trainwright.memory.chain_files import load_chain
+from trainwright.model.chain import Chain, Stage
 from trainwright.plan.memory.budget import read_size
-from trainwright.plan.memory.chain import Chain, Stage
 from trainwright.plan.memory.compiled_plan import CompiledPlan
 from trainwright.plan.memory.link import Link
 from trainwright.plan.memory.plan_record import Plan

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 
 from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, read_source, take_base
-from trainwright.engine import load_function
+from trainwright.engine.function_reference import load_function
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import InputError, ServeError

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 from trainwright.cli.formatting import size
 from trainwright.cli.inputs import OracleSettings
 from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source, read_text_of
-from trainwright.engine import load_function
+from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, TrainwrightError
 from trainwright.plan import Oracle
 from trainwright.report.formatting import duration

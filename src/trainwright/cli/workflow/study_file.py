@@ -13,7 +13,7 @@ from trainwright.cli.workflow.ensemble import EnsembleStage
 from trainwright.cli.workflow.plan import PlanStage
 from trainwright.cli.workflow.search import SearchStage
 from trainwright.cli.workflow.stage import StudyJob, WorkflowStage
-from trainwright.engine import load_function, load_module
+from trainwright.engine.function_reference import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml
 from trainwright.plugins import make

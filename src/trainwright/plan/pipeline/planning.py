@@ -5,7 +5,7 @@ import io
 from dataclasses import dataclass, field, replace
 
 from trainwright.errors import InfeasibleBudget, PipelineError
-from trainwright.plan.memory.chain import Chain, Option, Stage
+from trainwright.model.chain import Chain, Option, Stage
 from trainwright.plan.pipeline.non_contiguous import PatternPlacement, PlacementSearch
 from trainwright.plan.pipeline.partition import ChainPartition, Way
 from trainwright.plan.pipeline.pipeline_search import PipelineProblem

@@ -18,7 +18,7 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGP
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from trainwright.errors import PipelineError
-from trainwright.plan.memory.chain import NO_LOSS, Chain
+from trainwright.model.chain import NO_LOSS, Chain
 from trainwright.plan.memory.checkpointing import keep_all
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.persistent import lowest_plan, solve_persistent

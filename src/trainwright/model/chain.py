@@ -1,4 +1,4 @@
-"""Chain: a model as a row of stages with times and bytes, the one description that all memory planners read.
+"""Chain: a model as a row of stages with times and bytes, which profiles, memory plans and pipelines are made of.
 
 Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with the sizes of gradients kept apart):
 
@@ -55,7 +55,12 @@ class Option:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """One stage; the module's docstring says what its sizes hold. Its own numbers are option 0, save everything."""
+    """The part between two neighbouring cuts of a model; the module's docstring says what its sizes hold.
+
+    A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to
+    the rest, and is not written any more. The stage's own numbers are option 0, save everything; a traced profile has
+    no seconds for its stages but for their layers.
+    """
 
     name: str = ""
     forward_seconds: float
@@ -74,6 +79,8 @@ class Stage:
     """What its backward leaves until the end of the step; 0 where `fixed` has it."""
     parameter_bytes: int = 0
     """Used by pipelines, which place parameters; a plan for one device has them in the chain's `fixed`."""
+    layers: int = 0
+    """How many of a block's layers are this stage's, in a profile."""
     options: tuple[Option, ...] = ()
     """Further ways to run it."""
 
