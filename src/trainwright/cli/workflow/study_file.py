@@ -46,7 +46,9 @@ class StudyTable(Settings, error=StudyError, label=""):
 
     train: Annotated[str, text("'module:function'"), "'module:function' that trains a trial"]
     objectives: Annotated[str | list[str], _texts("'min val_loss'"), "such as 'min val_loss'"]
-    constraints: Annotated[str | list[str], _texts("'peak_bytes <= 8e9'"), "such as 'peak_bytes <= 8e9'"] = ()  # type: ignore[assignment]
+    constraints: Annotated[str | list[str], _texts("'peak_bytes <= 8e9'"), "such as 'peak_bytes <= 8e9'"] = field(
+        default_factory=list
+    )
     directory: Annotated[str | None, optional(text("a path, such as 'runs/digits'")), "where to keep the study"] = None
     ledger: Annotated[str | None, optional(text("redis://HOST:PORT/0?study=NAME")), "where its records are"] = None
     seed: int = 0
