@@ -6,7 +6,6 @@ uses, so that no barrier of the training can meet it, and one for the main threa
 """
 
 import json
-import platform
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from trainwright.checkpoint.ranks.reshard import TensorShare, read_shares, read_
 from trainwright.checkpoint.restore.restored import read_tensors, verify_digests
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
-from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_tree
+from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_data, write_tree
 from trainwright.checkpoint.state.captured import Captured
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointError
@@ -103,10 +102,6 @@ class SingleRank:
         """Tell whether a rank wishes it. In the main thread."""
         return wish
 
-    def gather_hosts(self) -> list[str]:
-        """Return the names of the nodes that the ranks are on. In the main thread."""
-        return [platform.node()]
-
     def agree_on_findings(self, findings: Findings) -> Findings:
         """Return what the ranks found together. In the writer's thread, once for each save that was not skipped."""
         return findings
@@ -163,7 +158,7 @@ class SingleRank:
 class Ranks(SingleRank):
     """All ranks of the default process group, which all make this object, in the same order as other groups."""
 
-    def __init__(self, timeout_seconds: float, agree_every: int) -> None:
+    def __init__(self, timeout_seconds: float) -> None:
         import torch.distributed as dist
 
         self.rank = dist.get_rank()
@@ -171,7 +166,7 @@ class Ranks(SingleRank):
         self._timeout = timedelta(seconds=timeout_seconds)
         self._writers = dist.new_group(backend="gloo", timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
+        self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout))
         # Steps during which an agreed wish still belongs to the last save.
         self._echo = 0
 
@@ -233,10 +228,6 @@ class Ranks(SingleRank):
     def any(self, wish: bool) -> bool:
         """Tell whether a rank wishes it."""
         return any(self._gather(wish, self.control))
-
-    def gather_hosts(self) -> list[str]:
-        """Return the names of the nodes that the ranks are on."""
-        return sorted(set(self._gather(platform.node(), self.control)))
 
     def agree_on_findings(self, findings: Findings) -> Findings:
         """Wait for all ranks; return what they found, troubles with their ranks."""
@@ -318,7 +309,7 @@ class Ranks(SingleRank):
         own = job.manifest
         report = RankReport(rank=self.rank, step=own.step, lease=own.lease, ties=own.ties)
         try:
-            file, records = job.write_data(layer, folder, memory, rank=self.rank)
+            file, records = write_data(layer, folder, job.mine, memory, rank=self.rank)
         except (OSError, CheckpointError) as error:
             return replace(report, error=error)
         named = {item if "@" in item else f"{item}@{self.rank}": value for item, value in trees.items()}
@@ -352,11 +343,11 @@ class Ranks(SingleRank):
         return said[0]
 
 
-def make_ranks(timeout_seconds: float, agree_every: int) -> SingleRank:
+def make_ranks(timeout_seconds: float) -> SingleRank:
     """Return the ranks of the default process group; a process alone where there is none."""
     import torch.distributed as dist
 
-    return Ranks(timeout_seconds, agree_every) if dist.is_available() and dist.is_initialized() else SingleRank()
+    return Ranks(timeout_seconds) if dist.is_available() and dist.is_initialized() else SingleRank()
 
 
 @contextmanager

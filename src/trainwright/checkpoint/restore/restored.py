@@ -4,7 +4,7 @@ import json
 import math
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -79,37 +79,29 @@ def list_homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
 
 
 def read_lineage(
-    layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None], tiers: Sequence[Path] = ()
+    layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None]
 ) -> Iterator[Published]:
     """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is quarantined.
 
-    What an earlier lease published after a later one had gone on from it is passed over: it is of no line. Of one that
-    is in `tiers`, nearest first, as well as in `folder`, all copies follow each other.
+    What an earlier lease published after a later one had gone on from it is passed over: it is of no line.
     """
     bound: tuple[float, float] = (lease, math.inf)
-    roots = (*tiers, folder)
-    by_lease: dict[int, list[Path]] = {}
-    for root in roots:
-        for number, home in list_homes(root, lease):
-            by_lease.setdefault(number, []).append(home)
-    for number in sorted(by_lease, reverse=True):
+    for number, home in list_homes(folder, lease):
         whole = []
-        for home in by_lease[number]:
-            for path in list_published(home):
-                try:
-                    whole.append(Published(path=path, manifest=Manifest.read(path)))
-                except CheckpointCorruptError as error:
-                    # A folder that is gone was dropped by another run meanwhile.
-                    if path.exists():
-                        quarantine(layer, path, "bad")
-                        damaged(path, str(error))
-        # The sort is stable, so copies of one checkpoint stay in the order of their tiers.
+        for path in list_published(home):
+            try:
+                whole.append(Published(path=path, manifest=Manifest.read(path)))
+            except CheckpointCorruptError as error:
+                # A folder that is gone was dropped by another run meanwhile.
+                if path.exists():
+                    quarantine(layer, path, "bad")
+                    damaged(path, str(error))
         for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
             # Serials grow within a lease, so (lease, serial) orders all checkpoints of a run.
             if (number, published.manifest.serial) <= bound:
                 yield published
         # What an earlier lease published after this one had started from it is on another line.
-        bound = min(bound, _read_start(folder / f"lease-{number}" if number else folder))
+        bound = min(bound, _read_start(home))
 
 
 def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
@@ -125,9 +117,9 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def list_quarantined(folders: Sequence[Path], lease: int) -> list[Path]:
-    """Return what was quarantined as damaged in this run and earlier ones, in any of the folders of its checkpoints."""
-    return [path for folder in folders for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
+def list_quarantined(folder: Path, lease: int) -> list[Path]:
+    """Return what was quarantined as damaged in this run and earlier ones."""
+    return [path for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
 
 
 def _read_start(home: Path) -> tuple[float, float]:
