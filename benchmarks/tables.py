@@ -3,7 +3,9 @@
     python benchmarks/tables.py            # writes the tables
     python benchmarks/tables.py --check    # changes nothing, exits with 1 if a page differs
 
-A page holds `<!-- benchmark:NAME -->` and `<!-- end -->`; between them goes the table of `results/NAME.json`.
+A page holds `<!-- benchmark:NAME -->` and `<!-- end -->`; between them goes the table of `results/NAME.json`. With
+`<!-- benchmark:NAME columns="1-3,5" rows="PATTERN" -->` it is those columns, counted from 1, and the rows in which the
+regular expression is found (in the cells joined by " | "); the line below the table says how many rows there are.
 """
 
 import argparse
@@ -19,7 +21,11 @@ from benchmarks._report import RESULTS, ROOT, table
 
 __all__ = ["fill", "main"]
 
-_BLOCK = re.compile(r"(<!-- benchmark:(?P<name>[\w-]+) -->\n)(?P<old>.*?)(<!-- end -->)", re.DOTALL)
+_BLOCK = re.compile(
+    r'(<!-- benchmark:(?P<name>[\w-]+)(?: columns="(?P<columns>[\d,-]+)")?(?: rows="(?P<rows>[^"\n]+)")? -->\n)'
+    r"(?P<old>.*?)(?P<end><!-- end -->)",
+    re.DOTALL,
+)
 
 
 def fill(text: str, results: Path) -> str:
@@ -34,9 +40,26 @@ def fill(text: str, results: Path) -> str:
         result = json.loads(path.read_text())
         place = result["environment"]
         source = f"{place['cpu']}, {place['cores']} cores, Python {place['python']}, revision {place['revision']}"
-        return f"{found[1]}{table(result['table']['header'], result['table']['rows'])}\n\n*{source}.*\n{found[4]}"
+        header, rows = result["table"]["header"], result["table"]["rows"]
+        chosen = [row for row in rows if re.search(found["rows"] or "", " | ".join(map(str, row)))]
+        if len(chosen) < len(rows):
+            source += f"; {len(chosen)} of {len(rows)} rows of results/{path.name}"
+        columns = _columns(found["columns"], len(header))
+        cut = [[row[i] for i in columns] for row in (header, *chosen)]
+        return f"{found[1]}{table(cut[0], cut[1:])}\n\n*{source}.*\n{found['end']}"
 
     return _BLOCK.sub(block, text)
+
+
+def _columns(text: str | None, count: int) -> list[int]:
+    """Return the indices that a text such as "1-3,5" names; all of them without a text."""
+    if text is None:
+        return list(range(count))
+    indices: list[int] = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        indices += range(int(first) - 1, int(last or first))
+    return indices
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -9,9 +9,13 @@ from pathlib import Path
 from typing import Never
 
 from docutils import nodes
+from docutils.parsers.rst import Directive
 from docutils.utils.math.latex2mathml import tex2mathml
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from command_help import command_helps
 
 import trainwright
 
@@ -59,13 +63,25 @@ def _plain(_app, _what, _name, _object, _options, lines) -> None:
         )
 
 
+class CommandHelp(Directive):
+    """Show the help of every command under a heading of its own."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return a heading and a literal block for each command."""
+        shown: list[nodes.Node] = []
+        for command, text in command_helps():
+            shown += [nodes.rubric(text=command), nodes.literal_block(text, text, language="text")]
+        return shown
+
+
 def _formula(translator, node) -> Never:
     translator.body.append(tex2mathml(node.astext(), as_block=isinstance(node, nodes.math_block)))
     raise nodes.SkipNode
 
 
 def setup(app) -> dict[str, bool]:
-    """Register formulas as MathML, which browsers draw without a script."""
+    """Register the help of commands, and formulas as MathML, which browsers draw without a script."""
+    app.add_directive("command-help", CommandHelp)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
     app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-process-docstring", _settings)

@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from trainwright.schedule import DeviceAllocator, RunningTrial
+from trainwright.schedule import DeviceAllocator
+from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.policies.resizing import Resizing
 
 

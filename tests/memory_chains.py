@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainwright.memory import Chain, Stage
-from trainwright.plan.memory.chain import Option
+from trainwright.model.chain import Option
 
 __all__ = ["budgets", "random_chain"]
 

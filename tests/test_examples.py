@@ -11,7 +11,8 @@ import pytest
 
 import trainwright as tw
 
-DEMO = Path(__file__).parents[1] / "examples/projects/images"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+DEMO = EXAMPLES / "projects/images"
 TRIALS, EPOCHS = 4, 2
 
 
@@ -87,3 +88,18 @@ def test_a_second_run_repeats_nothing(demo):
     assert {path: path.stat().st_mtime_ns for path in (directory / "checkpoints").rglob("*")} == checkpoints
     with tw.Study.open(directory) as study:
         assert [trial.lease for trial in study.trials] == [1] * TRIALS
+
+
+@pytest.mark.slow
+def test_plug_ins_pass_the_conformance_class_of_their_kind(tmp_path):
+    """As their author runs it, in a folder of their own; each module that is a script runs too."""
+    for file in (EXAMPLES / "plugins").glob("*.py"):
+        (tmp_path / file.name).write_text(file.read_text())
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    scripts = [file.name for file in tmp_path.glob("*.py") if "__main__" in file.read_text()]
+    assert scripts
+    for command in (["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_plugins.py"], *([name] for name in scripts)):
+        done = subprocess.run(
+            [sys.executable, *command], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr

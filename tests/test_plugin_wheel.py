@@ -7,7 +7,6 @@ extending; the engine and the ledger are below.
 import base64
 import hashlib
 import os
-import re
 import subprocess
 import sys
 import sysconfig
@@ -36,7 +35,7 @@ ENGINE = '''
 from pathlib import Path
 
 import trainwright as tw
-from trainwright.engine.wrapper import EngineWrapper
+from trainwright.engine.admission import EngineWrapper
 
 
 class Counted(EngineWrapper):
@@ -157,9 +156,9 @@ def environment(tmp_path_factory):
 
 def build_wheel(folder):
     """Return a wheel of the modules, made as its specification says: a zip with metadata."""
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    blocks = re.findall(r"^`(own_\w+\.py)`:\n\n```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
-    files = dict(blocks) | {"own_engine.py": ENGINE, "own_ledger.py": LEDGER}
+    sources = [ROOT / "examples" / "own_searcher.py", *(ROOT / "examples" / "plugins").glob("own_*.py")]
+    files = {path.name: path.read_text(encoding="utf-8") for path in sources}
+    files |= {"own_engine.py": ENGINE, "own_ledger.py": LEDGER}
     info = "every_kind-1.5.dist-info"
     files[f"{info}/METADATA"] = "Metadata-Version: 2.1\nName: every-kind\nVersion: 1.5\n"
     files[f"{info}/WHEEL"] = "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"

@@ -45,7 +45,7 @@ def _per_sample(repeats: int) -> dict[str, float]:
     import torch
 
     from trainwright.train import Loader
-    from trainwright.train.permutation import Permutation
+    from trainwright.train.sampling import Permutation
 
     torch.set_num_threads(1)
     data = torch.utils.data.TensorDataset(torch.randn(_SAMPLES, 16), torch.arange(_SAMPLES))

@@ -141,12 +141,38 @@ def difference(
     return ""
 
 
+class Accumulation:
+    """Counts micro-batches: each `every`-th ends a step. Its state is the gradients summed so far, and the phase."""
+
+    def __init__(self, model: Any, *, every: int) -> None:
+        self.every = every
+        self.phase = 0
+        self._model = model
+
+    def full(self) -> bool:
+        """Count a micro-batch; return whether the optimizer is to step now."""
+        self.phase = (self.phase + 1) % self.every
+        return self.phase == 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the phase and the gradients that are there."""
+        gradients = {name: each.grad for name, each in self._model.named_parameters() if each.grad is not None}
+        return {"phase": self.phase, "gradients": gradients if self.phase else {}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on in the same phase with the same sums."""
+        self.phase = state["phase"]
+        for name, parameter in self._model.named_parameters():
+            gradient = state["gradients"].get(name)
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+
+
 def train(manager_of: Any, case: Case) -> None:
     """Train until the Manager says that it is enough."""
     import torch
     from torch.nn.functional import cross_entropy
 
-    from trainwright.train import Accumulation, Loader, Slots, seed_all
+    from trainwright.train import Loader, Slots, seed_all
 
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from benchmarks.memory.event_bound import bound_by_events, small_share
 from benchmarks.memory.moment_bound import bound_by_moments
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.link import Link
 
 __all__ = ["Certificate", "certify"]

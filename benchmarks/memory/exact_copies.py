@@ -6,7 +6,7 @@ import numpy as np
 from benchmarks.memory._exact_copies import search_with_copies
 
 from trainwright.errors import ChainError
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.exact import SearchResult
 from trainwright.plan.memory.operations import Operation, OperationKind, Value, offload, prefetch
 from trainwright.plan.memory.sizes import sizes_of

@@ -25,7 +25,7 @@ from pathlib import Path
 
 from trainwright.errors import ChainError
 from trainwright.files import read_text
-from trainwright.plan.memory.chain import Chain, Option, Stage
+from trainwright.model.chain import Chain, Option, Stage
 
 __all__ = ["chain_of_graph", "read_graph"]
 

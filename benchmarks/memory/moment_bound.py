@@ -29,7 +29,7 @@ from dataclasses import replace
 from benchmarks.memory.event_bound import Value, values_of
 from benchmarks.memory.integer_program import Integer, Terms
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.link import Link
 
 __all__ = ["bound_by_moments"]

@@ -30,7 +30,7 @@ import numpy as np
 from benchmarks.memory.integer_program import Integer, Terms
 from numpy.typing import NDArray
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.exact import SearchResult, keep_within, list_operations
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.skip_connections import without_skips

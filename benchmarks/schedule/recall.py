@@ -24,7 +24,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks._report import add_arguments, environment, finish, progress, table
 
 from trainwright.randomness import rng
-from trainwright.schedule import CONTINUE, Extrapolate, Reason, Reported, RuleView, Stop, TrialView, Verdict
+from trainwright.schedule import Extrapolate, Reason, Reported, RuleView, Stop, TrialView
+from trainwright.schedule.rules.promotion_rule import CONTINUE, Verdict
 
 __all__ = ["main"]
 

@@ -18,14 +18,10 @@ from trainwright.engine.simulated.table import Table, tables
 from trainwright.engine.simulated.task import Task
 from trainwright.randomness import rng
 from trainwright.schedule import (
-    WAIT,
     BaseRule,
     Continue,
-    Ended,
     Event,
     Fixed,
-    Index,
-    New,
     Promote,
     PromotionRule,
     Reason,
@@ -34,9 +30,8 @@ from trainwright.schedule import (
     Scheduler,
     Stop,
     TrialView,
-    Verdict,
-    Wait,
 )
+from trainwright.schedule.rules.promotion_rule import WAIT, Ended, Index, New, Verdict, Wait
 
 __all__ = ["Curves", "Watched", "algoperf", "lcbench", "study", "taskset"]
 

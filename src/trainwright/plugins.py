@@ -98,8 +98,20 @@ _KINDS: Mapping[str, _Kind] = MappingProxyType(
                 "mixture": "trainwright.ensemble.combine.rules:NormalMixture",
             },
         ),
-        # The oracle finds its own strategies in their folder.
-        "strategy": _Kind(group="trainwright.strategies", built_in={}),
+        # Strategies are named by the axis that they divide along.
+        "strategy": _Kind(
+            group="trainwright.strategies",
+            built_in={
+                "channel": "trainwright.plan.parallel.strategies.channel:ChannelStrategy",
+                "context": "trainwright.plan.parallel.strategies.context:ContextStrategy",
+                "data": "trainwright.plan.parallel.strategies.data:DataStrategy",
+                "expert": "trainwright.plan.parallel.strategies.expert:ExpertStrategy",
+                "filter": "trainwright.plan.parallel.strategies.filter:FilterStrategy",
+                "pipeline": "trainwright.plan.parallel.strategies.pipeline:PipelineStrategy",
+                "spatial": "trainwright.plan.parallel.strategies.spatial:SpatialStrategy",
+                "tensor": "trainwright.plan.parallel.strategies.tensor:TensorStrategy",
+            },
+        ),
     }
 )
 

@@ -35,6 +35,18 @@ def test_check_finds_a_page_that_differs_and_leaves_it(page: Path):
     assert page.read_text() == before
 
 
+def test_a_block_may_show_some_columns_and_rows(page: Path):
+    result = json.loads((tables.RESULTS / "search.json").read_text())
+    result["table"] = {"header": ["searcher", "seeds", "regret"], "rows": [["forest", 3, "0.1"], ["random", 3, "0.4"]]}
+    (tables.RESULTS / "search.json").write_text(json.dumps(result))
+    page.write_text('<!-- benchmark:search columns="1,3" rows="^forest" -->\n<!-- end -->\n')
+    tables.main([str(page)])
+    text = page.read_text()
+    assert "| searcher | regret |" in text
+    assert "random" not in text
+    assert "1 of 2 rows of results/search.json" in text
+
+
 def test_a_block_without_result_is_named(page: Path):
     page.write_text("<!-- benchmark:speed -->\n<!-- end -->\n")
     with pytest.raises(SystemExit, match="benchmark 'speed'"):
@@ -46,7 +58,7 @@ def test_every_kept_result_is_on_the_page_of_benchmarks():
     page = (tables.ROOT / "docs" / "benchmarks.md").read_text()
     kept = [path for path in tables.RESULTS.glob("*.json") if "table" in json.loads(path.read_text())]
     assert kept
-    assert not [path.stem for path in kept if f"<!-- benchmark:{path.stem} -->" not in page]
+    assert not [path.stem for path in kept if f"<!-- benchmark:{path.stem} " not in page]
 
 
 def test_latencies_of_a_load_that_did_not_keep_up_are_left_out():

@@ -17,7 +17,6 @@ PAGES = [page for page, text in TEXTS.items() if blocks_of(text)]
 # test_names_of_pages.py, what they tell by the tests that stand beside them here, and they run in `make test-all`.
 SLOW = {
     "extending.md": "test kits: every class of the package goes through them",
-    "commands.md": "test_names_of_pages.py compares the help within one process",
     "checkpoints.md": "tests/checkpoint, tests/cli/test_checkpoint_command.py",
     "elastic.md": "tests/study/test_resizing.py, tests/train/test_elastic.py",
     "ensembles.md": "tests/ensemble, tests/test_examples.py",

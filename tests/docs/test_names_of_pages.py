@@ -1,4 +1,4 @@
-"""What the pages name is there: imports, attributes, keywords of calls, commands with their options and their help.
+"""What the pages name is there: imports, attributes, keywords of calls, commands with their options.
 
 Takes no longer than importing it all, so that it also watches the pages whose blocks run in `make test-all` alone.
 """
@@ -11,15 +11,13 @@ import shlex
 
 import pytest
 import typer
-from blocks import ROOT, blocks_of, matches
+from blocks import ROOT, blocks_of
 from test_code_blocks import TEXTS
 
 import trainwright
 from trainwright.cli.main import build_app
 
 APP = build_app()
-
-COMMANDS = ROOT / "docs" / "reference" / "commands.md"
 
 
 def scripts(text):
@@ -83,14 +81,3 @@ def test_names_in_commands(page):
         known = {"--help", "--"}.union(*(each.opts for each in command.params))
         own = rest[: rest.index("--")] if "--" in rest else rest
         assert {word.split("=")[0] for word in own if word.startswith("--")} <= known, words
-
-
-def test_help_is_as_shown(monkeypatch, capsys):
-    monkeypatch.setenv("COLUMNS", "100")
-    shown = list(commands(TEXTS[COMMANDS]))
-    assert shown
-    for words, expected in shown:
-        with pytest.raises(SystemExit):
-            APP(words[1:], prog_name="trainwright")
-        said = capsys.readouterr().out
-        assert matches(expected, said), said

@@ -9,7 +9,7 @@ import pytest
 import trainwright as tw
 from eager import Eager
 from trainwright.engine.ray.engine import Ray
-from trainwright.schedule import RunningTrial
+from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.policies.resizing import Resizing
 
 pytestmark = [

@@ -26,15 +26,15 @@ from trainwright.schedule import (
     Doubling,
     DoublingAsPublished,
     Fixed,
-    FixedBlocks,
     FixedEpochs,
     Hyperband,
-    Judged,
     MarginalGain,
     Median,
     Scheduler,
     SuccessiveHalving,
 )
+from trainwright.schedule.allocator.free_slots import FixedBlocks
+from trainwright.schedule.rules.promotion_rule import Judged
 
 SMOOTH = Parametric(epoch_seconds=1.0, speed_jitter=0.0, noise=0.0)
 

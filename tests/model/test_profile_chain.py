@@ -5,8 +5,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
+from trainwright.model.chain import Stage
 from trainwright.model.cut.cuts import Access, find_cuts, find_repeats, fold_blocks, intervals_between, join_stages
-from trainwright.model.layer import Layer, Stage
+from trainwright.model.layer import Layer
 
 
 @st.composite
@@ -86,10 +87,12 @@ stages = st.builds(
     Stage,
     name=st.just("s"),
     layers=st.just(1),
+    forward_seconds=st.just(0.0),
+    backward_seconds=st.just(0.0),
     output_bytes=sizes,
     saved_bytes=st.integers(50, 99),
     forward_temporary_bytes=sizes,
-    no_grad_temporary_bytes=sizes,
+    no_grad_forward_temporary_bytes=sizes,
     backward_temporary_bytes=sizes,
     gradient_bytes=sizes,
 )

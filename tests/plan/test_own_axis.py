@@ -1,8 +1,6 @@
-"""A strategy with an axis of its own, added as docs/extending.md says: it is one file."""
+"""A strategy with an axis of its own, added as docs/extending.md says: it is one file and its entry point."""
 
 import os
-import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -25,11 +23,13 @@ print(two.devices, two.breakdown.compute < one.breakdown.compute, two.activation
 
 @pytest.fixture
 def tree(tmp_path):
-    """Return a copy of the package with the strategy of the page, whose axis is "ring"."""
-    shutil.copytree(ROOT / "src" / "trainwright", tmp_path / "trainwright", ignore=shutil.ignore_patterns("*.pyc"))
-    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
-    own = re.search(r"`own_strategy\.py`:\n\n```python\n(.*?)```", page, re.DOTALL)[1]
-    (tmp_path / "trainwright" / "plan" / "parallel" / "strategies" / "ring.py").write_text(own, encoding="utf-8")
+    """Return a folder with an installed distribution: the strategy of the examples, whose axis is "ring"."""
+    own = (ROOT / "examples" / "plugins" / "own_strategy.py").read_text(encoding="utf-8")
+    (tmp_path / "ring.py").write_text(own, encoding="utf-8")
+    about = tmp_path / "ring-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: ring\nVersion: 1.0\n", encoding="utf-8")
+    (about / "entry_points.txt").write_text("[trainwright.strategies]\nring = ring:Ulysses\n", encoding="utf-8")
     return tmp_path
 
 
@@ -49,7 +49,7 @@ def test_an_axis_of_ones_own_is_searched_and_priced(tree):
 
 
 def test_an_axis_that_another_strategy_has_is_refused(tree):
-    strategy = tree / "trainwright" / "plan" / "parallel" / "strategies" / "ring.py"
+    strategy = tree / "ring.py"
     strategy.write_text(strategy.read_text(encoding="utf-8").replace('"ring"', '"tensor"'), encoding="utf-8")
     done = run(tree)
     assert done.returncode

@@ -14,7 +14,7 @@ from trainwright.ensemble.ensemble_settings import StoredSettings
 from trainwright.ensemble.library.cost import MemberCost
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.report import write_report
-from trainwright.report.figures.ensemble_front import ensemble_front
+from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.study_ensemble import choose_study_ensemble, summarise_current_ensemble
 
 ROWS, CLASSES = 200, 5

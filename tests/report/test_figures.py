@@ -14,8 +14,8 @@ from trainwright.ledger import DirectoryLedger, End, Lease, State, fold
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves
+from trainwright.report.figures.objectives import trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
-from trainwright.report.figures.trade_off import trade_offs
 from trainwright.report.figures.utilisation import _busy_shares, _Run, utilisation
 from trainwright.report.overview import Clock, Overview
 from trainwright.search.importance import importance_of

@@ -8,10 +8,12 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import InputError, MissingExtra
+from trainwright.integrations.mlflow import MLflowRuns
 from trainwright.integrations.optuna.journal import OptunaJournal
+from trainwright.integrations.tensorboard import TensorBoardLog
 from trainwright.ledger import DirectoryLedger, facts
-from trainwright.report import FinishedTrials, MLflowRuns, TensorBoardLog, export_mlflow, export_tensorboard
-from trainwright.report import follow as keep_up
+from trainwright.report.finished_trials import FinishedTrials
+from trainwright.report.finished_trials import follow as keep_up
 
 SPACE = tw.Space(
     lr=tw.Float(1e-5, 1e-1, log=True),
@@ -94,7 +96,7 @@ def hparams(accumulator, tag):
 
 def test_tensorboard_reads_every_trial(study, tmp_path, read_runs):
     """Curves by epoch, parameters and how it ended; a metric that only the result has is there too."""
-    runs = read_runs(export_tensorboard(study, tmp_path / "logs"))
+    runs = read_runs(TensorBoardLog(study, tmp_path / "logs").path)
     assert set(runs) == {".", *(f"trial-{number:06d}" for number in ENDED)}
     states = {0: 1, 1: 1, 2: 2, 4: 2, 6: 1}  # success, failure
     for number, trial in trials_of(study).items():
@@ -116,7 +118,7 @@ def test_tensorboard_reads_every_trial(study, tmp_path, read_runs):
 def test_the_page_of_parameters_knows_the_space(study, tmp_path, read_runs):
     """Kinds and ranges, and the objective as the metric."""
     experiment = hparams(
-        read_runs(export_tensorboard(study, tmp_path / "logs"))["."], "_hparams_/experiment"
+        read_runs(TensorBoardLog(study, tmp_path / "logs").path)["."], "_hparams_/experiment"
     ).experiment
     assert [metric.name.tag for metric in experiment.metric_infos] == ["accuracy"]
     infos = {info.name: info for info in experiment.hparam_infos}
@@ -136,7 +138,7 @@ def test_the_page_of_parameters_lists_the_trials(study, tmp_path):
     from werkzeug.test import Client
 
     board = TensorBoard()
-    logs = str(export_tensorboard(study, tmp_path / "logs"))
+    logs = str(TensorBoardLog(study, tmp_path / "logs").path)
     board.configure(logdir=logs, load_fast="false", reload_interval=0, reload_task="blocking", port=0)
     server = board._make_server()
     server.server_close()
@@ -161,18 +163,18 @@ def test_tensorboard_again_writes_nothing_anew(study, tmp_path):
     pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install ".[tensorboard]"')
     log = TensorBoardLog(study, tmp_path / "logs")
     before = files_of(log.path)
-    assert files_of(export_tensorboard(study, tmp_path / "logs")) == before
+    assert files_of(TensorBoardLog(study, tmp_path / "logs").path) == before
     cut = next(file for file in before if "trial-000001" in str(file))
     (log.path / cut).write_bytes(before[cut][0][:50])
     settle(study)
     assert log.update() == 1
-    export_tensorboard(study, tmp_path / "logs")
+    TensorBoardLog(study, tmp_path / "logs")
     after = files_of(log.path)
     assert {file: content for file, (content, _) in after.items() if file in before} == {
         file: content for file, (content, _) in before.items()
     }
     assert {file.parts[0] for file in after.keys() - before.keys()} == {"trial-000003"}
-    assert sorted(p.name for p in export_tensorboard(study, tmp_path / "few", last=2).glob("trial*")) == [
+    assert sorted(p.name for p in TensorBoardLog(study, tmp_path / "few", last=2).path.glob("trial*")) == [
         "trial-000004",
         "trial-000006",
     ]
@@ -187,16 +189,16 @@ def test_tensorboard_refusals(study, tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match=r"holds events\.out\.tfevents\.1\.other, which is not of this study; choose an"
     ):
-        export_tensorboard(study, logs)
+        TensorBoardLog(study, logs)
     with pytest.raises(InputError, match="does not exist; make it first"):
-        export_tensorboard(study, tmp_path / "a" / "b")
+        TensorBoardLog(study, tmp_path / "a" / "b")
     with pytest.raises(InputError, match="file exists"):
-        export_tensorboard(study, logs / "events.out.tfevents.1.other")
+        TensorBoardLog(study, logs / "events.out.tfevents.1.other")
     with pytest.raises(InputError, match="lies in the study's own records"):
-        export_tensorboard(study, study / "ledger" / "logs")
+        TensorBoardLog(study, study / "ledger" / "logs")
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     with pytest.raises(MissingExtra, match=r'TensorBoard export needs tensorboard: pip install "\.\[tensorboard'):
-        export_tensorboard(study, tmp_path / "more")
+        TensorBoardLog(study, tmp_path / "more")
     assert not (tmp_path / "more").exists()
 
 
@@ -237,7 +239,7 @@ def runs_of(client, experiment):
 def test_mlflow_reads_every_trial(study, store):
     """A run for the study, and in it one per trial: parameters, curves, result, state and times."""
     uri, client = store
-    experiment = export_mlflow(study, uri)
+    experiment = MLflowRuns(study, uri).experiment
     assert client.get_experiment(experiment).name == "study"
     runs, count = runs_of(client, experiment)
     assert sorted(runs) == [-1, *ENDED]
@@ -273,8 +275,8 @@ def test_mlflow_again_adds_only_what_is_new(study, store):
     half = client.create_run(runs.experiment, tags=tags).info.run_id
     assert runs.update() == 0
     settle(study)
-    assert export_mlflow(study, uri) == runs.experiment
-    assert export_mlflow(study, uri) == runs.experiment
+    assert MLflowRuns(study, uri).experiment == runs.experiment
+    assert MLflowRuns(study, uri).experiment == runs.experiment
     client.set_terminated(foreign)
     found = client.search_runs([runs.experiment], max_results=1000)
     ids = {run.info.run_id for run in found}
@@ -287,13 +289,13 @@ def test_mlflow_again_adds_only_what_is_new(study, store):
 def test_mlflow_refusals(study, store, monkeypatch):
     uri, client = store
     with pytest.raises(InputError, match=r"MLflow at nosuch://here: .*"):
-        export_mlflow(study, "nosuch://here")
-    client.delete_experiment(export_mlflow(study, uri, last=1))
+        MLflowRuns(study, "nosuch://here")
+    client.delete_experiment(MLflowRuns(study, uri, last=1).experiment)
     with pytest.raises(InputError, match="experiment 'study' has been deleted; restore it"):
-        export_mlflow(study, uri)
+        MLflowRuns(study, uri)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     with pytest.raises(MissingExtra, match=r'the MLflow export needs mlflow: pip install "\.\[mlflow\]"'):
-        export_mlflow(study, uri)
+        MLflowRuns(study, uri)
 
 
 # While it runs.

@@ -11,17 +11,15 @@ from collections import Counter
 
 import pytest
 from test_ensembles import library
-from test_plan_figures import COST, strategy
+from test_plan_figures import COST
 
-from trainwright.memory import Chain, Stage
-from trainwright.memory import plan as plan_step
 from trainwright.report import write_report
 
 SVG = "{http://www.w3.org/2000/svg}"
 POINT_MM = 25.4 / 72
 KNOWN = {
     "best-results-0", "best-time-0", "curves-0", "importance-0", "parallel", "utilisation", "ensembles", "reliability",
-    "disagreement", "forecast", "memory-step", "strategies-oracle-4",
+    "disagreement", "forecast",
 }  # fmt: skip
 
 
@@ -33,11 +31,6 @@ def gallery(asha, asha_study, tmp_path_factory):
     library(folder, range(0, 60, 5))
     (folder / "stages").mkdir()
     (folder / "stages" / "plan.json").write_text(json.dumps({"content": {"cost": COST, "trials": 80}}))
-    stage = Stage(name="layer", forward_seconds=0.001, backward_seconds=0.002, output_bytes=3_000, saved_bytes=9_000)
-    chain = Chain(stages=(stage,) * 8, input_bytes=1_000, fixed={"parameters": 20_000}, name="tower")
-    plan_step(chain, budget=0.8).save(folder / "step.json")
-    plans = [strategy("tensor", 0.2), strategy("data", 0.1), strategy("pipeline", 0.3)]
-    (folder / "oracle.json").write_text(json.dumps({"plans": plans, "rejected": [], "profile": {"name": "gpt"}}))
     return write_report(folder)
 
 

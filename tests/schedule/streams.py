@@ -5,7 +5,8 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from trainwright.schedule import Reported, RuleView, Started, TrialView
+from trainwright.schedule import Reported, RuleView, TrialView
+from trainwright.schedule.rules.promotion_rule import Started
 from trainwright.testing.rule import play
 
 __all__ = ["VIEW", "judge", "played", "streams", "views"]

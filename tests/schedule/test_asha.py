@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from streams import VIEW, judge, streams
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule import ASHA, CONTINUE, Continue, Ended, Reported, Stop, TrialView
+from trainwright.schedule import ASHA, Continue, Reported, Stop, TrialView
+from trainwright.schedule.rules.promotion_rule import CONTINUE, Ended
 from trainwright.schedule.rungs import order_statistics
 
 ETAS = [2, 3, 4, Fraction(3, 2), 2.5, 7]

@@ -3,7 +3,9 @@
 import pytest
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule import DeviceAllocator, Doubling, PendingTrial, Resize, Start
+from trainwright.schedule import Doubling
+from trainwright.schedule.allocator.device_allocator import DeviceAllocator
+from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
 
 
 class Queue:
@@ -37,10 +39,10 @@ def test_new_trials_come_first_and_growth_when_none_waits():
     assert allocator.plan(1000.0) == []
     allocator.note_report(1, 1, 0.9, 1000.0)
     allocator.note_ended(1)
-    assert allocator.plan(1000.0) == [Start(PendingTrial(2), (4, 5, 6, 7))]
+    assert allocator.plan(1000.0) == [Action("start", 2, (4, 5, 6, 7))]
     allocator.note_report(2, 1, 0.9, 2000.0)
     allocator.note_ended(2)
-    assert allocator.plan(2000.0) == [Resize(0, tuple(range(8)))]
+    assert allocator.plan(2000.0) == [Action("resize", 0, tuple(range(8)))]
 
 
 def test_the_highest_rung_then_the_least_loss_is_served_first():
@@ -89,11 +91,11 @@ def test_a_trial_that_growth_has_made_slower_goes_back():
     allocator = allocator_of(Doubling(start=4), 8, 1)
     allocator.plan(0.0)
     allocator.note_report(0, 1, 0.5, 1000.0)
-    assert allocator.plan(1000.0) == [Resize(0, tuple(range(8)))]
+    assert allocator.plan(1000.0) == [Action("resize", 0, tuple(range(8)))]
     allocator.note_resized(0, 1000.0)
     allocator.running[0].measured_from = (1, 1030.0)
     allocator.note_report(0, 2, 0.5, 3030.0)
-    assert allocator.plan(3030.0) == [Resize(0, (0, 1, 2, 3))]
+    assert allocator.plan(3030.0) == [Action("resize", 0, (0, 1, 2, 3))]
 
 
 def test_after_its_wait_it_takes_what_there_is():
@@ -104,7 +106,7 @@ def test_after_its_wait_it_takes_what_there_is():
     allocator.note_report(0, 1, 0.5, 1000.0)
     assert allocator.plan(1000.0) == []  # 16 are earned, 8 could be had
     assert allocator.wake_at == 1500.0
-    assert allocator.plan(1500.0) == [Resize(0, (*range(4), *range(12, 16)))]
+    assert allocator.plan(1500.0) == [Action("resize", 0, (*range(4), *range(12, 16)))]
 
 
 @pytest.mark.parametrize("arguments", [{"mode": "wait"}, {"wait_seconds": 0}, {"mode": "block", "wait_seconds": 1.0}])

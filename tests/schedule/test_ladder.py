@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.schedule import ASHA
-from trainwright.schedule.rungs.ladder import as_fraction, ladder
+from trainwright.schedule.rules.rung_rule import as_fraction, ladder
 
 
 @pytest.mark.parametrize("eta", range(2, 13))

@@ -8,8 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule import DeviceAllocator, MarginalGain, PendingTrial, Resize, Start
-from trainwright.schedule.policies.filling import Rows, fill
+from trainwright.schedule import MarginalGain
+from trainwright.schedule.allocator.device_allocator import DeviceAllocator
+from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
+from trainwright.schedule.policies.marginal_gain import Rows, fill
 
 times = st.integers(1, 30).map(float)
 
@@ -76,20 +78,20 @@ def test_nobody_grows_while_new_trials_wait_and_who_ends_last_does_when_none_doe
     assert allocator.plan(1000.0) == []
     allocator.note_report(1, 1, 0.9, 1100.0)
     allocator.note_ended(1)
-    assert allocator.plan(1100.0) == [Start(PendingTrial(2), (4, 5, 6, 7))]
+    assert allocator.plan(1100.0) == [Action("start", 2, (4, 5, 6, 7))]
     allocator.note_report(2, 1, 0.9, 2100.0)
     allocator.note_ended(2)
     asked = allocator.plan(2100.0)
-    assert [type(action).__name__ for action in asked] == ["Replan"]
+    assert [action.kind for action in asked] == ["replan"]
     allocator.note_report(0, 2, 0.4, 2200.0)
-    assert allocator.plan(2200.0) == [Resize(0, tuple(range(8)))]
+    assert allocator.plan(2200.0) == [Action("resize", 0, tuple(range(8)))]
 
 
 def test_a_trial_that_goes_on_has_passed_the_rungs_up_to_its_epoch():
     """A promoted or interrupted trial has what is left before it, not what it has behind it."""
     allocator = allocator_of(MarginalGain(start=4), 4, 0)
     allocator.source.next_trial = lambda new: PendingTrial(3, 2) if 3 not in allocator.running else None
-    assert allocator.plan(0.0) == [Start(PendingTrial(3, 2), (0, 1, 2, 3))]
+    assert allocator.plan(0.0) == [Action("start", 3, (0, 1, 2, 3))]
     running = allocator.running[3]
     assert (running.rungs, running.rung_epoch) == (2, 2)
     assert allocator.remaining_epochs(running) == (4 - 2) + 0.5 * (8 - 4)
@@ -107,15 +109,15 @@ def test_a_trial_gives_half_back_to_work_that_comes_later():
     allocator = allocator_of(MarginalGain(start=4), 8, 1)
     allocator.plan(0.0)
     allocator.note_report(0, 1, 0.5, 1000.0)
-    assert allocator.plan(1000.0) == [Resize(0, tuple(range(8)))]
+    assert allocator.plan(1000.0) == [Action("resize", 0, tuple(range(8)))]
     allocator.note_resized(0, 1000.0)
     allocator.source.left.append(1)
     allocator.note_report(0, 2, 0.5, 1600.0)
     allocator.note_report(0, 4, 0.5, 2800.0)
     allocator.note_report(0, 7, 0.5, 4600.0)  # an epoch is left: it gives little up, a start gains much
-    assert allocator.plan(4600.0) == [Resize(0, (0, 1, 2, 3))]
+    assert allocator.plan(4600.0) == [Action("resize", 0, (0, 1, 2, 3))]
     allocator.note_resized(0, 4600.0)
-    assert allocator.plan(4600.0) == [Start(PendingTrial(1), (4, 5, 6, 7))]
+    assert allocator.plan(4600.0) == [Action("start", 1, (4, 5, 6, 7))]
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from streams import judge, streams
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule import CONTINUE, Continue, Median, Stop, TrialView
+from trainwright.schedule import Continue, Median, Stop, TrialView
+from trainwright.schedule.rules.promotion_rule import CONTINUE
 
 
 @settings(max_examples=60)

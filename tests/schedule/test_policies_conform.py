@@ -3,7 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.schedule import BuddyAllocator, Doubling, DoublingAsPublished, Fixed, FixedBlocks, MarginalGain
+from trainwright.schedule import BuddyAllocator, Doubling, DoublingAsPublished, Fixed, MarginalGain
+from trainwright.schedule.allocator.free_slots import FixedBlocks
 from trainwright.testing.policy import PolicyConformance
 
 

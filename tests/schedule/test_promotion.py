@@ -15,26 +15,21 @@ from trainwright.errors import ScheduleError
 from trainwright.schedule import (
     ASHA,
     PASHA,
-    WAIT,
     Continue,
-    Ended,
     Hyperband,
     IEpoch,
-    Judged,
     MultiObjectiveASHA,
-    New,
-    Opened,
     Pause,
     Promote,
     Promoted,
     Reported,
     RuleView,
-    Started,
     Stop,
     SuccessiveHalving,
     TrialView,
 )
-from trainwright.schedule.rungs.ladder import ladder
+from trainwright.schedule.rules.promotion_rule import WAIT, Ended, Judged, New, Opened, Started
+from trainwright.schedule.rules.rung_rule import ladder
 
 
 class Sorted:

@@ -6,23 +6,20 @@ from streams import judge
 from trainwright.errors import ScheduleError
 from trainwright.schedule import (
     ASHA,
-    CONTINUE,
-    WAIT,
     AnyOf,
     Continue,
     DeviceAllocator,
     Fixed,
     FixedEpochs,
     Median,
-    New,
     Pause,
-    PendingTrial,
     Reason,
     RuleView,
     Scheduler,
-    Start,
     Stop,
 )
+from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
+from trainwright.schedule.rules.promotion_rule import CONTINUE, WAIT, New
 
 
 class Says(FixedEpochs):
@@ -108,11 +105,11 @@ def planned(policy, waiting, slots=5, per_node=5):
 
 
 def test_fixed_gives_the_lowest_slots_in_order():
-    assert planned(Fixed(2), [7, 5, 9]) == [Start(PendingTrial(7), (0, 1)), Start(PendingTrial(5), (2, 3))]
-    assert planned(Fixed(3), [7, 5]) == [Start(PendingTrial(7), (0, 1, 2))]
+    assert planned(Fixed(2), [7, 5, 9]) == [Action("start", 7, (0, 1)), Action("start", 5, (2, 3))]
+    assert planned(Fixed(3), [7, 5]) == [Action("start", 7, (0, 1, 2))]
     assert planned(Fixed(3), [7, 5], slots=8, per_node=4) == [
-        Start(PendingTrial(7), (0, 1, 2)),
-        Start(PendingTrial(5), (4, 5, 6)),
+        Action("start", 7, (0, 1, 2)),
+        Action("start", 5, (4, 5, 6)),
     ]
     assert planned(Fixed(), []) == []
 

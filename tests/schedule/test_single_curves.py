@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from streams import judge, streams
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule import CONTINUE, Continue, Patience, Plateau, Stop
+from trainwright.schedule import Continue, Patience, Plateau, Stop
+from trainwright.schedule.rules.promotion_rule import CONTINUE
 
 
 @settings(max_examples=60)

@@ -8,7 +8,7 @@ pytest.importorskip("fastapi")
 from http_for_tests import ask, ensemble, inputs
 
 from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server
-from trainwright.ui import ServerLoad
+from trainwright.ui.server_load import ServerLoad
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of this test
 REQUESTS, ROWS = 6, 8

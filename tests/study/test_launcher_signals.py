@@ -15,7 +15,8 @@ import trainwright as tw
 from trainwright.engine import Died, Raised, Returned, StoppedEarly
 from trainwright.ledger import TrialState, parse_objectives
 from trainwright.ledger.trials import Report
-from trainwright.schedule import CONTINUE, Pause, Reason, Stop
+from trainwright.schedule import Pause, Reason, Stop
+from trainwright.schedule.rules.promotion_rule import CONTINUE
 from trainwright.study.driver.trial_outcomes import end_record
 from trainwright.study.driver.trial_run import TrialRun
 

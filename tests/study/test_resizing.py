@@ -16,7 +16,9 @@ from trainwright import plugins
 from trainwright.engine import Died, Returned, StoppedEarly
 from trainwright.errors import EngineError, SchedulerStalled
 from trainwright.ledger import DirectoryLedger, Status, Writer, facts
-from trainwright.schedule import DeviceAllocator, Doubling, DoublingAsPublished, Estimates, MarginalGain, PendingTrial
+from trainwright.schedule import DeviceAllocator, Doubling, DoublingAsPublished, MarginalGain
+from trainwright.schedule.allocator.estimates import Estimates
+from trainwright.schedule.policies.allocation_policy import PendingTrial
 from trainwright.schedule.policies.resizing import Resizing
 from trainwright.study.claims import Claims
 from trainwright.study.driver.allocator import Allocator

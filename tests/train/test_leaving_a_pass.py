@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from trainwright.checkpoint import Manager
-from trainwright.train import Loader, StreamLoader
+from trainwright.train import Loader
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 
@@ -21,21 +21,11 @@ class Left(Exception):
     """Ends a loop."""
 
 
-class Lines(torch.utils.data.IterableDataset):
-    """The samples below as a stream, divided among workers as torch advises."""
-
-    def __iter__(self):
-        worker = torch.utils.data.get_worker_info()
-        return iter([(row,) for row in samples()[worker.id :: worker.num_workers]])
-
-
 def samples():
     return torch.randn(240, 5, generator=torch.Generator().manual_seed(1))
 
 
 def loader(kind):
-    if kind == "stream":
-        return StreamLoader(Lines(), global_batch=24, shards=2, seed=3)
     return Loader(TensorDataset(samples()), global_batch=24, seed=3, workers=2 if kind == "workers" else 0)
 
 
@@ -90,28 +80,24 @@ def alarm():
 
 @pytest.fixture(scope="module")
 def through(tmp_path_factory):
-    """Return the weights of trainings that ran through, by the kind of their loader."""
-    found = {}
-    for kind in ("map", "stream"):
-        training = Training(kind, tmp_path_factory.mktemp("through"))
-        with training.manager:
-            training.until(STEPS)
-        found[kind] = training.weights
-    return found
+    """Return the weights of a training that ran through."""
+    training = Training("map", tmp_path_factory.mktemp("through"))
+    with training.manager:
+        training.until(STEPS)
+    return training.weights
 
 
 @pytest.mark.parametrize("save_inside", [True, False], ids=["saved inside", "saved after"])
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("kind", ["map", "stream"])
 @pytest.mark.usefixtures("alarm")
-def test_resumed_after_any_way_out(tmp_path, through, kind, way, save_inside):
+def test_resumed_after_any_way_out(tmp_path, through, way, save_inside):
     """Within an epoch, at the last batch of one, and in the next: one training that leaves three times."""
-    assert all(map(torch.equal, _left_and_resumed(tmp_path, kind, way, save_inside=save_inside), through[kind]))
+    assert all(map(torch.equal, _left_and_resumed(tmp_path, "map", way, save_inside=save_inside), through))
 
 
 def test_resumed_with_batches_fetched_ahead(tmp_path, through):
     found = _left_and_resumed(tmp_path, "workers", "break", save_inside=False)
-    assert all(map(torch.equal, found, through["map"]))
+    assert all(map(torch.equal, found, through))
 
 
 def _left_and_resumed(folder, kind, way, *, save_inside):
@@ -132,12 +118,11 @@ def _left_and_resumed(folder, kind, way, *, save_inside):
     return last.weights
 
 
-@pytest.mark.parametrize("kind", ["map", "stream"])
-def test_the_place_is_that_of_the_batches_handed_out(kind):
+def test_the_place_is_that_of_the_batches_handed_out():
     """However often a pass is left, an epoch has each batch once, and ends behind the last one, by StopIteration."""
-    whole = loader(kind)
+    whole = loader("map")
     expected = [[batch.tolist() for (batch,) in whole] for _ in range(2)]
-    broken, seen = loader(kind), []
+    broken, seen = loader("map"), []
     for each in (1, 4, 2, 3):
         assert broken.epoch == 1
         for number, (batch,) in enumerate(broken, 1):
@@ -151,13 +136,12 @@ def test_the_place_is_that_of_the_batches_handed_out(kind):
     assert [batch.tolist() for (batch,) in broken] == expected[1]
 
 
-@pytest.mark.parametrize("kind", ["map", "stream"])
-def test_a_later_pass_goes_on_where_an_earlier_one_stands(kind):
+def test_a_later_pass_goes_on_where_an_earlier_one_stands():
     """The earlier one has nothing more to give."""
-    one = loader(kind)
+    one = loader("map")
     earlier = iter(one)
     first = next(earlier)
     rest = list(one)
     assert list(earlier) == []
     assert one.epoch == 2
-    assert [batch.tolist() for (batch,) in [first, *rest]] == [batch.tolist() for (batch,) in loader(kind)]
+    assert [batch.tolist() for (batch,) in [first, *rest]] == [batch.tolist() for (batch,) in loader("map")]

@@ -113,7 +113,7 @@ def test_a_trial_shares_one_made_among_ranks():
         ({"batch_size": 0}, "Loader: batch_size: got 0; allowed: a whole number >= 1"),
         ({"batch_size": 2.5}, "Loader: batch_size: got 2.5; allowed: a whole number >= 1"),
         ({"batch_size": "4"}, "Loader: batch_size: got '4'; allowed: a whole number >= 1"),
-        ({"batch_size": 4, "batchsize": 4}, "Loader: got 'batchsize'; allowed: dataset, batch_size, shuffle"),
+        ({"batch_size": 4, "batchsize": 4}, "Loader: 'batchsize' is unknown; allowed: dataset, batch_size, shuffle"),
         ({"batch_size": 4, "batchsize": 4}, "(did you mean 'batch_size'?)"),
         ({"batch_size": 4, "suffle": True}, "(did you mean 'shuffle'?)"),
         ({"batch_size": 4, "num_worker": 2}, "(did you mean 'num_workers'?)"),

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.train.permutation import Permutation
+from trainwright.train.sampling import Permutation
 
 
 def test_a_bijection_for_every_size_up_to_4096():

@@ -6,7 +6,8 @@ import threading
 import pytest
 
 from trainwright.errors import ListenError
-from trainwright.ui import StudyRegistry, serve_page
+from trainwright.ui import serve_page
+from trainwright.ui.study_registry import StudyRegistry
 
 pytest.importorskip("fastapi", reason="needs the extra ui")
 uvicorn = pytest.importorskip("uvicorn", reason="needs the extra ui")

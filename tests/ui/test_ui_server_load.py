@@ -7,8 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from trainwright.errors import InputError
-from trainwright.ui import ServerLoad
-from trainwright.ui.server_load import parse_metrics
+from trainwright.ui.server_load import ServerLoad, parse_metrics
 
 TEXT = """# HELP trainwright_requests_total Requests.
 trainwright_requests_total{endpoint="infer",status="200"} %d

@@ -13,8 +13,8 @@ from trainwright.cli.formatting import print_table
 from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
 from trainwright.http_security import token_for
-from trainwright.serve import LoadTest, Options
-from trainwright.serve.http.load import LoadResult
+from trainwright.serve import Options
+from trainwright.serve.http.load import LoadResult, LoadTest
 
 __all__ = ["load"]
 

@@ -11,9 +11,8 @@ from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
 from trainwright.http_security import token_for
 from trainwright.integrations.ray_serve import RayService
-from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server, Throughput
-from trainwright.serve.placement.allocate import placed
-from trainwright.serve.placement.timing import can_be_timed
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server
+from trainwright.serve.placement.allocate import allocate_or_pack
 from trainwright.serve.service import Service
 
 __all__ = ["run"]
@@ -68,14 +67,10 @@ def _place_members(
     ensemble: "Ensemble", file: Path | None, devices: str | None, slo_ms: float | None
 ) -> "DeploymentPlan":
     if file is None:
-        goal = Throughput(slo_ms=slo_ms) if can_be_timed(ensemble) else None
-        plan = placed(ensemble, "cpu" if devices is None else devices, objective=goal)
-        told = " by size alone"
-        if "low" in plan.expected:
-            low, high = plan.expected["low"], plan.expected["high"]
-            told = f", between {low:,.0f} and {high:,.0f} rows a second expected"
-        elif "value" in plan.expected:
-            told = f", {plan.expected['value']:,.0f} rows a second expected"
+        objective = "throughput" if slo_ms is None else f"throughput@{slo_ms:g}"
+        plan = allocate_or_pack(ensemble, "cpu" if devices is None else devices, objective=objective)
+        rates = plan.measured or plan.expected
+        told = f", {rates['value']:,.0f} rows a second expected" if rates else " by size alone"
         where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"
         print(f"placed: {len(plan.units)} units {where}{told}")
         return plan

@@ -7,16 +7,12 @@ import typer
 
 from trainwright.cli._json import print_json
 from trainwright.errors import InputError
+from trainwright.integrations.mlflow import MLflowRuns
 from trainwright.integrations.optuna.journal import OptunaJournal
-from trainwright.report import (
-    Growing,
-    MLflowRuns,
-    TensorBoardLog,
-    export_csv,
-    export_importance,
-    export_parquet,
-)
-from trainwright.report import follow as keep_up
+from trainwright.integrations.tensorboard import TensorBoardLog
+from trainwright.report import export_csv, export_importance, export_parquet
+from trainwright.report.finished_trials import Growing
+from trainwright.report.finished_trials import follow as keep_up
 
 __all__ = ["export"]
 

@@ -4,7 +4,8 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import ChainError, UnsupportedModel
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
+from trainwright.model.profile import Profile
 
 __all__ = ["load_chain"]
 
@@ -18,15 +19,17 @@ def load_chain(
     accumulate: bool = False,
     skips: bool = True,
 ) -> Chain:
-    """Return the chain that `subject` is, that the file of that name holds, or that is measured on a torch module."""
+    """Return the chain that `subject` is, that a profile or the file of that name holds, or that is measured."""
     if isinstance(subject, Chain):
         return subject
+    if isinstance(subject, Profile):
+        return subject.chain
     if isinstance(subject, str | Path):
         return Chain.load(subject)
     if not hasattr(subject, "named_parameters"):
         raise ChainError(
-            f"memory: got {type(subject).__name__}; allowed: a torch module with a sample, a Chain, or the name of a "
-            "chain file"
+            f"memory: got {type(subject).__name__}; allowed: a torch module with a sample, a profile with seconds, a "
+            "Chain, or the name of a chain file"
         )
     if sample is None:
         raise UnsupportedModel(

@@ -1,9 +1,13 @@
-"""Layers of a model with their work and bytes, and the stages and blocks that they form between cuts of the graph."""
+"""Layers of a model with their work and bytes, and the blocks that they form between cuts of the graph."""
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Literal
 
-__all__ = ["Block", "Kind", "Layer", "Stage", "Transformer"]
+from trainwright.model.chain import Stage
+
+__all__ = ["Block", "Kind", "Layer", "Transformer", "stages_of"]
 
 Kind = Literal["conv", "linear", "norm", "attention", "embedding", "pool", "pointwise", "loss", "other"]
 
@@ -83,31 +87,6 @@ class Transformer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stage:
-    """The part between two neighbouring cuts of the graph: the finest chain that memory planning can use.
-
-    A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to
-    the rest, and is not written any more. As in memory planning, `saved_bytes` (w_ā) is everything that autograd holds
-    for the stage, with its output and without its input and the parameters.
-    """
-
-    name: str
-    layers: int
-    """How many of the block's layers are this stage's."""
-    output_bytes: int = 0
-    """Bytes of its output (w_a): of the distinct storages that are live at the cut."""
-    saved_bytes: int = 0
-    forward_temporary_bytes: int = 0
-    """Peak during forward beyond input, parameters and what is kept."""
-    no_grad_temporary_bytes: int = 0
-    """The same without gradients (a forward that keeps nothing): peak beyond input, parameters and output."""
-    backward_temporary_bytes: int = 0
-    """Peak during backward beyond what is kept, both gradients, the input, and gradients of parameters."""
-    gradient_bytes: int = 0
-    """Bytes of the gradient of the output, its differentiable part (w_δ)."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
     """`count` equal runs of layers, one after another, each between two cuts of the graph; `stages` are its finer cuts.
 
@@ -133,3 +112,34 @@ class Block:
 
     A pipeline can be cut there; () of a described model, whose layers are no modules.
     """
+
+
+def stages_of(block: Block, element_bytes: float) -> Iterator[Stage]:
+    """Yield the stages of all runs of a block, with the seconds of their layers and the bytes of their parameters."""
+    whole = Stage(
+        name=block.name,
+        forward_seconds=0.0,
+        backward_seconds=0.0,
+        output_bytes=block.output_bytes,
+        saved_bytes=block.saved_bytes,
+        gradient_bytes=block.gradient_bytes,
+        forward_temporary_bytes=block.forward_temporary_bytes,
+        backward_temporary_bytes=block.backward_temporary_bytes,
+        no_grad_forward_temporary_bytes=block.no_grad_temporary_bytes,
+        layers=len(block.layers),
+    )
+    for _ in range(block.count):
+        layers = iter(block.layers)
+        for stage in block.stages or (whole,):
+            own = list(islice(layers, stage.layers))
+            weights, frozen = (
+                sum(getattr(each, name) for each in own) for name in ("weight_elements", "frozen_elements")
+            )
+            yield replace(
+                stage,
+                forward_seconds=sum(layer.forward_seconds or 0.0 for layer in own),
+                backward_seconds=sum(layer.backward_seconds or 0.0 for layer in own),
+                saved_bytes=max(stage.saved_bytes, stage.output_bytes),
+                parameter_bytes=round(weights * element_bytes),
+                parameter_gradient_bytes=round((weights - frozen) * element_bytes),
+            )

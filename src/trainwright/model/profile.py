@@ -5,6 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.cluster.device import Device
+from trainwright.errors import ProfileError
+from trainwright.model.chain import Chain
+from trainwright.model.layer import stages_of
 from trainwright.model.measure.roofline import predict_seconds
 from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.profile_files import hash_profile, read_profile, write_profile
@@ -109,6 +112,28 @@ class Profile(ProfileFields):
         speed at that precision is not known.
         """
         return predict_seconds(self, device, precision=precision)
+
+    @property
+    def chain(self) -> Chain:
+        """The stages in order, with the seconds of their layers, as memory plans and pipelines take them.
+
+        Raises ProfileError where layers have no seconds: predict them with `on`, or measure them.
+        """
+        if any(layer.forward_seconds is None for block in self.blocks for layer in block.layers):
+            raise ProfileError(
+                f"profile {self.name!r}: got layers without seconds; allowed: profile.on(device), or Profile.measured"
+            )
+        owners = {"parameters": self.parameter_bytes, "buffers": self.buffer_bytes, "optimizer": self.state_bytes}
+        element = self.parameter_bytes / max(1, self.parameters)
+        stages = [stage for block in self.blocks for stage in stages_of(block, element)]
+        fixed = {**owners, "common": self.common_bytes}
+        return Chain(
+            stages=tuple(stages),
+            input_bytes=self.input_bytes,
+            fixed=fixed,
+            name=self.name,
+            plain_peak_bytes=self.peak_bytes,
+        )
 
     @classmethod
     def load(cls, path: str | Path) -> Self:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
-from trainwright.report.figures.ensemble_front import ensemble_front
+from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.groups import draw_ensemble_report
 from trainwright.report.files import write
 from trainwright.report.formatting import escape

@@ -6,25 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainwright.ledger import Objective, Outcome, Record, Report, State, Status, TrialState, losses_of, violation_of
-from trainwright.schedule import (
-    AnyOf,
-    Continue,
-    Ended,
-    Event,
-    Judged,
-    New,
-    Opened,
-    Promote,
-    Promoted,
-    PromotionRule,
-    Reported,
-    RuleView,
-    RunningTrial,
-    Started,
-    TrialView,
-    Verdict,
-    Wait,
-)
+from trainwright.schedule import AnyOf, Continue, Event, Promote, Promoted, PromotionRule, Reported, RuleView, TrialView
+from trainwright.schedule.allocator.device_allocator import RunningTrial
+from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened, Started, Verdict, Wait
 from trainwright.search import SearchView
 from trainwright.space import Configuration
 

@@ -16,15 +16,7 @@ from typing import ClassVar
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator
-from trainwright.schedule.policies.allocation_policy import (
-    AllocationPolicy,
-    Hold,
-    PendingTrial,
-    Preempt,
-    Resize,
-    Resume,
-    Start,
-)
+from trainwright.schedule.policies.allocation_policy import AllocationPolicy, PendingTrial
 from trainwright.schedule.rules.asha import ASHA
 
 __all__ = ["PolicyConformance"]
@@ -103,24 +95,24 @@ def _act(played: _Played, clock: float) -> None:
         _leave(played, allocator.changed.trial, clock)
     actions = allocator.plan(clock)
     for action in actions:
-        if isinstance(action, Start):
-            trial = action.pending.trial
+        if action.kind == "start":
+            trial = action.trial
             assert trial not in played.held, f"trial {trial} was started while it runs"
             if trial not in played.epochs and trial not in played.started:
                 played.started.append(trial)
             played.held[trial] = action.block
-        elif isinstance(action, Hold):
+        elif action.kind == "hold":
             assert action.trial == at_checkpoint, "a trial is held that is at no checkpoint"
             played.at_checkpoint.add(action.trial)
-        elif isinstance(action, Resume):
+        elif action.kind == "resume":
             played.at_checkpoint.remove(action.trial)
-        elif isinstance(action, Resize | Preempt) and (
+        elif action.kind in {"resize", "preempt"} and (
             action.trial == at_checkpoint or action.trial in played.at_checkpoint
         ):
             played.at_checkpoint.discard(action.trial)
             _leave(played, action.trial, clock)
     _check(played)
-    if any(isinstance(action, Preempt) for action in actions):
+    if any(action.kind == "preempt" for action in actions):
         _act(played, clock)  # what was given back is free
 
 

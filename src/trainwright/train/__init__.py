@@ -1,6 +1,5 @@
 """Inside a trial: reporting, epochs, devices, seeds, checkpoints."""
 
-from trainwright.train.accumulation import Accumulation
 from trainwright.train.assignment import Assignment, Channel, TrialEnd
 from trainwright.train.loader import Loader
 from trainwright.train.optuna import ObjectiveTrial, OptunaObjective, from_optuna
@@ -8,11 +7,9 @@ from trainwright.train.parallelise import parallelise
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.slots import Slots
-from trainwright.train.streaming import StreamLoader
 from trainwright.train.trial import Trial, as_number
 
 __all__ = [
-    "Accumulation",
     "Assignment",
     "Channel",
     "Loader",
@@ -20,7 +17,6 @@ __all__ = [
     "OptunaObjective",
     "Run",
     "Slots",
-    "StreamLoader",
     "Trial",
     "TrialEnd",
     "as_number",

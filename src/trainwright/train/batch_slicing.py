@@ -1,11 +1,11 @@
-"""Batches cut along their first axis: tensors, and tensors in lists, tuples and mappings."""
+"""Batches as trees of tensors: counted and cut along their first axis, and placed on a device."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from trainwright.errors import TrialError
 
-__all__ = ["samples_in", "slice_batch"]
+__all__ = ["place_batch", "samples_in", "slice_batch"]
 
 
 def samples_in(batch: Any) -> int:
@@ -38,3 +38,16 @@ def slice_batch(batch: Any, size: int) -> list[Any]:
         return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
     rows = zip(*(slice_batch(item, size) for item in batch), strict=True)
     return [type(batch)(*row) if hasattr(batch, "_fields") else type(batch)(row) for row in rows]
+
+
+def place_batch(batch: Any, device: str) -> Any:
+    """Return a batch with its tensors on `device`: tensors, mappings, named tuples, tuples and lists of them."""
+    if hasattr(batch, "to"):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: place_batch(item, device) for key, item in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(place_batch(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(place_batch(item, device) for item in batch)
+    return batch

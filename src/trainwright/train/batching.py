@@ -6,9 +6,10 @@ The batch B = micro-batch x processes x accumulation. What is called its ratio i
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isqrt
-from typing import Literal
+from typing import Any, Literal
 
 from trainwright.errors import TrialError
+from trainwright.validators import Validator, check, integer, one_of, optional
 
 __all__ = ["BatchRule", "BatchStep", "Batching", "portion"]
 
@@ -45,13 +46,8 @@ class Batching:
     micro_batch: int | None = None
 
     def __post_init__(self) -> None:
-        if not (self.rule in {"constant", "grow"} if isinstance(self.rule, str) else _is_schedule(self.rule)):
-            raise TrialError(
-                f"prepare: batch: got {self.rule!r}; allowed: 'constant', 'grow', or pairs of epoch and batch with "
-                "rising epochs from 1, such as [(1, 64), (10, 128)]"
-            )
-        if self.micro_batch is not None and not _is_whole(self.micro_batch):
-            raise TrialError(f"prepare: micro_batch: got {self.micro_batch!r}; allowed: a whole number >= 1, or None")
+        check(self.rule, _RULE, "prepare: batch", TrialError)
+        check(self.micro_batch, optional(integer(minimum=1)), "prepare: micro_batch", TrialError)
         for batch in {self.at(epoch).batch for epoch in self._epochs}:
             if batch % self.processes and self.devices == self.start_devices:
                 raise TrialError(
@@ -97,17 +93,19 @@ def portion(count: int, rank: int, world: int) -> range:
     return range(-(-count * rank // world), -(-count * (rank + 1) // world))
 
 
-def _is_schedule(rule: Sequence[tuple[int, int]]) -> bool:
+def _is_schedule(rule: Any) -> bool:
     if not isinstance(rule, Sequence) or not rule:
         return False
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(_is_whole, pair)) for pair in rule):
+    whole = integer(minimum=1).accepts
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 and all(map(whole, pair)) for pair in rule):
         return False
     epochs = [epoch for epoch, _ in rule]
     return epochs == sorted(set(epochs))
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+_RULE = one_of("constant", "grow") | Validator(
+    _is_schedule, "pairs of epoch and batch with rising epochs from 1, such as [(1, 64), (10, 128)]"
+)
 
 
 def _divisors(number: int) -> list[int]:

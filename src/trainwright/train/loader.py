@@ -4,6 +4,7 @@ Neither the number of workers, nor what they had fetched ahead, nor the number o
 augmentation: the order is a keyed permutation, and every sample is made under a seed of its own.
 """
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,17 +12,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainwright.checkpoint import Difference, Effect
+from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import TrialError
+from trainwright.settings import refuse_unknown
 from trainwright.train.batching import portion
-from trainwright.train.keywords import check_whole, fetching_settings, refuse_unknown
 from trainwright.train.sampling import SamplingOrder, SequentialOrder, ShuffledOrder, WeightedOrder
-from trainwright.train.worker_dataset import BatchFetch, Samples, requesting, seed_of
+from trainwright.train.worker_dataset import BatchFetch, Samples, requesting
+from trainwright.validators import check, integer
 
 if TYPE_CHECKING:
     from trainwright.train.trial import Trial
 
-__all__ = ["Loader", "place_of"]
+__all__ = ["Loader"]
 
 
 class Loader:
@@ -69,13 +71,13 @@ class Loader:
     ) -> None:
         import torch
 
-        refuse_unknown(Loader, others)
-        fetching = fetching_settings(
-            "Loader", workers=workers, num_workers=num_workers, prefetch_factor=prefetch_factor
-        )
-        self._seed = seed_of("Loader", trial, seed)
+        _refuse_others(others)
+        fetching = _fetching_settings(workers, num_workers, prefetch_factor)
+        if trial is not None and seed is not None:
+            raise TrialError(f"Loader: got trial and seed={seed!r}; allowed: one of them, for a trial has a seed")
+        self._seed = int(trial.seed if trial is not None else seed or 0)
         at_once = trial is None and rank is not None  # else `prepare` may yet arrange other batches
-        rank, world = place_of(rank, world_size)
+        rank, world = _place_of(rank, world_size)
         self.global_batch = _global_batch(batch_size, global_batch, world)
         self._batch_size = batch_size
         order = _order(dataset, batch_size is None if shuffle is None else shuffle, weights, self._seed)
@@ -242,9 +244,9 @@ def _global_batch(batch_size: int | None, global_batch: int | None, world: int) 
             "global_batch, those of all ranks together"
         )
     if batch_size is not None:
-        check_whole("Loader", "batch_size", batch_size)
+        check(batch_size, integer(minimum=1), "Loader: batch_size", TrialError)
         return batch_size * world
-    check_whole("Loader", "global_batch", global_batch)
+    check(global_batch, integer(minimum=1), "Loader: global_batch", TrialError)
     return global_batch  # type: ignore[return-value]  # it is given, where the other is not
 
 
@@ -253,8 +255,8 @@ def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: i
         size = len(dataset)
     except TypeError as error:
         raise TrialError(
-            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}; give "
-            "tw.train.StreamLoader, which takes iterable ones, or a list of its samples"
+            f"Loader takes data sets with __len__ and __getitem__, got {type(dataset).__name__}; give a "
+            "list of its samples"
         ) from error
     if size < 1:
         raise TrialError("Loader got a data set without samples; give one with at least one")
@@ -265,7 +267,7 @@ def _order(dataset: Any, shuffle: bool, weights: Sequence[float] | None, seed: i
     return WeightedOrder(weights, seed)
 
 
-def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
+def _place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     """Return rank and world size: those of torch.distributed where it is in use, or as given."""
     import torch.distributed as dist
 
@@ -277,3 +279,45 @@ def place_of(rank: int | None, world_size: int | None) -> tuple[int, int]:
     if not 0 <= rank < world_size:
         raise TrialError(f"rank must be in 0..world_size-1, got rank={rank} of world_size={world_size}")
     return rank, world_size
+
+
+_ORDER = "the order is a function of the seed, or no place in it could be found again; give "
+_REFUSED = {
+    "generator": f"{_ORDER}seed=..., or trial=trial",
+    "sampler": f"{_ORDER}shuffle=False for the order of the data set, weights=... for draws with weights, or a "
+    "torch.utils.data.Subset for a part of it",
+    "batch_sampler": f"{_ORDER}batch_size=... and drop_last=...",
+    "worker_init_fn": "every sample is made under a seed of its own, whichever worker makes it; let the data set open "
+    "what it needs when it is first asked for a sample",
+}
+"""Settings of torch's DataLoader that have no meaning here, and what to give in their place."""
+
+
+def _refuse_others(settings: Mapping[str, Any]) -> None:
+    """Raise `TrialError` for settings that the loader does not take; it suggests the nearest one that it does."""
+    for setting in settings:
+        if setting in _REFUSED:
+            raise TrialError(f"Loader: {setting}: is not taken, for {_REFUSED[setting]}")
+    parameters = inspect.signature(Loader).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is not inspect.Parameter.VAR_KEYWORD]
+    refuse_unknown(settings, known, "Loader", TrialError)
+
+
+def _fetching_settings(workers: int | None, num_workers: int | None, prefetch_factor: int | None) -> dict[str, Any]:
+    """Return the settings of torch's DataLoader by which batches are fetched ahead; `num_workers` names `workers` too.
+
+    Raises `TrialError` for settings that do not fit each other.
+    """
+    if workers is not None and num_workers is not None:
+        raise TrialError(f"Loader: got workers={workers!r} and num_workers={num_workers!r}; allowed: one of them")
+    count = workers or 0 if num_workers is None else num_workers
+    check(count, integer(minimum=0), "Loader: workers" if num_workers is None else "Loader: num_workers", TrialError)
+    if prefetch_factor is None:
+        return {"num_workers": count}
+    check(prefetch_factor, integer(minimum=1), "Loader: prefetch_factor", TrialError)
+    if not count:
+        raise TrialError(
+            f"Loader: prefetch_factor: got {prefetch_factor!r} without workers, which fetch ahead; give workers=1 or "
+            "more, or leave it out"
+        )
+    return {"num_workers": count, "prefetch_factor": prefetch_factor}

@@ -1,14 +1,14 @@
 """The batches of the user's own loader, shared by the ranks of a trial without changing a sample of any of them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from trainwright.errors import TrialError
+from trainwright.train.batch_slicing import place_batch
 from trainwright.train.batching import portion
 from trainwright.train.loader import Loader
-from trainwright.train.streaming import StreamLoader
 
-__all__ = ["ShardedBatches", "batches_of"]
+__all__ = ["PlacedBatches", "ShardedBatches", "batches_of"]
 
 
 class ShardedBatches(Protocol):
@@ -28,6 +28,22 @@ class ShardedBatches(Protocol):
         """Return how many steps a pass has."""
 
 
+class PlacedBatches:
+    """Batches that arrive on a device; `arrange` is called before each pass."""
+
+    def __init__(self, batches: ShardedBatches, device: str, arrange: Callable[[], None]) -> None:
+        self._batches = batches
+        self._device = device
+        self._arrange = arrange
+
+    def __iter__(self) -> Iterator[Any]:
+        self._arrange()
+        return (place_batch(batch, self._device) for batch in self._batches)
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+
 def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> tuple[ShardedBatches, int | None]:
     """Return the batches of a loader for this rank, and how many samples each has over all ranks, if that is known.
 
@@ -40,8 +56,6 @@ def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) 
     if isinstance(loader, Loader):
         loader.move(rank, world)
         return loader, loader.global_batch
-    if isinstance(loader, StreamLoader):
-        return loader, None
     if isinstance(loader, DataLoader) and isinstance(loader.sampler, DistributedSampler):
         raise TrialError(
             "prepare: the loader has a DistributedSampler, but prepare shares its batches itself; give "

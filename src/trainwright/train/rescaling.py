@@ -8,15 +8,15 @@ only, so that nothing can compound over restarts.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import sqrt
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from trainwright.errors import TrialError
+from trainwright.validators import check, integer, one_of, optional
 
 __all__ = ["RateRule", "Rescaling"]
 
 RateRule = Literal["auto", "linear", "sqrt", "none"]
 
-_RULES = ("auto", "linear", "sqrt", "none")
 _LINEAR = frozenset({"SGD", "ASGD"})
 _SQRT = frozenset({"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "SparseAdam", "Adagrad", "RMSprop", "Adafactor"})
 
@@ -41,14 +41,8 @@ class Rescaling:
     _plain: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if self.rule not in _RULES:
-            raise TrialError(
-                f"prepare: learning_rate: got {self.rule!r}; allowed: {', '.join(map(repr, _RULES))}: by which rule it "
-                "follows the batch"
-            )
-        warmup = self.warmup_steps
-        if warmup is not None and (isinstance(warmup, bool) or not isinstance(warmup, int) or warmup < 0):
-            raise TrialError(f"prepare: warmup_steps: got {warmup!r}; allowed: a whole number >= 0, or None")
+        check(self.rule, one_of(*get_args(RateRule)), "prepare: learning_rate", TrialError)
+        check(self.warmup_steps, optional(integer(minimum=0)), "prepare: warmup_steps", TrialError)
 
     @property
     def scale(self) -> float:

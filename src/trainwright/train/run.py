@@ -10,8 +10,7 @@ from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.batching import Batching, BatchRule, BatchStep
-from trainwright.train.loader_sharding import ShardedBatches, batches_of
-from trainwright.train.placing import PlacedBatches
+from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
 from trainwright.train.rescaling import RateRule, Rescaling
 from trainwright.train.slots import Slots
 

@@ -17,13 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainwright.errors import TrialError
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 
 if TYPE_CHECKING:
     from torch.utils.data import DataLoader
-
-    from trainwright.train.trial import Trial
 
 __all__ = [
     "BatchFetch",
@@ -32,7 +29,6 @@ __all__ = [
     "requesting",
     "sample_key",
     "seed_generators",
-    "seed_of",
     "undisturbed",
 ]
 
@@ -120,19 +116,12 @@ def undisturbed() -> Iterator[None]:
             torch.set_num_threads(threads)
 
 
-def seed_of(loader: str, trial: "Trial | None", seed: int | None) -> int:
-    """Return the seed that a loader was given, the trial's or its own; 0 without. Raises `TrialError` for two."""
-    if trial is not None and seed is not None:
-        raise TrialError(f"{loader}: got trial and seed={seed!r}; allowed: one of them, for a trial has a seed")
-    return int(trial.seed if trial is not None else seed or 0)
-
-
 def requesting(
     data: Any, requests: Iterable[Any], *, fetching: Mapping[str, Any], pin_memory: bool, persistent_workers: bool
 ) -> "DataLoader[Any]":
     """Return torch's loader of what `data` answers to each of `requests`, collated by itself, with calm workers.
 
-    `fetching` is what `fetching_settings` returns.
+    `fetching` are the DataLoader's num_workers and, with workers, prefetch_factor.
     """
     import torch
 

@@ -7,7 +7,7 @@ import pytest
 
 from trainwright.errors import ChainError
 from trainwright.memory import Chain, Stage
-from trainwright.plan.memory.chain import Option
+from trainwright.model.chain import Option
 
 STAGE = Stage(name="conv", forward_seconds=1.0, backward_seconds=2.0, output_bytes=3, saved_bytes=5)
 CHAIN = Chain(

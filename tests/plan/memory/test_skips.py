@@ -8,7 +8,7 @@ import pytest
 from memory_chains import random_chain
 from trainwright.errors import ChainError, PipelineError
 from trainwright.memory import Chain, Link, Plan, Stage, plan
-from trainwright.plan.memory.chain import Skip
+from trainwright.model.chain import Skip
 from trainwright.plan.memory.exact import solve_exact
 from trainwright.plan.memory.operations import OperationKind, Value, parse_operations
 from trainwright.plan.memory.persistent import lowest_plan

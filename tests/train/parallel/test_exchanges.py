@@ -6,13 +6,13 @@ from functools import partial
 import pytest
 import small_models
 from by_hand import batch_of, profile_of, transformer_of
+from collective_counter import Tally
 from rank_group import alone_among, on_ranks
 from torch import nn
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Degrees, Oracle
 from trainwright.train import parallelise
-from trainwright.train.parallel.collective_counter import Tally
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

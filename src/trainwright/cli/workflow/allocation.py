@@ -2,15 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from trainwright.cli._serve_allocate import show_plan
 from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, refuse_unknown
 from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
 from trainwright.serve import DeploymentPlan
-from trainwright.serve.placement.allocate import placed
-from trainwright.serve.placement.objectives import objective_of
+from trainwright.serve.placement.allocate import allocate_or_pack, slo_of
 
 __all__ = ["AllocationStage"]
 
@@ -24,18 +23,13 @@ class AllocationStage:
     name: ClassVar[str] = "allocation"
     devices: str = "cpu"
     objective: str = "throughput"
-    cost: str = "profile"
-    seed: int = 0
 
     def __post_init__(self) -> None:
         if not isinstance(self.devices, str):
             raise InputError(f"{_WHERE} devices: got {self.devices!r}; allowed: a text such as 'cuda:0,cpu:0-7'")
         if not isinstance(self.objective, str):
             raise InputError(f"{_WHERE} objective: got {self.objective!r}; allowed: a text such as 'throughput@50'")
-        if self.cost not in {"profile", "real"}:
-            raise InputError(f"{_WHERE} cost: got {self.cost!r}; allowed: profile, real (placements are run too)")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InputError(f"{_WHERE} seed: got {self.seed!r}; allowed: a whole number")
+        slo_of(self.objective)
 
     @classmethod
     def of(cls, table: Mapping[str, Any]) -> "AllocationStage":
@@ -50,9 +44,8 @@ class AllocationStage:
     def run(self, work: StageRun) -> StageOutcome:
         """Place the members and write the plan."""
         # What this very workflow exported, whose training function is the user's own program.
-        ensemble, goal = Ensemble.load(work.folder / EXPORT, trust=True), objective_of(self.objective)
-        cost: Literal["profile", "real"] = "real" if self.cost == "real" else "profile"
-        plan = placed(ensemble, self.devices, objective=goal, cost=cost, seed=self.seed)
+        ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
+        plan = allocate_or_pack(ensemble, self.devices, objective=self.objective)
         plan.save(work.folder / PLACEMENT)
         return StageOutcome(
             content={"plan": plan.to_json(), "file": str(work.folder / PLACEMENT)}, outputs=(PLACEMENT,)
@@ -62,7 +55,7 @@ class AllocationStage:
         """Print who runs where."""
         plan = DeploymentPlan.from_json(content["plan"])
         show_plan(plan)
-        if not plan.expected:
+        if not plan.search:
             print("placed by size alone: trials left no sample batch (tw.ensemble.leave, sample=) to time members with")
         print(f"plan:       {content['file']}")
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainwright.engine.simulated.settings import Simulated
-from trainwright.schedule import Block
+from trainwright.schedule.policies.allocation_policy import Block
 
 __all__ = ["DeviceHold", "SimulatedStudy", "Stall", "StudyRecorder"]
 

@@ -13,32 +13,21 @@ from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.trial import SimulatedTrial
 from trainwright.errors import ScheduleError
 from trainwright.schedule import (
-    Action,
     DeviceAllocator,
-    Ended,
-    Estimates,
-    Judged,
-    New,
-    Opened,
     Pause,
-    PendingTrial,
-    Preempt,
     Promote,
     Promoted,
-    Replan,
     Reported,
-    Resize,
-    Resume,
     RuleView,
-    RunningTrial,
     Scheduler,
-    Start,
-    Started,
     Stop,
     TrialView,
 )
 from trainwright.schedule import Event as RuleEvent
-from trainwright.schedule.allocator.time_left import seconds_left
+from trainwright.schedule.allocator.device_allocator import RunningTrial
+from trainwright.schedule.allocator.estimates import Estimates, seconds_left
+from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
+from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened, Started
 
 __all__ = ["simulate"]
 
@@ -341,21 +330,20 @@ class _Simulation:
 
     def _act(self, actions: Iterable[Action], at_checkpoint: int | None) -> None:
         for action in actions:
-            if isinstance(action, Start):
-                number = action.pending.trial
-                self._fold(Started(trial=number, at_seconds=self.clock))
-                self._launch(self.trials[number], self.device_allocator.running[number])
-            elif isinstance(action, Resume):
+            if action.kind == "start":
+                self._fold(Started(trial=action.trial, at_seconds=self.clock))
+                self._launch(self.trials[action.trial], self.device_allocator.running[action.trial])
+            elif action.kind == "resume":
                 self.recorder.goes(action.trial, self.clock)
                 self._train(self.trials[action.trial], self.clock)
             elif action.trial == at_checkpoint:
                 # Settled once everything is planned.
                 continue
-            elif isinstance(action, Resize | Preempt | Replan):
+            elif action.kind in {"resize", "preempt", "replan"}:
                 trial = self.trials[action.trial]
                 if trial.trains:
                     self._stop_over(trial)
-                elif not isinstance(action, Replan):
+                elif action.kind != "replan":
                     self._leave(trial)  # it was held for this change
         if at_checkpoint is not None and self.device_allocator.running[at_checkpoint].is_held:
             self.recorder.stays(at_checkpoint, self.clock)

@@ -8,7 +8,8 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 
-from trainwright.model.layer import Block, Layer, Stage
+from trainwright.model.chain import Stage
+from trainwright.model.layer import Block, Layer
 
 __all__ = ["Access", "find_cuts", "find_repeats", "fold_blocks", "intervals_between", "join_stages"]
 
@@ -88,7 +89,7 @@ def join_stages(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
     inputs = [0, *(stage.output_bytes for stage in stages[:-1])]
     plain = max(inputs[i] + stage.output_bytes + stage.no_grad_temporary_bytes for i, stage in enumerate(stages))
     # Backward of stage i holds what stages up to i saved, its output's gradient and its input's.
-    gradients = [arriving_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
+    gradients = [arriving_gradient_bytes, *(stage.output_gradient_bytes for stage in stages)]
     backward = max(
         saved[i + 1] + gradients[i] + gradients[i + 1] + stage.backward_temporary_bytes
         for i, stage in enumerate(stages)
@@ -100,8 +101,8 @@ def join_stages(stages: Sequence[Stage], arriving_gradient_bytes: int) -> Block:
         saved_bytes=saved[-1],
         forward_temporary_bytes=max(0, forward - saved[-1]),
         no_grad_temporary_bytes=max(0, plain - end.output_bytes),
-        backward_temporary_bytes=max(0, backward - saved[-1] - end.gradient_bytes - arriving_gradient_bytes),
-        gradient_bytes=end.gradient_bytes,
+        backward_temporary_bytes=max(0, backward - saved[-1] - end.output_gradient_bytes - arriving_gradient_bytes),
+        gradient_bytes=end.output_gradient_bytes,
         stages=tuple(stages),
     )
 
@@ -140,7 +141,7 @@ def fold_blocks(
     """Return the blocks of a chain: equal runs of stages become one block with their count, unless `fold` is False."""
     nameless = [_without_names(stage, found) for stage, found in zip(stages, layers, strict=True)]
     # the gradient that a stage hands back belongs to its place: stages after different ones are not equal
-    arriving = [input_gradient_bytes, *(stage.gradient_bytes for stage in stages)]
+    arriving = [input_gradient_bytes, *(stage.output_gradient_bytes for stage in stages)]
     signatures = [(own, before) for own, before in zip(nameless, arriving[:-1], strict=True)]
     paths = [[layer.name.split(".") for layer in found] for found in layers]
 

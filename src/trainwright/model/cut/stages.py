@@ -11,12 +11,13 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from trainwright.errors import ProfileError
+from trainwright.model.chain import Stage
 from trainwright.model.cut.cuts import Access, find_cuts, fold_blocks, intervals_between
 from trainwright.model.cut.fusion import fuse_layers
 from trainwright.model.cut.layers import LayerOperations, WeightCounter, group_by_module, group_for_fusion, make_layer
 from trainwright.model.cut.lifetimes import StorageLives
 from trainwright.model.cut.transformer import Attention, find_attention, recognise_transformers
-from trainwright.model.layer import Layer, Stage
+from trainwright.model.layer import Layer
 from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.trace.recorder import TracedOperation
 from trainwright.model.trace.recording import Recording
@@ -157,10 +158,12 @@ class CutRecording:
             stage = Stage(
                 name=paths.fresh(_stage_name(layers)),
                 layers=len(layers),
+                forward_seconds=0.0,
+                backward_seconds=0.0,
                 output_bytes=output,
                 saved_bytes=saved_bytes,
                 forward_temporary_bytes=forward,
-                no_grad_temporary_bytes=plain,
+                no_grad_forward_temporary_bytes=plain,
                 backward_temporary_bytes=self._backward_temporary(
                     lives, k, saved_here, saved_bytes + gradient + before
                 ),

@@ -5,7 +5,7 @@ All are lists of operations for the simulator, so that plans are compared with t
 
 from collections.abc import Sequence
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 
 __all__ = ["checkpointing_plans", "every_block", "keep_all", "segments", "sequential", "sequential_begins"]

@@ -8,7 +8,7 @@ consistent: the backward of every stage to come, and the forward of those whose 
 import math
 from dataclasses import dataclass, replace
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from trainwright.kernels import Ints
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.sizes import sizes_of
 

@@ -9,7 +9,7 @@ in combination are found as well. A round's plan counts only if the simulator sh
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of

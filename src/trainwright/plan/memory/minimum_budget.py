@@ -9,7 +9,7 @@ sweep has saved.
 
 import math
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.link import Link
 from trainwright.plan.memory.operations import Operation, OperationKind, Value, offload, prefetch
 from trainwright.plan.memory.simulate import simulate

@@ -21,7 +21,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from trainwright.kernels import Ints
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.checkpointing import keep_all
 from trainwright.plan.memory.joint import PricedPlan, PricedProgram, operations_of, rows_of
 from trainwright.plan.memory.link import Link

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainwright.errors import PlanMismatch
 from trainwright.files import read_json, write_text
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.link import Link
 from trainwright.plan.memory.operations import Operation, parse_operations
 from trainwright.plan.memory.simulate import Simulation, simulate

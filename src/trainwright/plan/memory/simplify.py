@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.link import Link
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.simulate import simulate

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.link import Link
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.skip_accounting import SkipAccounting

@@ -7,7 +7,7 @@ be alive twice.
 
 from collections.abc import Collection, Hashable, Sequence
 
-from trainwright.plan.memory.chain import Chain, Skip
+from trainwright.model.chain import Chain, Skip
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 
 __all__ = ["SkipAccounting"]

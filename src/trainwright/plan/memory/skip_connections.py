@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.simulate import Simulation
 
 __all__ = ["SkipGuesses", "count_skips", "fold_skips", "without_skips"]

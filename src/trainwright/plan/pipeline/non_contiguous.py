@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from trainwright.kernels import Ints
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.pipeline.contiguous import least_period, one_forward_one_backward
 from trainwright.plan.pipeline.partition import Cost
 from trainwright.plan.pipeline.patterns import Pattern, PatternWork

@@ -17,7 +17,7 @@ from functools import cache
 from typing import Literal
 
 from trainwright.errors import PipelineError
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.pipeline.rematerialised import RematerialisationTables
 from trainwright.plan.pipeline.stage_memory import StageHolding, WeightBytes, stage_holding, weight_bytes
 from trainwright.plan.pipeline.stage_memory import input_bytes as received

@@ -13,7 +13,7 @@ from functools import cache, cached_property
 from itertools import accumulate, combinations
 from typing import get_args
 
-from trainwright.plan.memory.chain import Chain, Stage
+from trainwright.model.chain import Chain, Stage
 from trainwright.plan.pipeline.contiguous import candidate_periods, group_stages, least_period, one_forward_one_backward
 from trainwright.plan.pipeline.non_contiguous import (
     PatternPlacement,

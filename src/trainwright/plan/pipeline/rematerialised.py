@@ -20,7 +20,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.plan.memory.persistent import PersistentTable
 from trainwright.plan.memory.sizes import sizes_of
 

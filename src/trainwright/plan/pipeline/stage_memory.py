@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from trainwright.errors import PipelineError
-from trainwright.plan.memory.chain import Chain
+from trainwright.model.chain import Chain
 from trainwright.validators import check, one_of
 
 __all__ = [

@@ -330,10 +330,7 @@ export class Chart {
     const mode = trace.mode || "lines";
     if (mode.includes("lines")) {
       const path = trace.line?.shape === "hv" ? this.stepped(points) : points;
-      if (trace.fill === "tozeroy" || trace.fill === "tonexty") {
-        const below = trace.under ? Array.from(trace.under, (value) => y.pixel(value)) : null;
-        this.fill(pen, trace, path, points, below, y.pixel(0));
-      }
+      if (trace.fill === "tozeroy") this.fill(pen, trace, path, y.pixel(0));
       const { color, width = 1.5, dash = "" } = trace.line || {};
       if (width) pen.line(path, { color: this.colour(color), width, dash, opacity });
     }
@@ -344,14 +341,9 @@ export class Chart {
     if (pen === this.pen && trace.hoverinfo !== "skip") this.points.push({ trace, points, panel });
   }
 
-  fill(pen, trace, path, points, below, zero) {
+  fill(pen, trace, path, zero) {
     const color = this.colour(trace.fillcolor, "--wash");
-    if (below) {
-      const back = [];
-      const steps = trace.line?.shape === "hv" ? this.stepped(Float64Array.from(below.flatMap((at, i) => [points[2 * i], at]))) : below.flatMap((at, i) => [points[2 * i], at]);
-      for (let i = steps.length - 2; i >= 0; i -= 2) back.push(steps[i], steps[i + 1]);
-      pen.area([...path, ...back], { color });
-    } else pen.area([path[0], zero, ...path, path[path.length - 2], zero], { color });
+    pen.area([path[0], zero, ...path, path[path.length - 2], zero], { color });
   }
 
   stepped(points) {

@@ -4,7 +4,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.ledger import Status
-from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned, value_axis
+from trainwright.report.figures.figure import (
+    Figure,
+    Json,
+    axis,
+    draw_lines,
+    draw_marks,
+    layout,
+    rounded,
+    thinned,
+    value_axis,
+)
 from trainwright.report.formatting import count, duration, escape, number, time_unit
 from trainwright.report.overview import Overview
 
@@ -20,9 +30,8 @@ def best_so_far(overview: Overview, objective: int = 0) -> tuple[Figure, Figure]
     goal = overview.objectives[objective]
     order = overview.results
     values, feasible = overview.values[order, objective], overview.within[order]
-    losses = np.where(
-        feasible | ~feasible.any(), overview.losses[order, objective], np.inf
-    )  # the best is feasible if it can
+    # The best is a feasible result wherever there is one.
+    losses = np.where(feasible | ~feasible.any(), overview.losses[order, objective], np.inf)
     # A record is a result below all before it.
     records = np.flatnonzero(losses < np.concatenate([[np.inf], np.minimum.accumulate(losses)[:-1]]))
     ended = np.array([end.at if (end := overview.trials[at].end) is not None else np.nan for at in order])
@@ -84,29 +93,15 @@ def _draw_dots(
     ):
         chosen = thin[mask[thin]]
         if len(chosen):
-            traces.append(
-                {
-                    "type": "scatter",
-                    "mode": "markers",
-                    "name": name,
-                    "x": rounded(x[chosen]),
-                    "y": rounded(values[chosen]),
-                    "customdata": [overview.trials[order[at]].number for at in chosen],
-                    "marker": {"color": colour, "size": size, "symbol": symbol, "line": {"color": colour, "width": 1}},
-                    "opacity": opacity,
-                    "hovertemplate": "trial %{customdata}: %{y:.4g}<extra></extra>",
-                }
-            )
+            numbers = [overview.trials[order[at]].number for at in chosen]
+            y, tip = rounded(values[chosen]), "trial %{customdata}: %{y:.4g}"
+            marks = draw_marks(name, rounded(x[chosen]), y, colour, tip, size=size, symbol=symbol, opacity=opacity)
+            traces.append({**marks, "customdata": numbers})
     return traces
 
 
 def _draw_line(values: NDArray[np.float64], x: NDArray[np.float64], records: NDArray[np.int64]) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "best so far",
-        "x": rounded([*x[records], x.max()]),
-        "y": rounded([*values[records], values[records[-1]]]),
-        "line": {"color": "--orange", "width": 2.5, "shape": "hv"},
-        "hovertemplate": "best so far: %{y:.4g}<extra></extra>",
-    }
+    # To the right end of the axis: the best is still the best after the last record.
+    ends, best = [*x[records], x.max()], [*values[records], values[records[-1]]]
+    tip = "best so far: %{y:.4g}"
+    return draw_lines("best so far", rounded(ends), rounded(best), "--orange", tip, width=2.5, shape="hv")

@@ -12,7 +12,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Figure", "Json", "axis", "layout", "rounded", "thinned", "value_axis"]
+__all__ = [
+    "Figure",
+    "Json",
+    "axis",
+    "draw_lines",
+    "draw_marks",
+    "draw_trace",
+    "layout",
+    "rounded",
+    "thinned",
+    "value_axis",
+]
 
 Json = dict[str, Any]
 
@@ -32,15 +43,33 @@ class Figure:
 
 def axis(title: str = "", **settings: Any) -> Json:
     """Return an axis in the style of all figures."""
-    return {
-        "title": {"text": title},
-        **settings,
-    }
+    return {"title": {"text": title}, **settings}
 
 
 def layout(**settings: Any) -> Json:
     """Return a layout: `xaxis`, `yaxis` and perhaps `yaxis2`, `shapes`, `annotations` and `bargap`."""
     return settings
+
+
+def draw_trace(kind: str, name: str, x: Any, y: Any, tip: str = "", **settings: Any) -> Json:
+    """Return a trace of a kind: "scatter", "bar" or "heatmap"; without a `tip` the pointer passes over it."""
+    hover = {"hovertemplate": f"{tip}<extra></extra>"} if tip else {"hoverinfo": "skip"}
+    return {"type": kind, "name": name, "x": x, "y": y, **hover, **settings}
+
+
+def draw_lines(name: str, x: Any, y: Any, colour: str, tip: str = "", *, width: float = 1.5, **settings: Any) -> Json:
+    """Return a line through points; `shape` "hv" makes it a staircase, `dash` is "dot" or "dash"."""
+    style = {key: settings.pop(key) for key in ("shape", "dash") if key in settings}
+    line = {"color": colour, "width": width, **style}
+    return draw_trace("scatter", name, x, y, tip, **{"mode": "lines", "line": line, **settings})
+
+
+def draw_marks(
+    name: str, x: Any, y: Any, colour: str, tip: str = "", *, size: float = 6, symbol: str = "circle", **settings: Any
+) -> Json:
+    """Return points with a mark at each."""
+    marker = {"color": colour, "size": size, "symbol": symbol}
+    return draw_trace("scatter", name, x, y, tip, **{"mode": "markers", "marker": marker, **settings})
 
 
 def value_axis(title: str, values: NDArray[np.float64], *, low_is_good: bool) -> tuple[Json, str]:

@@ -1,22 +1,35 @@
 """The forecast of a search against what happened: device-hours over the number of results."""
 
+import json
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned
+from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, layout, rounded, thinned
 from trainwright.report.formatting import count, duration, number
 from trainwright.report.overview import Overview
 
-__all__ = ["forecast_figure"]
+__all__ = ["forecast_figure", "read_search_plan"]
 
 _MOST_POINTS = 600
+_TIP = "after %{x} results: %{y:.3g} device-hours"
+
+
+def read_search_plan(directory: Path) -> Mapping[str, Any] | None:
+    """Return what the plan stage of the workflow in a study's folder forecast; None without a readable one."""
+    try:
+        record = json.loads((directory / "stages" / "plan.json").read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    content = record.get("content") if isinstance(record, dict) else None
+    return content if isinstance(content, dict) else None
 
 
 def forecast_figure(overview: Overview, plan: Mapping[str, Any] | None) -> Figure | None:
-    """Return the figure of a plan stage's `cost` and `trials` (see `Plans.search`); None without them."""
+    """Return the figure of a plan stage's `cost` and `trials`; None without them."""
     cost, trials = (plan or {}).get("cost"), (plan or {}).get("trials")
     if not isinstance(cost, Mapping) or not isinstance(trials, int) or trials < 1:
         return None
@@ -27,12 +40,12 @@ def forecast_figure(overview: Overview, plan: Mapping[str, Any] | None) -> Figur
     spent = np.cumsum([overview.trials[at].device_seconds / 3600 for at in overview.results])
     thin = thinned(len(spent), _MOST_POINTS)
     traces: list[Json] = [
-        _draw_line("forecast, nine of ten below", [0, trials], [0.0, most], "--muted", "dot"),
-        _draw_line("forecast, median", [0, trials], [0.0, hours], "--blue", "dash"),
+        draw_lines("forecast, nine of ten below", [0, trials], rounded([0.0, most]), "--muted", _TIP, dash="dot"),
+        draw_lines("forecast, median", [0, trials], rounded([0.0, hours]), "--blue", _TIP, dash="dash"),
     ]
     if len(spent):
-        happened = _draw_line("happened", [0, *(thin + 1).tolist()], [0.0, *spent[thin].tolist()], "--orange", "")
-        traces.append(happened | {"line": {"color": "--orange", "width": 2.5}})
+        x, y = [0, *(thin + 1).tolist()], rounded([0.0, *spent[thin]])
+        traces.append(draw_lines("happened", x, y, "--orange", _TIP, width=2.5))
     return Figure(
         name="forecast",
         title="Forecast against what happened",
@@ -54,15 +67,3 @@ def _write_caption(overview: Overview, trials: int, hours: tuple[float, float], 
             f"{duration(overview.clock.total)} so far."
         )
     return text
-
-
-def _draw_line(name: str, x: list[int], y: list[float], colour: str, dash: str) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": name,
-        "x": x,
-        "y": rounded(y),
-        "line": {"color": colour, "width": 1.5, "dash": dash},
-        "hovertemplate": "after %{x} results: %{y:.3g} device-hours<extra></extra>",
-    }

@@ -11,26 +11,20 @@ from typing import Literal
 from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.errors import EnsembleError, SearchError
 from trainwright.report.figures.best_so_far import best_so_far
-from trainwright.report.figures.disagreement import disagreement_figure
-from trainwright.report.figures.ensemble_front import ensemble_front
+from trainwright.report.figures.ensembles import disagreement_figure, ensemble_front, reliability_figure
 from trainwright.report.figures.figure import Figure
-from trainwright.report.figures.forecast import forecast_figure
-from trainwright.report.figures.hypervolume import hypervolume_figure
+from trainwright.report.figures.forecast import forecast_figure, read_search_plan
 from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.report.figures.learning_curves import learning_curves
-from trainwright.report.figures.memory_plan import memory_plan_figure
+from trainwright.report.figures.objectives import hypervolume_figure, trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
-from trainwright.report.figures.reliability import reliability_figure
-from trainwright.report.figures.strategies import strategies_figures
-from trainwright.report.figures.trade_off import trade_offs
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
 from trainwright.report.study_ensemble import StudyEnsemble, choose_study_ensemble
-from trainwright.report.study_plans import Plans, plans_of
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
 
-__all__ = ["GROUPS", "DrawnGroup", "FigureGroup", "FigureSource", "draw_ensemble_report", "draw_plans"]
+__all__ = ["GROUPS", "DrawnGroup", "FigureGroup", "FigureSource", "draw_ensemble_report"]
 
 _MOST_OBJECTIVES = 3
 
@@ -82,16 +76,6 @@ def draw_ensemble_report(report: EnsembleReport) -> list[Figure]:
     return [figure for figure in (reliability_figure(report), disagreement_figure(report)) if figure is not None]
 
 
-def draw_plans(overview: Overview, plans: Plans) -> list[Figure]:
-    """Return the forecast with what came of it, a figure for each memory plan, and the strategies."""
-    found = [
-        forecast_figure(overview, plans.search),
-        *(memory_plan_figure(plan, name) for name, plan in plans.memory),
-        *(figure for name, table in plans.strategies for figure in strategies_figures(table, name)),
-    ]
-    return [figure for figure in found if figure is not None]
-
-
 def _collect_figures(*figures: Figure | None) -> DrawnGroup:
     return DrawnGroup(figures=[figure for figure in figures if figure is not None])
 
@@ -129,11 +113,9 @@ def _draw_importance(source: FigureSource) -> DrawnGroup:
 
 def _draw_parallel(source: FigureSource) -> DrawnGroup:
     space = source.space
-    return (
-        DrawnGroup()
-        if space is None
-        else _collect_figures(parallel_coordinates(source.overview, space, source.parameter_order))
-    )
+    if space is None:
+        return DrawnGroup()
+    return _collect_figures(parallel_coordinates(source.overview, space, source.parameter_order))
 
 
 def _draw_ensembles(source: FigureSource) -> DrawnGroup:
@@ -148,9 +130,9 @@ def _draw_ensembles(source: FigureSource) -> DrawnGroup:
     return DrawnGroup(figures=[ensemble_front(found), *draw_ensemble_report(found.chosen.report)], ensemble=found)
 
 
-def _draw_plans(source: FigureSource) -> DrawnGroup:
-    plans = Plans() if source.directory is None else plans_of(source.directory)
-    return DrawnGroup(figures=draw_plans(source.overview, plans), notes=plans.refused)
+def _draw_forecast(source: FigureSource) -> DrawnGroup:
+    plan = None if source.directory is None else read_search_plan(source.directory)
+    return _collect_figures(forecast_figure(source.overview, plan))
 
 
 def _draw_workers(source: FigureSource) -> DrawnGroup:
@@ -163,8 +145,8 @@ GROUPS: Mapping[str, FigureGroup] = {
     "curves": FigureGroup(heading="Learning curves", draw=_draw_curves),
     "importance": FigureGroup(heading="Which parameters matter", draw=_draw_importance),
     "parallel": FigureGroup(heading="Parameters and results", draw=_draw_parallel),
-    "ensembles": FigureGroup(heading="StudyEnsemble", draw=_draw_ensembles),
-    "plans": FigureGroup(heading="Plans and forecasts", draw=_draw_plans),
+    "ensembles": FigureGroup(heading="Ensembles", draw=_draw_ensembles),
+    "plans": FigureGroup(heading="Forecast of the search", draw=_draw_forecast),
     "workers": FigureGroup(heading="Workers over time", draw=_draw_workers),
 }
 """By name, in the order of the report."""

@@ -1,6 +1,6 @@
 """Which parameters matter: each one's share of the variance of a metric, with its interval, where it is known."""
 
-from trainwright.report.figures.figure import Figure, axis, layout, rounded
+from trainwright.report.figures.figure import Figure, axis, draw_lines, draw_trace, layout, rounded
 from trainwright.report.formatting import count, escape
 from trainwright.search.importance import Importance
 
@@ -17,7 +17,7 @@ def importance_figure(importance: Importance, metric: str, objective: int = 0) -
     at = [importance.names.index(name) for name in known]
     names = [escape(name, 30) for name in known]
     shares = [importance.shares[place] for place in at]
-    lows, highs = [importance.low[place] for place in at], [importance.high[place] for place in at]
+    intervals = [rounded([importance.low[place], importance.high[place]], 4) for place in at]
     first = ", then ".join(f"{name} ({share:.0%})" for name, share in list(zip(names, shares, strict=True))[:2])
     others = len(importance.names) - len(importance.known)
     cut = f" The {_MOST} greatest of {len(importance.known)} are drawn." if len(importance.known) > _MOST else ""
@@ -31,30 +31,19 @@ def importance_figure(importance: Importance, metric: str, objective: int = 0) -
             f"of the others.{rest}{cut}"
         ),
         data=[
-            {
-                "type": "bar",
-                "name": "share",
-                "y": names[::-1],
-                "x": rounded(shares[::-1], 4),
-                "marker": {"color": "--blue"},
-                "showlegend": False,
-                "customdata": [[low, high] for low, high in zip(rounded(lows, 4), rounded(highs, 4), strict=True)][
-                    ::-1
-                ],
-                "hovertemplate": "%{y}: %{x:.1%} (%{customdata[0]:.1%} to %{customdata[1]:.1%})<extra></extra>",
-            },
+            draw_trace(
+                "bar",
+                "share",
+                rounded(shares[::-1], 4),
+                names[::-1],
+                "%{y}: %{x:.1%} (%{customdata[0]:.1%} to %{customdata[1]:.1%})",
+                marker={"color": "--blue"},
+                showlegend=False,
+                customdata=intervals[::-1],
+            ),
             *(
-                {
-                    "type": "scatter",
-                    "mode": "lines",
-                    "name": "90 % interval",
-                    "x": rounded([low, high], 4),
-                    "y": [name, name],
-                    "line": {"color": "--ink", "width": 1.5},
-                    "showlegend": False,
-                    "hoverinfo": "skip",
-                }
-                for name, low, high in zip(names, lows, highs, strict=True)
+                draw_lines("90 % interval", interval, [name, name], "--ink", showlegend=False)
+                for name, interval in zip(names, intervals, strict=True)
             ),
         ],
         layout=layout(

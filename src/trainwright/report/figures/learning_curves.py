@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 
 from trainwright.ledger import Objective, Status, TrialState
-from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, value_axis
+from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, draw_marks, layout, rounded, value_axis
 from trainwright.report.formatting import count, escape, number
 from trainwright.report.overview import Overview
 
@@ -95,32 +95,21 @@ def _draw_curves(name: str, style: tuple[str, float], trials: list[TrialState], 
         numbers += [trial.number] * len(epochs) + [None]
     colour, opacity = style
     lone = any(len(trial.reports) == 1 for trial in trials)
-    return {
-        "type": "scatter",
-        "mode": "lines+markers" if lone or name == "best" else "lines",
-        "name": name,
-        "x": x,
-        "y": rounded(y),
-        "customdata": numbers,
-        "opacity": opacity,
-        "line": {"color": colour, "width": 3 if name == "best" else 1.2},
-        "marker": {"color": colour, "size": 6 if name == "best" else 3},
-        "hovertemplate": "trial %{customdata}, epoch %{x}: %{y:.4g}<extra></extra>",
-    }
+    tip = "trial %{customdata}, epoch %{x}: %{y:.4g}"
+    best = name == "best"
+    curves = draw_lines(name, x, rounded(y), colour, tip, width=3 if best else 1.2, opacity=opacity)
+    marker = {"color": colour, "size": 6 if best else 3}
+    # A curve of one epoch is a point, which a line alone would not show.
+    mode = "lines+markers" if lone or best else "lines"
+    return {**curves, "mode": mode, "marker": marker, "customdata": numbers}
 
 
 def _draw_crosses(stopped: list[TrialState], goal: Objective) -> Json:
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "stopped here",
-        "x": [trial.epoch for trial in stopped],
-        "y": rounded([trial.reports[trial.epoch].metrics[goal.metric] for trial in stopped]),
-        "customdata": [trial.number for trial in stopped],
-        "marker": {"color": "--muted", "size": 7, "symbol": "x-thin-open", "line": {"color": "--muted", "width": 1.5}},
-        "hovertemplate": "trial %{customdata} stopped after epoch %{x}: %{y:.4g}<extra></extra>",
-        "showlegend": True,
-    }
+    x = [trial.epoch for trial in stopped]
+    y = rounded([trial.reports[trial.epoch].metrics[goal.metric] for trial in stopped])
+    tip = "trial %{customdata} stopped after epoch %{x}: %{y:.4g}"
+    marks = draw_marks("stopped here", x, y, "--muted", tip, size=7, symbol="x-thin-open")
+    return {**marks, "customdata": [trial.number for trial in stopped]}
 
 
 def _draw_resizes(resized: list[TrialState], traces: list[Json], goal: Objective) -> Json | None:
@@ -138,16 +127,11 @@ def _draw_resizes(resized: list[TrialState], traces: list[Json], goal: Objective
     ]
     if not found:
         return None
-    return {
-        "type": "scatter",
-        "mode": "markers",
-        "name": "resized here",
-        "x": [lease.resumed_epoch for _, lease, _ in found],
-        "y": rounded([value for *_, value in found]),
-        "customdata": [[trial.number, count(max(1, len(lease.devices)), "device")] for trial, lease, _ in found],
-        "marker": {"color": "--green", "size": 7, "symbol": "diamond"},
-        "hovertemplate": "trial %{customdata[0]} went on with %{customdata[1]} after epoch %{x}<extra></extra>",
-    }
+    x, y = [lease.resumed_epoch for _, lease, _ in found], rounded([value for *_, value in found])
+    tip = "trial %{customdata[0]} went on with %{customdata[1]} after epoch %{x}"
+    marks = draw_marks("resized here", x, y, "--green", tip, size=7, symbol="diamond")
+    devices = [[trial.number, count(max(1, len(lease.devices)), "device")] for trial, lease, _ in found]
+    return {**marks, "customdata": devices}
 
 
 def _is_geometric(rungs: list[int]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded, thinned
+from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, layout, rounded, thinned
 from trainwright.report.formatting import count, escape, number, shown
 from trainwright.report.overview import Overview
 from trainwright.space import Choice, Column, Space
@@ -134,19 +134,9 @@ def _draw_lines(
             continue
         x: list[int | None] = [*range(len(axes)), None] * len(chosen)
         y = rounded(np.column_stack([places[chosen], np.full(len(chosen), np.nan)]).ravel(), 4)
-        traces.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "name": name,
-                "x": x,
-                "y": y,
-                "customdata": np.repeat([numbers[at] for at in chosen.tolist()], len(axes) + 1).tolist(),
-                "opacity": opacity,
-                "line": {"color": colour, "width": width},
-                "hovertemplate": "trial %{customdata}<extra></extra>",
-            }
-        )
+        line = draw_lines(name, x, y, colour, "trial %{customdata}", width=width, opacity=opacity)
+        who = np.repeat([numbers[at] for at in chosen.tolist()], len(axes) + 1).tolist()
+        traces.append({**line, "customdata": who})
     return traces
 
 
@@ -157,17 +147,8 @@ def _draw_axis(x: int) -> Json:
 def _label_axis(x: int, item: _Axis) -> list[Json]:
     plain = {"x": x, "font": {"color": "--ink", "size": 11}}
     name = {**plain, "y": 1.04, "yanchor": "bottom", "text": f"<b>{escape(item.name, 22)}</b>"}
-    ticks = [
-        {
-            **plain,
-            "y": place,
-            "xanchor": "left",
-            "xshift": 4,
-            "text": text,
-            "bgcolor": "--halo",
-        }
-        for place, text in item.ticks
-    ]
+    beside = {**plain, "xanchor": "left", "xshift": 4, "bgcolor": "--halo"}
+    ticks = [{**beside, "y": place, "text": text} for place, text in item.ticks]
     if np.isnan(item.places).any():
         ticks.append({**ticks[0], "y": _INACTIVE, "text": "none"})
     return [name, *ticks]

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.ledger import Lease, TrialState
-from trainwright.report.figures.figure import Figure, Json, axis, layout, rounded
+from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, draw_trace, layout, rounded
 from trainwright.report.formatting import count, duration, escape, time_unit
 from trainwright.report.overview import Overview
 
@@ -167,18 +167,17 @@ def _draw_bars(runs: list[_Run], per: float) -> list[Json]:
     for how, colour in _COLOURS.items():
         chosen = [run for run in runs if run.how == how]
         if chosen:
-            traces.append(
-                {
-                    "type": "bar",
-                    "name": how,
-                    "y": [escape(run.slot, 24) for run in chosen],
-                    "base": rounded([run.start / per for run in chosen]),
-                    "x": rounded([(run.end - run.start) / per for run in chosen]),
-                    "customdata": [[run.trial, duration(run.end - run.start)] for run in chosen],
-                    "marker": {"color": colour},
-                    "hovertemplate": f"trial %{{customdata[0]}}: {how}, ran %{{customdata[1]}}<extra></extra>",
-                }
+            bars = draw_trace(
+                "bar",
+                how,
+                rounded([(run.end - run.start) / per for run in chosen]),
+                [escape(run.slot, 24) for run in chosen],
+                f"trial %{{customdata[0]}}: {how}, ran %{{customdata[1]}}",
+                base=rounded([run.start / per for run in chosen]),
+                customdata=[[run.trial, duration(run.end - run.start)] for run in chosen],
+                marker={"color": colour},
             )
+            traces.append(bars)
             if len(runs) <= _LABELLED:
                 traces[-1] |= {"text": [str(run.trial) for run in chosen], "textposition": "inside"}
     return traces
@@ -188,33 +187,17 @@ def _draw_map(busy: NDArray[np.float64], end: float) -> Json:
     group = -(-len(busy) // 100)  # a row stands for several slots if they are very many
     rows = [busy[at : at + group].mean(axis=0) for at in range(0, len(busy), group)]
     edges = np.linspace(0, end, _BINS + 1)
-    return {
-        "type": "heatmap",
-        "x": rounded((edges[:-1] + edges[1:]) / 2),
-        "y": list(range(len(rows)))[::-1],
-        "z": [rounded(row, 2) for row in rows],
-        "colorscale": [[0, "--surface"], [1, "--blue"]],
-        "zmin": 0,
-        "zmax": 1,
-        "hovertemplate": "%{z:.0%} busy<extra></extra>",
-    }
+    centres, places = rounded((edges[:-1] + edges[1:]) / 2), list(range(len(rows)))[::-1]
+    shares = {"z": [rounded(row, 2) for row in rows], "zmin": 0, "zmax": 1}
+    scale = [[0, "--surface"], [1, "--blue"]]
+    return draw_trace("heatmap", "", centres, places, "%{z:.0%} busy", colorscale=scale, **shares)
 
 
 def _draw_line(busy: NDArray[np.float64], end: float) -> Json:
     edges = np.linspace(0, end, _BINS + 1)
-    return {
-        "type": "scatter",
-        "mode": "lines",
-        "name": "busy slots",
-        "showlegend": False,
-        "x": rounded(edges),
-        "y": rounded([*busy.mean(axis=0), busy[:, -1].mean()], 3),
-        "yaxis": "y2",
-        "fill": "tozeroy",
-        "fillcolor": "--wash",
-        "line": {"color": "--blue", "width": 1.5, "shape": "hv"},
-        "hovertemplate": "%{y:.0%} of the slots busy<extra></extra>",
-    }
+    y, tip = rounded([*busy.mean(axis=0), busy[:, -1].mean()], 3), "%{y:.0%} of the slots busy"
+    line = draw_lines("busy slots", rounded(edges), y, "--blue", tip, shape="hv", showlegend=False)
+    return {**line, "yaxis": "y2", "fill": "tozeroy", "fillcolor": "--wash"}
 
 
 def _write_caption(

@@ -12,18 +12,7 @@ from typing import Protocol
 
 from trainwright.schedule.allocator.estimates import Estimates
 from trainwright.schedule.allocator.free_slots import FreeSlots
-from trainwright.schedule.policies.allocation_policy import (
-    Action,
-    AllocationPolicy,
-    Block,
-    Hold,
-    PendingTrial,
-    Preempt,
-    Replan,
-    Resize,
-    Resume,
-    Start,
-)
+from trainwright.schedule.policies.allocation_policy import Action, AllocationPolicy, Block, PendingTrial
 
 __all__ = ["DeviceAllocator", "RunningTrial", "TrialSource"]
 
@@ -193,7 +182,7 @@ class DeviceAllocator:
         running.measured_from = None if pending.epoch else (0, self.at)  # the first epoch after a restart is longer
         running.rungs = bisect(self.rungs, pending.epoch)
         running.rung_epoch = self.rungs[running.rungs - 1] if running.rungs else 0
-        self._start(pending, block, running)
+        self._start(running)
         return True
 
     def restart(self, trial: int, size: int) -> bool:
@@ -203,13 +192,13 @@ class DeviceAllocator:
             return False
         running = self.preempted.pop(trial)
         running.block, running.resized_at, running.measured_from = block, self.at, None
-        self._start(PendingTrial(trial, running.epoch), block, running)
+        self._start(running)
         return True
 
-    def _start(self, pending: PendingTrial, block: Block, running: RunningTrial) -> None:
-        self.running[pending.trial] = running
-        self.touched.add(pending.trial)
-        self._actions.append(Start(pending, block))
+    def _start(self, running: RunningTrial) -> None:
+        self.running[running.trial] = running
+        self.touched.add(running.trial)
+        self._actions.append(Action("start", running.trial, running.block))
 
     def resize(self, running: RunningTrial, size: int) -> bool:
         """Let a trial continue on `size` devices from its next checkpoint; return whether they were free.
@@ -225,22 +214,24 @@ class DeviceAllocator:
             return False
         if running.target is not None:  # a second growth before the checkpoint replaces the first
             self.free_slots.give(set(running.target).difference(block, running.block))
-            self._actions = [action for action in self._actions if action != Resize(running.trial, running.target)]
+            self._actions = [
+                action for action in self._actions if action != Action("resize", running.trial, running.target)
+            ]
         running.target = block
         self.touched.add(running.trial)
-        self._actions.append(Resize(running.trial, block))
+        self._actions.append(Action("resize", running.trial, block))
         return True
 
     def preempt(self, running: RunningTrial, wanted: int) -> None:
         """Take a trial's devices at its next checkpoint, until `wanted` ones are free."""
         running.is_preempted, running.wanted_size = True, wanted
-        self._actions.append(Preempt(running.trial))
+        self._actions.append(Action("preempt", running.trial))
 
     def hold(self, running: RunningTrial) -> None:
         """Let a trial that is at a checkpoint wait there, on its devices."""
         running.is_held = True
         self.touched.add(running.trial)
-        self._actions.append(Hold(running.trial))
+        self._actions.append(Action("hold", running.trial))
 
     def resume(self, running: RunningTrial) -> None:
         """Let a held trial continue on its devices."""
@@ -248,14 +239,14 @@ class DeviceAllocator:
             return
         running.is_held, running.measured_from = False, (running.epoch, self.at)
         self.touched.add(running.trial)
-        self._actions.append(Resume(running.trial))
+        self._actions.append(Action("resume", running.trial))
 
     def replan_at_checkpoint(self, running: RunningTrial) -> None:
         """Have the planner called when a trial is at its next checkpoint."""
         if running.replans:
             return
         running.replans = True
-        self._actions.append(Replan(running.trial))
+        self._actions.append(Action("replan", running.trial))
 
     def plan_again_at(self, at: float) -> None:
         """Have the planner called at this time, if no event comes before."""

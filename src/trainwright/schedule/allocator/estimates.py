@@ -1,4 +1,4 @@
-"""What policies believe of speed and of restarts: priors, replaced by what has been measured."""
+"""Estimates of speed, of restarts and of the time that is left: priors, replaced by what has been measured."""
 
 import math
 from bisect import insort
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trainwright.errors import ScheduleError
 
-__all__ = ["Estimates", "interpolated"]
+__all__ = ["Estimates", "interpolated", "seconds_left"]
 
 
 @dataclass(slots=True)
@@ -82,3 +82,15 @@ def interpolated(curve: Mapping[float, float], factor: float, alpha: float) -> f
     (low, at_low), (high, at_high) = points[place - 1], points[place]
     slope = math.log(at_high / at_low) / math.log(high / low)
     return float(at_low * (factor / low) ** slope)
+
+
+def seconds_left(
+    wall_seconds: float | None, device_seconds: float | None, *, at: float, spent: float, devices: int
+) -> float:
+    """Return the seconds until one of two budgets is used, inf if there is none.
+
+    `at` seconds of the wall clock and `spent` device seconds are gone, and `devices` are busy from now on.
+    """
+    wall = math.inf if wall_seconds is None else wall_seconds - at
+    shared = math.inf if device_seconds is None or not devices else (device_seconds - spent) / devices
+    return max(0.0, min(wall, shared))

@@ -1,26 +1,14 @@
 """The protocol of allocation policies, and the actions by which they assign devices to trials."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     from trainwright.schedule.allocator.device_allocator import DeviceAllocator
     from trainwright.schedule.allocator.free_slots import FreeSlots
     from trainwright.schedule.rules.promotion_rule import PromotionRule
 
-__all__ = [
-    "Action",
-    "AllocationPolicy",
-    "Block",
-    "Hold",
-    "PendingTrial",
-    "Planner",
-    "Preempt",
-    "Replan",
-    "Resize",
-    "Resume",
-    "Start",
-]
+__all__ = ["Action", "AllocationPolicy", "Block", "PendingTrial", "Planner"]
 
 Block = tuple[int, ...]
 """The slots of an engine that one trial holds, ascending."""
@@ -35,50 +23,18 @@ class PendingTrial:
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Start `pending` on `block`."""
+class Action:
+    """A change of a trial's devices, which the driver or the simulator carries out.
 
-    pending: PendingTrial
-    block: Block
+    "start" begins the trial, or continues it, on `block`. "resize" lets a running one continue on `block` from its next
+    checkpoint; the block is reserved from now on. "preempt" takes its devices at its next checkpoint, until it is
+    started again. "replan" plans again at its next checkpoint, whatever its rule decides there. "hold" lets a trial
+    that is at a checkpoint wait there on its devices until it is resized, or resumed ("resume").
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class Resize:
-    """The running `trial` continues on `block` from its next checkpoint; the block is reserved from now on."""
-
+    kind: Literal["start", "resize", "preempt", "replan", "hold", "resume"]
     trial: int
-    block: Block
-
-
-@dataclass(frozen=True, slots=True)
-class Preempt:
-    """The running `trial` gives its devices back at its next checkpoint, until it is started again."""
-
-    trial: int
-
-
-@dataclass(frozen=True, slots=True)
-class Replan:
-    """Plan again when the running `trial` is at its next checkpoint, whatever its rule decides there."""
-
-    trial: int
-
-
-@dataclass(frozen=True, slots=True)
-class Hold:
-    """`trial`, which is at a checkpoint, waits there on its devices until it is resized or resumed."""
-
-    trial: int
-
-
-@dataclass(frozen=True, slots=True)
-class Resume:
-    """`trial`, which was held at a checkpoint, continues on its devices."""
-
-    trial: int
-
-
-Action = Start | Resize | Preempt | Replan | Hold | Resume
+    block: Block = ()
 
 
 class Planner(Protocol):

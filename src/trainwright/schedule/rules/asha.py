@@ -1,20 +1,18 @@
 """ASHA: asynchronous successive halving (Li et al., arXiv 1810.05934), which stops trials at rungs or pauses them."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
-from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import eta_factor
+from trainwright.schedule.rules.rung_rule import AsynchronousRule
 from trainwright.schedule.rungs.rungs import QuantileRung, RankRung, Rungs, RungTable
-from trainwright.validators import integer, one_of
+from trainwright.validators import one_of
 
 __all__ = ["ASHA"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class ASHA(RungRule):
+class ASHA(AsynchronousRule):
     """At each rung go on only with the best 1/eta of the trials that have reached it so far. O(log n) per event.
 
     Rungs are ceil(min_epochs * eta^k) < `max_epochs`, in epochs. A report reaches every rung up to its epoch that the
@@ -28,28 +26,19 @@ class ASHA(RungRule):
     best paused trial that has come to be among the best floor(n/eta), from the highest rung down, else to a new trial.
     """
 
-    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
-    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
-    eta: Annotated[float | Fraction, eta_factor()] = 3
-    kind: Annotated[Literal["stopping", "promotion"], one_of("stopping", "promotion")] = "stopping"
     cutoff: Annotated[Literal["rank", "quantile"], one_of("rank", "quantile")] = "rank"
 
     def check_together(self) -> None:
         """Refuse a ladder without a first rung, and a quantile by which trials would be paused."""
-        RungRule.check_together(self)
+        AsynchronousRule.check_together(self)
         if self.cutoff == "quantile" and self.kind == "promotion":
             raise ScheduleError(
                 "ASHA.cutoff: got 'quantile' with kind='promotion'; allowed: 'rank', or kind='stopping'"
             )
 
-    @property
-    def promotes(self) -> bool:
-        """Of kind "promotion" it pauses."""
-        return self.kind == "promotion"
-
     def empty(self) -> Rungs:
         """Return empty rungs."""
-        eta, pausing = self._factor, self.kind == "promotion"
+        eta, pausing = self._factor, self.promotes
         tables: dict[int, RungTable] = {
             rung: QuantileRung(eta) if self.cutoff == "quantile" else RankRung(eta, least=0 if pausing else 1)
             for rung in self.rungs

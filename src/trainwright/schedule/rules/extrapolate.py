@@ -6,17 +6,14 @@ from a curve's own points ends many of the trials that would have become the bes
 
 import math
 from bisect import insort
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Annotated
 
 import numpy as np
 
 from trainwright.schedule.rules.promotion_rule import Event, Reported, RuleView, TrialView
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import eta_factor
-from trainwright.schedule.rungs.rungs import Rungs
+from trainwright.schedule.rungs.rungs import Rungs, RungTable
 from trainwright.validators import integer, number
 
 __all__ = ["Extrapolate"]
@@ -26,7 +23,7 @@ _AGREES = 0.5
 
 
 @dataclass(slots=True)
-class _Rung:
+class _Rung(RungTable):
     """The losses of all trials at one epoch, and the one above which a trial is stopped there."""
 
     losses: dict[int, float] = field(default_factory=dict)
@@ -35,16 +32,6 @@ class _Rung:
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         self.losses[event.trial] = event.losses[0]
         return self.threshold is None or event.losses[0] <= self.threshold, self.threshold
-
-    def wait(self, event: Reported) -> None:
-        """Nobody waits."""
-
-    def first(self) -> int | None:
-        """Nobody waits."""
-        return None
-
-    def prune(self, gone: Callable[[int], bool]) -> None:
-        """Nobody waits."""
 
 
 @dataclass(slots=True)
@@ -63,9 +50,6 @@ class Extrapolate(RungRule):
     rank correlation at most 0.5). O(n log n) for each of the n complete trials, else O(1) a report.
     """
 
-    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
-    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
-    eta: Annotated[float | Fraction, eta_factor()] = 3
     share: Annotated[float, number(above=0, maximum=1)] = 0.75
     min_trials: Annotated[int, integer(minimum=1)] = 8
 

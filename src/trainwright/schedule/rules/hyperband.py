@@ -1,22 +1,26 @@
-"""Hyperband: halving from several first rungs, against curves that cross (Li et al., JMLR 18 (2018))."""
+"""Halving in brackets: SuccessiveHalving, and Hyperband, which begins at several first rungs against curves that cross.
+
+Jamieson and Talwalkar, AISTATS 2016; Li et al., JMLR 18 (2018).
+"""
 
 import math
 from bisect import bisect_right
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import accumulate
-from typing import Annotated, Literal
+from typing import Annotated
 
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
 from trainwright.schedule.rules.promotion_rule import CONTINUE, Event, Opened, Promote, RuleView, TrialView, Verdict
-from trainwright.schedule.rules.rung_rule import RungRule
+from trainwright.schedule.rules.rung_rule import AsynchronousRule, RungRule, ladder
 from trainwright.schedule.rungs.brackets import Brackets
-from trainwright.schedule.rungs.ladder import eta_factor, ladder
 from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
-from trainwright.validators import flag, integer, number, one_of, optional
+from trainwright.validators import flag, integer, number, optional
 
-__all__ = ["Hyperband"]
+__all__ = ["Hyperband", "SuccessiveHalving"]
+
+_STRAGGLERS = optional(number(above=0), words="None to wait for all")
 
 
 @dataclass(slots=True)
@@ -63,7 +67,31 @@ class _Drawn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Hyperband(RungRule):
+class SuccessiveHalving(RungRule):
+    """Brackets of `n` trials, by number. Each pauses at its rung until all have come or failed for good.
+
+    Then the best floor(members/eta), at least one, go on. A bracket that the budget does not fill closes with those
+    that it has. With `straggler_seconds` a rung in which so long nothing happened closes without those that are
+    missing; they stop at their next report. O(log n) per event and O(n log n) where a rung closes.
+    """
+
+    n: Annotated[int, integer(minimum=1, of="trials")]
+    straggler_seconds: Annotated[float | None, _STRAGGLERS] = None
+
+    @property
+    def promotes(self) -> bool:
+        """Trials pause at each rung."""
+        return True
+
+    def empty(self) -> Brackets:
+        """Return an index without trials."""
+        return Brackets(
+            "SuccessiveHalving", (self.rungs,), (self.n,), self._factor, self.max_epochs, self.straggler_seconds
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Hyperband(AsynchronousRule):
     """Bracket b compares first at min_epochs * eta^b, and the more there, the fewer trials it has.
 
     Its weight is ceil((B+1) / (B-b+1) * eta^(B-b)) with B the last whose first rung is at most `max_epochs`.
@@ -71,16 +99,12 @@ class Hyperband(RungRule):
     its own. Otherwise: brackets of that many trials in turn, each a `SuccessiveHalving`. O(log n + brackets) per event.
     """
 
-    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
-    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
-    eta: Annotated[float | Fraction, eta_factor()] = 3
     asynchronous: Annotated[bool, flag()] = True
-    kind: Annotated[Literal["stopping", "promotion"], one_of("stopping", "promotion")] = "stopping"
-    straggler_seconds: Annotated[float | None, optional(number(above=0), words="None to wait for all")] = None
+    straggler_seconds: Annotated[float | None, _STRAGGLERS] = None
 
     def check_together(self) -> None:
         """Refuse settings of synchronous brackets for asynchronous ones, and the other way round."""
-        RungRule.check_together(self)
+        AsynchronousRule.check_together(self)
         if self.asynchronous and self.straggler_seconds is not None:
             raise ScheduleError(
                 f"Hyperband.straggler_seconds: got {self.straggler_seconds!r} with asynchronous=True; allowed: None, "

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 from trainwright.errors import ScheduleError
 from trainwright.pareto import ranks
 from trainwright.schedule.rules.promotion_rule import Reported
-from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import eta_factor
+from trainwright.schedule.rules.rung_rule import AsynchronousRule
 from trainwright.schedule.rungs.rungs import Rungs, RungTable
-from trainwright.validators import integer, one_of
+from trainwright.validators import one_of
 
 __all__ = ["MultiObjectiveASHA"]
 
@@ -22,7 +21,7 @@ Array = NDArray[np.float64]
 
 
 @dataclass(slots=True)
-class _FrontRung:
+class _FrontRung(RungTable):
     """Goes on: the best max(`least`, floor(n/eta)) by violation, front and place. O(n * front) each record."""
 
     eta: Fraction
@@ -96,7 +95,7 @@ def crowded(points: Array) -> list[int]:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class MultiObjectiveASHA(RungRule):
+class MultiObjectiveASHA(AsynchronousRule):
     """ASHA whose rank in a rung is (front, place in the front); infeasible trials come last, by their violation.
 
     `order="epsnet"`: in a front the best in the first objective is first, then each time the trial farthest from those
@@ -104,16 +103,7 @@ class MultiObjectiveASHA(RungRule):
     rung costs O(trials in the rung * front); others O(1).
     """
 
-    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
-    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
-    eta: Annotated[float | Fraction, eta_factor()] = 3
-    kind: Annotated[Literal["stopping", "promotion"], one_of("stopping", "promotion")] = "stopping"
     order: Annotated[Literal["epsnet", "crowding"], one_of("epsnet", "crowding")] = "epsnet"
-
-    @property
-    def promotes(self) -> bool:
-        """Of kind "promotion" it pauses."""
-        return self.kind == "promotion"
 
     def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- the protocol's arguments
         """Refuse a single objective, for which plain ASHA is exact and cheaper."""
@@ -125,8 +115,6 @@ class MultiObjectiveASHA(RungRule):
 
     def empty(self) -> Rungs:
         """Return empty rungs."""
-        pausing = self.kind == "promotion"
-        tables: dict[int, RungTable] = {
-            rung: _FrontRung(self._factor, 0 if pausing else 1, self.order) for rung in self.rungs
-        }
-        return Rungs("MultiObjectiveASHA", tables, self.max_epochs, pausing)
+        least = 0 if self.promotes else 1
+        tables: dict[int, RungTable] = {rung: _FrontRung(self._factor, least, self.order) for rung in self.rungs}
+        return Rungs("MultiObjectiveASHA", tables, self.max_epochs, self.promotes)

@@ -1,16 +1,14 @@
 """PASHA: raise the longest training only while the ranking of the best still changes (Bohdal et al., ICLR 2023)."""
 
 from dataclasses import dataclass, field
-from fractions import Fraction
 from typing import Annotated, Literal
 
 import numpy as np
 
-from trainwright.schedule.rules.promotion_rule import Event, Promote, Reported, RuleView, TrialView, Verdict
+from trainwright.schedule.rules.promotion_rule import Event, Reported
 from trainwright.schedule.rules.rung_rule import RungRule
-from trainwright.schedule.rungs.ladder import eta_factor
-from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
-from trainwright.validators import integer, number, one_of
+from trainwright.schedule.rungs.rungs import RankRung, Rungs
+from trainwright.validators import number, one_of
 
 __all__ = ["PASHA"]
 
@@ -44,35 +42,35 @@ class _Noise:
 
 
 @dataclass(slots=True)
-class _Index:
+class _Index(Rungs):
     """Rungs whose top is raised; the losses recorded at each rung; and, for an automatic epsilon, the curves."""
 
-    rungs: Rungs
-    ladder: tuple[int, ...]  # rungs, then the full length
-    open: int  # place of the top rung in the ladder
-    epsilon: float | None  # None: automatic
-    losses: dict[int, dict[int, float]]
+    ladder: tuple[int, ...] = ()  # rungs, then the full length
+    open: int = 0  # place of the top rung in the ladder
+    epsilon: float | None = None  # None: automatic
+    losses: dict[int, dict[int, float]] = field(default_factory=dict)
     curves: dict[int, dict[int, float]] = field(default_factory=dict)
     noise: dict[int, _Noise] = field(default_factory=dict)
 
-    def fold(self, event: Event) -> None:
+    def fold(self, event: Event) -> tuple[int, ...]:
         """Take an event; a record in one of the two top rungs may open another."""
         if isinstance(event, Reported) and self.epsilon is None:
             curve = self.curves.setdefault(event.trial, {})
             if event.epoch > next(reversed(curve), 0):
                 curve[event.epoch] = event.losses[0]
-        entered = self.rungs.fold(event)
+        entered = Rungs.fold(self, event)
         if not isinstance(event, Reported) or not entered:
-            return
+            return entered
         for rung in entered:
             if self.epsilon is None and self.ladder.index(rung) >= self.open - 1:
                 others = [self.curves[trial] for trial in self.losses[rung]]
                 self.noise.setdefault(rung, _Noise()).add(self.curves[event.trial], others, rung)
             self.losses[rung][event.trial] = event.losses[0]
         # Another rung opens while the two top rungs rank their common trials differently.
-        while self.ladder[self.open] != self.rungs.last and self._concerns(entered) and not self._agree():
+        while self.ladder[self.open] != self.last and self._concerns(entered) and not self._agree():
             self.open += 1
-            self.rungs.top = self.ladder[self.open]
+            self.top = self.ladder[self.open]
+        return entered
 
     def _concerns(self, entered: tuple[int, ...]) -> bool:
         return any(rung in entered for rung in self.ladder[self.open - 1 : self.open + 1])
@@ -93,22 +91,6 @@ class _Index:
         noise = self.noise.get(self.ladder[self.open - 1])
         return noise.epsilon if noise is not None else 0.0
 
-    def verdict(self, trial: TrialView) -> Verdict:
-        """Return that of the rungs."""
-        return self.rungs.verdict(trial)
-
-    def answer(self, view: RuleView) -> Promote | None:
-        """Return the promotion that the rungs below the top offer."""
-        return self.rungs.answer(view)
-
-    def next_epoch(self, trial: TrialView) -> int:
-        """Return the next rung."""
-        return self.rungs.next_epoch(trial)
-
-    def later(self, trial: TrialView) -> int:
-        """Return how many rungs are still before the trial."""
-        return self.rungs.later(trial)
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PASHA(RungRule):
@@ -121,9 +103,6 @@ class PASHA(RungRule):
     epochs) with "auto".
     """
 
-    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
-    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
-    eta: Annotated[float | Fraction, eta_factor()] = 3
     epsilon: Annotated[float | Literal["auto"], number(minimum=0) | one_of("auto")] = "auto"
 
     @property
@@ -138,9 +117,16 @@ class PASHA(RungRule):
 
     def empty(self) -> _Index:
         """Return empty rungs, of which two are open."""
-        tables: dict[int, RungTable] = {rung: RankRung(self._factor, least=0) for rung in self.rungs}
         levels = (*self.rungs, self.max_epochs)
         place = min(1, len(levels) - 1)
-        rungs = Rungs("PASHA", tables, self.max_epochs, pausing=True, top=levels[place])
-        epsilon = None if self.epsilon == "auto" else float(self.epsilon)
-        return _Index(rungs, levels, place, epsilon, {rung: {} for rung in self.rungs})
+        return _Index(
+            "PASHA",
+            {rung: RankRung(self._factor, least=0) for rung in self.rungs},
+            self.max_epochs,
+            pausing=True,
+            top=levels[place],
+            ladder=levels,
+            open=place,
+            epsilon=None if self.epsilon == "auto" else float(self.epsilon),
+            losses={rung: {} for rung in self.rungs},
+        )

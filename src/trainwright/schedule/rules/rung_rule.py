@@ -1,7 +1,9 @@
-"""What all rules of successive halving share: an index that folds, judges and promotes, and the questions to it."""
+"""The base of all rules of successive halving: the rung ladder, and an index that folds, judges and promotes."""
 
+import math
+from dataclasses import dataclass
 from fractions import Fraction
-from typing import Protocol
+from typing import Annotated, Literal, Protocol
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
@@ -15,10 +17,35 @@ from trainwright.schedule.rules.promotion_rule import (
     Verdict,
     Wait,
 )
-from trainwright.schedule.rungs.ladder import as_fraction, check_ladder, ladder
 from trainwright.settings import Settings
+from trainwright.validators import Validator, integer, number, one_of
 
-__all__ = ["RungIndex", "RungRule"]
+__all__ = ["AsynchronousRule", "RungIndex", "RungRule", "as_fraction", "ladder"]
+
+
+def as_fraction(eta: float | Fraction) -> Fraction:
+    """Return the reduction factor as an exact fraction (2.5 is 5/2)."""
+    return Fraction(eta).limit_denominator(1000)
+
+
+def ladder(min_epochs: int, max_epochs: int, eta: Fraction) -> tuple[int, ...]:
+    """Return the rungs ceil(min_epochs * eta^k) below `max_epochs`, strictly increasing.
+
+    Never by logarithms: floor(log(243/3)/log(3)) is 3 in floating point, one rung short.
+    """
+    rungs: list[int] = []
+    exact = Fraction(min_epochs)
+    # Rungs are rounded up from the exact power, and equal ones are left out.
+    while (rung := math.ceil(exact)) < max_epochs:
+        if not rungs or rung > rungs[-1]:
+            rungs.append(rung)
+        exact *= eta
+    return tuple(rungs)
+
+
+_ABOVE_1 = number(above=1)
+# A factor that is 1 as a fraction of a small denominator would give a ladder without an end.
+_ETA = Validator(lambda value: _ABOVE_1.accepts(value) and as_fraction(value) > 1, "a number > 1, usually 2, 3 or 4")
 
 
 class RungIndex(Protocol):
@@ -40,12 +67,21 @@ class RungIndex(Protocol):
         """Return how many rungs are still before the trial."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class RungRule(BaseRule, Settings, error=ScheduleError):
-    """Subclasses have the fields `max_epochs`, `min_epochs` and `eta`, and give `empty`."""
+    """Compares trials at rungs: ceil(min_epochs * eta^k) < `max_epochs`, in epochs. Subclasses give `empty`."""
 
-    max_epochs: int
-    min_epochs: int
-    eta: float | Fraction
+    max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
+    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    eta: Annotated[float | Fraction, _ETA] = 3
+
+    def check_together(self) -> None:
+        """Refuse a first rung above the last epoch."""
+        if self.min_epochs > self.max_epochs:
+            raise ScheduleError(
+                f"{type(self).__name__}.min_epochs: got {self.min_epochs}, above max_epochs {self.max_epochs}; "
+                "allowed: 1 to max_epochs"
+            )
 
     @property
     def rungs(self) -> tuple[int, ...]:
@@ -60,10 +96,6 @@ class RungRule(BaseRule, Settings, error=ScheduleError):
     @property
     def _factor(self) -> Fraction:
         return as_fraction(self.eta)
-
-    def check_together(self) -> None:
-        """Refuse a first rung above the last epoch."""
-        check_ladder(type(self).__name__, self.min_epochs, self.max_epochs)
 
     def fold(self, index: RungIndex, event: Event) -> RungIndex:
         """Record a report at every rung newly reached, and the verdict at the highest."""
@@ -88,3 +120,15 @@ class RungRule(BaseRule, Settings, error=ScheduleError):
     def survival(self, index: RungIndex, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
         """Return eta^-k for the k-th later rung."""
         return tuple(float(self._factor) ** -k for k in range(1, index.later(trial) + 1))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AsynchronousRule(RungRule):
+    """A rule that waits for no rung to fill: trials outside the best stop, or pause until they are among them."""
+
+    kind: Annotated[Literal["stopping", "promotion"], one_of("stopping", "promotion")] = "stopping"
+
+    @property
+    def promotes(self) -> bool:
+        """Of kind "promotion" it pauses."""
+        return self.kind == "promotion"

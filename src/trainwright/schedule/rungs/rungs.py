@@ -8,7 +8,6 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Protocol
 
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
@@ -31,24 +30,28 @@ from trainwright.schedule.rungs.order_statistics import LossEntry, OrderStatisti
 __all__ = ["Place", "QuantileRung", "RankRung", "RungTable", "Rungs"]
 
 
-class RungTable(Protocol):
-    """What a rung holds: the records of one epoch and those of its trials that wait."""
+class RungTable:
+    """What a rung holds: the records of one epoch. Here nobody waits; rules that pause trials keep those that do."""
+
+    __slots__ = ()
 
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         """Record a report; return whether its trial goes on, and the worst loss that does (None if none does)."""
+        raise NotImplementedError
 
     def wait(self, event: Reported) -> None:
         """Note that the trial that was just entered is paused here."""
 
     def first(self) -> int | None:
         """Return the best trial that waits if it is among those that go on."""
+        return None
 
     def prune(self, gone: Callable[[int], bool]) -> None:
         """Forget the best that wait as long as they are gone."""
 
 
 @dataclass(slots=True)
-class RankRung:
+class RankRung(RungTable):
     """Goes on: the best max(`least`, floor(n/eta)) of the n losses here. O(log n) each step."""
 
     eta: Fraction
@@ -84,7 +87,7 @@ class RankRung:
 
 
 @dataclass(slots=True)
-class QuantileRung:
+class QuantileRung(RungTable):
     """Goes on: who is at most the linear 1/eta quantile of the losses entered before; the first always."""
 
     eta: Fraction
@@ -96,16 +99,6 @@ class QuantileRung:
         threshold = self.halves.quantile(float((before - 1) / self.eta)) if before else loss
         self.halves.push(LossEntry(loss, event.trial))
         return loss <= threshold, threshold
-
-    def wait(self, event: Reported) -> None:
-        """Nobody waits: only the rank can change later."""
-
-    def first(self) -> int | None:
-        """Nobody waits."""
-        return None
-
-    def prune(self, gone: Callable[[int], bool]) -> None:
-        """Nobody waits."""
 
 
 @dataclass(slots=True)

@@ -8,12 +8,13 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from trainwright.ensemble import Ensemble, Member
+from trainwright.ensemble import Ensemble
 from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
 from trainwright.serve.placement.failover import fail_over
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.units import Unit
 from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.member_runners import describe_member
 from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.supervise import Health, ServingProcess
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
@@ -76,9 +77,8 @@ class ServingPool:
         members = [self._ensemble.members[place] for place in instance.unit.members]
         told = {
             "runner": self._runner,
-            "kind": instance.unit.kind,
             "places": list(instance.unit.members),
-            "members": [_describe_member(member) for member in members],
+            "members": [describe_member(member) for member in members],
             "device": "cpu" if instance.device.kind == "cpu" else instance.device.name,
             "cores": list(instance.device.cores),
             "threads": instance.threads,
@@ -108,12 +108,3 @@ def credits_of(instance: Instance, segment_rows: int) -> int:
     Never more than its connection holds while the instance computes and reads nothing: about 270 messages on Linux.
     """
     return min(_LINE_HOLDS, 2 * math.ceil(instance.batch / segment_rows))
-
-
-def _describe_member(member: Member) -> dict[str, Any]:
-    return {
-        "folder": str(member.folder.absolute()),
-        "trial": member.trial,
-        "digests": dict(member.digests),
-        "trust": member.trust,
-    }

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trainwright.serve.placement.threads import environment
+from trainwright.serve.placement.devices import thread_environment
 from trainwright.serve.runtime.arena import Arena
 from trainwright.serve.runtime.messages import send_json
 from trainwright.serve.runtime.settings import DeploymentSettings
@@ -36,7 +36,10 @@ class ServingProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainwright.serve.runtime.worker", str(theirs.fileno()), str(arena.descriptor)],
-                env={**environment(told["threads"]), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={
+                    **thread_environment(told["threads"]),
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), arena.descriptor],
             )

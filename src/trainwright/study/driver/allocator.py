@@ -5,7 +5,8 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from trainwright.schedule import Action, Block, DeviceAllocator, Preempt, Resize, Resume, Start
+from trainwright.schedule import DeviceAllocator
+from trainwright.schedule.policies.allocation_policy import Action, Block
 from trainwright.study.driver.trial_run import TrialRun
 
 __all__ = ["Allocator", "Launch"]
@@ -96,11 +97,11 @@ class Allocator:
             self._queue_answer(trial, goes_on=True)
 
     def _carry_out(self, action: Action) -> None:
-        if isinstance(action, Start):
-            self._launches.append(Launch(action.pending.trial, action.block))
-            self._left_at[action.pending.trial] = time.monotonic()
-        elif isinstance(action, Resume | Resize | Preempt):
-            self._queue_answer(action.trial, goes_on=isinstance(action, Resume))
+        if action.kind == "start":
+            self._launches.append(Launch(action.trial, action.block))
+            self._left_at[action.trial] = time.monotonic()
+        elif action.kind in {"resume", "resize", "preempt"}:
+            self._queue_answer(action.trial, goes_on=action.kind == "resume")
 
     def _queue_answer(self, trial: int, *, goes_on: bool) -> None:
         if self._waiting_since.pop(trial, None) is not None:

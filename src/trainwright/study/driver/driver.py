@@ -10,7 +10,8 @@ from trainwright.engine.admission import REJECTED
 from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts, refusal
 from trainwright.randomness import rng
-from trainwright.schedule import Block, Continue, DeviceAllocator, Pause, Scheduler, Stop
+from trainwright.schedule import Continue, DeviceAllocator, Pause, Scheduler, Stop
+from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget

@@ -7,7 +7,7 @@ A further signal ends the driver at once.
 import time
 from collections.abc import Callable, Mapping
 
-from trainwright.schedule.allocator.time_left import seconds_left
+from trainwright.schedule.allocator.estimates import seconds_left
 from trainwright.signals import StopSignals
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.time_left import TimeLeft

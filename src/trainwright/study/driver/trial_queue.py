@@ -5,8 +5,12 @@ from collections.abc import Callable, Iterable
 
 from trainwright.errors import SpaceExhausted
 from trainwright.ledger import Record, Status, TrialState, facts
-from trainwright.schedule import New, Pause, PendingTrial, Promote, RuleView, RunningTrial, Stop, Wait
-from trainwright.search import Learner, Searcher, SearchView
+from trainwright.schedule import Pause, Promote, RuleView, Stop
+from trainwright.schedule.allocator.device_allocator import RunningTrial
+from trainwright.schedule.policies.allocation_policy import PendingTrial
+from trainwright.schedule.rules.promotion_rule import New, Wait
+from trainwright.search import Searcher, SearchView
+from trainwright.search.searcher import Learner
 from trainwright.space import Configuration
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget

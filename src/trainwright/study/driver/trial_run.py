@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from trainwright.engine import Block
-from trainwright.schedule import CONTINUE, Verdict
+from trainwright.engine.protocol import Block
+from trainwright.schedule.rules.promotion_rule import CONTINUE, Verdict
 
 __all__ = ["TrialRun"]
 

@@ -12,7 +12,7 @@ const VIEWS = [
   ["curves", "Learning curves", (study) => new FiguresView(study, "Learning curves", ["curves"])],
   ["parameters", "Parameters", (study) => new FiguresView(study, "Parameters", ["importance", "parallel"])],
   ["cluster", "Cluster", (study) => new FiguresView(study, "Cluster", ["cluster"])],
-  ["plans", "Plans", (study) => new FiguresView(study, "Plans and forecasts", ["plans"])],
+  ["plans", "Forecast", (study) => new FiguresView(study, "Forecast of the search", ["plans"])],
   ["ensembles", "Ensembles", (study) => new FiguresView(study, "Ensembles", ["ensembles"])],
 ];
 

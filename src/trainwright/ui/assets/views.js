@@ -108,7 +108,7 @@ const EMPTY = {
   curves: "Learning curves appear once a trial has reported two epochs.",
   importance: "There is no result yet.",
   cluster: "No trial has started yet.",
-  plans: "No plan was made for this study: see the guide of this page for the files that are shown here.",
+  plans: "No forecast was made for this study: a study file's [plan] makes one.",
   ensembles: "No trial has left predictions for a library (tw.ensemble.leave).",
 };
 

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import BudgetError
-from trainwright.plan.memory.chain import Chain, Stage
+from trainwright.model.chain import Chain, Stage
 from trainwright.plan.memory.operations import (
     OperationKind,
     Value,

@@ -14,8 +14,8 @@ from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
 from trainwright.errors import BudgetError, UnsupportedModel, closest
+from trainwright.model.chain import NO_LOSS, Chain, Stage, with_least_peaks
 from trainwright.model.trace.storages import StorageTracker
-from trainwright.plan.memory.chain import NO_LOSS, Chain, Stage, with_least_peaks
 from trainwright.train.parallel.recompute.sample_step import restored_after
 from trainwright.train.parallel.recompute.skipping import SkippedValues, handed_on
 from trainwright.train.parallel.recompute.stages import StageRow

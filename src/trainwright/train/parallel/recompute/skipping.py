@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import get_gradient_edge
 
-from trainwright.plan.memory.chain import Skip, Stage
+from trainwright.model.chain import Skip, Stage
 from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.storage_bytes import storage_keys, total_bytes
 from trainwright.train.parallel.recompute.trees import map_only, tensors_of

@@ -1,0 +1,20 @@
+"""The help of every command, as the program prints it: what the page of commands is made of."""
+
+from collections.abc import Iterator
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from trainwright.cli.main import build_app
+
+
+def command_helps() -> Iterator[tuple[str, str]]:
+    """Yield each command as it is typed and its help, a group of commands before its members."""
+    root = typer.main.get_command(build_app())
+    yield from _helps(root, root.context_class(root, info_name="trainwright", terminal_width=80))
+
+
+def _helps(command: TyperCommand | TyperGroup, context: typer.Context) -> Iterator[tuple[str, str]]:
+    yield context.command_path, command.get_help(context)
+    for name, member in getattr(command, "commands", {}).items():
+        yield from _helps(member, member.context_class(member, parent=context, info_name=name, terminal_width=80))

@@ -1,0 +1,67 @@
+"""A checkpoint format of your own: one header in JSON, then the bytes of each tensor, one after another."""
+
+import hashlib
+import struct
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from math import prod
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from trainwright.checkpoint.tools.formats.base import BaseFormat, document, head, read_document
+from trainwright.checkpoint.tools.formats.protocol import Capabilities, Slices, Stored, TensorInfo
+from trainwright.checkpoint.tools.formats.tensors import DTYPES, as_bytes, as_tensor, plain, stand_in
+
+__all__ = ["Plain"]
+
+_MAGIC = b"PLAIN01\n"
+
+
+class Plain(BaseFormat):
+    """The magic, the header's length and its hash, the header, the tensors; a tensor is read without the others."""
+
+    name: ClassVar[str] = "plain"
+    suffix: ClassVar[str] = ".plain"
+    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=False, streams=True)
+
+    def recognises(self, path: Path) -> bool:
+        """Tell by the first bytes."""
+        return head(path, len(_MAGIC)) == _MAGIC
+
+    def _write(
+        self, path: Path, tensors: Mapping[str, Tensor], infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]
+    ) -> list[Path]:
+        header = document(infos, metadata)
+        with path.open("xb") as file:
+            file.write(_MAGIC + struct.pack("<Q", len(header)) + hashlib.sha256(header).digest() + header)
+            for name, info in infos.items():
+                if info.tied is None:
+                    file.write(as_bytes(plain(tensors[name])).numpy().data)
+        return [path]
+
+    @contextmanager
+    def _opened(self, path: Path) -> Iterator[Stored]:
+        with path.open("rb") as file:
+            (length,) = struct.unpack("<Q", file.read(len(_MAGIC) + 8)[len(_MAGIC) :])
+            digest, header = file.read(32), file.read(length)
+            if hashlib.sha256(header).digest() != digest:
+                raise ValueError("the header is not what was written")
+            infos, text = read_document(header)
+            places, end = {}, file.tell()
+            for name, info in infos.items():
+                if info.tied is None:
+                    size = prod(info.shape) * stand_in(info.dtype).itemsize
+                    places[name], end = (end, size), end + size
+            if path.stat().st_size != end:
+                raise ValueError(f"{path.stat().st_size} bytes, where the header tells of {end}")
+
+            def fetch(name: str, slices: Slices | None) -> Tensor:
+                place, size = places[name]
+                file.seek(place)
+                array = np.frombuffer(file.read(size), stand_in(infos[name].dtype)).reshape(infos[name].shape)
+                return as_tensor(array if slices is None else array[slices], infos[name].dtype)
+
+            yield Stored(infos=infos, metadata=text, fetch=fetch)

@@ -1,0 +1,178 @@
+"""The trials of a study as a log directory of TensorBoard: a run per trial with its curves, and the HParams page.
+
+A run is one event file, `trial-000017/events.out.tfevents.SECONDS.trainwright-ID`, a function of the trial's records:
+to export again writes nothing anew. Written with the extra `tensorboard`, which needs neither TensorFlow nor torch.
+"""
+
+import io
+import json
+import math
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import InputError, MissingExtra
+from trainwright.ledger import State, Status, TrialState
+from trainwright.ledger.rows import final_metrics
+from trainwright.publishing import write_file
+from trainwright.report.files import folder
+from trainwright.report.finished_trials import FinishedTrials
+from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
+
+__all__ = ["TensorBoardLog"]
+
+_GOOD = frozenset({Status.COMPLETE, Status.STOPPED})
+
+
+class TensorBoardLog:
+    """The ended trials of the study in `directory`, or its `last` ones, as runs in the folder `path`.
+
+    Each `update` adds the trials that have ended since; lost trials wait until it is settled what becomes of them.
+    Refused if the folder holds another study's runs.
+    """
+
+    def __init__(self, directory: str | Path, path: str | Path, *, last: int | None = None) -> None:
+        try:
+            import tensorboard.compat.proto  # noqa: F401 -- before anything is made
+        except ImportError:
+            raise MissingExtra.of("the TensorBoard export", "tensorboard", "tensorboard") from None
+        self.finished = FinishedTrials(directory, last=last)
+        self.path = folder(directory, path)
+        self._suffix = f".trainwright-{self.finished.study_id}"
+        state = self.finished.state
+        # Without requirements, which may be functions of modules that are not here.
+        self._parameters = Space.from_json({"parameters": (state.space or {})["parameters"]}).parameters
+        self._write_trial(self.path, 0.0, [_experiment_event(self.finished.name, state, self._parameters)])
+        self.update()
+
+    def update(self) -> int:
+        """Add the trials that have ended since the last call; returns how many."""
+        self.finished.read()
+        trials = self.finished.news()
+        for trial in trials:
+            run = self.path / f"trial-{trial.number:06d}"
+            try:
+                run.mkdir(exist_ok=True)
+            except OSError as error:
+                raise InputError(f"cannot write to {run}: {(error.strerror or str(error)).lower()}") from error
+            self._write_trial(run, _start_time(trial), _make_events(trial, self._parameters))
+        return len(trials)
+
+    def _write_trial(self, run: Path, started: float, events: Iterable[Any]) -> None:
+        """Write the one event file of a run, unless it is there as it should be."""
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.summary.writer.record_writer import RecordWriter
+
+        content = io.BytesIO()
+        records = RecordWriter(content)
+        for event in (Event(wall_time=started, file_version="brain.Event:2"), *events):
+            records.write(event.SerializeToString(deterministic=True))
+        path = run / f"events.out.tfevents.{int(started)}{self._suffix}"
+        try:
+            others = [file.name for file in run.glob("*tfevents*") if not file.name.endswith(self._suffix)]
+            if others:
+                raise InputError(
+                    f"cannot write to {run}: it holds {others[0]}, which is not of this study; choose another folder"
+                )
+            if not path.exists() or path.read_bytes() != content.getvalue():
+                write_file(path, content.getvalue())
+        except OSError as error:
+            raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+
+
+def _start_time(trial: TrialState) -> float:
+    """Return when a trial began, or when it was told of; 0 if nobody knows."""
+    starts = [lease.started_at for lease in trial.leases.values() if lease.started_at is not None]
+    return min(starts) if starts else trial.end.at if trial.end is not None else 0.0
+
+
+def _make_events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list[Any]:
+    """Return what a run holds: its parameters, a scalar for each metric of each report, its result, and its end."""
+    from tensorboard.plugins.hparams.api_pb2 import STATUS_FAILURE, STATUS_SUCCESS
+    from tensorboard.plugins.hparams.metadata import SESSION_END_INFO_TAG, SESSION_START_INFO_TAG
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, SessionEndInfo, SessionStartInfo
+
+    began = _start_time(trial)
+    ended = trial.end.at if trial.end is not None else began
+    start = SessionStartInfo(group_name=f"trial-{trial.number:06d}", start_time_secs=began)
+    for name, value in trial.params.items():
+        shown = _shown_value(parameters.get(name), value)
+        if isinstance(shown, bool):
+            start.hparams[name].bool_value = shown
+        elif isinstance(shown, int | float):
+            start.hparams[name].number_value = shown
+        else:
+            start.hparams[name].string_value = shown
+    end = SessionEndInfo(end_time_secs=ended, status=STATUS_SUCCESS if trial.status in _GOOD else STATUS_FAILURE)
+    reports = [trial.reports[epoch] for epoch in sorted(trial.reports)]
+    reported = reports[-1].metrics if reports else {}
+    result = {name: value for name, value in final_metrics(trial).items() if reported.get(name) != value}
+    return [
+        _plugin_metadata(began, SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)),
+        *(_scalar_events(report.at, report.epoch, report.metrics) for report in reports),
+        *([_scalar_events(ended, trial.epoch, result)] if result else []),
+        _plugin_metadata(ended, SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end)),
+    ]
+
+
+def _experiment_event(name: str, state: State, parameters: Mapping[str, Parameter]) -> Any:
+    """Return the event that tells the HParams page what varies and what is measured."""
+    from tensorboard.plugins.hparams.api_pb2 import Experiment, MetricInfo, MetricName
+    from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    goals = [MetricInfo(name=MetricName(tag=o.metric), description=str(o)) for o in state.objectives]
+    infos = [_hparam_info(name, parameter) for name, parameter in parameters.items()]
+    experiment = Experiment(name=name, hparam_infos=infos, metric_infos=goals)
+    return _plugin_metadata(0.0, EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))
+
+
+def _hparam_info(name: str, parameter: Parameter) -> Any:
+    from tensorboard.plugins.hparams.api_pb2 import (
+        DATA_TYPE_BOOL,
+        DATA_TYPE_FLOAT64,
+        DATA_TYPE_STRING,
+        HParamInfo,
+        Interval,
+    )
+
+    if not isinstance(parameter, Choice | Constant):
+        info = HParamInfo(name=name, type=DATA_TYPE_FLOAT64, differs=True)
+        if isinstance(parameter, Float | Int):
+            info.domain_interval.CopyFrom(Interval(min_value=parameter.low, max_value=parameter.high))
+        return info
+    values = [_shown_value(parameter, value) for value in _hparam_values(parameter)]
+    kinds = {bool: DATA_TYPE_BOOL, int: DATA_TYPE_FLOAT64, float: DATA_TYPE_FLOAT64, str: DATA_TYPE_STRING}
+    info = HParamInfo(name=name, type=kinds[type(values[0])], differs=len(values) > 1)
+    info.domain_discrete.extend(values)
+    return info
+
+
+def _hparam_values(parameter: Choice | Constant) -> tuple[Any, ...]:
+    return parameter.values if isinstance(parameter, Choice) else (parameter.value,)
+
+
+def _shown_value(parameter: Parameter | None, value: Any) -> Any:
+    """Return the value as TensorBoard takes it: where a column's values are of several kinds, their JSON texts."""
+    values = _hparam_values(parameter) if isinstance(parameter, Choice | Constant) else (value,)
+    kinds = {float if type(v) is int else type(v) for v in values}
+    if len(kinds) == 1 and kinds <= {bool, float, str}:
+        return value
+    return json.dumps(value)
+
+
+def _scalar_events(at: float, step: int, metrics: Mapping[str, float]) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items() if not math.isnan(value)]
+    return Event(wall_time=at, step=step, summary=Summary(value=values))
+
+
+def _plugin_metadata(at: float, tag: str, content: Any) -> Any:
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.compat.proto.summary_pb2 import Summary
+    from tensorboard.plugins.hparams.metadata import NULL_TENSOR, create_summary_metadata
+
+    value = Summary.Value(tag=tag, metadata=create_summary_metadata(content), tensor=NULL_TENSOR)
+    return Event(wall_time=at, summary=Summary(value=[value]))

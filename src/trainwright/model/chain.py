@@ -1,0 +1,377 @@
+"""Chain: a model as a row of stages with times and bytes, which profiles, memory plans and pipelines are made of.
+
+Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with the sizes of gradients kept apart):
+
+- Stages are counted from 1; behind the last stands the loss stage, whose output has no gradient to keep.
+- `output_bytes` is a^l, what the next stage reads; a^0 is the chain's input, held by the caller and always alive.
+- `saved_bytes` is everything that autograd holds for one stage *with* its own output a^l and *without* its input
+  a^{l-1} and without parameters.
+- `gradient_bytes` is the gradient of a^l, alive from the backward of stage l+1 to the end of the backward of l, and
+  whatever else is alive just then; that of the loss stage what is from the start of the step to its backward's end.
+- `parameter_gradient_bytes` are the gradients of a stage's parameters, alive from its backward to the end of the step.
+- What a stage makes for others behind the next is a `Skip`; the simulator counts it while the plan needs it. Its
+  gradient is part of `gradient_bytes`; while its maker runs forward, it is one of the temporaries.
+- Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
+  bytes, the gradient that arrives and the gradient that it makes are all alive and are not part of the temporaries.
+- The temporaries of a backward may be negative: one that frees what it has read while it makes its gradients needs
+  less than all of it together, and its output has gone before unless its own graph holds it.
+- What does not change during a step (parameters, gradients that are there when it begins, buffers, optimizer state,
+  constants shared by stages, a reserve for libraries) is `fixed`, bytes by owner, and part of every budget.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from trainwright.errors import ChainError, closest
+from trainwright.files import read_json, write_text
+from trainwright.validators import check, integer, number
+
+__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Skip", "Stage", "with_least_peaks"]
+
+SCHEMA = 1
+_BYTE_COUNT = integer(minimum=0, of="bytes")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Option:
+    """One way to run a stage forward with gradients: what it keeps, and what its backward then takes.
+
+    `backward_seconds` holds whatever this way recomputes inside the stage, `backward_temporary_bytes` its peak.
+    """
+
+    name: str = ""
+    forward_seconds: float
+    backward_seconds: float
+    saved_bytes: int
+    forward_temporary_bytes: int = 0
+    backward_temporary_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Stage:
+    """The part between two neighbouring cuts of a model; the module's docstring says what its sizes hold.
+
+    A cut is a place of the forward pass where exactly one storage that carries gradients is live from what has run to
+    the rest, and is not written any more. The stage's own numbers are option 0, save everything; a traced profile has
+    no seconds for its stages but for their layers.
+    """
+
+    name: str = ""
+    forward_seconds: float
+    backward_seconds: float
+    output_bytes: int
+    saved_bytes: int
+    gradient_bytes: int | None = None
+    """None: as many as the output has."""
+    forward_temporary_bytes: int = 0
+    backward_temporary_bytes: int = 0
+    no_grad_forward_seconds: float | None = None
+    """Forward without gradients, which keeps only the output; None: the same time."""
+    no_grad_forward_temporary_bytes: int | None = None
+    """None: the same bytes."""
+    parameter_gradient_bytes: int = 0
+    """What its backward leaves until the end of the step; 0 where `fixed` has it."""
+    parameter_bytes: int = 0
+    """Used by pipelines, which place parameters; a plan for one device has them in the chain's `fixed`."""
+    layers: int = 0
+    """How many of a block's layers are this stage's, in a profile."""
+    options: tuple[Option, ...] = ()
+    """Further ways to run it."""
+
+    @property
+    def output_gradient_bytes(self) -> int:
+        """Bytes of the gradient of the output."""
+        return self.output_bytes if self.gradient_bytes is None else self.gradient_bytes
+
+    @property
+    def no_grad_seconds(self) -> float:
+        """Seconds of a forward without gradients."""
+        return self.forward_seconds if self.no_grad_forward_seconds is None else self.no_grad_forward_seconds
+
+    @property
+    def no_grad_temporary_bytes(self) -> int:
+        """Temporaries of a forward without gradients."""
+        plain = self.no_grad_forward_temporary_bytes
+        return self.forward_temporary_bytes if plain is None else plain
+
+    @property
+    def choices(self) -> tuple[Option, ...]:
+        """All ways to run it with gradients; the first is the stage's own."""
+        return (
+            Option(
+                name="save all",
+                forward_seconds=self.forward_seconds,
+                backward_seconds=self.backward_seconds,
+                saved_bytes=self.saved_bytes,
+                forward_temporary_bytes=self.forward_temporary_bytes,
+                backward_temporary_bytes=self.backward_temporary_bytes,
+            ),
+            *self.options,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Skip:
+    """A value that a stage makes for others behind the next, which read it beside their input.
+
+    Every forward of the maker makes it, and it stays while a forward to come reads it: the first forward of a reader
+    the maker's first, one that is run again its latest. It never goes to the host.
+    """
+
+    name: str = ""
+    maker: int
+    readers: tuple[int, ...]
+    """In order, all behind the maker."""
+    value_bytes: int
+    shared_bytes: int = 0
+    """So many of them are in the maker's output: they count once while that is there."""
+    holders: tuple[int, ...] = ()
+    """The stages, of maker and readers, whose graphs hold it too, as long as their saved values are there."""
+
+
+NO_LOSS = Stage(name="loss", forward_seconds=0.0, backward_seconds=0.0, output_bytes=0, saved_bytes=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chain:
+    """Stages 1..L, the loss stage L+1, and the bytes that never change. Refuses impossible numbers by name."""
+
+    stages: tuple[Stage, ...]
+    loss: Stage = NO_LOSS
+    """Without one, the output's gradient arrives from outside at no cost, and the loss's own peak is not planned."""
+    skips: tuple[Skip, ...] = ()
+    input_bytes: int = 0
+    input_gradient_bytes: int = 0
+    """Other than 0 only if the input wants a gradient."""
+    fixed: Mapping[str, int] = field(default_factory=dict)
+    """Bytes that are alive throughout, by owner."""
+    name: str = ""
+    plain_peak_bytes: int | None = None
+    """Peak of a step of the model as it is, where that was measured: autograd lets go of some gradients sooner than a
+    row of stages does."""
+
+    def __post_init__(self) -> None:
+        if not self.stages:
+            raise ChainError("chain, stages: got none; allowed: at least one stage")
+        below = self.input_gradient_bytes
+        for place, stage in enumerate(self.steps, start=1):
+            _check_stage(place, stage, below)
+            below = stage.output_gradient_bytes
+        if self.loss.gradient_bytes is None and self.loss.output_bytes:
+            raise ChainError(
+                f"chain, loss, gradient_bytes: got none, with output_bytes={self.loss.output_bytes}; allowed: "
+                "gradient_bytes=0, for nothing comes after the loss, or what is alive until its backward"
+            )
+        for place, skip in enumerate(self.skips, start=1):
+            _check_skip(f"chain, skip {place}" + (f" ({skip.name})" if skip.name else ""), skip, self.steps)
+        if self.plain_peak_bytes is not None:
+            check(self.plain_peak_bytes, _BYTE_COUNT, "chain, plain_peak_bytes", ChainError)
+        check(self.input_bytes, _BYTE_COUNT, "chain, input_bytes", ChainError)
+        check(self.input_gradient_bytes, _BYTE_COUNT, "chain, input_gradient_bytes", ChainError)
+        for owner, count in self.fixed.items():
+            check(count, _BYTE_COUNT, f"chain, fixed, {owner}", ChainError)
+
+    @property
+    def steps(self) -> tuple[Stage, ...]:
+        """All stages with the loss stage at the end; operations count them from 1."""
+        return (*self.stages, self.loss)
+
+    @property
+    def fixed_bytes(self) -> int:
+        """Bytes that are alive throughout, the input included."""
+        return sum(self.fixed.values()) + self.input_bytes
+
+    @property
+    def plain_seconds(self) -> float:
+        """Seconds of a step in which nothing is recomputed: the least of any plan if no option is faster."""
+        return math.fsum(stage.forward_seconds + stage.backward_seconds for stage in self.steps)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of everything that a plan depends on, names apart."""
+        content = self.to_json()
+        for part in (content, *content["stages"], content["loss"], *content.get("skips", ())):
+            part.pop("name", None)
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the chain as a JSON object; what has its default is left out of the stages."""
+        return {
+            "schema": SCHEMA,
+            "name": self.name,
+            "input_bytes": self.input_bytes,
+            "input_gradient_bytes": self.input_gradient_bytes,
+            "fixed": dict(self.fixed),
+            "stages": [_record_to_json(stage) for stage in self.stages],
+            "loss": _record_to_json(self.loss),
+            **({"skips": [_record_to_json(skip) for skip in self.skips]} if self.skips else {}),
+            **({} if self.plain_peak_bytes is None else {"plain_peak_bytes": self.plain_peak_bytes}),
+        }
+
+    @classmethod
+    def from_json(cls, content: Any) -> "Chain":
+        """Return the chain that `to_json` has written; raise ChainError with stage, field and value if it is none."""
+        if not isinstance(content, Mapping) or "stages" not in content:
+            raise ChainError("chain: got no object with 'stages'; allowed: what Chain.to_json writes")
+        if content.get("schema", SCHEMA) != SCHEMA:
+            raise ChainError(f"chain, schema: got {content['schema']!r}; allowed: {SCHEMA}")
+        _check_names("chain", content, {"schema", *(each.name for each in fields(cls))})
+        for name in ("stages", "skips"):
+            if not isinstance(content.get(name, []), list):
+                raise ChainError(f"chain, {name}: got {content[name]!r}; allowed: a list of {name}")
+        stages = tuple(_stage_from_json(place, each) for place, each in enumerate(content["stages"], start=1))
+        skips = tuple(_skip_from_json(place, each) for place, each in enumerate(content.get("skips", []), start=1))
+        own = ("input_bytes", "input_gradient_bytes", "name", "plain_peak_bytes")
+        rest = {key: content[key] for key in own if key in content}
+        loss = _stage_from_json(len(stages) + 1, content["loss"]) if "loss" in content else NO_LOSS
+        fixed = content.get("fixed", {})
+        if not isinstance(fixed, Mapping):
+            raise ChainError(f"chain, fixed: got {fixed!r}; allowed: an object of bytes by owner")
+        return cls(stages=stages, loss=loss, skips=skips, fixed=dict(fixed), **rest)
+
+    def save(self, path: str | Path) -> None:
+        """Write the chain as a JSON file."""
+        write_text(path, "chain file", json.dumps(self.to_json(), indent=1) + "\n", error=ChainError)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Chain":
+        """Read a chain from a JSON file."""
+        allowed = "a chain file (.json), which Chain.save wrote"
+        return cls.from_json(read_json(path, "chain file", allowed=allowed, error=ChainError))
+
+
+_SECONDS = ("forward_seconds", "backward_seconds", "no_grad_forward_seconds")
+_BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_bytes", "backward_temporary_bytes",
+          "no_grad_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
+
+
+def with_least_peaks(stages: Sequence[Stage]) -> list[Stage]:
+    """Return stages whose backward peak is not below what is there when it has ended.
+
+    A stage with several outputs never has all their gradients at a time, nor those of its parameters and its input
+    beside them, so that its temporaries, beside what a chain counts, may come out as less than none.
+    """
+    found: list[Stage] = []
+    for stage in stages:
+        below = found[-1].output_gradient_bytes if found else 0
+        least = -(below + stage.parameter_gradient_bytes + stage.output_bytes)
+        found.append(replace(stage, backward_temporary_bytes=max(stage.backward_temporary_bytes, least)))
+    return found
+
+
+def _check_stage(place: int, stage: Stage, below: int) -> None:
+    where = f"chain, stage {place}" + (f" ({stage.name})" if stage.name else "")
+    given = below, stage.parameter_gradient_bytes, stage.output_bytes
+    least = -sum(each for each in given if isinstance(each, int))
+    _check_fields(where, stage, least)
+    if stage.saved_bytes < stage.output_bytes:
+        raise ChainError(
+            f"{where}, saved_bytes: got {stage.saved_bytes}; allowed: at least its output_bytes, {stage.output_bytes}, "
+            "for what autograd saves of a stage counts its output"
+        )
+    for position, option in enumerate(stage.options, start=1):
+        _check_fields(f"{where}, option {position}", option, least)
+        if option.saved_bytes < stage.output_bytes:
+            raise ChainError(
+                f"{where}, option {position}, saved_bytes: got {option.saved_bytes}; allowed: at least the stage's "
+                f"output_bytes, {stage.output_bytes}"
+            )
+
+
+def _check_skip(where: str, skip: Skip, steps: Sequence[Stage]) -> None:
+    def check_stages(name: str, numbers: Sequence[int], allowed: Sequence[int]) -> None:
+        odd = next((each for each in numbers if type(each) is not int or each not in allowed), None)
+        if odd is not None:
+            some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
+            raise ChainError(f"{where}, {name}: got {odd!r}; allowed: a stage of {some}")
+
+    check_stages("maker", (skip.maker,), range(1, len(steps)))
+    check_stages("readers", skip.readers, range(skip.maker + 1, len(steps) + 1))
+    check_stages("holders", skip.holders, (skip.maker, *skip.readers))
+    if not skip.readers or list(skip.readers) != sorted({*skip.readers}):
+        raise ChainError(f"{where}, readers: got {list(skip.readers)}; allowed: at least one stage, in order")
+    check(skip.value_bytes, _BYTE_COUNT, f"{where}, value_bytes", ChainError)
+    check(skip.shared_bytes, _BYTE_COUNT, f"{where}, shared_bytes", ChainError)
+    most = min(skip.value_bytes, steps[skip.maker - 1].output_bytes)
+    if skip.shared_bytes > most:
+        raise ChainError(
+            f"{where}, shared_bytes: got {skip.shared_bytes}; allowed: at most {most}, for they are part of the value "
+            "and of its maker's output"
+        )
+
+
+def _check_fields(where: str, record: Stage | Option, least: int) -> None:
+    for name in _SECONDS:
+        value = getattr(record, name, None)
+        if value is None and name not in {"forward_seconds", "backward_seconds"}:
+            continue
+        check(value, number(minimum=0, of="seconds"), f"{where}, {name}", ChainError)
+    for name in _BYTES:
+        value = getattr(record, name, None)
+        if value is not None or name == "saved_bytes":
+            smallest = least if name == "backward_temporary_bytes" else 0
+            check(value, integer(minimum=smallest, of="bytes"), f"{where}, {name}", ChainError)
+
+
+def _record_to_json(record: Stage | Option | Skip) -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if each.default is MISSING or value != each.default:
+            several = isinstance(value, tuple)
+            written[each.name] = [_element_to_json(one) for one in value] if several else value
+    return written
+
+
+def _element_to_json(element: Option | int) -> Any:
+    return element if isinstance(element, int) else _record_to_json(element)
+
+
+def _stage_from_json(place: int, content: Any) -> Stage:
+    where = f"chain, stage {place}"
+    values = _values(where, content, Stage)
+    options = values.pop("options", [])
+    if not isinstance(options, list):
+        raise ChainError(f"{where}, options: got {options!r}; allowed: a list of options")
+    made = tuple(
+        Option(**_values(f"{where}, option {number}", each, Option)) for number, each in enumerate(options, start=1)
+    )
+    return Stage(**values, options=made)
+
+
+def _skip_from_json(place: int, content: Any) -> Skip:
+    where = f"chain, skip {place}"
+    values = _values(where, content, Skip)
+    for name in ("readers", "holders"):
+        if not isinstance(values.get(name, []), list):
+            raise ChainError(f"{where}, {name}: got {values[name]!r}; allowed: a list of stages")
+    values |= {name: tuple(values[name]) for name in ("readers", "holders") if name in values}
+    return Skip(**values)
+
+
+def _values(where: str, content: Any, record: "type[Stage | Option | Skip]") -> dict[str, Any]:
+    if not isinstance(content, Mapping):
+        raise ChainError(f"{where}: got {content!r}; allowed: an object with {', '.join(_needed(record))}")
+    _check_names(where, content, {each.name for each in fields(record)})
+    missing = [name for name in _needed(record) if content.get(name) is None]
+    if missing:
+        raise ChainError(f"{where}, {missing[0]}: got nothing; allowed: a number >= 0")
+    return dict(content)
+
+
+def _needed(record: "type[Stage | Option | Skip]") -> list[str]:
+    return [each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
+
+
+def _check_names(where: str, content: Mapping[str, Any], known: set[str]) -> None:
+    for name in content:
+        if name not in known:
+            raise ChainError(
+                f"{where}: got the field {name!r}; allowed: {', '.join(sorted(known))}{closest(name, known)}"
+            )

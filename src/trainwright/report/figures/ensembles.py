@@ -1,0 +1,178 @@
+"""Ensembles: loss against cost of the front and of members alone; how sure the pick is; how its members differ."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from trainwright.ensemble.ensemble_report import EnsembleReport
+from trainwright.report.figures.figure import (
+    Figure,
+    Json,
+    axis,
+    draw_lines,
+    draw_marks,
+    draw_trace,
+    layout,
+    rounded,
+    value_axis,
+)
+from trainwright.report.formatting import count, escape, number
+from trainwright.report.study_ensemble import StudyEnsemble
+
+__all__ = ["disagreement_figure", "ensemble_front", "reliability_figure"]
+
+_MOST_WRITTEN = 12  # members whose shares have room in their cells
+_WORDS = {"cross_entropy": "cross-entropy", "squared_error": "squared error"}
+
+
+def ensemble_front(ensembles: StudyEnsemble) -> Figure:
+    """Return the figure; where seconds were not measured, the number of members stands for the cost."""
+    front, singles, pick = ensembles.front, ensembles.singles, ensembles.pick
+    timed = all(single.seconds_per_row is not None for single in singles)
+    unit, per = _choose_unit([single.seconds_per_row or 0.0 for single in singles]) if timed else ("", 1.0)
+    chosen = tuple(member.trial for member in pick.members)
+    points = sorted(front.points, key=lambda point: (point.seconds_per_row or len(point.members), point.loss))
+    costs = [(point.seconds_per_row or 0.0) * per if timed else float(len(point.members)) for point in points]
+    losses = np.minimum.accumulate([point.loss for point in points])
+    # The front has three axes; points that are on it for their few bytes only lie above the line of the other two.
+    line = [at for at, point in enumerate(points) if at == 0 or point.loss < losses[at - 1]]
+    small = [at for at in range(len(points)) if at not in line]
+    alone = [(single.seconds_per_row or 0.0) * per if timed else 1.0 for single in singles]
+    # Single models first, so that the front is drawn on top of them.
+    single_losses = [single.loss for single in singles]
+    traces = [_mark_models("one model", alone, single_losses, [(single.trial,) for single in singles], "--muted")]
+    for name, places, symbol in (("front", line, "circle"), ("front, for its size", small, "circle-open")):
+        if places:
+            place_losses, who = [points[at].loss for at in places], [points[at].members for at in places]
+            x = [costs[at] for at in places]
+            traces.append(_mark_models(name, x, place_losses, who, "--blue", symbol=symbol))
+    traces[1] |= {"mode": "lines+markers", "line": {"color": "--blue", "width": 1.5, "shape": "hv"}}
+    for point, cost in zip(points, costs, strict=True):
+        if point.members == chosen and point.weights == pick.weights:
+            traces.append(draw_marks("pick", [cost], rounded([point.loss]), "--orange", size=16, symbol="star"))
+        if point is front.points[0]:
+            best = rounded([point.loss])
+            traces.append(draw_marks("least loss", [cost], best, "--orange", size=16, symbol="circle-open"))
+    loss = _WORDS.get(front.metric, front.metric)
+    every = np.array([*(single.loss for single in singles), *(point.loss for point in points)])
+    y, remark = value_axis(f"{loss} on {escape(front.split, 30)} rows", every, low_is_good=True)
+    return Figure(
+        name="ensembles",
+        title="Ensembles: loss against cost",
+        caption=_write_caption(ensembles, remark),
+        data=traces,
+        layout=layout(xaxis=axis(f"{unit} per row" if timed else "members", rangemode="tozero"), yaxis=y),
+        height=400,
+    )
+
+
+def _write_caption(ensembles: StudyEnsemble, remark: str) -> str:
+    front, pick = ensembles.front, ensembles.pick
+    best, single = front.points[0].loss, front.baselines["single best"].loss
+    gain = f"{(single - best) / abs(single):.0%} below" if single > best and single else "no better than"
+    cut = f" {ensembles.left_out:,} further models were left out." if ensembles.left_out else ""
+    return (
+        f"{count(len(ensembles.singles), 'model')} alone, and {count(len(front.points), 'ensemble')} on the front, "
+        f"of which none is beaten in loss, time and size together. The least loss, {number(best)}, is {gain} the best "
+        f"single model's {number(single)}. The pick has {count(len(pick.members), 'member')}. "
+        f"Losses here are of the rows that were selected on, and so too good.{cut} {remark}"
+    ).strip()
+
+
+def _choose_unit(seconds: Sequence[float]) -> tuple[str, float]:
+    greatest = max(seconds, default=0.0)
+    for name, factor in (("seconds", 1.0), ("ms", 1e3), ("µs", 1e6)):
+        if greatest * factor >= 1:
+            return name, factor
+    return "ns", 1e9
+
+
+def _mark_models(
+    name: str, x: Sequence[float], y: Sequence[float], trials: Sequence[Sequence[int]], colour: str, **style: Any
+) -> Json:
+    words = [f"trial{'s' if len(members) > 1 else ''} {', '.join(map(str, members))}" for members in trials]
+    return draw_marks(
+        name, rounded(x), rounded(y), colour, "%{customdata}: %{y:.4g}", size=8, customdata=words, **style
+    )
+
+
+def reliability_figure(report: EnsembleReport) -> Figure | None:
+    """Return the figure; None for predictions that are no classes."""
+    if not report.reliability or report.before is None:
+        return None
+    traces = [draw_lines("calibrated", [0, 1], [0, 1], "--muted", width=1, dash="dot")]
+    for when, colour in (("before", "--blue"), ("after", "--orange")):
+        if when in report.reliability:
+            curve = report.reliability[when]
+            name = f"{when} temperature" if report.calibration else "ensemble"
+            x, y = rounded(curve["confidence"]), rounded(curve["accuracy"])
+            line = draw_lines(name, x, y, colour, "%{customdata} rows: %{x:.3f} sure, %{y:.3f} right")
+            marker = {"color": colour, "size": 7}
+            traces.append({**line, "mode": "lines+markers", "marker": marker, "customdata": list(curve["rows"])})
+    return Figure(
+        name="reliability",
+        title="Is the ensemble as sure as it is right?",
+        caption=_describe_calibration(report),
+        data=traces,
+        layout=layout(
+            xaxis=axis("mean probability of the likeliest class", range=[0, 1.02]),
+            yaxis=axis("share of right answers", range=[0, 1.02]),
+        ),
+        height=360,
+    )
+
+
+def _describe_calibration(report: EnsembleReport) -> str:
+    before, after = report.before or {}, report.after
+    text = (
+        f"On {before['rows']:,} {escape(report.rows, 30)} rows, in bins of equal size: below the line it is too sure,"
+        f" above it not sure enough. Expected calibration error {number(before['ece'], 3)} (95 % interval "
+        f"{number(before['ece_low'], 3)} to {number(before['ece_high'], 3)})"
+    )
+    content = report.calibration
+    if after is None or content is None:
+        return text + "."
+    if content["applied"] == 1.0:
+        return text + f"; temperature {number(content['fitted'], 3)} gains less than its error: not used."
+    return text + f"; with temperature {number(content['applied'], 3)} it is {number(after['ece'], 3)}."
+
+
+def disagreement_figure(report: EnsembleReport) -> Figure | None:
+    """Return the figure; None for one member, or without rows to compare on."""
+    if len(report.disagreement) < 2:
+        return None
+    trials = sorted(row["trial"] for row in report.members)
+    names = [f"trial {trial}" for trial in trials]
+    difference = np.array(report.disagreement)
+    classes = report.output == "classes"
+    form = ".1%" if classes else ".3g"
+    pairs = difference[np.triu_indices(len(difference), 1)]
+    content = f"{pairs.mean():.1%} of rows" if classes else f"{number(float(pairs.mean()), 3)}"
+    correlation = (
+        f" The correlation of their errors is {number(report.error_correlation, 3)}; a low one promises gain."
+        if report.error_correlation is not None
+        else ""
+    )
+    return Figure(
+        name="disagreement",
+        title="Disagreement of members",
+        caption=(
+            f"{'Share of rows with different classes' if classes else 'Root mean square of the difference'}, on "
+            f"{escape(report.rows, 30)} rows; on average {content} a pair.{correlation}"
+        ),
+        data=[
+            draw_trace(
+                "heatmap",
+                "",
+                names,
+                names,
+                f"%{{y}} and %{{x}}: %{{z:{form}}}",
+                z=[rounded(row) for row in difference],
+                colorscale=[[0, "--surface"], [1, "--blue"]],
+                zformat=form if len(names) <= _MOST_WRITTEN else "",
+            )
+        ],
+        layout=layout(xaxis=axis(), yaxis=axis(autorange="reversed")),
+        height=120 + 36 * len(names),
+    )
