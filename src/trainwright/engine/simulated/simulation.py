@@ -3,14 +3,13 @@
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from trainwright.engine.simulated.callbacks import Configure, Told
-from trainwright.engine.simulated.draws import Draws
-from trainwright.engine.simulated.event_queue import NANO, Event, EventKind, EventQueue
 from trainwright.engine.simulated.record import SimulatedStudy, Stall, StudyRecorder
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
-from trainwright.engine.simulated.trial import SimulatedTrial
+from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedTrial
+from trainwright.engine.simulated.task import Draws
 from trainwright.errors import ScheduleError
 from trainwright.schedule import (
     DeviceAllocator,
@@ -31,6 +30,13 @@ from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened
 
 __all__ = ["simulate"]
 
+Configure = Callable[[int], Mapping[str, Any] | None]
+"""Returns the parameters of a new trial; None for none."""
+Told = Callable[[int, int, tuple[float, ...], bool], None]
+"""Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused.
+
+A trial that was promoted tells its last report again, and that it does not rest any more.
+"""
 _IDLE = 1000  # events a node without any training, after which nothing more is expected
 
 
@@ -124,7 +130,7 @@ class _Simulation:
             survival=self._survival,
             seconds_left=self._left,
             # As in a study, where the start of each trial is measured before any can grow.
-            estimates=Estimates(restart_seconds=setting.restart(scheduler.policy.start)),
+            estimates=Estimates(restart_seconds=setting.restart_seconds),
         )
 
     def run(self) -> SimulatedStudy:
@@ -183,8 +189,7 @@ class _Simulation:
     def _happen(self, event: Event) -> None:
         nanoseconds, kind, _, number, version = event
         self.idle = 0 if self.training else self.idle + 1
-        # The one driver decides on one event after the other, and takes its time for each.
-        self.clock = max(self.clock, nanoseconds / NANO) + self.setting.decision(self.recorder.results)
+        self.clock = max(self.clock, nanoseconds / NANO)
         at_checkpoint = None
         if kind is EventKind.REPORTED:
             at_checkpoint = self._report(self.trials[number])
@@ -239,16 +244,15 @@ class _Simulation:
         self._trained(trial, epoch)
         for each in range(trial.reported + 1 if self.curves else epoch, epoch + 1):
             losses = tuple(loss if math.isfinite(loss) else math.inf for loss in trial.course.losses(each))
-            trial.best = min(trial.best, losses[0])
             self._fold(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
-        trial.reported = epoch
+        trial.reported, trial.loss = epoch, losses[0]
         self.device_allocator.note_report(number, epoch, losses[0], self.clock)
         self.recorder.reported(losses[0], self.clock)
         if epoch >= self.length:
             self.recorder.completed(losses[0])
             self._finish(trial, losses, "full")
             return None
-        seen = TrialView(number=number, epoch=epoch, losses=losses, best_loss=trial.best)
+        seen = TrialView(number=number, epoch=epoch, losses=losses)
         verdict = self.rule.on_report(self.index, self._view(), seen)
         if isinstance(verdict, Stop):
             self._finish(trial, losses, "stopped")
@@ -384,7 +388,7 @@ class _Simulation:
             trial.pace /= 1 + abs(self.setting.stragglers * self.luck.at(trial.number, trial.runs))
         cost = self.setting.start_seconds
         if trial.started:
-            cost = self.setting.restart(size)
+            cost = self.setting.restart_seconds
             self.device_allocator.estimates.saw_restart(size, cost)
             if not self.setting.resume:
                 trial.checkpoint = 0
@@ -398,7 +402,7 @@ class _Simulation:
     def _train(self, trial: SimulatedTrial, began: float) -> None:
         """Train on from the checkpoint to the next epoch whose report may count."""
         epoch = max(trial.checkpoint, trial.reported)
-        seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.best,), best_loss=trial.best)
+        seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.loss,))
         trial.began = began
         following = max(epoch + 1, self.rule.next_epoch(self.index, seen))
         told = bisect_right(self.tells, epoch)
@@ -432,5 +436,5 @@ class _Simulation:
         return RuleView(remaining=self.limits.remaining(len(self.trials)), seed=self.seed, at_seconds=self.clock)
 
     def _survival(self, running: RunningTrial) -> tuple[float, ...]:
-        seen = TrialView(number=running.trial, epoch=running.epoch, losses=(running.loss,), best_loss=running.loss)
+        seen = TrialView(number=running.trial, epoch=running.epoch, losses=(running.loss,))
         return self.rule.survival(self.index, self._view(), seen)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainwright.engine.simulated.draws import Draws
+from trainwright.engine.simulated.task import Draws
 from trainwright.errors import EngineError, MissingExtra, closest
 from trainwright.randomness import rng
 

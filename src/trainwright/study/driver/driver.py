@@ -346,7 +346,7 @@ class Driver:
         run.refusal = refusal(self.log.state.outcomes, metrics, f"at epoch {epoch}")
         if run.refusal is not None:
             return
-        run.verdict = self.rule.verdict(self.log.state.trials[number], self.queue.view(), epoch)
+        run.verdict = self.rule.verdict(self.log.state.trials[number], self.queue.view())
         reason = run.verdict.reason
         if reason is not None:
             self.log.append(
@@ -363,7 +363,6 @@ class Driver:
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
         run = self.allocator.end(trial)
-        self.rule.forget(trial)
         self._note_superseded(trial, run)
         state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
         leaving = self.leaving.why or ("too little time for an epoch" if run.preempted else "")

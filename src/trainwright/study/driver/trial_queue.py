@@ -300,8 +300,7 @@ class TrialQueue:
 
     def _settle_verdict(self, trial: TrialState) -> bool:
         """End or pause a trial that was judged before its driver died, but of which that was not written."""
-        verdict = self._rule.verdict(trial, self.view(), trial.epoch) if trial.reports else None
-        self._rule.forget(trial.number)
+        verdict = self._rule.verdict(trial, self.view()) if trial.reports else None
         if not isinstance(verdict, Stop | Pause):
             return False
         number, lease, epoch = trial.number, trial.lease, trial.epoch

@@ -1,12 +1,15 @@
-"""The event queue of a simulation: a total order of events, their digest, and a guard against endless loops."""
+"""The state of a simulation: its event queue and its trials."""
 
 import hashlib
 import heapq
+import math
+from dataclasses import dataclass
 from enum import IntEnum
 
+from trainwright.engine.simulated.task import LearningCurve
 from trainwright.errors import SchedulerStalled
 
-__all__ = ["NANO", "EventKind", "EventQueue"]
+__all__ = ["NANO", "Event", "EventKind", "EventQueue", "SimulatedTrial"]
 
 NANO = 1_000_000_000
 """Nanoseconds a second: virtual times are whole ones, so that sums do not depend on the machine."""
@@ -72,3 +75,43 @@ class EventQueue:
     def digest(self) -> str:
         """SHA-256 over all that was noted, in its order."""
         return self._hash.hexdigest()
+
+
+@dataclass(slots=True)
+class SimulatedTrial:
+    """Its state between two events."""
+
+    number: int
+    course: LearningCurve
+    started: bool = False
+    trains: bool = False  # or restarts; else it has ended, waits, or is held at a checkpoint
+    runs: int = 0  # how often it was started
+    version: int = 0  # events of an earlier one are void
+    checkpoint: int = 0  # the epoch from which it goes on
+    reported: int = 0  # the last epoch reported
+    loss: float = math.inf  # reported there
+    began: float = 0.0  # when it trained on from its checkpoint, in seconds
+    pace: float = 1.0  # speed on its devices, and its luck with them
+    until: int = 0  # the epoch of its next event
+
+    def seconds(self, epoch: int) -> float:
+        """Return the seconds from its checkpoint to the end of an epoch."""
+        return (self.course.seconds(epoch) - self.course.seconds(self.checkpoint)) / self.pace
+
+    def ahead(self, clock: float) -> int:
+        """Return its first epoch, while it runs, whose end is not before `clock`."""
+        spent = (clock - self.began) * self.pace
+        low, high, base = self.checkpoint, self.until, self.course.seconds(self.checkpoint)
+        while low < high:
+            middle = (low + high) // 2
+            if self.course.seconds(middle) - base >= spent - 1e-6:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def behind(self, clock: float) -> int:
+        """Return its last epoch, while it runs, whose end is not after `clock`."""
+        epoch, spent = self.ahead(clock), (clock - self.began) * self.pace
+        over = self.course.seconds(epoch) - self.course.seconds(self.checkpoint) > spent + 1e-6
+        return max(self.checkpoint, epoch - over)
