@@ -9,6 +9,7 @@ from trainwright.errors import StudyError
 from trainwright.ledger import Record, State, facts
 from trainwright.plugins import describe, make
 from trainwright.search import DefaultSearcher, Searcher
+from trainwright.study.job import latest_note
 from trainwright.study.study_log import StudyLog
 
 __all__ = ["SearcherNote", "Searching"]
@@ -38,11 +39,8 @@ class SearcherNote:
     @classmethod
     def last(cls, state: State) -> Self | None:
         """Return the fact that was noted last, or None."""
-        noted = [(value["session"], key, value) for key, (_, name, value) in state.notes.items() if name == _NOTE]
-        if not noted:
-            return None
-        value = max(noted, key=lambda item: item[:2])[2]
-        return cls(table=value["table"], text=value["text"])
+        value = latest_note(state, _NOTE)
+        return None if value is None else cls(table=value["table"], text=value["text"])
 
     def record(self, session: int) -> Record:
         """Return the record that notes it."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median, mode
-from typing import Protocol, overload
+from typing import overload
 
 import numpy as np
 
@@ -14,32 +14,21 @@ from trainwright.errors import StudyError
 from trainwright.ledger import Objective, State, TrialState, losses_of
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import Searcher
-from trainwright.space import Space
 from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts
+from trainwright.study.inspecting import Inspecting
 
 __all__ = ["Simulating", "measured"]
-
-
-class _Study(Protocol):
-    space: Space
-
-    @property
-    def state(self) -> State: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def objectives(self) -> tuple[Objective, ...]: ...
 
 
 AnyScheduler = Scheduler | PromotionRule | AllocationPolicy
 
 
-class Simulating:
+class Simulating(Inspecting):
     """The part of a study that simulates."""
 
     @overload
     def simulate(
-        self: _Study,
+        self,
         scheduler: AnyScheduler,
         *,
         engine: Simulated,
@@ -53,7 +42,7 @@ class Simulating:
     ) -> Forecast: ...
     @overload
     def simulate(
-        self: _Study,
+        self,
         scheduler: Mapping[str, AnyScheduler],
         *,
         engine: Simulated,
@@ -66,7 +55,7 @@ class Simulating:
         gantt: bool = False,
     ) -> dict[str, Forecast]: ...
     def simulate(
-        self: _Study,
+        self,
         scheduler: AnyScheduler | Mapping[str, AnyScheduler],
         *,
         engine: Simulated,
@@ -105,7 +94,7 @@ class Simulating:
         )
         return found if isinstance(scheduler, Mapping) else found[""]
 
-    def measured(self: _Study, cluster: Cluster) -> Simulated:
+    def measured(self, cluster: Cluster) -> Simulated:
         """Return a simulated `cluster` whose trials are this study's own, drawn anew, with its restarts' cost.
 
         A trial that was stopped goes on, if another rule lets it, as those went on that were not.

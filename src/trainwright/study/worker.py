@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from trainwright.engine import Engine, Local, TrainFunction
+from trainwright.engine import Engine, TrainFunction
 from trainwright.engine.devices import rank
 from trainwright.engine.function_reference import load_function, script_boundary
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
 from trainwright.settings import Settings
-from trainwright.study.driver.budget import Budget
-from trainwright.study.driver.team import TeamSettings, WorkerResult
+from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.job import JobNote
 from trainwright.study.searcher_choice import SearcherNote
 from trainwright.study.study import Study
@@ -91,12 +90,12 @@ class Worker(Settings, error=StudyError):
                 different = fact.difference(SearcherNote.of(searcher))
             if different is not None and not self.other_job:
                 raise StudyError(f"worker: {different}; start it with the same, or say that it may (--other-job)")
-            return study.join(
+            return study.work(
                 train,
                 budget,
-                searcher,
-                scheduler,
-                self.engine if self.engine is not None else Local(),
+                searcher=searcher,
+                scheduler=scheduler,
+                engine=self.engine,
                 progress=progress,
                 rank=self.rank if self.rank is not None else rank(),
                 team=TeamSettings(wait=self.wait, give_up_seconds=self.give_up_seconds),

@@ -14,17 +14,14 @@ from trainwright.schedule import Continue, DeviceAllocator, Pause, Scheduler, St
 from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
-from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.budget import Budget, TeamSettings
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
 from trainwright.study.driver.gc_freeze import gc_frozen
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.leaving import Leaving
-from trainwright.study.driver.progress import Progress
-from trainwright.study.driver.repeats import Repeats
-from trainwright.study.driver.team import TeamSettings
-from trainwright.study.driver.trial_outcomes import NO_ROOM, end_record, preemption_record
+from trainwright.study.driver.progress import Progress, Repeats
 from trainwright.study.driver.trial_queue import TrialQueue
-from trainwright.study.driver.trial_run import TrialRun
+from trainwright.study.driver.trial_run import NO_ROOM, TrialRun, end_record, preemption_record
 from trainwright.study.projections import RuleProjection
 from trainwright.study.retry import RetryOnFullDisk
 from trainwright.study.study_log import StudyLog
