@@ -103,6 +103,7 @@ class AdmissionControl(EngineWrapper):
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Hand refusals to `handler`, and whatever else has happened."""
+        # Outcomes are told by `poll` alone, as those of every engine.
         refused, self._refused = self._refused, []
         for trial, outcome in refused:
             handler.exited(trial, outcome)

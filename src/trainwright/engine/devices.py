@@ -22,6 +22,7 @@ def cores() -> int:
     """Return the number of processors that this process may use: bound to, or granted by a container's limit."""
     whole = os.cpu_count() or 1
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
+    # A launcher that binds has divided them; otherwise its processes on this host share.
     mine = bound if bound < whole else max(1, bound // local_size())
     granted = cgroup_cores()
     return mine if granted is None else min(mine, max(1, math.floor(granted)))

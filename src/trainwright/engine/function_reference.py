@@ -110,6 +110,7 @@ def _import_module(name: str) -> ModuleType:
     """Import a module; one that calls `study.run` at its top, as under `python -m`, counts as imported up to there."""
     with contextlib.suppress(_ScriptBoundary):
         return importlib.import_module(name)
+    # The boundary ended its import, and the import system dropped the module: run it again and keep it.
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.loader is not None  # noqa: S101, PT018 -- it has just been found
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -119,6 +120,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _run_script(path: str) -> ModuleType:
+    # Under the name that multiprocessing gives it, so that what the script pickles is found.
     module = ModuleType(_SCRIPT)
     module.__file__ = path
     sys.modules[_SCRIPT] = sys.modules["__main__"] = module

@@ -154,6 +154,7 @@ class Local(Settings, error=EngineError):
         while self._busy:
             left = deadline - time.monotonic()
             pause = max(0.0, min(left, _WATCH_SECONDS) if limited else left)
+            # All ranks of all trials in one wait, whose cost does not grow with silence.
             lines = {line: (n, rank) for n, gang in self._busy.items() for line, rank in gang.connections.items()}
             ready = wait(list(lines), pause)
             for trial, rank in sorted(lines[line] for line in ready):  # type: ignore[index]
@@ -177,6 +178,7 @@ class Local(Settings, error=EngineError):
         if gang.outcome is None:
             return
         del self._busy[trial]
+        # Threads of a broken process group live on in its processes.
         if not gang.reusable:
             gang.kill()
         elif self.fresh_process:

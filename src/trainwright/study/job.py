@@ -69,6 +69,7 @@ class JobNote:
         except (EngineError, TypeError):  # no other process finds it
             return cls(trials=trials, **parts)
         digest = hashlib.blake2b(source.read_bytes(), digest_size=8).hexdigest() if source.is_file() else None
+        # The folder from which the module is imported: as many levels up as its name has dots.
         depth = reference.module.count(".") + (source.name == "__init__.py")
         return cls(
             module=reference.module,

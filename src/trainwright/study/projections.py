@@ -134,6 +134,7 @@ class RuleProjection:
             losses = losses_of(self._outcomes, body["metrics"])
             if losses is None:
                 return None
+            # Constraints come behind the objectives; rules see them only as a violation.
             violation = violation_of(self._outcomes, losses)
             losses = losses[: len(self._objectives)]
             return Reported(trial=number, epoch=body["epoch"], losses=losses, violation=violation, at_seconds=at)
@@ -145,6 +146,7 @@ class RuleProjection:
             return judged if pauses or goes_on else None
         if kind == "promoted":
             return Promoted(trial=number, until_epoch=body["until_epoch"], at_seconds=at)
+        # A lost run ends the trial only if its lease is the latest: another may have taken over.
         result = kind == "finished" and body["reason"] != "cancelled"
         if result or (trial.status.ended and record.lease == trial.lease):
             return Ended(trial=number, failed=not trial.has_result, at_seconds=at)
@@ -185,5 +187,6 @@ class DeviceSecondsProjection:
         """Take one trial's time anew."""
         if trial is not None:
             now = trial.device_seconds
+            # The difference alone, so that a look at the sum costs nothing.
             self.device_seconds += now - self._spent.get(trial.number, 0.0)
             self._spent[trial.number] = now

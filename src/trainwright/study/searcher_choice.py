@@ -85,6 +85,7 @@ class Searching:
         if searcher is self._noted:
             return
         fact, last = SearcherNote.of(searcher), SearcherNote.last(self._log.state)
+        # A worker that joins takes the study's searcher; it does not rename it for all.
         if fact != last and (again or last is None):
             self._log.append(fact.record(self._log.state.sessions))
         self._searcher = self._noted = searcher

@@ -118,6 +118,7 @@ def measured(state: State, cluster: Cluster) -> Simulated:
     known = tuple(map(len, curves))
     longest = max(known)
     full = [curve for curve in curves if len(curve) == longest]
+    # Curves of stopped trials are continued as the longest ones went on, in the median.
     further = np.median([_make_finite(curve) for curve in full], axis=0)
     sizes = [max(1, len(lease.devices)) for trial in state.trials.values() for lease in trial.leases.values()]
     trials = state.trials.values()
@@ -126,6 +127,7 @@ def measured(state: State, cluster: Cluster) -> Simulated:
     restarts = [cost for trial in trials for cost in _measure_restarts(trial)] or [
         cost for trial in trials for _, cost in _measure_starts(trial)
     ]
+    # Without checkpoints every restart began at the first epoch, and will in the simulation.
     again = [lease for trial in trials for lease in trial.leases.values() if lease.number > 1]
     return Simulated(
         cluster=cluster,
@@ -180,6 +182,7 @@ def _measure_gaps(state: State) -> list[float]:
         for lease in trial.leases.values():
             reports = [report for report in trial.reports.values() if report.lease == lease.number]
             if reports:
+                # By the clock of the reports: a lease's own start includes the wait for its process.
                 began = min(report.at - report.wall_seconds for report in reports)
                 runs.setdefault((lease.writer, lease.slot), []).append((began, max(report.at for report in reports)))
     pairs = [pair for each in runs.values() for pair in pairwise(sorted(each))]

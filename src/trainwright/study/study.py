@@ -133,6 +133,7 @@ class Study(Simulating):
         A configuration that the study has is not entered again, so that a script may be run twice.
         """
         key = self.space.configuration_of(dict(configuration)).key
+        # Equal configurations have equal keys, however their values were written.
         known = next((trial for trial in self.trials if trial.key == key), None)
         if known is not None:
             return known
@@ -280,6 +281,7 @@ class Study(Simulating):
             )
             rule = RuleProjection(scheduler.rule, state.outcomes, self.seed)
             log.refresh()
+            # The rule's index is rebuilt from the records, so that a resumed study decides as an uninterrupted one.
             for record in log.replay(rule.kinds):
                 rule.fold(record, state.trials.get(record.trial) if record.trial is not None else None)
             rule.open()

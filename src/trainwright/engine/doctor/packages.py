@@ -67,6 +67,7 @@ def imported(host: Machine) -> dict[str, dict[str, object]]:
             continue
         begun = told.get("begun", begun)
         found[begun] = told
+    # The package that was being imported when the process ended is the one to blame.
     if status != 0 and begun and "begun" in found.get(begun, {}):
         how = f"ended the interpreter (status {status})" if status is not None else "did not end in time"
         found[begun] = {"failed": begun, "error": f"the import {how}"}

@@ -146,6 +146,7 @@ class Gang(Generic[_Worker]):
             return
         if timeout_seconds is not None and self._ranks[0].seconds > timeout_seconds:
             self._terminate_all("timeout", f"it ran longer than timeout_seconds={timeout_seconds:g}", grace)
+        # All ranks share the limit: the trial is one.
         if memory_bytes is not None and not self._ranks[0].terminating:
             resident = sum(worker.resident_bytes() for worker in self._living.values())
             if resident > memory_bytes:
@@ -193,6 +194,7 @@ class Gang(Generic[_Worker]):
         for worker in self._living.values():
             worker.close(kill=True)
         self._living.clear()
+        # A rank that went away is the cause; those that failed may have failed because of it.
         rank, outcome = (self._silent or self._failed)[0]
         of_all = len(self._ranks) == 1 or self._ranks[0].terminating
         self.outcome = outcome if of_all else _of_rank(rank, outcome)

@@ -50,6 +50,7 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
+        # Optuna's way to end a trial, which functions written for it use.
         if is_pruning(error) and trial.end_by_itself():
             return StoppedEarly(**_close_trial(trial, started))
         return Raised(
@@ -91,6 +92,7 @@ def _classify_failure(error: BaseException) -> str:
         return "bad_objective"
     if isinstance(error, TrialMisuse):
         return "misuse"
+    # A full disk is no fault of the trial, which can run again where there is room.
     cause = error.__cause__
     if (
         isinstance(error, CheckpointError)

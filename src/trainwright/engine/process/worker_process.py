@@ -93,6 +93,7 @@ class ChildProcess:
         if self._verdict is not None:
             failure, message = self._verdict
             return Raised(failure=failure, message=message, seconds=self.seconds)
+        # A crash is the program's own; another signal came from outside.
         if code < 0 and signal.Signals(-code) in _CRASHES:
             message = f"the worker process crashed with {signal.Signals(-code).name}"
             return Raised(failure="killed", message=message, seconds=self.seconds)

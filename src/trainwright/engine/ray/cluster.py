@@ -73,6 +73,7 @@ class SlotMap:
                 f"Ray.gpus_per_node: got {gpus_per_node}, with cpus_per_device={cpus_per_device}; {have}; leave "
                 "gpus_per_node out to take what there is"
             )
+        # Every node gives equally many devices; each number of them leaves other nodes out.
         sizes = range(max(room.values(), default=0), 0, -1)
         serving = {size: [node for node in nodes if room[node.id] >= size] for size in sizes}
         if gpus_per_node:
@@ -245,6 +246,7 @@ class PlacementGroups:
         groups = self._ray.util.placement_group_table()
         for number, (node, group) in enumerate(zip(self.slot_map.nodes, self._groups, strict=True)):
             state = groups.get(group.id.hex(), {}).get("state", "REMOVED")
+            # A group that Ray has to place again is gone for this run: its actors are.
             if node.id not in living or state != "CREATED":
                 first = number * self.slot_map.slots_per_node
                 self.gone |= set(range(first, first + self.slot_map.slots_per_node))

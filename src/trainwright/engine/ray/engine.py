@@ -162,6 +162,7 @@ class Ray(Settings, error=EngineError):
         if wrong:
             holder = f"trial {taken[wrong[0]]} has it" if wrong[0] in taken else f"it has {self.slots} slots"
             raise EngineError(f"tw.Ray: slot {wrong[0]} cannot be given to trial {assignment.trial}: {holder}")
+        # The driver planned before it knew: told at once, it plans again.
         if self.gone.intersection(block):
             self._over.append((assignment.trial, Died(why="its node is gone", blame=False)))
             return
@@ -329,6 +330,7 @@ class Ray(Settings, error=EngineError):
     def _look_around(self, handler: Handler) -> None:
         """Look for workers that have ended, times that are over, and nodes that are gone."""
         now = self._looked = time.monotonic()
+        # One wait over all actors' endings, which asks Ray once.
         by_ending = {worker.ending: worker for worker in (*self._seats, *self._idle.values())}
         done, _ = self._ray.wait(list(by_ending), num_returns=len(by_ending), timeout=0, fetch_local=False)
         for ending in done:

@@ -51,6 +51,7 @@ class DeviceHost:
         import asyncio
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.gpu else ""
+        # A worker that sees other GPUs than its own would take a neighbour's memory.
         if order.gpu and (len(self._gpus) != 1 or visible != self._gpus[0]):
             return Died(why=f"Ray gave it the GPUs {self._gpus} and shows it {visible!r}, where one was asked for")
         with contextlib.suppress(OSError):

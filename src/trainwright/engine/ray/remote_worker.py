@@ -109,6 +109,7 @@ class RemoteWorker:
             reason = _line_of(error)
             why = f"the trial's actor is gone: {reason}"
             outcome = Died(why=why, blame="node has died" not in reason, seconds=self.seconds)
+        # The engine had asked for this end: its reason counts.
         if self._verdict is not None and isinstance(outcome, Died):
             return Raised(failure=self._verdict[0], message=self._verdict[1], seconds=outcome.seconds)
         return outcome
@@ -166,6 +167,7 @@ class WorkerListener:
                 self._greet(key.fileobj)
             else:
                 ready.append(key.data)
+        # Whoever does not say who it is must not keep a connection for ever.
         late = time.monotonic() - _GREET_SECONDS
         for guest in [guest for guest, (since, _) in self._guests.items() if since < late]:
             self._dismiss(guest)

@@ -149,7 +149,9 @@ class StudyRecorder:
         for trial in list(self._holds):
             self.released(trial, at, why)
         best = self._bests[-1][1] if self._bests else math.inf
+        # When a loss within one per cent of the final best was first there.
         close = next((time for time, loss in self._bests if loss <= best + 0.01 * abs(best)), math.inf)
+        # All devices until the last was given back.
         total = self._last * self.setting.cluster.devices
         return SimulatedStudy(
             makespan_seconds=self._last,

@@ -142,6 +142,7 @@ class _Simulation:
             event = self.events.pop()
             if self._void(event):
                 continue
+            # The budget of device seconds ends sooner the more devices are busy, so it is looked at before each event.
             if event[0] / NANO > (end := self._end()):
                 return self._result(end, "out of time")
             self.events.note(event)
@@ -174,6 +175,7 @@ class _Simulation:
         """Whether nothing trains and nothing will: no timer is set, and no node comes back that could be used."""
         if self.training or self.timer is not None:
             return False
+        # A node that comes back may be what a waiting trial needs.
         waits = self.device_allocator.preempted or self.interrupted or self.device_allocator.running
         return not self.down or (self.nothing and not waits) or self.idle > _IDLE * (1 + self.setting.cluster.nodes)
 
@@ -242,6 +244,7 @@ class _Simulation:
         """Let a trial report; return its number if it goes on where it is, or may."""
         epoch, number = trial.until, trial.number
         self._trained(trial, epoch)
+        # Rules that read whole curves get the epochs that were skipped, with the losses that they had.
         for each in range(trial.reported + 1 if self.curves else epoch, epoch + 1):
             losses = tuple(loss if math.isfinite(loss) else math.inf for loss in trial.course.losses(each))
             self._fold(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
@@ -348,7 +351,8 @@ class _Simulation:
                 if trial.trains:
                     self._stop_over(trial)
                 elif action.kind != "replan":
-                    self._leave(trial)  # it was held for this change
+                    # It was held for this change.
+                    self._leave(trial)
         if at_checkpoint is not None and self.device_allocator.running[at_checkpoint].is_held:
             self.recorder.stays(at_checkpoint, self.clock)
 
@@ -404,6 +408,7 @@ class _Simulation:
         epoch = max(trial.checkpoint, trial.reported)
         seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.loss,))
         trial.began = began
+        # Epochs in which nothing can be decided are passed without an event, which makes long trials cheap.
         following = max(epoch + 1, self.rule.next_epoch(self.index, seen))
         told = bisect_right(self.tells, epoch)
         if told < len(self.tells):
@@ -412,6 +417,7 @@ class _Simulation:
 
     def _stop_over(self, trial: SimulatedTrial) -> None:
         """Let a running trial come by at the end of its present epoch, unless its next event comes first."""
+        # The epoch that is under way, or the first after the checkpoint.
         epoch = max(trial.checkpoint + 1, trial.ahead(self.clock))
         if epoch < trial.until:
             self._go_to(trial, epoch, EventKind.CHECKPOINT)

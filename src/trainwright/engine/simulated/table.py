@@ -120,6 +120,7 @@ def _find_column(columns: Columns, name: str) -> np.ndarray:
 def _split_runs(columns: Columns, run: str) -> list[np.ndarray]:
     """Return the places of each run in a long table, runs in the order in which they come first."""
     _, first, inverse = np.unique(_find_column(columns, run), return_index=True, return_inverse=True)
+    # Stable, so that the epochs of a run stay in the order of the table.
     places = np.argsort(inverse, kind="stable")
     groups = np.split(places, np.cumsum(np.bincount(inverse))[:-1])
     return [groups[each] for each in np.argsort(first)]
@@ -201,6 +202,7 @@ class _Rows:
             raise EngineError("tables: a searcher proposes configurations, of which this table has none; give params=")
         if self.nearest is None:
             self.nearest = _Nearest(self.table.params)
+        # A distance of rounding errors is none.
         row, distance = self.nearest.of(params)
         if distance > 1e-12:
             shown = ", ".join(f"{name}={value}" for name, value in params.items())
@@ -274,6 +276,7 @@ class _Scale:
         if len(numbers) < sum(value is not None for value in column) or not numbers:
             return None
         low, high = min(numbers), max(numbers)
+        # A range over two decades was probably sampled by logarithms.
         log = low > 0 and high > 100 * low
         if log:
             low, high = math.log(low), math.log(high)

@@ -29,6 +29,7 @@ class Draws:
 
     def at(self, number: int, series: int = 0) -> float:
         """Return the draw of `number` in a `series`."""
+        # A chunk's generator depends on its number alone, so draws do not depend on the order of asking.
         key = series, number // _CHUNK
         chunk = self._chunks.get(key)
         if chunk is None:

@@ -50,6 +50,7 @@ class Estimates:
     def saw_epoch(self, seconds: float) -> None:
         """Note the seconds of an epoch of a trial of the starting size."""
         insort(self._epochs, seconds)
+        # Both ends are dropped, so that the median follows the latest without being pulled by outliers.
         if len(self._epochs) > 64:
             del self._epochs[0], self._epochs[-1]
 
@@ -74,6 +75,7 @@ def interpolated(curve: Mapping[float, float], factor: float, alpha: float) -> f
 
     It is 1 at 1, interpolated on logarithms between points, and goes on with the slope of the last two outside.
     """
+    # Every curve passes through (1, 1): as many devices are as fast.
     points = sorted({1.0: 1.0, **curve}.items())
     if len(points) == 1:
         return float(factor**alpha)

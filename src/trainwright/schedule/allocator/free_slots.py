@@ -40,6 +40,7 @@ class FixedBlocks:
 
     def __init__(self, slots: int, slots_per_node: int, size: int) -> None:
         stride = slots_per_node if size <= slots_per_node else -(-size // slots_per_node) * slots_per_node
+        # Tiles lie side by side inside a node, and begin at a node where one needs several of them.
         starts = (
             node + tile
             for node in range(0, slots, stride)
@@ -76,6 +77,7 @@ class FixedBlocks:
         """Take back whole tiles; a node that was left out brings back those that have no slots of another such."""
         returned = set(slots)
         self._out -= returned
+        # A tile is free again as a whole: its first slot stands for it.
         for start in self._starts & {slot - slot % self._stride % self._size for slot in returned}:
             if self._out.isdisjoint(range(start, start + self._size)):
                 heapq.heappush(self._tiles, start)
@@ -123,7 +125,8 @@ class BuddyAllocator:
         node = self.slots_per_node
         # Blocks inside a node are powers of two; larger ones are whole nodes.
         wanted = 1 << (size - 1).bit_length()
-        if wanted > node or size == node:  # of a node of 6, 5 slots are the whole
+        # Of a node of 6, 5 slots are the whole.
+        if wanted > node or size == node:
             count = -(-size // node)
             if count > len(self._whole):
                 return None
@@ -147,6 +150,7 @@ class BuddyAllocator:
         """Whole nodes are added to whole nodes; inside a node the buddies are, or the trial changes its place."""
         node = self.slots_per_node
         if len(block) % node == 0:
+            # Whole nodes need not be neighbours, so nothing has to move.
             more = self.take(-(-(size - len(block)) // node) * node) if size > len(block) else ()
             return None if more is None else tuple(sorted((*block, *more)))
         start, length = block[0], len(block)
@@ -165,6 +169,7 @@ class BuddyAllocator:
                 self._take_part(buddy, have)
                 at, have = min(at, buddy), have * 2
             return tuple(range(at, at + have))
+        # The rest of its own node is free: the trial keeps its place and takes the whole of it.
         if size >= node and self._counts.get(start // node, 0) == node - len(block):
             return self._around(block, size)
         return self.take(size)
@@ -222,6 +227,7 @@ class BuddyAllocator:
 
     def _add_part(self, start: int, size: int) -> None:
         """Free a part, joined with its buddy as often as that is free."""
+        # Buddies join as far up as they are free, which keeps large blocks available.
         while self._part.get(buddy := self._buddy(start, size)) == size:
             del self._part[buddy]
             start, size = min(start, buddy), size * 2
@@ -237,6 +243,7 @@ class BuddyAllocator:
         """Return the start of a part of just this size, split off the smallest that holds it."""
         for found in sorted(found for found in self._parts if found >= size):
             heap = self._parts[found]
+            # Parts that were joined or taken by name are still in the heap; they are dropped here.
             while heap and self._part.get(heap[0]) != found:
                 heapq.heappop(heap)
             if heap:

@@ -77,6 +77,7 @@ class _Planner:
 
     def plan(self, allocator: DeviceAllocator) -> None:
         running = allocator.changed
+        # Only a report at just the epoch of a rung earns devices, as published.
         if running is not None and running.is_settled and running.rungs and running.epoch == running.rung_epoch:
             self._wish(allocator, running)
         if self.policy.mode == "block":
@@ -92,10 +93,12 @@ class _Planner:
         if self.wishes:
             allocator.plan_again_at(self.wishes[0].until)
         else:
-            self._begin(allocator, new=True)  # too late to be complete, but nobody else has use for the devices
+            # Too late to be complete, but nobody else has use for the devices.
+            self._begin(allocator, new=True)
 
     def _wish(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Note what the trial's last rung has earned it, if it has not got it."""
+        # A later rung replaces what an earlier one has earned.
         self.wishes = [wish for wish in self.wishes if wish.running.trial != running.trial]
         size = self.policy.start * self.policy.factor**running.rungs
         # A trial wants the size that its rungs have earned, and is served in the order of rungs, then loss.
@@ -147,7 +150,8 @@ class _Planner:
         for size in allocator.sizes():
             if before < size <= most:
                 if self._faster(allocator, before, size) < MARGIN ** math.log2(size / before):
-                    break  # the knee of the speed
+                    # The knee of the speed.
+                    break
                 before = found = size
         if not found:
             return 0
@@ -162,6 +166,7 @@ class _Planner:
         """Return the seconds that a trial expects still to take as it is, and on so many devices, restart included."""
         have = len(running.block)
         base = allocator.estimates.epoch_seconds() or 0.0
+        # A trial whose epochs were not measured on these devices is as fast as the estimate says.
         now = allocator.remaining_epochs(running) * (
             running.epoch_seconds or base / allocator.estimates.speedup(have / self.policy.start)
         )

@@ -61,6 +61,7 @@ def fill(ends: Floats, costs: Floats, supply: float) -> NDArray[np.intp]:
     """
     columns = np.arange(ends.shape[1])
     least = ends.argmin(axis=0)
+    # The latest end is always one of these: between two of them no choice changes.
     levels = np.unique(ends[np.isfinite(ends)])
 
     def chosen(level: float) -> NDArray[np.intp]:
@@ -109,6 +110,7 @@ class Rows:
     def drop(self, trial: int) -> None:
         """Forget a trial; the last takes its place."""
         place, last = self._places.pop(trial), self.trials.pop()
+        # The last row moves into the gap, so that the columns stay dense.
         if last != trial:
             self._columns[:, place] = self._columns[:, len(self.trials)]
             self._places[last], self.trials[place] = place, last
@@ -151,7 +153,8 @@ class _Planner:
                 if running is not None and running.is_settled and running.rungs < len(allocator.rungs):
                     self._grow(allocator, running)
                 reserved = self._look(allocator) if allocator.free and not self.wishes else allocator.free
-            if allocator.source.waits():  # too late to be complete, but nobody else has use for these devices
+            # Too late to be complete, but nobody else has use for these devices.
+            if allocator.source.waits():
                 self._begin(allocator, new=True, reserved=reserved)
         later = [wish.until for wish in self.wishes if wish.until > allocator.at]
         if later:
@@ -168,6 +171,7 @@ class _Planner:
         """Let a trial at a checkpoint take its share, or wait at its rung for devices that will soon be free."""
         want = self._share(allocator, running)
         size = want
+        # What is wanted may not be free as one block: half of it is tried then.
         while size > running.size and not (allocator.free >= size - running.size and allocator.resize(running, size)):
             size //= 2
         if running.is_settled and want > running.size and running.epoch == running.rung_epoch:
@@ -186,6 +190,7 @@ class _Planner:
         )
         # The sizes of all trials together, so that the latest expected end is least.
         ends, costs = self._choices(allocator, due, work, size, _DOUBLINGS)
+        # Devices of trials that will not survive their next rung are counted as free by then.
         supply = allocator.free + float(((1 - chance) * size).sum())
         return int(running.size) << int(fill(ends, costs * chance, supply)[place])
 
@@ -193,7 +198,8 @@ class _Planner:
         self, allocator: DeviceAllocator, due: Floats, work: Floats, size: Floats, most: int
     ) -> tuple[Floats, Floats]:
         """Return, by doublings, when each trial would end (inf: not worth it, or not possible) and devices it takes."""
-        sizes, place = np.unique(size, return_inverse=True)  # they are few
+        # They are few.
+        sizes, place = np.unique(size, return_inverse=True)
         cap = min(self.policy.cap or allocator.slots, allocator.slots)
         # What is not measured is tried two doublings at a time: a belief in its speed can be far off.
         step = 4 * np.maximum(size, self.policy.start * allocator.estimates.known)
@@ -206,6 +212,7 @@ class _Planner:
             ]
             then = work / np.array(speeds)[place]
             restart = allocator.estimates.restart(int(larger[0]))
+            # A doubling must pay for its restart and a margin, and stay within what has nearly been measured.
             allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= np.minimum(cap, step))
             if not allowed.any():
                 break
@@ -222,6 +229,7 @@ class _Planner:
         ratio = running.size / self.policy.start
         saved = segment / allocator.estimates.speedup(ratio) - segment / allocator.estimates.speedup(2 * ratio)
         until = allocator.at + saved * _PATIENCE
+        # Others that come to a rung before the wait is over may free their devices there.
         soon = (self._due() < until) & (np.arange(len(self.rows)) != place)
         held_size = sum(wish.running.size for wish in self.wishes)
         coming = float(self.rows.column("size")[soon].sum()) - held_size
@@ -250,12 +258,14 @@ class _Planner:
         due, work, _ = self._checkpoints(allocator)
         ends, _ = self._choices(allocator, due, work, rows.column("size"), 1)
         if len(ends) == 1:
-            return 0.0  # no growth is worth it
+            # No growth is worth it.
+            return 0.0
         # Trials that end last are asked first, as many as could grow on the free devices.
         order = np.argsort(-ends[0], kind="stable")
         size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
         wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
-        free = allocator.free - (np.cumsum(wanted) - wanted)  # for each, after those that end later
+        # For each, after those that end later.
+        free = allocator.free - (np.cumsum(wanted) - wanted)
         short = free < size[order]
         last = int(short.argmax()) if short.any() else len(order)
         for place in order[:last][(wanted[:last] > 0) & (looked[order[:last]] == 0)].tolist():
@@ -275,7 +285,8 @@ class _Planner:
                     self.rows.drop(trial)
                 continue
             epoch, since = running.measured_from or (running.epoch, allocator.at)
-            last = running.rungs >= len(allocator.rungs) - 1  # its next report is its last
+            # Its next report is its last.
+            last = running.rungs >= len(allocator.rungs) - 1
             togo = allocator.rungs[min(running.rungs, len(allocator.rungs) - 1)] - epoch
             chance = 1.0 if last else next(iter(allocator.survival(running)), 1.0)
             after = (
@@ -299,8 +310,10 @@ class _Planner:
         """Return when each trial can change its size, what it expects to do then, and the chance that it goes on."""
         rows = self.rows
         alone, speed, chance = (rows.column(name) for name in ("alone", "speed", "chance"))
+        # A trial can change its size at its next epoch; at a rung only if it survives.
         left = np.maximum(self._due() - allocator.at, 0.0)
-        first = np.minimum(left, alone / speed)  # its epoch, at most
+        # Its epoch, at most.
+        first = np.minimum(left, alone / speed)
         rung = left <= first
         after = rows.column("after") * alone
         work = np.where(rung, after, (left - first) * speed + chance * after)

@@ -128,6 +128,7 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
             index.started.add(event.trial)
             if event.epoch >= self.epochs and event.trial not in index.settled:
                 index.settled.add(event.trial)
+                # The loss at the barrier decides, whatever is reported behind it.
                 heapq.heappush(index.waiting, LossEntry(event.losses[0], event.trial))
                 index.prune()
         elif isinstance(event, Promoted):
@@ -160,6 +161,7 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
     def _places(self, everyone: int) -> int:
         if self.top_k >= 1:
             return int(self.top_k)
+        # As a fraction, since 0.1 * 30 is more than 3 in floating point.
         share = Fraction(self.top_k).limit_denominator(1000)
         return max(1, everyone * share.numerator // share.denominator)
 

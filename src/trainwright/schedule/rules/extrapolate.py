@@ -61,6 +61,7 @@ class Extrapolate(RungRule):
     def fold(self, index: _Index, event: Event) -> _Index:  # type: ignore[override]  # its own index
         """Record a report at every rung newly reached; a complete trial moves the thresholds."""
         index.fold(event)
+        # Thresholds rest on complete trials alone: only their ends are known.
         if isinstance(event, Reported) and event.epoch >= self.max_epochs and event.trial not in index.known:
             index.known.add(event.trial)
             insort(index.complete, (event.losses[0], event.trial))

@@ -56,6 +56,7 @@ class _FrontRung(RungTable):
         trials = np.array(sorted(self.losses))
         losses = np.array([self.losses[trial] for trial in trials.tolist()])
         violations = np.array([self.violations[trial] for trial in trials.tolist()])
+        # Objectives are scaled by rank, so that their units do not matter.
         scaled = np.column_stack([np.unique(column, return_inverse=True)[1] for column in losses.T]).astype(float)
         scaled /= np.maximum(scaled.max(axis=0), 1.0)
         place, front = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
@@ -76,7 +77,8 @@ def spread(points: Array) -> list[int]:
     while len(order) < len(points):
         # Repeatedly the point that is farthest from all chosen so far.
         squares = ((points - points[chosen]) ** 2).sum(axis=1)
-        distances = np.minimum(distances, np.round(squares, 9))  # equal ones must not differ by how they were rounded
+        # Equal ones must not differ by how they were rounded.
+        distances = np.minimum(distances, np.round(squares, 9))
         distances[chosen] = -1.0
         chosen = int(np.argmax(distances))
         order.append(chosen)

@@ -78,11 +78,13 @@ class _Index(Rungs):
     def _agree(self) -> bool:
         """Whether the two top rungs rank their common trials alike, up to epsilon in the lower one's losses."""
         lower, upper = (self.losses[rung] for rung in self.ladder[self.open - 1 : self.open + 1])
+        # The trial at each place of the upper ranking is compared with the one at that place of the lower.
         ranked = sorted((loss, trial) for trial, loss in upper.items())
         theirs = np.array([lower[trial] for _, trial in ranked])
         places = np.sort(theirs)
         near = np.zeros(len(places))
-        np.subtract(theirs, places, out=near, where=theirs != places)  # infinities are equal
+        # Infinities are equal.
+        np.subtract(theirs, places, out=near, where=theirs != places)
         return bool((np.abs(near) <= self._epsilon()).all())
 
     def _epsilon(self) -> float:

@@ -126,9 +126,11 @@ class Brackets:
         values = home.values.setdefault(event.trial, [])
         known = len(values)
         reached = sum(stage.rung <= event.epoch for stage in home.stages)
+        # A report that jumps over rungs counts at each of them.
         values += [event.losses[0]] * (reached - known)
         if event.epoch >= self.last:
-            home.until[event.trial] = self.last  # it is complete
+            # It is complete.
+            home.until[event.trial] = self.last
         for place in range(known, reached):
             stage = home.stages[place]
             waited_for = event.trial in stage.members and event.trial not in stage.out and not stage.closed
@@ -142,11 +144,13 @@ class Brackets:
         for place, stage in enumerate(home.stages):
             if stage.closed or event.until_epoch <= stage.rung:
                 continue
+            # Whoever promoted knew that the rung was closed: here it closes once its reports have been read.
             stage.due = place == 0
             if self.straggler_seconds is None:
                 self._settle(home, place, event.at_seconds, self.queue)
             elif event.trial in stage.losses:
-                self._close(home, place, event.at_seconds, self.queue)  # its latecomers were not waited for
+                # Its latecomers were not waited for.
+                self._close(home, place, event.at_seconds, self.queue)
             break
 
     def _end(self, home: _Bracket, event: Ended) -> None:
@@ -163,6 +167,7 @@ class Brackets:
 
     def _winners(self, home: _Bracket, stage: _Stage) -> list[tuple[float, int]]:
         """Return those that go on, best first: floor(members/eta), at least one."""
+        # A trial that ended after its report cannot continue, so it takes nobody's place.
         came = sorted((loss, trial) for trial, loss in stage.losses.items() if trial not in home.ended)
         return came[: max(1, len(stage.members) * self.eta.denominator // self.eta.numerator)]
 
@@ -180,6 +185,7 @@ class Brackets:
         for loss, trial in winners:
             if follows is not None and len(home.values[trial]) > place + 1:
                 follows.losses[trial] = home.values[trial][place + 1]
+            # From the highest rung down, then by age of the bracket, then by loss.
             elif home.until[trial] < until:
                 heapq.heappush(queue, (-stage.rung, home.order, loss, trial, until))
         if follows is not None:
@@ -212,7 +218,8 @@ class Brackets:
                     again += [] if self.straggler_seconds is None else [late]
                 else:
                     queue: list[_Promotion] = []
-                    self._close(deepcopy(home), place, view.at_seconds, queue)  # as the promotion will, once accepted
+                    # As the promotion will, once accepted.
+                    self._close(deepcopy(home), place, view.at_seconds, queue)
                     if queue:
                         return Promote(queue[0][3], queue[0][4])
         return Wait(min(again)) if again else None

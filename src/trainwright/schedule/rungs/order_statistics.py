@@ -39,6 +39,7 @@ class OrderStatistics:
 
     def push(self, entry: LossEntry) -> None:
         """Add an entry to the side where it belongs, so that the cut stays a cut."""
+        # The greatest kept entry separates the halves: what is less belongs below it.
         if self._kept and entry < self.greatest_below():
             heapq.heappush(self._kept, (-entry.loss, -entry.trial))
         else:

@@ -63,6 +63,7 @@ class RankRung(RungTable):
         """Record and cut again."""
         entry = LossEntry(event.losses[0], event.trial)
         self.halves.push(entry)
+        # Exact integers: floor(n / eta) of a fraction, never of a float.
         passing = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
         self.halves.cut(passing)
         if not passing:
@@ -96,6 +97,7 @@ class QuantileRung(RungTable):
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         """Compare, then record."""
         loss, before = event.losses[0], len(self.halves)
+        # The own loss is not among those that it is compared with.
         threshold = self.halves.quantile(float((before - 1) / self.eta)) if before else loss
         self.halves.push(LossEntry(loss, event.trial))
         return loss <= threshold, threshold
@@ -159,7 +161,8 @@ class Rungs:
         elif not self.pausing:
             place.verdict = Stop(reason)
         elif event.epoch >= self.last:
-            place.verdict = Continue(reason)  # it is complete
+            # It is complete.
+            place.verdict = Continue(reason)
         else:
             place.verdict = Pause(reason)
             if not place.ended:
@@ -171,6 +174,7 @@ class Rungs:
         place = self.places.get(event.trial)
         if place is None or place.report is None or place.rung != event.epoch:
             return
+        # Another driver let it continue: it knew reports that this one reads later.
         if not event.pauses:
             self._leave(place)
         elif not (place.waits or place.ended) and place.until <= place.rung:
@@ -180,6 +184,7 @@ class Rungs:
 
     def _promote(self, event: Promoted) -> None:
         place = self.places.setdefault(event.trial, Place())
+        # Promotions may be read out of order; the farthest counts.
         place.until = max(place.until, event.until_epoch)
         if place.until > place.rung:
             self._leave(place)
@@ -208,6 +213,7 @@ class Rungs:
         place = self.places.get(trial.number)
         if place is None:
             return CONTINUE
+        # A verdict holds for the report that reached the rung; a pause or a stop holds until it is carried out.
         news = place.epoch == trial.epoch or place.waits or isinstance(place.verdict, Stop)
         return place.verdict if news else CONTINUE
 

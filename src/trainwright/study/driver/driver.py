@@ -189,6 +189,7 @@ class Driver:
 
     def _withdraw_lost_nodes(self) -> None:
         """Use lost nodes no more; raise `EngineError` when too few slots are left for any trial."""
+        # Lost nodes leave the allocator once no trial holds slots on them.
         lost = self.allocator.withdraw(self.engine.gone, self.engine.slots_per_node)
         if lost and not self.allocator.runs and self.allocator.device_allocator.free < self.scheduler.policy.start:
             raise EngineError(
@@ -220,6 +221,7 @@ class Driver:
             self.engine.answer(number, goes_on and not run.superseded)
 
     def _start_trial(self, number: int, block: Block, before: int | None) -> None:
+        # The start is durable before the trial runs: a crash in between loses nothing but time.
         lease = self._write_start(number, block)
         self.allocator.arrive(number)
         if lease is None:
@@ -257,6 +259,7 @@ class Driver:
         if lease is None:
             return None
         trial = self.log.state.trials.get(number)
+        # What is known of checkpoints now tells later whether the run began from one.
         known = max(trial.checkpoints, default=0) if trial is not None else 0
         devices = self.engine.devices(block)
         start = facts.started(number, lease, slot=self._slot_name(block), devices=devices, resumed_epoch=known)
@@ -364,6 +367,7 @@ class Driver:
         state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
         leaving = self.leaving.why or ("too little time for an epoch" if run.preempted else "")
         self.log.append(*outcome.records, end_record(state, run, outcome, outcomes, leaving=leaving))
+        # A death on devices that the trial has just been given is no fault of its own: it goes back to those before.
         before = run.before if isinstance(outcome, Died) else None
         if state.resizing:
             self.allocator.depart(trial)
@@ -391,6 +395,7 @@ class Driver:
         same: list[int] = []
         if not state.results:
             same = alike(state, trial, self._failed_before)
+            # Another worker's first success may be on its way: read it before the run is given up.
             if broken >= _HOPELESS or len(same) >= _ALIKE:
                 # Others may have had success since we read.
                 self.log.refresh()

@@ -41,6 +41,7 @@ def alike(state: State, trial: TrialState, before: Collection[int]) -> list[int]
     known = _failure_key(trial)
     if known is None:
         return []
+    # A trial that came further shows that the line can be passed.
     same, others = [], 0
     for number, other in state.trials.items():
         if number not in before and gave_up(other) and _failure_key(other) == known:

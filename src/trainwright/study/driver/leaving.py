@@ -45,6 +45,7 @@ class TimeLeft:
     def __init__(self, wall_seconds: float | None, grace_seconds: float, trials: Mapping[int, TrialState]) -> None:
         self.end = math.inf if wall_seconds is None else time.monotonic() + wall_seconds
         """When the time is over, by the monotonic clock."""
+        # A short run must not spend most of its time on leaving.
         early = 0.0 if wall_seconds is None else min(grace_seconds, _EARLY_SHARE * wall_seconds)
         self._leave_at = self.end - early
         self._last: dict[int, tuple[int, float]] = {}  # of each trial: lease and seconds of its last report
@@ -76,6 +77,7 @@ class TimeLeft:
         """Take a report made so many seconds after the start of its lease; 0 is one told after the death of a run."""
         before_lease, before = self._last.get(number, (0, 0.0))
         self._last[number] = lease, seconds
+        # Seconds count from the start of a lease: the first report of another begins anew.
         took = seconds - before if lease == before_lease else seconds
         if took > 0.0:
             self._epochs[number] = (*self._epochs.get(number, ()), took)[-_KNOWN:]
@@ -148,6 +150,7 @@ class Leaving:
         """Return why to leave now; "" while there is time for work."""
         if self.told:
             return self.why
+        # With nothing running, leave as soon as no further epoch could end in time.
         if self.time.over or not (self._running or self.time.fits()):
             self._say(f"the budget of {self._budget.wall_seconds:g} wall seconds is used")
             return _OUT_OF_TIME

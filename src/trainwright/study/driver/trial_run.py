@@ -44,6 +44,7 @@ def end_record(
     While it leaves, a death or an exception is a preemption: the trial fails again elsewhere if it is its own fault.
     """
     number, lease, seconds = trial.number, run.lease, outcome.seconds
+    # Another holder goes on with it: this run's end says nothing of the trial.
     if isinstance(outcome, StoppedEarly) and run.superseded:
         return facts.finished(number, lease, reason="cancelled", values={}, wall_seconds=seconds)
     goes_on = isinstance(outcome, StoppedEarly) and isinstance(run.verdict, Continue) and run.refusal is None
@@ -55,6 +56,7 @@ def end_record(
         return preemption_record(trial, lease, seconds, why="no room for its checkpoint")
     if run.refusal is not None:
         return facts.failed(number, lease, failure="bad_objective", message=run.refusal, wall_seconds=seconds)
+    # A signal to the whole job reaches the trial's own processes as well: what they die of is not its fault.
     if leaving and (isinstance(outcome, Died) or (isinstance(outcome, Raised) and outcome.failure in _DISTURBED)):
         what = outcome.why if isinstance(outcome, Died) else outcome.message
         return preemption_record(trial, lease, seconds, why=f"{leaving}; {what}")

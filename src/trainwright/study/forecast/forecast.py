@@ -143,6 +143,7 @@ def forecasts(
     # Every choice of a BestStatic is one more scheduler; the choices are merged when all have been simulated.
     choices = {name: _list_choices(scheduler, engine) for name, scheduler in schedulers.items()}
     if engine.task_devices is None:
+        # The task's seconds are those of the smallest new trial, the same for all that are compared.
         fewest = min(choice.policy.start for each in choices.values() for choice in each)
         engine = replace(engine, task_devices=fewest)
     numbers = range(first_seed, first_seed + seeds)
@@ -183,6 +184,7 @@ def _run_all(cases: Sequence[_Case], processes: int) -> list[SimulatedStudy]:
     if processes == 1:
         return [_run_case(case) for case in cases]
     with ThreadPoolExecutor(processes) as pool:
+        # Cases are dealt out in turn, since those of one scheduler take about equally long.
         shares = list(pool.map(_run_elsewhere, [cases[each::processes] for each in range(processes)]))
     return [shares[place % processes][place // processes] for place in range(len(cases))]
 
@@ -255,6 +257,7 @@ class _SearcherRun:
         return proposal.params
 
     def told(self, trial: int, epoch: int, losses: tuple[float, ...], rests: bool) -> None:
+        # It was promoted: the searcher had seen it rest.
         if trial in self._resting:
             self._resting.remove(trial)
             self.view.propose(trial, self._proposed[trial])

@@ -69,6 +69,7 @@ class Predicted:
 
     def epoch_seconds(self, params: Mapping[str, Any]) -> float | None:
         """Return the seconds of an epoch of a configuration, None if it does not fit."""
+        # Searchers propose a configuration again in many simulated studies; the oracle is asked once.
         key = tuple(sorted((name, repr(value)) for name, value in params.items()))
         if key not in self.asked:
             profile, batch = self.profile_of(params)
