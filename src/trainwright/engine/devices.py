@@ -30,9 +30,9 @@ def cores() -> int:
 
 def visible_gpus() -> tuple[str, ...]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        found = tuple(name for name in (part.strip() for part in given.split(",")) if name and name != "-1")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        found = tuple(name for name in (part.strip() for part in named.split(",")) if name and name != "-1")
     else:
         found = tuple(str(i) for i, _ in enumerate(sorted(Path("/proc/driver/nvidia/gpus").glob("*"))))
     place, size = local_rank(), local_size()

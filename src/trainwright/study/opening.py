@@ -46,12 +46,12 @@ def compare(
         differences = before.differences(space)
         what = differences[0] if differences else "another space"
         raise StudyError(f"{place} was made with {what}; use a new directory, or the space it was made with")
-    for word, made, given in (
+    for word, existing, wanted in (
         ("objectives", log.objectives, objectives),
         ("constraints", log.state.constraints, constraints),
     ):
-        if made != given:
-            had, now = (", ".join(map(str, outcomes)) or "none" for outcomes in (made, given))
+        if existing != wanted:
+            had, now = (", ".join(map(str, outcomes)) or "none" for outcomes in (existing, wanted))
             raise StudyError(f"{place} was made with {word} {had}, now {now}; use a new directory")
     if log.state.seed != seed:
         raise StudyError(

@@ -69,12 +69,12 @@ class Searching:
         self._searcher = searcher
         self._noted: Searcher | None = None  # the one that the ledger names
 
-    def choose(self, given: Searcher | None, how: str) -> Searcher:
-        """Return the searcher given, or the study object's, or the one that the study was searched by last.
+    def choose(self, preferred: Searcher | None, how: str) -> Searcher:
+        """Return the preferred searcher, or the study object's, or the one that the study was searched by last.
 
         Raises `StudyError` that says `how` to give one that cannot be made from the study's records.
         """
-        found = given if given is not None else self._searcher
+        found = preferred if preferred is not None else self._searcher
         if found is None:
             fact = SearcherNote.last(self._log.state)
             found = self._searcher = DefaultSearcher() if fact is None else fact.build(how)

@@ -63,7 +63,7 @@ class Worker(Settings, error=StudyError):
         `trials` and `stop_when` left out are the study's; `wall_seconds` ends this worker only. Raises `StudyError`
         where there is no study, or this worker would run something else than the others.
         """
-        given = Budget(
+        limits = Budget(
             trials=trials,
             wall_seconds=wall_seconds,
             device_seconds=device_seconds,
@@ -71,9 +71,9 @@ class Worker(Settings, error=StudyError):
             stop_when=stop_when,
             grace_seconds=self.grace_seconds,
         )
-        return self.work(given, progress=progress).results
+        return self.work(limits, progress=progress).results
 
-    def work(self, given: Budget, *, progress: bool = True) -> WorkerResult:
+    def work(self, limits: Budget, *, progress: bool = True) -> WorkerResult:
         """Work as `run` does; return also whether the wall time was over before the work was."""
         script_boundary()
         study = self.where if isinstance(self.where, Study) else Study.open(self.where)
@@ -82,7 +82,7 @@ class Worker(Settings, error=StudyError):
             known = JobNote.last(study.state)
             train, scheduler = self._choose_parts(known)
             searcher = study.searching.choose(self.searcher, "Worker(..., searcher=...)")
-            budget = given if known is None else known.complete(given)
+            budget = limits if known is None else known.complete(limits)
             if budget.endless:
                 raise StudyError("worker: the study has no budget yet; give --trials, or --wall-seconds")
             # A worker that would run something else would mix two studies in one ledger.

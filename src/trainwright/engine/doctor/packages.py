@@ -62,11 +62,11 @@ def imported(host: Machine) -> dict[str, dict[str, object]]:
     begun = ""
     for line in output.splitlines():
         try:
-            told = json.loads(line)
+            probe = json.loads(line)
         except ValueError:  # something that a package prints when it is imported
             continue
-        begun = told.get("begun", begun)
-        found[begun] = told
+        begun = probe.get("begun", begun)
+        found[begun] = probe
     # The package that was being imported when the process ended is the one to blame.
     if status != 0 and begun and "begun" in found.get(begun, {}):
         how = f"ended the interpreter (status {status})" if status is not None else "did not end in time"
@@ -86,20 +86,20 @@ def examine_packages(host: Machine, probed: dict[str, dict[str, object]]) -> Ite
             yield name, *_examine_package(host, name, bounds, probed.get(name))
 
 
-def _examine_package(host: Machine, name: str, bounds: str, told: dict[str, object] | None) -> tuple[str, ...]:
+def _examine_package(host: Machine, name: str, bounds: str, probe: dict[str, object] | None) -> tuple[str, ...]:
     version = host.version(name)
     line = f'pip install "{name}{bounds}"'
     if version is None:
         return "broken", "is not installed", line
     if not fits(version, bounds):
         return "broken", f"{version} does not meet {bounds}", line
-    if told is not None and "failed" in told:
+    if probe is not None and "failed" in probe:
         python = ".".join(map(str, host.python[:2]))
         mend = f"install a build of {name} for Python {python} and the other packages' versions (constraints.txt)"
-        return "broken", f"{version} cannot be imported: {told['error']}", mend
+        return "broken", f"{version} cannot be imported: {probe['error']}", mend
     build = ""
-    if name == "torch" and told is not None:
-        build = f", built for CUDA or ROCm {told['cuda']}" if told.get("cuda") else ", built for processors alone"
+    if name == "torch" and probe is not None:
+        build = f", built for CUDA or ROCm {probe['cuda']}" if probe.get("cuda") else ", built for processors alone"
     return "fine", f"{version}{build}"
 
 

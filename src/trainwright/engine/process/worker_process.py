@@ -1,4 +1,4 @@
-"""One worker process as the driver sees it: started, given an assignment, watched, and killed if need be."""
+"""One worker process as the driver sees it: started, existing an assignment, watched, and killed if need be."""
 
 import contextlib
 import os
@@ -159,8 +159,8 @@ def thread_variables(threads: int) -> dict[str, str]:
 def _python_path() -> str:
     """Return a PYTHONPATH with which a child finds this very package."""
     home = str(Path(__file__).parents[3])
-    given = os.environ.get("PYTHONPATH", "")
-    return home if not given else f"{home}{os.pathsep}{given}"
+    existing = os.environ.get("PYTHONPATH", "")
+    return home if not existing else f"{home}{os.pathsep}{existing}"
 
 
 def _find_family(pid: int) -> list[int]:

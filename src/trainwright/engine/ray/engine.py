@@ -189,14 +189,14 @@ class Ray(Settings, error=EngineError):
             if over or not self._grants:
                 return
             ready = _require_open(self._listener).wait(min(left, _LOOK_SECONDS))
-            told = False
+            notified = False
             for worker in sorted(ready, key=lambda worker: worker.slot):
-                told |= self._serve_worker(worker, handler)
+                notified |= self._serve_worker(worker, handler)
             if time.monotonic() - self._looked >= _LOOK_SECONDS:
                 self._look_around(handler)
             for grant in [grant for grant in self._grants.values() if grant.gang is None]:
                 self._begin_trial(grant)
-            if (told or left <= 0) and not self._over:
+            if (notified or left <= 0) and not self._over:
                 return
 
     def close(self) -> None:

@@ -93,8 +93,8 @@ class RemoteWorker:
         """Return what the end of the process means for its trial."""
         self._listener.forget(self)
         try:
-            told: Outcome = self._ray.get(self.ending, timeout=_LAST_WORDS_SECONDS)
-            outcome = replace(told, seconds=self.seconds)
+            ended: Outcome = self._ray.get(self.ending, timeout=_LAST_WORDS_SECONDS)
+            outcome = replace(ended, seconds=self.seconds)
         except self._ray.exceptions.GetTimeoutError:
             self._ray.kill(self.actor)
             self.actor_lost = True

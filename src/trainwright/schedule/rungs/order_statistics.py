@@ -33,7 +33,7 @@ class OrderStatistics:
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     @property
-    def kept(self) -> int:
+    def count_below(self) -> int:
         """How many entries are kept."""
         return len(self._kept)
 

@@ -77,7 +77,7 @@ class RankRung(RungTable):
 
     def first(self) -> int | None:
         """Return the least that waits if it is on the better side of the cut."""
-        if not self.waiting or not self.halves.kept or self.waiting[0] > self.halves.greatest_below():
+        if not self.waiting or not self.halves.count_below or self.waiting[0] > self.halves.greatest_below():
             return None
         return self.waiting[0].trial
 

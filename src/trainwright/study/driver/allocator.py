@@ -83,7 +83,7 @@ class Allocator:
         return bool(self._launches)
 
     @property
-    def held(self) -> list[int]:
+    def waiting(self) -> list[int]:
         """The trials that wait at a report."""
         return list(self._waiting_since)
 

@@ -84,7 +84,7 @@ class Driver:
         self._rejected = 0  # trials that a verdict never let start
         self._repeats = Repeats(log.directory, progress.say)
         self._checkpoint_retry = RetryOnFullDisk(0.0 if team is None else team.give_up_seconds, progress.say)
-        self._checkpoint_retry.told = log.retry.told = lambda: self.leaving.told
+        self._checkpoint_retry.interrupted = log.retry.interrupted = lambda: self.leaving.signalled
 
     def run(self, train: TrainFunction) -> None:
         """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens.
@@ -117,7 +117,7 @@ class Driver:
                 if not self.leaving.cut_short():
                     raise
             except EngineError:
-                if not self.leaving.told:
+                if not self.leaving.signalled:
                     # After a signal the engine's cluster may have ended by the same signal.
                     raise
             finally:
@@ -125,7 +125,7 @@ class Driver:
                     self.engine.close()
                 finally:
                     self._preempt_all(self.queue.release())
-        if self.leaving.told:
+        if self.leaving.signalled:
             raise KeyboardInterrupt
 
     def _run_loop(self) -> None:
@@ -202,7 +202,7 @@ class Driver:
         self.leaving.begin(why)
         if not self.allocator.runs:
             return
-        for number in self.allocator.held:
+        for number in self.allocator.waiting:
             self.allocator.runs[number].preempted = True
             self.engine.answer(number, False)
         trials = "1 trial has" if len(self.allocator.runs) == 1 else f"{len(self.allocator.runs)} trials have"
@@ -274,9 +274,9 @@ class Driver:
     def _preempt_all(self, unstarted: list[tuple[int, int]]) -> None:
         """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
         now = time.monotonic()
-        held = [(number, run.lease, now - run.since) for number, run in self.allocator.end_all()]
+        running = [(number, run.lease, now - run.since) for number, run in self.allocator.end_all()]
         trouble: LedgerError | None = None
-        for number, lease, seconds in [*held, *((number, lease, 0.0) for number, lease in unstarted)]:
+        for number, lease, seconds in [*running, *((number, lease, 0.0) for number, lease in unstarted)]:
             try:
                 self.log.append(preemption_record(self.log.state.trials[number], lease, seconds, why=self.leaving.why))
             except LedgerError as error:  # the next may be written all the same

@@ -115,7 +115,7 @@ class Leaving:
         return self.begun or self.signals.received or (_OUT_OF_TIME if self.time.over else "")
 
     @property
-    def told(self) -> bool:
+    def signalled(self) -> bool:
         """Whether a signal came."""
         return self.signals.received is not None
 
@@ -142,13 +142,13 @@ class Leaving:
 
     def cut_short(self) -> bool:
         """Whether a KeyboardInterrupt was the end of the time, a further signal or the end of the grace."""
-        if self.signals.urgent and not self.told:
+        if self.signals.urgent and not self.signalled:
             self.begun = _OUT_OF_TIME
         return self.signals.urgent
 
     def due(self) -> str:
         """Return why to leave now; "" while there is time for work."""
-        if self.told:
+        if self.signalled:
             return self.why
         # With nothing running, leave as soon as no further epoch could end in time.
         if self.time.over or not (self._running or self.time.fits()):

@@ -163,8 +163,8 @@ def forecasts(
     runs = iter(_run_all(cases, processes))
     found: dict[str, Forecast] = {}
     for name, each in choices.items():
-        made = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
-        found[name] = min(made, key=lambda forecast: (forecast.makespan_seconds.mean, forecast.full_loss.mean))
+        summaries = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
+        found[name] = min(summaries, key=lambda forecast: (forecast.makespan_seconds.mean, forecast.full_loss.mean))
     return found
 
 
@@ -225,7 +225,7 @@ def _run_case(case: _Case) -> SimulatedStudy:
     searching: dict[str, Any] = {}
     if case.search is not None:
         asked = _SearcherRun(case, case.search)
-        searching = {"configure": asked.configure, "told": asked.told, "tells": asked.view.ladder}
+        searching = {"configure": asked.configure, "on_result": asked.on_result, "result_epochs": asked.view.ladder}
         searching["objectives"] = case.search.objectives
     limits = asdict(case.limits)
     return simulate(case.scheduler, case.engine, **limits, seed=case.seed, gantt=case.gantt, **searching)
@@ -256,7 +256,7 @@ class _SearcherRun:
         self.view.propose(number, self._proposed[number])
         return proposal.params
 
-    def told(self, trial: int, epoch: int, losses: tuple[float, ...], rests: bool) -> None:
+    def on_result(self, trial: int, epoch: int, losses: tuple[float, ...], rests: bool) -> None:
         # It was promoted: the searcher had seen it rest.
         if trial in self._resting:
             self._resting.remove(trial)
