@@ -291,23 +291,23 @@ class Study(Simulating):
             self.searching.note(searcher, again=team is None)
             seen = SearchProjection(view, state.outcomes)
             seen.catch_up(state.trials)
-            with Progress(budget.trials, shown=progress) as shown:
-                retry = None if team is None else RetryOnFullDisk(team.give_up_seconds, shown.say)
-                with log.running(rule, seen, retry=retry):
-                    self._greet_user(shown)
-                    driver = Driver(
-                        log,
-                        rule,
-                        view,
-                        searcher,
-                        heartbeat,
-                        scheduler=scheduler,
-                        engine=engine if engine is not None else Local(),
-                        budget=budget,
-                        progress=shown,
-                        team=team,
-                    )
-                    driver.run(train)
+            shown = Progress(budget.trials, shown=progress)
+            retry = None if team is None else RetryOnFullDisk(team.give_up_seconds, shown.say)
+            with log.running(rule, seen, retry=retry):
+                self._greet_user(shown)
+                driver = Driver(
+                    log,
+                    rule,
+                    view,
+                    searcher,
+                    heartbeat,
+                    scheduler=scheduler,
+                    engine=engine if engine is not None else Local(),
+                    budget=budget,
+                    progress=shown,
+                    team=team,
+                )
+                driver.run(train)
         ours = sum(trial.has_result and log.ours(trial.holder) for trial in self.trials)
         return WorkerResult(results=ours, out_of_time=driver.leaving.out_of_time and budget.trials is not None)
 

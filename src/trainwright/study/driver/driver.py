@@ -135,7 +135,7 @@ class Driver:
             self.queue.take_over(self.log.state.open)
             while not (why := self.leaving.due()):
                 if self._run_step():
-                    self.progress.say_if(self.queue.shortfall())
+                    self.progress.say(self.queue.shortfall())
                     return
                 self.heartbeat.check()
         except KeyboardInterrupt:  # a further signal, or a handler of the program's own
@@ -164,7 +164,6 @@ class Driver:
                 return True
             self._await_news()
         self._watch_writers()
-        self.progress.tick(self.log.state, len(self.allocator.runs))
         return False
 
     def _is_done(self, allowed: int | None) -> bool:
