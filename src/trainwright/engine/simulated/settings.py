@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import EngineError
-from trainwright.schedule.allocator.estimates import interpolated
+from trainwright.schedule.allocator.estimates import interpolate_speedup
 from trainwright.settings import Settings
 from trainwright.validators import Validator, flag, integer, number, optional
 
@@ -37,7 +37,7 @@ class Scaling(Settings, error=EngineError):
 
     def speedup(self, factor: float) -> float:
         """Return how many times as fast a trial is on `factor` times its devices."""
-        return interpolated(self.curve, factor, self.alpha)
+        return interpolate_speedup(self.curve, factor, self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -71,7 +71,7 @@ class DeviceAllocator:
     slots: int
     rungs: tuple[int, ...]  # epochs at which trials are compared, and the last epoch
     survival: Callable[[RunningTrial], tuple[float, ...]]
-    seconds_left: Callable[[], float] = field(default_factory=lambda: _endless)  # until the time budget is used
+    seconds_left: Callable[[], float] = field(default_factory=lambda: _no_limit)  # until the time budget is used
     estimates: Estimates = field(default_factory=Estimates)
     running: dict[int, RunningTrial] = field(default_factory=dict)
     preempted: dict[int, RunningTrial] = field(default_factory=dict)
@@ -187,7 +187,7 @@ class DeviceAllocator:
         running.measured_from = None if pending.epoch else (0, self.at)
         running.rungs = bisect(self.rungs, pending.epoch)
         running.rung_epoch = self.rungs[running.rungs - 1] if running.rungs else 0
-        self._start(running)
+        self._start_running(running)
         return True
 
     def restart(self, trial: int, size: int) -> bool:
@@ -197,10 +197,10 @@ class DeviceAllocator:
             return False
         running = self.preempted.pop(trial)
         running.block, running.resized_at, running.measured_from = block, self.at, None
-        self._start(running)
+        self._start_running(running)
         return True
 
-    def _start(self, running: RunningTrial) -> None:
+    def _start_running(self, running: RunningTrial) -> None:
         self.running[running.trial] = running
         self.touched.add(running.trial)
         self._actions.append(Action("start", running.trial, running.block))
@@ -269,5 +269,5 @@ class DeviceAllocator:
         return total
 
 
-def _endless() -> float:
+def _no_limit() -> float:
     return math.inf

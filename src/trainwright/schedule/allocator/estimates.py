@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trainwright.errors import ScheduleError
 
-__all__ = ["Estimates", "interpolated", "seconds_left"]
+__all__ = ["Estimates", "interpolate_speedup", "seconds_left"]
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Estimates:
 
     def speedup(self, ratio: float) -> float:
         """Return how many times as fast a trial is on `ratio` times its devices."""
-        return interpolated(self._curve, ratio, self.alpha)
+        return interpolate_speedup(self._curve, ratio, self.alpha)
 
     @property
     def known(self) -> float:
@@ -70,7 +70,7 @@ class Estimates:
         insort(self._restarts.setdefault(0, []), seconds)
 
 
-def interpolated(curve: Mapping[float, float], factor: float, alpha: float) -> float:
+def interpolate_speedup(curve: Mapping[float, float], factor: float, alpha: float) -> float:
     """Return the speed-up on `factor` times the devices by a curve of factors, `factor**alpha` if it is empty.
 
     It is 1 at 1, interpolated on logarithms between points, and goes on with the slope of the last two outside.

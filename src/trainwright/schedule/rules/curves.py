@@ -108,11 +108,11 @@ class Median(CurveRule):
             return curve.verdict if isinstance(curve.verdict, Stop) else CONTINUE
         # The trial's best loss is compared with the running means of the others, as published.
         others = index.epochs.setdefault(curve.epoch, OrderStatistics())
-        verdict = self._compared(others, curve.epoch, curve.best)
+        verdict = self._compare_median(others, curve.epoch, curve.best)
         others.push(LossEntry(curve.total / curve.count, curve.trial))
         return verdict
 
-    def _compared(self, others: OrderStatistics, epoch: int, best: float) -> Verdict:
+    def _compare_median(self, others: OrderStatistics, epoch: int, best: float) -> Verdict:
         if len(others) < self.min_trials:
             return CONTINUE
         median = others.quantile((len(others) - 1) / 2)

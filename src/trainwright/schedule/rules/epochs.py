@@ -154,11 +154,11 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
         # The barrier opens when the quorum of all trials, started or still allowed, has come.
         everyone = len(index.started) + view.remaining
         is_open = bool(index.chosen) or len(index.settled) >= self.quorum * everyone
-        if is_open and index.waiting and len(index.chosen - index.failed) < self._places(everyone):
+        if is_open and index.waiting and len(index.chosen - index.failed) < self._count_places(everyone):
             return Promote(index.waiting[0].trial, self.max_epochs)
         return New() if view.remaining > 0 else WAIT
 
-    def _places(self, everyone: int) -> int:
+    def _count_places(self, everyone: int) -> int:
         if self.top_k >= 1:
             return int(self.top_k)
         # As a fraction, since 0.1 * 30 is more than 3 in floating point.
@@ -179,4 +179,4 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
         if trial.epoch >= self.epochs:
             return ()
         everyone = max(1, len(index.started) + view.remaining)
-        return (min(1.0, self._places(everyone) / everyone),)
+        return (min(1.0, self._count_places(everyone) / everyone),)

@@ -37,7 +37,7 @@ class _FrontRung(RungTable):
         self.losses[event.trial] = event.losses
         self.violations[event.trial] = event.violation
         passing = max(self.least, len(self.losses) * self.eta.denominator // self.eta.numerator)
-        self.best = self._ranked()[:passing]
+        self.best = self._rank_trials()[:passing]
         return event.trial in self.best, None
 
     def wait(self, event: Reported) -> None:
@@ -52,7 +52,7 @@ class _FrontRung(RungTable):
         """Forget who is gone."""
         self.waiting = {trial for trial in self.waiting if not gone(trial)}
 
-    def _ranked(self) -> list[int]:
+    def _rank_trials(self) -> list[int]:
         trials = np.array(sorted(self.losses))
         losses = np.array([self.losses[trial] for trial in trials.tolist()])
         violations = np.array([self.violations[trial] for trial in trials.tolist()])
@@ -65,12 +65,12 @@ class _FrontRung(RungTable):
         front[feasible] = ranks(losses[feasible])
         for level in np.unique(front[feasible]):
             members = np.flatnonzero((front == level) & feasible)
-            order = spread(scaled[members]) if self.order == "epsnet" else crowded(scaled[members])
+            order = order_by_spread(scaled[members]) if self.order == "epsnet" else order_by_crowding(scaled[members])
             place[members[order]] = np.arange(len(members))
         return [int(trial) for trial in trials[np.lexsort((trials, place, front, np.maximum(violations, 0.0)))]]
 
 
-def spread(points: Array) -> list[int]:
+def order_by_spread(points: Array) -> list[int]:
     """Return the order of an epsilon net: the best in objective 0, then repeatedly the farthest from those chosen."""
     chosen = int(np.argmin(points[:, 0]))
     order, distances = [chosen], np.full(len(points), np.inf)
@@ -85,7 +85,7 @@ def spread(points: Array) -> list[int]:
     return order
 
 
-def crowded(points: Array) -> list[int]:
+def order_by_crowding(points: Array) -> list[int]:
     """Return the order by crowding distance, largest first (Deb et al., IEEE TEVC 6 (2002)); ends come first."""
     distances = np.zeros(len(points))
     for column in points.T:
