@@ -95,6 +95,7 @@ class AdmissionControl(EngineWrapper):
         if admission.runs:
             self._admitted.add(assignment.trial)
             super().launch(assignment, block)
+        # What has run once fits somewhere; the study has to go back to those devices.
         elif assignment.trial in self._admitted:
             # It ran on other devices: no failure of the trial, which can go back to those.
             self._refused.append((assignment.trial, Died(why=admission.sentence)))

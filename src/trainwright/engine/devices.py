@@ -36,6 +36,7 @@ def visible_gpus() -> tuple[str, ...]:
     else:
         found = tuple(str(i) for i, _ in enumerate(sorted(Path("/proc/driver/nvidia/gpus").glob("*"))))
     place, size = local_rank(), local_size()
+    # With fewer GPUs than processes each of them sees them all.
     if place is None or len(found) < size or os.environ.get("SLURM_GPUS_PER_TASK"):
         # Alone here, or bound to its own already.
         return found
@@ -59,5 +60,6 @@ def local_size(environment: Mapping[str, str] = os.environ) -> int:
 
 def _first_number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
     """Return the number with which the first of these variables starts that is set: Slurm writes "4(x2)" for 4, 4."""
+    # Launchers are asked in a fixed order; the first that set its variable counts.
     found = (re.match(r"\d+", environment.get(name, "")) for name in names)
     return next((int(number[0]) for number in found if number is not None), None)

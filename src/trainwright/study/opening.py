@@ -21,6 +21,7 @@ def made_ledger(directory: Path | None, ledger: Ledger | str | None) -> Ledger:
     if directory.is_file():
         raise StudyError(f"{directory} is a file; give a directory for the study")
     if directory.is_dir() and not (directory / "ledger").is_dir():
+        # A study writes many files: never among somebody's own.
         foreign = sorted({path.name for path in directory.iterdir()} - _OURS)
         if foreign:
             raise StudyError(

@@ -84,6 +84,7 @@ class Results:
 
     def front(self) -> list[TrialState]:
         """Return the trials that no other beats in every objective: of the feasible ones, if there are any."""
+        # While nothing is feasible the front shows what is nearest to the goals all the same.
         pool = np.flatnonzero(self.feasible) if self.feasible.any() else np.arange(len(self.trials))
         return [self.trials[place] for place in pool[non_dominated(self.goals[pool])].tolist()]
 

@@ -54,6 +54,7 @@ class RetryOnFullDisk:
             self._since = now
             if self._give_up_seconds:
                 self._say(f"waiting {self._give_up_seconds:g} s for room, then giving up: {error}")
+        # Counted from the first failure of the series, not from each.
         left = self._since + self._give_up_seconds - now
         if left <= 0:
             raise error

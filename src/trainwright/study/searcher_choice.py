@@ -28,6 +28,7 @@ class SearcherNote:
     @classmethod
     def of(cls, searcher: Searcher) -> Self:
         """Return the fact of a searcher."""
+        # A table can be compared and made again; a user's own class only by its text.
         table, kind = describe("searcher", searcher), type(searcher)
         if table is not None:
             settings = ", ".join(f"{key}={_shorten(value)}" for key, value in table.items() if key != "name")

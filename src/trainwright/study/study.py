@@ -112,6 +112,7 @@ class Study(Simulating):
         view = self._searcher_view()
         searcher = self.searching.choose(None, "Study.open(..., searcher=...)")
         wanted = count or 1
+        # Configurations that a dead process had asked for come first: their trials exist.
         asked = list(itertools.islice(self._log.take_orphans(), wanted))
         numbers = [self._claim_number() for _ in range(wanted - len(asked))]
         if numbers:

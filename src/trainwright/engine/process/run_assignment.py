@@ -33,6 +33,7 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     has to be ended after any other.
     """
     started = time.monotonic()
+    # Before anything of the user's runs, so that a trial is the same in whatever process.
     seed_all(assignment.seed)
     try:
         channel = join(assignment, channel, gpu=gpu)
@@ -125,6 +126,7 @@ def raised_at(error: BaseException) -> RaisedAt | None:
         return RaisedAt(type(error).__name__, error.filename, error.lineno, (error.text or "").strip()[:_LONGEST])
     lines = [(file, line) for file, line in _walk_lines(error.__traceback__) if not _is_ours(file)]
     own = [each for each in lines if not each[0].startswith(_LIBRARIES)]
+    # A user's project may itself be installed; the standard library never counts.
     installed = [each for each in lines if "site-packages" in each[0]]
     if not (found := own or installed):
         return None

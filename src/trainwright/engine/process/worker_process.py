@@ -37,6 +37,7 @@ class ChildProcess:
     def __init__(self, environment: Mapping[str, str], line: socket.socket) -> None:
         terminating, self._terminating = os.pipe()
         weakref.finalize(self, os.close, self._terminating)
+        # Only these two are inherited; everything else of the driver stays closed.
         descriptors = [line.fileno(), terminating]
         try:
             with line, signals_held():
@@ -164,6 +165,7 @@ def _python_path() -> str:
 
 
 def _find_family(pid: int) -> list[int]:
+    # Children are followed by /proc, since a trial's own processes may have left its group.
     pids, front = [pid], [pid]
     while front:
         parent = front.pop()

@@ -118,6 +118,7 @@ def connect(ray: Any, address: str | None, cpus: int) -> bool:
     """
     if ray.is_initialized():
         return False
+    # Ray itself would join any cluster that it finds on this machine.
     chosen = address or os.environ.get("RAY_ADDRESS") or "local"
     if chosen.startswith("ray://"):
         raise EngineError(
@@ -143,6 +144,7 @@ def living_nodes(ray: Any) -> list[Node]:
     found = sorted(
         (node["NodeManagerHostname"], node["NodeID"], node["Resources"]) for node in ray.nodes() if node["Alive"]
     )
+    # Two nodes of one host name, as in tests, are told apart by their ids.
     names = [name for name, _, _ in found]
     return [
         Node(
@@ -230,6 +232,7 @@ class PlacementGroups:
     def actor(self, host: Any, slot: int) -> Any:
         """Start an actor of a slot; return its handle."""
         node, bundle = divmod(slot, self.slot_map.slots_per_node)
+        # Pinned to its bundle, and never restarted by Ray: the driver decides what runs again.
         strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._groups[node], bundle)
         options = host.options(
             num_cpus=self._bundle["CPU"],

@@ -158,6 +158,7 @@ class Ray(Settings, error=EngineError):
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Hand the assignment to the worker of each slot, starting those that are not there."""
         taken = {slot: grant.trial for grant in self._grants.values() for slot in grant.block}
+        # A device must never be given twice, whatever a policy asks for.
         wrong = [slot for slot in block if slot in taken or not 0 <= slot < self.slots]
         if wrong:
             holder = f"trial {taken[wrong[0]]} has it" if wrong[0] in taken else f"it has {self.slots} slots"
@@ -266,6 +267,7 @@ class Ray(Settings, error=EngineError):
     def _begin_trial(self, grant: Grant) -> None:
         """Let a trial begin if the processes of all its ranks are there: all or none."""
         ranks = list(grant.workers.values())
+        # A group of processes starts with all its ranks or not at all.
         if not all(worker.connected for worker in ranks):
             return
         assignment = grant.assignment
@@ -319,6 +321,7 @@ class Ray(Settings, error=EngineError):
     def _end_worker(self, worker: RemoteWorker) -> None:
         """End a worker process, and its actor if that is lost or has never shown a process."""
         worker.close(kill=True)
+        # An actor without a process tells nothing: its node may be gone.
         if worker.actor_lost or not worker.connected:
             self._nodes_doubtful = True
             actor = self._actors.pop(worker.slot, None)
@@ -354,6 +357,7 @@ class Ray(Settings, error=EngineError):
 
     def _watch_start(self, grant: Grant, now: float) -> None:
         """Try again what did not start, and give up a slot where nothing has started in time. No trial is to blame."""
+        # Processes that have come wait for the others.
         missing = {part: worker for part, worker in grant.workers.items() if worker.ended or not worker.connected}
         for part, worker in missing.items():
             if worker.ended and worker.seconds > _AGAIN_SECONDS:
@@ -384,6 +388,7 @@ class Ray(Settings, error=EngineError):
         self._looked_at_nodes, self._nodes_doubtful = time.monotonic(), False
         before = placement_groups.gone
         placement_groups.look()
+        # Idle workers of a lost node have nobody who would miss them.
         for slot in placement_groups.gone - before:
             worker = self._idle.pop(slot, None)
             if worker is not None:

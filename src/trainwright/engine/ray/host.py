@@ -67,6 +67,7 @@ class DeviceHost:
         except OSError as error:
             return Died(why=f"its node could not reach the driver at {order.driver[0]}:{order.driver[1]}: {error}")
         self._process = process = ChildProcess({**order.environment, "CUDA_VISIBLE_DEVICES": visible}, line)
+        # Looked at by the actor, as the driver cannot see the memory of another node.
         while not process.ended:
             if order.memory_bytes is not None and not process.terminating:
                 resident = process.resident_bytes()

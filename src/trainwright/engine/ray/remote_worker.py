@@ -31,6 +31,7 @@ class RemoteWorker:
         self.slot = slot
         self.actor = actor
         self.actor_lost = False
+        # Any process of the network may knock at the listener; only this one knows the token.
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.ending: Any = None
         self.ended = False
@@ -81,6 +82,7 @@ class RemoteWorker:
         """Have the process asked to end, and killed with its children after `grace_seconds`."""
         if self._verdict is None:
             self._verdict = failure, message
+            # The actor kills the process itself; the driver steps in only if that hangs.
             self._kill_at = time.monotonic() + grace_seconds + _LAST_WORDS_SECONDS
             self.actor.terminate.remote(failure, message, grace_seconds)
 

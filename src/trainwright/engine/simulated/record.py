@@ -100,6 +100,7 @@ class StudyRecorder:
         block, since = self._holds.pop(trial)
         self._last = at
         self._device_seconds += len(block) * (at - since)
+        # It could train on at once, so from here on it waits for devices.
         if why in {"resize", "rest", "node lost"}:
             # A trial that was held waits since then.
             self._waiting.setdefault(trial, (at, len(block)))

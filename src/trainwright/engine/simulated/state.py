@@ -46,6 +46,7 @@ class EventQueue:
 
     def push(self, at: float, kind: EventKind, number: int, version: int) -> int:
         """Enter an event at so many seconds, or now if that is past, and return its nanoseconds."""
+        # Whole nanoseconds, so that equal times are equal on every machine.
         nanoseconds = max(self.now, round(at * NANO))
         self._sequence += 1
         heapq.heappush(self._heap, (nanoseconds, kind, self._sequence, number, version))
@@ -58,6 +59,7 @@ class EventQueue:
     def note(self, event: Event) -> None:
         """Enter an event that happens into the digest; raise `SchedulerStalled` if time goes on no more."""
         nanoseconds, kind, _, number, _ = event
+        # Timers move the clock without anything happening, so they count as standing still.
         self._still = self._still + 1 if nanoseconds == self.now or kind is EventKind.TIMER else 0
         if self._still > self._most:
             raise SchedulerStalled(
@@ -100,6 +102,7 @@ class SimulatedTrial:
 
     def ahead(self, clock: float) -> int:
         """Return its first epoch, while it runs, whose end is not before `clock`."""
+        # Seconds of training on the task's own devices since the checkpoint.
         spent = (clock - self.began) * self.pace
         low, high, base = self.checkpoint, self.until, self.course.seconds(self.checkpoint)
         while low < high:

@@ -75,6 +75,7 @@ def tables(
     """
     columns = _load_columns(source)
     names = (loss,) if isinstance(loss, str) else tuple(loss)
+    # Inside, lower is always better.
     sign = {"min": 1.0, "max": -1.0}.get(direction)
     if sign is None:
         raise EngineError(f"tables: direction: got {direction!r}; allowed: 'min', 'max'")
@@ -260,6 +261,7 @@ class _Nearest:
             else:
                 away = (placed - scale.place(value)) ** 2
                 total += np.where(np.isfinite(away), away, 1.0)
+        # The first of equally near rows, so that the choice does not depend on anything else.
         row = int(total.argmin())
         return row, float(total[row])
 

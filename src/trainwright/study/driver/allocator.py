@@ -179,6 +179,7 @@ class Allocator:
         running = self.device_allocator.running[trial]
         if running.is_settled:
             self.plan()
+        # It keeps its devices while the policy collects more of them.
         if running.is_held and self._holds:
             self._waiting_since[trial] = time.monotonic()
             return None

@@ -274,6 +274,7 @@ class Driver:
         """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
         now = time.monotonic()
         running = [(number, run.lease, now - run.since) for number, run in self.allocator.end_all()]
+        # Every trial is tried, so that one refused write costs one preemption and not all.
         trouble: LedgerError | None = None
         for number, lease, seconds in [*running, *((number, lease, 0.0) for number, lease in unstarted)]:
             try:

@@ -138,6 +138,7 @@ class Leaving:
         """Leave from now on."""
         self.signals.lift()
         self.begun = why
+        # The end of the wall time is fixed; after a signal the grace counts from now.
         self._until = self.time.end if self.out_of_time else time.monotonic() + self._budget.grace_seconds
 
     def cut_short(self) -> bool:

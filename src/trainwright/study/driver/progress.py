@@ -32,6 +32,7 @@ class Progress:
 
     def warn_of(self, dropped: Sequence[Dropped]) -> None:
         """Warn that records are damaged, so that work may be missing that was finished; torn ends are none."""
+        # A torn end is a write that was cut short, and its writer tried again.
         damaged = [each for each in dropped if not each.torn]
         if damaged:
             more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""

@@ -179,6 +179,7 @@ class TrialQueue:
 
     def _is_search_over(self) -> bool:
         stop = self._budget.stop_when
+        # Asked once for each step of the searcher: the estimate costs a fit.
         if stop is None or (step := stop.step(self._view)) == self._step_at_stop:
             return self.exhausted
         self._step_at_stop = step
@@ -239,6 +240,7 @@ class TrialQueue:
 
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Take note of trials that other writers lost, let go of or enqueued."""
+        # What this process wrote it has queued itself.
         if trial is None or self._log.ours(record.writer):
             return
         if not trial.resizing and (record.kind != "proposed" or self._log.offered(trial)):
