@@ -14,7 +14,7 @@ from trainwright.errors import InputError
 from trainwright.plan import Oracle
 from trainwright.report.formatting import duration
 from trainwright.schedule import Scheduler
-from trainwright.study.forecast.search_cost import search_cost
+from trainwright.study.forecast.search_plan import plan_search
 from trainwright.validators import check, integer
 
 __all__ = ["search"]
@@ -43,7 +43,7 @@ def search(
     machine = settings.find_cluster()
     with job.open_study() as study:
         space = study.space
-    found = search_cost(
+    found = plan_search(
         Oracle(machine),
         profile_of,
         space=space,
@@ -56,7 +56,7 @@ def search(
         precision=settings.precision,
         optimizer=settings.optimizer,
         max_memory_bytes=settings.max_memory_bytes(),
-    )
+    ).cost
     print(f"{trials} trials on {machine.name} ({machine.devices} devices); {seeds} simulated studies")
     print(f"device-hours  {found.device_hours:.3g} (median), nine of ten below {found.device_hours_90:.3g}")
     print(f"wall time     {duration(found.wall_seconds)} (median), nine of ten below {duration(found.wall_seconds_90)}")

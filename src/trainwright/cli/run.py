@@ -9,10 +9,10 @@ import typer
 from trainwright.cli.command import Result
 from trainwright.cli.workflow.deployment import DeploymentStage
 from trainwright.cli.workflow.stage import StageRun, WorkflowStage
+from trainwright.cli.workflow.stage_records import StageRecords
 from trainwright.cli.workflow.study_file import STAGES, read_job
 from trainwright.errors import InputError
 from trainwright.report import write_report, write_summary
-from trainwright.study.stages import StageRecords
 from trainwright.validators import check, one_of
 
 __all__ = ["run"]
