@@ -13,7 +13,7 @@ from trainwright.errors import InputError
 from trainwright.plan import Oracle
 from trainwright.report.formatting import duration
 from trainwright.schedule import Scheduler
-from trainwright.study.forecast.search_cost import search_cost
+from trainwright.study.forecast.search_plan import plan_search
 
 __all__ = ["add", "search"]
 
@@ -50,7 +50,7 @@ def search(
     machine = cluster_of(cluster, nodes, force_units=False)
     with job.open_study() as study:
         space = study.space
-    found = search_cost(
+    found = plan_search(
         Oracle(machine),
         profile_of,
         space=space,
@@ -63,7 +63,7 @@ def search(
         precision=precision,
         optimizer=optimizer,
         max_memory_bytes=max_memory,
-    )
+    ).cost
     print(f"{trials} trials on {machine.name} ({machine.devices} devices); {seeds} simulated studies")
     print(f"device-hours  {found.device_hours:.3g} (median), nine of ten below {found.device_hours_90:.3g}")
     print(f"wall time     {duration(found.wall_seconds)} (median), nine of ten below {duration(found.wall_seconds_90)}")

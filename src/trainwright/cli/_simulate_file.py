@@ -20,7 +20,7 @@ __all__ = ["Plan", "read_plan"]
 
 _ENGINE = (
     "task_devices", "start_seconds", "restart_seconds", "resume", "stragglers", "drops_per_second", "node_mtbf_seconds",
-    "repair_seconds", "decision_seconds",
+    "repair_seconds",
 )  # fmt: skip
 _KEYS = ("gpus", "gpus_per_node", "trials", "seeds", "task", "scaling", "schedulers", *_ENGINE)
 _TABLE = (

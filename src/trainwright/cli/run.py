@@ -8,11 +8,11 @@ import typer
 
 from trainwright.cli._json import print_json
 from trainwright.cli.workflow.deployment import DeploymentStage
+from trainwright.cli.workflow.stage_records import StageRecords
 from trainwright.cli.workflow.stages import StageRun, WorkflowStage, choose_stages
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError
 from trainwright.report import write_report, write_summary
-from trainwright.study.stages import StageRecords
 
 __all__ = ["run"]
 

@@ -13,8 +13,8 @@ from trainwright.cli.formatting import print_table
 from trainwright.engine.devices import cores
 from trainwright.plugins import describe
 from trainwright.report.gantt import check_gantt, write_gantt
-from trainwright.study import Forecast, Spread
-from trainwright.study.forecast.forecast import forecasts
+from trainwright.study import Forecast
+from trainwright.study.forecast.forecast import Spread, forecasts
 
 __all__ = ["simulate"]
 

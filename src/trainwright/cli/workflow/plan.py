@@ -96,11 +96,6 @@ class PlanStage:
             optimizer=self.optimizer,
             max_memory_bytes=None if self.max_memory is None else self._memory_limit(),
         )
-        if found.cost is None:
-            raise TrainwrightError(
-                f"plan: none of {len(found.looked)} configurations fits; the largest {found.largest.verdict.sentence}; "
-                "give more memory, or a smaller space"
-            )
         if self.max_device_hours is not None and found.cost.device_hours > self.max_device_hours:
             raise TrainwrightError(
                 f"plan: {trials} trials are forecast to take {found.cost.device_hours:.3g} device-hours, more than "

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source
-from trainwright.study.stages import StageRecords, digest_of
+from trainwright.cli.workflow.stage_records import StageRecords, digest_of
 
 __all__ = ["SearchStage"]
 
