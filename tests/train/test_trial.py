@@ -154,11 +154,11 @@ class TestReports:
             ({"val_loss": "0.3"}, "trial 17: val_loss must be a number, got '0.3' (str)"),
             ({"val_loss": None}, "trial 17: val_loss must be a number, got None (NoneType)"),
             ({"val_loss": torch.ones(2)}, "trial 17: val_loss must be a number, got tensor([1., 1.]) (Tensor)"),
-            ({"val_loss": 1.0, "epoch": 0}, "trial 17: epoch: got 0; allowed: a whole number >= 1, or None"),
-            ({"val_loss": 1.0, "epoch": 1.5}, "trial 17: epoch: got 1.5; allowed: a whole number >= 1, or None"),
-            ({"val_loss": 1.0, "epoch": True}, "trial 17: epoch: got True; allowed: a whole number >= 1, or None"),
-            ({"val_loss": 1.0, "step": -1}, "trial 17: step: got -1; allowed: a whole number >= 0, or None"),
-            ({"val_loss": 1.0, "step": "9"}, "trial 17: step: got '9'; allowed: a whole number >= 0, or None"),
+            ({"val_loss": 1.0, "epoch": 0}, "trial 17: epoch: got 0; allowed: a whole number >= 1"),
+            ({"val_loss": 1.0, "epoch": 1.5}, "trial 17: epoch: got 1.5; allowed: a whole number >= 1"),
+            ({"val_loss": 1.0, "epoch": True}, "trial 17: epoch: got True; allowed: a whole number >= 1"),
+            ({"val_loss": 1.0, "step": -1}, "trial 17: step: got -1; allowed: a whole number >= 0"),
+            ({"val_loss": 1.0, "step": "9"}, "trial 17: step: got '9'; allowed: a whole number >= 0"),
         ],
     )
     def test_misuse(self, report, sentence):

@@ -1,6 +1,8 @@
 """Trial: what a training function holds. It reports, is told whether to go on, and resumes where it stood."""
 
+import contextlib
 import importlib.util
+import operator
 import reprlib
 import time
 import warnings
@@ -24,7 +26,7 @@ from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial_checkpoints import TrialCheckpoints
-from trainwright.validators import check, integer, optional
+from trainwright.validators import check, integer
 
 if TYPE_CHECKING:
     import torch
@@ -146,10 +148,8 @@ class Trial:
         if self._closed:
             raise TrialError(f"trial {self.number} has ended; report before the training function returns")
         numbers = self._check_metrics(metrics)
-        check(epoch, optional(integer(minimum=1)), f"trial {self.number}: epoch", TrialError)
-        check(step, optional(integer(minimum=0)), f"trial {self.number}: step", TrialError)
-        at = self.next_epoch if epoch is None else int(epoch)
-        steps = None if step is None else int(step)
+        at = self.next_epoch if epoch is None else self._whole("epoch", epoch, least=1)
+        steps = None if step is None else self._whole("step", step, least=0)
         if at <= self._reported:
             self._warn_once(f"trial {self.number}: epoch {at} was reported before; later reports of it are ignored")
             return
@@ -357,6 +357,13 @@ class Trial:
                 raise TrialError(f"trial {self.number}: {name} must be a number, got {shown}")
             numbers[name] = number
         return numbers
+
+    def _whole(self, name: str, value: Any, least: int) -> int:
+        if not isinstance(value, bool):
+            with contextlib.suppress(TypeError):  # a whole number of any library
+                value = operator.index(value)
+        check(value, integer(minimum=least), f"trial {self.number}: {name}", TrialError)
+        return int(value)
 
     def _warn_once(self, text: str) -> None:
         if not self._warned:

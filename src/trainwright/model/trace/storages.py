@@ -174,6 +174,7 @@ def _with_storage(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
         elif hasattr(type(tensor), "__tensor_flatten__"):
             names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # asked for above
-            yield from _with_storage(getattr(tensor, name) for name in names)
+            parts = (getattr(tensor, name) for name in names)
+            yield from _with_storage(part for part in parts if isinstance(part, torch.Tensor))
         elif tensor.layout == torch.strided:
             yield tensor

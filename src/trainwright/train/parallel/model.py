@@ -57,8 +57,6 @@ class Parallel(nn.Module):
         self.data_rank = data_place(plan.degrees)
         self.data_ranks = plan.degrees.data
         self._setup = setup
-        # What a loss is given: the model itself where nothing surrounds its forward pass.
-        self._called: nn.Module = setup.module if setup.call is setup.module else self
         self._share: Callable[[], float] = lambda: 1 / self.data_ranks
 
     @property
@@ -99,13 +97,14 @@ class Parallel(nn.Module):
                 raise UnsupportedPlan.of(self.plan.strategy, "micro-batches are the plan's; give one part, the batch")
             return self._mean(self._setup.backward(loss, parts[0][1]))
         budget = self._setup.budget
+        called = self.module if self._setup.call is self.module else self  # as it is where nothing surrounds its call
         # Gradients are exchanged with the last micro-batch; until then they only add up.
         total: Any = 0.0
         for number, (weight, part) in enumerate(parts, 1):
             with nullcontext() if number == len(parts) else self.no_sync():
                 if budget is not None:
                     budget.expect(partial(_loss_on, loss, part, _autocast(self.module)), accumulate=len(parts) > 1)
-                value = loss(self._called, part)
+                value = loss(called, part)
                 if budget is not None:
                     budget.expect(None, accumulate=len(parts) > 1)  # the loss holds the batch
                 (value if weight == 1.0 else value * weight).backward()
