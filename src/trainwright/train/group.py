@@ -73,7 +73,8 @@ def part() -> None:
     import torch.distributed as dist
 
     if dist.is_initialized():
-        with contextlib.suppress(RuntimeError):  # a rank that is gone says why itself
+        # A rank that is gone says why itself.
+        with contextlib.suppress(RuntimeError):
             _gather_words(_Word.LEAVES)
         dist.destroy_process_group()
 

@@ -101,8 +101,10 @@ class _Shared:
         self._loader = loader
         self._rank, self._world, self._ranks = rank, world, ranks
         self._batch: int | None = loader.batch_size
-        self._parts: list[Sequence[Any]] = []  # the indices of this rank's batches, set anew for each pass
-        self._inner: Any = None  # made when the DataLoader itself does not do
+        # The indices of this rank's batches, set anew for each pass.
+        self._parts: list[Sequence[Any]] = []
+        # A DataLoader of this rank's parts, made when the user's own does not do.
+        self._inner: Any = None
         self._seeds: Any = None
         self.share = 1 / world
 
@@ -123,7 +125,8 @@ class _Shared:
         if self._inner is None:
             self._inner = self._make_loader()
         seed, batches = self._share_order()
-        self._seeds.manual_seed((seed + self._rank) % 2**63)  # of the workers, in which samples may be augmented
+        # Seeds the workers, in which samples may be augmented.
+        self._seeds.manual_seed((seed + self._rank) % 2**63)
         # Rank 0's order, of which each rank fetches its own part of every batch.
         self._parts[:] = [self._part_of(batch) for batch in batches]
         for part, batch in zip(self._inner, batches, strict=True):
@@ -132,7 +135,8 @@ class _Shared:
 
     def _part_of(self, batch: Sequence[Any]) -> Sequence[Any]:
         share = portion(len(batch), self._rank, self._world)
-        return batch[share.start : share.stop] or batch[:1]  # a rank always has something to do
+        # A rank always has something to do.
+        return batch[share.start : share.stop] or batch[:1]
 
     def _share_order(self) -> tuple[int, list[Sequence[Any]]]:
         """Return rank 0's seed and order of this epoch; leave the DataLoader's generator as rank 0 has it."""

@@ -54,7 +54,8 @@ class OptunaObjective:
     def __call__(self, trial: Trial) -> Any:
         """Run the objective on one trial."""
         seen = ObjectiveTrial(trial, self.unseen)
-        value = self.objective(seen)  # that it prunes itself is the engine's to see
+        # If the objective prunes itself, the engine sees it.
+        value = self.objective(seen)
         if isinstance(value, Sequence) and not isinstance(value, str):
             names = trial.assignment.metrics
             if len(value) != len(names):
@@ -96,7 +97,8 @@ class ObjectiveTrial(SuggestingTrial):
             metrics: dict[str, Any] = {names[0]: value}
             self._trial.report(epoch=step + 1 if self._first_step == 0 else step, **metrics)
         except TrialEnd:
-            self._told_to_stop = True  # the objective asks should_prune, and may tidy up before it ends
+            # The objective asks should_prune, and may tidy up before it ends.
+            self._told_to_stop = True
 
     def should_prune(self) -> bool:
         """Whether the study's scheduler stopped the trial at the last report."""

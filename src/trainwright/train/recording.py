@@ -104,7 +104,8 @@ class _DryTrial(SuggestingTrial):
         self.params: dict[str, Any] = {}
         self.user_attrs: dict[str, Any] = {}
         self.parameters: dict[str, Parameter] = {}
-        self.whole = True  # whether it has suggested all that it would
+        # Whether it has suggested all that it would.
+        self.whole = True
         self._seed = seed
 
     def report(self, value: float, step: int) -> NoReturn:
@@ -148,7 +149,8 @@ def _explained(name: str, parameter: Parameter, present: Sequence[Any], absent: 
     if not absent or isinstance(parameter, Constant):
         return None
     if isinstance(parameter, Choice):
-        seen = set(map(repr, present))  # 1 and True are two choices
+        # 1 and True are two choices.
+        seen = set(map(repr, present))
         if seen.intersection(map(repr, absent)):
             return None
         values = [value for value in parameter.values if repr(value) in seen]

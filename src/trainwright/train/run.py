@@ -103,7 +103,8 @@ class Run:
             self._parallel.share_batches(lambda: self._share)
             if plan is not None or memory is not None or trial.world_size > 1:
                 self.model = self._parallel
-        self._depth = 0  # of steps in one another: of an optimizer that calls its base's torch hooks both
+        # Of steps in one another: of an optimizer that calls its base's torch hooks both.
+        self._depth = 0
         if self._hooked:
             optimizer.register_step_pre_hook(self._before)
             optimizer.register_step_post_hook(self._after)
@@ -160,7 +161,8 @@ class Run:
             loss = self._slots.backward(batch, self._loss)
         else:
             assert self._parallel is not None  # noqa: S101 -- it is there without slots
-            whole = self._parallel.plan.degrees.pipeline > 1  # a pipeline's micro-batches are the layout's
+            # A pipeline's micro-batches are the layout's.
+            whole = self._parallel.plan.degrees.pipeline > 1
             loss = self._parallel.backward(self._loss, [(1.0, batch)] if whole else self._parts(batch))
         if self._hooked:
             self.optimizer.step()

@@ -56,13 +56,16 @@ class Trial:
     _run: Run | None = field(default=None, init=False, repr=False)
     _checkpoints: TrialCheckpoints | None = field(default=None, init=False, repr=False)
     _epoch: int = field(default=0, init=False, repr=False)  # the last one done
-    _reported: int = field(default=0, init=False, repr=False)  # the last one reported in this run, or restored
-    _in_work: int = field(default=0, init=False, repr=False)  # the one that epochs() has handed out
+    # The last one reported in this run, or restored.
+    _reported: int = field(default=0, init=False, repr=False)
+    # The one that epochs() has handed out.
+    _in_work: int = field(default=0, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
     _waiting: list[Record] = field(default_factory=list, init=False, repr=False)
     _started: float = field(default_factory=time.monotonic, init=False, repr=False)
     _last: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
-    _told_to_end: bool = field(default=False, init=False, repr=False)  # at a report, by the study
+    # At a report, by the study.
+    _told_to_end: bool = field(default=False, init=False, repr=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
     @property
@@ -127,7 +130,8 @@ class Trial:
         for epoch in range(self._epoch + 1, last + 1):
             self._in_work = epoch
             yield epoch
-            self._pass_epoch(epoch)  # an epoch without a report still passes
+            # An epoch without a report still passes.
+            self._pass_epoch(epoch)
 
     def report(self, *unnamed: object, epoch: int | None = None, step: int | None = None, **metrics: float) -> None:
         """Report the metrics of an epoch (from 1; default: the one in work). May end the trial here, quietly.
@@ -179,7 +183,8 @@ class Trial:
         return self._told_to_end
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # Python's own questions, such as that of copy
+        # Python's own questions, such as that of copy.
+        if name.startswith("__"):
             raise AttributeError(name)
         raise UnknownAttribute(f"trial.{name}: no such attribute; {instead_of(name, dir(Trial))}")
 
@@ -239,13 +244,15 @@ class Trial:
             memory=memory,
             unused_parameters=unused_parameters,
         )
-        if run.place:  # dropout draws something else where other samples are
+        # Dropout draws something else where other samples are.
+        if run.place:
             seed_all(int(rng(self.seed, "rank", run.place).integers(2**63)))
         if self.assignment.directory is not None:
             manager = Manager(self, config=_PREPARED, **run.items())
             run.count_steps(manager)
             restored = manager.restore(mode="best_effort")
-            if restored is not None:  # another machine or other versions will do, another model will not
+            # Another machine or other versions will do, another model will not.
+            if restored is not None:
                 grave = [found for found in restored.differences if found.effect is Effect.STATE]
                 settle_differences(grave, mode="exact", what=str(restored.path))
         run.arrange()
@@ -323,7 +330,8 @@ class Trial:
         report = restored.manifest.report
         metrics = {name: float(value) for name, value in report["metrics"].items()}
         self._epoch, self._reported = restored.epoch, report.get("epoch", 0)
-        self._last = metrics  # all there is to tell if no epoch is left to do
+        # All there is to tell if no epoch is left to do.
+        self._last = metrics
         checkpoints, known = self._checkpoints, self.assignment
         if checkpoints is not None and self._reported > known.reported_epoch:
             record = facts.reported(
@@ -331,7 +339,8 @@ class Trial:
             )
             self._send([checkpoints.record(restored), record])
         elif checkpoints is not None and restored.manifest.step > known.saved_step:
-            self._send([checkpoints.record(restored)])  # a trial that gets on within its epoch is not given up
+            # A trial that gets on within its epoch is not given up.
+            self._send([checkpoints.record(restored)])
 
     def _send(self, records: list[Record]) -> None:
         if not self.channel.exchange(self._take_waiting() + records):
@@ -360,7 +369,8 @@ class Trial:
 
     def _whole(self, name: str, value: Any, least: int) -> int:
         if not isinstance(value, bool):
-            with contextlib.suppress(TypeError):  # a whole number of any library
+            # A whole number of any library.
+            with contextlib.suppress(TypeError):
                 value = operator.index(value)
         check(value, integer(minimum=least), f"trial {self.number}: {name}", TrialError)
         return int(value)

@@ -77,7 +77,8 @@ def seed_generators(key: bytes, epoch: int, index: int, repeat: int) -> None:
     python, numpy, pytorch = struct.unpack("<QII", digest)
     random.seed(python)
     np.random.seed(numpy)  # noqa: NPY002 -- the global generators are the ones that augmentations draw from
-    torch.default_generator.manual_seed(pytorch)  # not torch.manual_seed: it seeds CUDA too, and takes longer
+    # Not torch.manual_seed: it seeds CUDA too, and takes longer.
+    torch.default_generator.manual_seed(pytorch)
 
 
 @contextmanager
@@ -141,7 +142,8 @@ def requesting(
         pin_memory=pin_memory and torch.cuda.is_available(),
         persistent_workers=persistent_workers and fetching["num_workers"] > 0,
         worker_init_fn=_ignore_signals,
-        generator=torch.Generator(),  # else each pass would draw from the global one
+        # Else each pass would draw from the global one.
+        generator=torch.Generator(),
     )
 
 

@@ -33,7 +33,8 @@ def mesh_of(plan: Layout, device_type: str) -> DeviceMesh | None:
     mesh = init_device_mesh(
         device_type, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes)
     )
-    if device_type == "cuda":  # before its first point-to-point message NCCL wants all ranks of a group at one call
+    # Before its first point-to-point message NCCL wants all ranks of a group at one call.
+    if device_type == "cuda":
         for name, _ in axes:
             dist.all_reduce(torch.zeros(1, device="cuda"), group=mesh.get_group(name))
     return mesh

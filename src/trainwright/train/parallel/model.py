@@ -97,7 +97,8 @@ class Parallel(nn.Module):
                 raise UnsupportedPlan.of(self.plan.strategy, "micro-batches are the plan's; give one part, the batch")
             return self._mean(self._setup.backward(loss, parts[0][1]))
         budget = self._setup.budget
-        called = self.module if self._setup.call is self.module else self  # as it is where nothing surrounds its call
+        # A loss is given the model itself where nothing surrounds its forward pass.
+        called = self.module if self._setup.call is self.module else self
         # Gradients are exchanged with the last micro-batch; until then they only add up.
         total: Any = 0.0
         for number, (weight, part) in enumerate(parts, 1):
@@ -106,7 +107,8 @@ class Parallel(nn.Module):
                     budget.expect(partial(_loss_on, loss, part, _autocast(self.module)), accumulate=len(parts) > 1)
                 value = loss(called, part)
                 if budget is not None:
-                    budget.expect(None, accumulate=len(parts) > 1)  # the loss holds the batch
+                    # Forget the loss, which holds the batch.
+                    budget.expect(None, accumulate=len(parts) > 1)
                 (value if weight == 1.0 else value * weight).backward()
             total = value.detach() if weight == 1.0 else total + value.detach() * weight
         if self._setup.finish is not None:

@@ -50,7 +50,8 @@ def set_up(
     settings: dict[str, Any] = {"sync_bn": sync_bn, "unused": unused, "on_plan": on_plan}
     own = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
     degrees = plan.degrees
-    if not plan.zero and degrees.data * degrees.context * degrees.spatial == plan.devices:  # all have all parameters
+    # All have all parameters.
+    if not plan.zero and degrees.data * degrees.context * degrees.spatial == plan.devices:
         return set_up_model(model, plan, optimizer=own, **settings)
     if optimizer.state:
         raise TrialError("prepare: with a plan the optimizer is to be new; it has stepped already")
@@ -67,7 +68,8 @@ def set_up(
     now = dict(parallel.module.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [now[name] for entry in group["params"] if (name := names[id(entry)]) in now]
-        if len({type(one) for one in group["params"]}) > 1:  # torch's grouped kernels take one kind of tensor
+        # Torch's grouped kernels take one kind of tensor.
+        if len({type(one) for one in group["params"]}) > 1:
             group |= {name: False for name in ("foreach", "fused") if name in group}
     return parallel
 
@@ -96,7 +98,8 @@ def set_up_model(
         _equalise(model)
         if sync_bn:
             _synchronise(model, plan, mesh)
-        if inner == "context":  # inside what is run again
+        # Inside what is run again.
+        if inner == "context":
             if plan.degrees.tensor > 1:
                 divide_blocks(model, mesh["tensor"], sequence=False)
             divide_sequence(model, mesh.get_group("context"))
@@ -218,7 +221,8 @@ def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
 
     def backward(loss: Loss, batch: Any) -> torch.Tensor:
         assert setup.backward is not None  # noqa: S101 -- it is used only then
-        with torch.autocast(device_type, kind):  # backward passes within it are not cast: theirs are as forward was
+        # Backward passes within it are not cast: theirs are as forward was.
+        with torch.autocast(device_type, kind):
             return setup.backward(loss, batch)
 
     return replace(setup, call=call, backward=None if setup.backward is None else backward)
@@ -287,7 +291,8 @@ def _channel(parts: _Parts) -> Setup:
     world = parts.plan.degrees.channel
     new = {
         item: ChannelParallel(item, parts.mesh["channel"], axis="channel")
-        for item in _divisible(parts.model)[1:]  # an image has three channels
+        # An image has three channels.
+        for item in _divisible(parts.model)[1:]
         if ChannelParallel.fits(item, world)
     }
     return _divided(parts, new, "but the first whose input channels it divides")

@@ -38,7 +38,8 @@ class ChannelParallel(nn.Module):
         world = mesh.size(names.index(axis))
         self._sizes: tuple[int, ...] = (layer.weight.shape[1] // world,) * world
         self._features = isinstance(layer, nn.Linear)
-        self.__dict__["_layer"] = emptied(layer)  # not a child: its parameters are ours
+        # The layer is no child module: its parameters are this module's.
+        self.__dict__["_layer"] = emptied(layer)
         self._layer.bias = None
 
     @staticmethod

@@ -37,7 +37,8 @@ class FilterParallel(nn.Module):
         self.bias = None if layer.bias is None else divided(layer.bias, mesh, axis, Shard(0))
         self._group = mesh.get_group(axis)
         self._features = isinstance(layer, nn.Linear)
-        self.__dict__["_layer"] = emptied(layer)  # not a child: its parameters are ours
+        # The layer is no child module: its parameters are this module's.
+        self.__dict__["_layer"] = emptied(layer)
 
     @staticmethod
     def fits(layer: Any, world: int) -> bool:

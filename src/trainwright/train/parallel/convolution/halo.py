@@ -104,7 +104,8 @@ class _Fetch(Function):
             (rank, torch.empty_like(_rows(total, dim, span, bounds[me]).contiguous())) for rank, span in outgoing
         ]
         _exchange(send, receive, group)
-        for (_, span), (_, got) in zip(outgoing, receive, strict=True):  # in the order of ranks: sums round alike
+        # In the order of ranks: sums round alike.
+        for (_, span), (_, got) in zip(outgoing, receive, strict=True):
             _rows(total, dim, span, bounds[me]).add_(got)
         return total, None, None, None, None
 

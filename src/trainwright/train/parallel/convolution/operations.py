@@ -49,7 +49,8 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     local = _read_rows(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
     flat = [0 if dim == at else low for dim, low in enumerate(before)]
     other = [0 if dim == at else high for dim, high in enumerate(after)]
-    if flat != other:  # "same" with an even kernel
+    # Padding "same" with an even kernel pads one side more.
+    if flat != other:
         local = functional.pad(local, _pad(other, flat))
     done = func(local, weight, bias, strides, flat, dilations, groups)
     return _part(done, input, out)

@@ -109,7 +109,7 @@ def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
     if not isinstance(found, torch.Tensor):
         return found
     # Broadcasting may have put dimensions in front, which shifts the divided one.
-    grown = found.ndim - ndim  # by broadcasting with a tensor of more dimensions
+    grown = found.ndim - ndim
     return Part.of(found, division if not grown else replace(division, dim=division.dim + grown))
 
 
@@ -124,7 +124,8 @@ def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tenso
     if division.spatial or not tensor.requires_grad:
         start, stop = division.bounds_of_rank
         return tensor if small else tensor.narrow(dim, start, stop - start)
-    if small:  # each rank has a part of its gradient, which is to be whole
+    # Each rank has a part of its gradient, which is to be whole.
+    if small:
         return copy(tensor, division.group)
     return narrow(tensor, division.group, dim=dim, sizes=division.sizes)
 

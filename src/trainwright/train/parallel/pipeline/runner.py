@@ -55,14 +55,16 @@ class PipelineRunner(nn.Module):
         modes = {module: module.training for module in model.modules()}
         # Training and evaluation are traced apart: dropout and norms take other branches.
         stages = {mode: cut_model(model.train(mode), plan, cuts) for mode in (True, False)}
-        for each, mode in modes.items():  # such as norms that keep their statistics
+        # Modules return to modes of their own, such as norms that keep their statistics.
+        for each, mode in modes.items():
             each.training = mode
         self._pieces = {mode: {index: found[index] for index in self._mine} for mode, found in stages.items()}
         self._tied = tied_parameters(model, stages[True], self._ranks_of)
         drop_unused(model, list(self._pieces[True].values()))
         self.module = model
         """The model, without the parameters and buffers that only other ranks' stages use."""
-        self._schedules: dict[Any, Any] = {}  # by what goes in: of each what is sent between stages is known
+        # By the shapes of inputs: a schedule is told what goes between its stages.
+        self._schedules: dict[Any, Any] = {}
         self._loss: Loss | None = None
         self._parts: list[Any] = []
 
@@ -163,7 +165,8 @@ class PipelineRunner(nn.Module):
             schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
         else:
             schedule.step(*inputs, return_outputs=False)
-        total = torch.zeros((), device=self._device, dtype=torch.float64)  # holds whatever kind of number a loss is
+        # Double precision holds whatever kind of number a loss is.
+        total = torch.zeros((), device=self._device, dtype=torch.float64)
         if self.last:
             total = torch.stack(losses).mean().detach().double()
         self._loss, self._parts = None, []
@@ -199,7 +202,8 @@ class PipelineRunner(nn.Module):
         if self._plan.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, **settings)
         # 1F1B needs as many micro-batches as stages.
-        few = self._plan.microbatches < self._count  # then the two are one, and torch has it for GPipe only
+        # With fewer it is GPipe, which torch runs for any number.
+        few = self._plan.microbatches < self._count
         kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], **settings)
 

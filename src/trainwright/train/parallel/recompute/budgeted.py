@@ -119,7 +119,8 @@ class Budgeted:
 
         def loss_of_module(output: Any) -> torch.Tensor:
             answers = copy.copy(self._model)
-            answers.forward = lambda *_, **__: output  # it has been called already
+            # The model has been called already, with this output.
+            answers.forward = lambda *_, **__: output
             return loss(answers)
 
         return loss_of_module

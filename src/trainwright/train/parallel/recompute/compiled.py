@@ -67,7 +67,8 @@ def fit_compiled(
     fixed = elsewhere + total_bytes([*model.parameters(), *model.buffers(), *batch], granule)
     fixed += gradients if accumulate else 0
     cuda = any(each.is_cuda for each in model.parameters())
-    planned = copy.copy(model)  # the same parameters, buffers and children
+    # A shallow copy has the same parameters, buffers and children.
+    planned = copy.copy(model)
     least = -1
     # From the fastest to the smallest: the first share whose measured peak fits is taken.
     for share in _SHARES:

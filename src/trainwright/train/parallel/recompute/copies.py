@@ -31,7 +31,8 @@ class Copies:
     """
 
     def __init__(self) -> None:
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}  # of numpy, whose memory no tensor shows
+        # NumPy's memory, which no tensor shows.
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
 
     def send(self, storage: torch.UntypedStorage) -> HostPacket:
         """Begin a copy to the host."""
@@ -72,7 +73,8 @@ class CopyStreams(Copies):
         super().__init__()
         self.device = device
         self.out, self.into = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # with the event after which it has been read
+        # Free buffers, each with the event after which it has been read.
+        self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}
 
     def send(self, storage: torch.UntypedStorage) -> HostPacket:
         """Begin a copy to the host after what has been queued."""
@@ -138,7 +140,8 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
         raise BudgetError(f"device: got {str(device)!r}, which torch does not see here; allowed: one that it sees")
     copies = copies_for(place)
     storage = torch.ones(size, dtype=torch.uint8, device=place).untyped_storage()
-    waiting = copies.send(storage)  # what is brought back is on the host from here on
+    # What `back` fetches lies on the host from here on.
+    waiting = copies.send(storage)
 
     def out() -> None:
         copies.drop(copies.send(storage))
@@ -152,7 +155,8 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
 
     def seconds(act: Callable[[], None]) -> float:
         found = []
-        for _ in range(repeats + 1):  # the first takes the buffers
+        # The first run only allocates the buffers.
+        for _ in range(repeats + 1):
             begun = time.perf_counter()
             act()
             copies.join()

@@ -60,7 +60,8 @@ def _measure(
         model, row, call_with(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
         reserve_bytes=max(reserve_bytes, 0),
     )  # fmt: skip
-    if reserve_bytes < 0:  # of the model's parameters the device has a part only
+    # The device has only a part of the model's parameters.
+    if reserve_bytes < 0:
         there = max(0, chain.fixed["parameters"] + reserve_bytes)
         chain = replace(chain, fixed={**chain.fixed, "parameters": there})
     peak = plain_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
@@ -100,7 +101,8 @@ def _find_difference(own: StepResult, row: StageRow, model: nn.Module, sample: A
         return row.through(row.bind(*args, **kwargs))
 
     found = ""
-    for _ in range(2):  # what a graph holds by itself must not change
+    # Twice, as what a graph holds by itself must not change from run to run.
+    for _ in range(2):
         try:
             found = found or own.difference(StepResult.of(run, model, sample, loss))
         except torch.OutOfMemoryError:
@@ -117,7 +119,8 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     if names == _WHOLE:
         return _apply_plan(model, whole_row(model, "so is the plan's"), plan)
     row = split_model(model)
-    if row.names != names:  # the sample had what has a default, or modules are not looked into
+    # The sample had what has a default, or modules are not looked into.
+    if row.names != names:
         forms = CallForm.default(model), CallForm.full(model)
         others = (split_model(model, form, deep=deep) for deep in (True, False) for form in forms)
         row = next((other for other in others if other.names == names), row)

@@ -58,7 +58,8 @@ def measure_chain(
     granule = granule_of(model)
     fixed = {
         "parameters": total_bytes(model.parameters(), granule),
-        "buffers": 2 * total_bytes(model.buffers(), granule),  # and what they held when a step's first runs began
+        # Twice: reruns need the values that a step began with.
+        "buffers": 2 * total_bytes(model.buffers(), granule),
         "reserve": reserve_bytes,
     }
     gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)
@@ -90,7 +91,8 @@ def measure_chain(
             waiting = handed_on(value, made)
             draws += not torch.equal(state, torch.get_rng_state())
             changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
-            fixed["buffers"] += total_bytes(changed, granule)  # reruns write to copies
+            # Reruns write to copies of the buffers that the stage has changed.
+            fixed["buffers"] += total_bytes(changed, granule)
             numbers |= _first_gradients(
                 row.stages[number - 1 :], numbers["backward_temporary_bytes"], granule, accumulate=accumulate
             )
@@ -102,7 +104,8 @@ def measure_chain(
                 f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
                 "for a loss, in tuples, lists, mappings or dataclasses"
             )
-        fixed["output"] = total_bytes(tensors_of(value), granule)  # the caller has it until the loss's backward is over
+        # The caller has it until the loss's backward is over.
+        fixed["output"] = total_bytes(tensors_of(value), granule)
         # Of the executor: a loss, the states of generators for reruns.
         state_bytes = (
             -(-state.nbytes // granule) * granule if not any(each.is_cuda for each in model.parameters()) else 0
@@ -138,7 +141,8 @@ def _first_gradients(stages: Sequence[nn.Module], temporary: int, granule: int, 
     """Return what the first stage's backward leaves, and its temporaries beside it; the others come behind it."""
     own = {id(each): each for each in stages[0].parameters() if each.requires_grad}
     later = {id(each) for stage in stages[1:] for each in stage.parameters()}
-    shared = total_bytes((each for key, each in own.items() if key in later), granule)  # added to what is there
+    # Gradients of shared parameters are added to what is there.
+    shared = total_bytes((each for key, each in own.items() if key in later), granule)
     alone = total_bytes((each for key, each in own.items() if key not in later), granule)
     if accumulate:
         return {"parameter_gradient_bytes": 0, "backward_temporary_bytes": max(temporary, 0) + shared + alone}
@@ -241,7 +245,8 @@ def _measured_stage(
         # The backward: its peak above what is alive at its start, without the gradients that the chain counts by
         # itself.
         start = tracker.live_bytes + arriving
-        if not last:  # by then the graph alone has the output, if it needs that at all
+        # When a stage's backward begins, only its graph has the output, if it needs that at all.
+        if not last:
             result = (None, result[1])
             ends.clear()
         tracker.restart_peak()

@@ -120,7 +120,8 @@ def place_acts(plan: Plan) -> tuple[Act, ...]:
             continue
         if operation.kind is OperationKind.OFFLOAD:
             gone = during(spans[place].end_seconds, max(place, _last_reader(operations, place)))
-            before.setdefault(gone, []).insert(0, Release(operation.stage, value))  # room first, then what takes it
+            # Releases come first: they make the room that others take.
+            before.setdefault(gone, []).insert(0, Release(operation.stage, value))
         else:
             before.setdefault(during(spans[place].start_seconds, place), []).append(operation)
     acts: list[Act] = []
@@ -177,12 +178,14 @@ def arrange_script(acts: Sequence[Act], count: int) -> Script:
     The loss stage's computations are the caller's: they only say where the forward pass ends.
     """
     units = _units(acts, count)
-    ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}  # where a forward begins
+    # Units by the stage at which their forward, or their backward, begins.
+    ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}
     ends |= {(unit[-1], False): number for number, unit in enumerate(units, 1)}
     # Keep one act for a whole unit: the forward of its first stage, the backward of its last.
     ours: list[Act] = []
     turn: int | None = None
-    first, below = 1, len(units)  # whose first forward and whose backward come next
+    # The units whose first forward, and whose backward, come next.
+    first, below = 1, len(units)
     until: dict[int, int] = {}
     for act in acts:
         forward = act.kind in FORWARDS

@@ -100,7 +100,8 @@ def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iter
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
         stack.enter_context(as_before(model))
-        stack.enter_context(Autocast.now().entered())  # a cast kept from stage to stage would be nobody's
+        # A cast kept from stage to stage would be nobody's.
+        stack.enter_context(Autocast.now().entered())
         stack.enter_context(swapped_values(places))
         try:
             for each, _ in gradients:

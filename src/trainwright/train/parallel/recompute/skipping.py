@@ -42,7 +42,8 @@ class SkippedValues:
         for stage, names in enumerate(row.reads, 1):
             for name in names:
                 self._readers[name].append(stage)
-        self._bytes: dict[str, tuple[int, int, int]] = {}  # all, of its maker's output, of its gradient
+        # Bytes of each value: all, those of its maker's output, those of its gradient.
+        self._bytes: dict[str, tuple[int, int, int]] = {}
         self._holders: dict[str, list[int]] = {name: [] for name in self._makers}
         self._handed_on: set[str] = set()
 

@@ -23,8 +23,10 @@ from trainwright.train.parallel.recompute.tracing import AttributeWatch, CallFor
 
 __all__ = ["StageRow", "check_trains", "cut_at", "split_model", "whole_row"]
 
-_LONG = 8  # operations with parameters, from which on a value skips them rather than being used by them
-_MUCH = 0.25  # of a model's operations with parameters
+# Operations with parameters, from which on a value skips them rather than being used by them.
+_LONG = 8
+# Of a model's operations with parameters.
+_MUCH = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +156,8 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
         at, alive = place, found
         # .. or somewhat before, where a single value goes to the rest.
         while len(alive) != 1 and at > starts[-1] + 1 and not _begins(model, nodes[at - 1]):
-            at -= 1  # what has no parameters may as well be on this side
+            # What has no parameters may as well be on this side.
+            at -= 1
             alive = _alive_at(nodes, inputs, at)
         if len(alive) != 1:
             names = ", ".join(node.name for node in found) or "nothing"
@@ -210,7 +213,8 @@ def check_trains(model: nn.Module) -> None:
 
 
 def _is_row(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential and len(module) > 0 and not has_hooks(module)  # flattening would pass hooks by
+    # A sequence with hooks is no row: flattening would pass them by.
+    return type(module) is nn.Sequential and len(module) > 0 and not has_hooks(module)
 
 
 def _flat_children(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
@@ -289,11 +293,13 @@ def _find_cuts(
 ) -> dict[int, fx.Node]:
     """Return the places where stages begin but the first, each with the value that goes there from one to the next."""
     begins = [_begins(model, node) for node in nodes]
-    before = [0, *accumulate(begins)]  # operations with parameters before a place
+    # Operations with parameters before a place.
+    before = [0, *accumulate(begins)]
     born = {node: place for place, node in enumerate(nodes)}
     alive: set[fx.Node] = set()
     single: dict[int, fx.Node] = {}
-    further: dict[int, fx.Node] = {}  # where there is one beside those that skip many layers
+    # Places where one value is alive beside those that skip many layers.
+    further: dict[int, fx.Node] = {}
     for place, node in enumerate(nodes):
         alive = {each for each in alive if last[each] >= place}
         if place and begins[place] and alive:
@@ -340,7 +346,8 @@ def _stage(
     made = {node: graph.placeholder(node.name) for node in carried}
 
     def known(node: fx.Node) -> fx.Node:
-        if node not in made and node.op == "get_attr":  # parameters and constants are at hand everywhere
+        # Parameters and constants are at hand everywhere.
+        if node not in made and node.op == "get_attr":
             made[node] = graph.node_copy(node, known)
         return made[node]
 

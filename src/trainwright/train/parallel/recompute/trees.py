@@ -117,7 +117,8 @@ def _make_record(record: _Record, values: list[Any]) -> Any:
     made = record.kind.__new__(record.kind)
     for name, value in named.items():
         object.__setattr__(made, name, value)  # a frozen one too
-    if isinstance(made, dict):  # whose items are its fields, but for those that are None
+    # Whose items are its fields, but for those that are None.
+    if isinstance(made, dict):
         for each in fields(record.kind):
             if named.get(each.name) is not None:
                 dict.__setitem__(made, each.name, named[each.name])
@@ -146,7 +147,8 @@ def rounded_bytes(tensor: torch.Tensor, granule: int) -> int:
 
 def _dense_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     for tensor in tensors:
-        if tensor.layout == torch.sparse_coo:  # an embedding's gradient
+        # An embedding's gradient.
+        if tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
         elif isinstance(tensor, DTensor):
             yield tensor.to_local()

@@ -65,8 +65,10 @@ class OffloadableStorage:
     __slots__ = ("__weakref__", "_base", "_home", "_packet")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._base: torch.Tensor | None = tensor.detach()  # counts the writes to it
-        self._home = True  # whether it has never been away
+        # Counts the writes to it.
+        self._base: torch.Tensor | None = tensor.detach()
+        # Whether it has never been away.
+        self._home = True
         self._packet: HostPacket | None = None
 
     def key(self) -> int | None:
@@ -181,23 +183,28 @@ class SavedTensor:
 
     def __init__(self) -> None:
         self.held: torch.Tensor | StorageView | InputAlias | None = None
-        self.version = 0  # how often the tensor had been written when it was saved
+        # How often the tensor had been written when it was saved.
+        self.version = 0
 
 
 @dataclass(slots=True)
 class SavedRun:
     """What a run with gradients has left beside its graph."""
 
-    output: Boundary | None  # if anybody reads it again
-    blocks: OffloadableStorages  # of what the graph has saved, if that is to move
-    staying: set[int]  # storages of what the graph has saved that skips stages: it never moves
+    # If anybody reads it again.
+    output: Boundary | None
+    # Of what the graph has saved, if that is to move.
+    blocks: OffloadableStorages
+    # Storages of what the graph has saved that skips stages: it never moves.
+    staying: set[int]
 
 
 @dataclass(slots=True)
 class OffloadedBoundary:
     """A boundary, and what a graph has saved beside it, on the host or on the way."""
 
-    boundary: Boundary | None  # with views in the place of tensors
+    # With views in the place of tensors.
+    boundary: Boundary | None
     blocks: list[OffloadableStorage]
     fetched: bool = False
 

@@ -23,7 +23,8 @@ def gathered_weights(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str,
     groups = [module for module in model.modules() if isinstance(module, FSDPModule)]
     if groups:
         with restored_after(model), torch.no_grad():
-            model(*args, **kwargs)  # FSDP sets itself up with the first call of the whole model
+            # FSDP sets itself up with the first call of the whole model.
+            model(*args, **kwargs)
     held = []
     for group in groups:
         group.unshard()

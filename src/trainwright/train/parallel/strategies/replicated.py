@@ -37,7 +37,8 @@ class _WeightedSum:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._weight: Callable[[], float] = lambda: 1 / dist.get_world_size()
-        self._exchanged = 0  # elements, in the step at hand
+        # Elements, in the step at hand.
+        self._exchanged = 0
 
     def weigh(self, weight: Callable[[], float]) -> None:
         """Take the weight from here on, by default one over the number of ranks."""

@@ -223,7 +223,8 @@ def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
     def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
         return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=False)
 
-    blocks[0].register_forward_pre_hook(enter, prepend=True)  # before it is noted how long a part is
+    # Before it is noted how long a part is.
+    blocks[0].register_forward_pre_hook(enter, prepend=True)
     blocks[-1].register_forward_hook(leave)
     for block in blocks:
         for path, module in block.named_modules():
@@ -233,6 +234,7 @@ def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
                     "tensor+sequence",
                     f"{type(module).__name__} has a parameter of its own, {plain[0]}; move it to a layer",
                 )
-            if plain:  # such as a norm: each rank sees its part of the sequence
+            # Such as a norm: each rank sees its part of the sequence.
+            if plain:
                 parallelize_module(block, mesh, {path: SequenceParallel(use_local_output=True)})
                 _sum_replicated(module)

@@ -127,7 +127,8 @@ class MultiheadParallel(nn.Module):
         self.out_proj = out
         self.batch_first = layer.batch_first
         self.embed_dim, self.num_heads, self.dropout = layer.embed_dim, layer.num_heads, layer.dropout
-        self._qkv_same_embed_dim = False  # so that torch's encoder layers take no fused path around this module
+        # So that torch's encoder layers take no fused path around this module.
+        self._qkv_same_embed_dim = False
         self._group, self._world, self._sequence = mesh.get_group(), world, sequence
 
     def forward(  # noqa: PLR0917 -- torch's signature
