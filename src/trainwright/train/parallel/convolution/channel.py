@@ -56,7 +56,3 @@ class ChannelParallel(nn.Module):
         if self.bias is None:
             return y
         return y + (self.bias if self._features else self.bias.view(-1, *(1 for _ in y.shape[2:])))
-
-    def extra_repr(self) -> str:
-        """Return what `print` shows."""
-        return f"{self._layer}"

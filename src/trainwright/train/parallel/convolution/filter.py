@@ -54,10 +54,6 @@ class FilterParallel(nn.Module):
         bounds = tuple(rank * y.shape[dim] for rank in range(world + 1))
         return Part.of(y, Division(dim=dim, bounds=bounds, group=self._group, spatial=False))
 
-    def extra_repr(self) -> str:
-        """Return what `print` shows."""
-        return f"{self._layer}"
-
 
 class FilterNorm(nn.Module):
     """Batch normalisation of this rank's channels: its parameters and statistics are divided like the filters."""
@@ -94,7 +90,3 @@ class FilterNorm(nn.Module):
         }
         self._layer.train(self.training)
         return Part.of(functional_call(self._layer, local_tensors, (local,)), division)
-
-    def extra_repr(self) -> str:
-        """Return what `print` shows."""
-        return f"{self._layer}"

@@ -261,25 +261,30 @@ def _measured_stage(
     del result, entered, ends, edges
     _forget_gradients(stage)
 
-    numbers["no_grad_forward_seconds"] = _least_seconds(plain, repeats, value)
     # Times come last, without the tracker, which makes every operation slower.
+    numbers |= _stage_seconds(stage, call, opened, repeats)
+    # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
+    without = _least_seconds(plain, repeats, value)
+    numbers["no_grad_forward_seconds"] = min(without, numbers["forward_seconds"])
+    return numbers, out, skips
+
+
+def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Return the least seconds of a stage's forward with gradients, and of its backward."""
     forwards, backwards = [], []
     for _ in range(repeats):
         entered = opened()
-        started = _synchronised_now(value)
+        started = _synchronised_now(entered)
         result = call(entered)
-        forwards.append(_synchronised_now(value) - started)
+        forwards.append(_synchronised_now(entered) - started)
         ends = [t for t in tensors_of(result) if t.requires_grad]
         if ends:
             deltas = [torch.ones_like(t) for t in ends]
-            started = _synchronised_now(value)
+            started = _synchronised_now(entered)
             torch.autograd.backward(ends, deltas)
-            backwards.append(_synchronised_now(value) - started)
+            backwards.append(_synchronised_now(entered) - started)
         _forget_gradients(stage)
-    numbers |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
-    # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
-    numbers["no_grad_forward_seconds"] = min(numbers["no_grad_forward_seconds"], numbers["forward_seconds"])
-    return numbers, out, skips
+    return {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
 
 
 def _replace_view(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
