@@ -117,7 +117,7 @@ def measure_chain(
                 granule=granule, repeats=repeats, last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
-    counted = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
+    counted = skipping.count_gradients([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
     *counted_stages, counted_loss = with_least_peaks(counted)
     return Chain(
         stages=tuple(counted_stages),
