@@ -13,7 +13,7 @@ from trainwright.cli.options import StudyFolder, options_of
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSettings, StoredSettings
 from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import InputError
-from trainwright.report.ensemble_page import write_ensemble_page
+from trainwright.report.html import write_ensemble_page
 
 __all__ = ["ensemble"]
 
