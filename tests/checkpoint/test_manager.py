@@ -375,9 +375,7 @@ class TestMisuse:
             Retention(best=2)
         with pytest.raises(CheckpointConfigError, match=r"Retention.last: got 0; allowed: a whole number >= 1"):
             Retention(last=0)
-        with pytest.raises(
-            CheckpointConfigError, match="on_nonfinite: got 'keep'; allowed: 'refuse', 'raise'"
-        ):
+        with pytest.raises(CheckpointConfigError, match="on_nonfinite: got 'keep'; allowed: 'refuse', 'raise'"):
             CheckpointConfig(on_nonfinite="keep")
 
 
