@@ -20,8 +20,9 @@ from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 from trainwright.errors import PipelineError
 from trainwright.model.chain import NO_LOSS, Chain
 from trainwright.plan.memory.checkpointing import keep_all
+from trainwright.plan.memory.minimum_budget import lowest_plan
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
-from trainwright.plan.memory.persistent import lowest_plan, solve_persistent
+from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.pipeline.planning import PipelinePlan
 from trainwright.plan.pipeline.stage_memory import PATTERNS, in_flight, input_bytes, weight_bytes
