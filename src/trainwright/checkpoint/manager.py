@@ -23,7 +23,6 @@ from trainwright.checkpoint.restore.restored import (
     list_homes,
     list_quarantined,
     mark_start,
-    read_ahead,
     read_lineage,
     read_tree,
     records_by_name,
@@ -276,7 +275,6 @@ class Manager:
         raise SystemExit(status or (FORCED_EXIT if failed else 0))
 
     def _load_checkpoint(self, published: Published, mode: Mode, started: float, *, check: bool) -> Restored:
-        read_ahead(published)
         captured = capture_state(self._state)
         what = str(published.path)
 

@@ -28,7 +28,7 @@ from trainwright.checkpoint.ranks.merging import (
 )
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
 from trainwright.checkpoint.ranks.reshard import TensorShare, read_shares, read_targets, share_tensors
-from trainwright.checkpoint.restore.restored import read_tensors, verify_digests
+from trainwright.checkpoint.restore.restored import verify_digests
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
 from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_data, write_tree
@@ -125,12 +125,11 @@ class SingleRank:
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
     ) -> "dict[str, torch.Tensor]":
         """Return the tensors that this rank needs; with `check` every byte that was saved is compared first."""
+        # All of it is compared before the first byte goes to a live tensor.
         if check:
             verify_digests(published)
-        # The common case has a faster path: whole tensors are read straight into place.
-        if published.manifest.world_size == 1:
-            return read_tensors(published, {name: captured.tensors[name] for name in captured.loadable})
-        return self._read_parts(published, state, captured, check=False)
+        places = {name: captured.tensors[name] for name in captured.loadable}
+        return self._read_parts(published, state, captured, places=places, check=False)
 
     def reseed_generators(self, manifest: Manifest) -> None:
         """Give the generators other seeds if the ranks were others; from the saved ones, the step and the rank."""
@@ -147,12 +146,18 @@ class SingleRank:
         torch.manual_seed(seed)
 
     def _read_parts(
-        self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
+        self,
+        published: Published,
+        state: Mapping[str, Any],
+        captured: Captured,
+        *,
+        places: "Mapping[str, torch.Tensor] | None" = None,
+        check: bool,
     ) -> "dict[str, torch.Tensor]":
         # What belongs to other ranks, or to stages of a pipeline that are not here, is not read.
         skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
         skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
-        return read_shares(published, read_targets(state, captured.tensors), check=check, skip=skip)
+        return read_shares(published, read_targets(state, captured.tensors), places=places, check=check, skip=skip)
 
 
 class Ranks(SingleRank):

@@ -2,34 +2,26 @@
 
 import json
 import math
-import os
 import secrets
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright.checkpoint.manifest import Manifest, TensorRecord
 from trainwright.checkpoint.restore.integrity import find_damages
 from trainwright.checkpoint.save.publish import Published, list_published, quarantine
-from trainwright.checkpoint.save.shard_file import read_into
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointCorruptError
 from trainwright.publishing import FileLayer, write_new
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = [
     "Restored",
     "list_homes",
     "list_quarantined",
     "mark_start",
-    "read_ahead",
     "read_lineage",
-    "read_tensors",
     "read_tree",
     "records_by_name",
     "verify_digests",
@@ -37,9 +29,6 @@ __all__ = [
 
 _START = "start.json"
 """In a lease's folder: the checkpoint that it went on from. What earlier leases publish later is not of its line."""
-
-# What a disk reads while the state is compared.
-_AHEAD_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -149,49 +138,3 @@ def read_tree(published: Published) -> dict[str, Any]:
         raise CheckpointCorruptError(f"{published.path}: {damage}")
     tree: dict[str, Any] = json.loads((published.path / STATE).read_bytes())
     return tree
-
-
-def read_ahead(published: Published) -> None:
-    """Let the disk begin with the data of a checkpoint of one process, while its manifest is compared."""
-    # Several ranks read parts of files; reading ahead of all of it would waste the disk.
-    if published.manifest.world_size > 1 or not hasattr(os, "posix_fadvise"):
-        return
-    for file in published.manifest.files:
-        # A missing file is reported by `read_tensors`.
-        with suppress(OSError):
-            handle = os.open(published.path / file.name, os.O_RDONLY)
-            try:
-                os.posix_fadvise(handle, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(handle)
-
-
-def read_tensors(published: Published, places: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """Return all tensors, read into `places` where one fits, else into new memory; not checked.
-
-    Only for what one process saved; `reshard.read_shares` reads the rest. Raises `CheckpointCorruptError`.
-    """
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {}
-    # Grouped by file, so that each is read in a few large reads in the order of its bytes.
-    wanted: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for record in published.manifest.tensors:
-        dtype = getattr(torch, record.dtype)
-        place = places.get(record.name)
-        if (
-            place is None
-            or place.dtype != dtype
-            or tuple(place.shape) != record.shape
-            or place.device.type != "cpu"
-            or not place.is_contiguous()
-        ):
-            place = torch.empty(record.shape, dtype=dtype)
-        tensors[record.name] = place
-        wanted.setdefault(record.shards[0].file, []).append((record.shards[0].start, place))
-    for file, parts in wanted.items():
-        try:
-            read_into(published.path / file, parts)
-        except (OSError, EOFError) as error:
-            raise CheckpointCorruptError(f"{published.path / file} cannot be read: {error}") from error
-    return tensors | {alias: tensors[name] for alias, name in published.manifest.ties.items()}
