@@ -42,8 +42,4 @@ class Several(Own):
 METHODS = {
     "several_own-forest": Several,
     "several_own-random": partial(Several, searcher="RandomSearcher"),
-    **{
-        f"several_own-forest-{name}": partial(Several, settings={"scalarisation": name})
-        for name in ("linear", "chebyshev", "augmented", "pbi", "quadratic")
-    },
 }

@@ -13,8 +13,10 @@ from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.rules import make_rule
 from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
 from trainwright.ensemble.library.weights import serialise_weights
-from trainwright.serve import DeploymentPlan, Unit, parse_devices
+from trainwright.serve import DeploymentPlan
 from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.devices import parse_devices
+from trainwright.serve.placement.units import Unit
 
 __all__ = ["INPUTS", "OUTPUTS", "core", "ensemble", "mlp", "plan"]
 
@@ -68,7 +70,7 @@ def plan(
     found: Ensemble, *, batch: int = 128, units: Sequence[Unit] | None = None, devices: str = ""
 ) -> DeploymentPlan:
     """Return a plan of all members in one process on one core, or of these units, one instance each per device."""
-    everyone = Unit(members=tuple(range(len(found.members))), kind="loop" if len(found.members) > 1 else "process")
+    everyone = Unit(members=tuple(range(len(found.members))))
     columns = tuple(units or (everyone,))
     rows = parse_devices(devices or core())
     return DeploymentPlan(

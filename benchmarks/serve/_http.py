@@ -106,7 +106,7 @@ class _NoServerError(Exception):
 
 
 def _load(url: str, clients: int, seconds: float, seed: int, found: Any, *, binary: bool) -> Any:
-    from trainwright.serve import LoadTest
+    from trainwright.serve.http.load import LoadTest
 
     load = LoadTest(
         kind="closed",
@@ -157,7 +157,7 @@ def _by_clients(
 
 def _long(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the open loop at 80 % of what a closed loop achieves, and look at the server's memory."""
-    from trainwright.serve import LoadTest
+    from trainwright.serve.http.load import LoadTest
 
     seconds = 2.0 if options.quick else options.seconds
     with _server("trainwright", folder) as (url, pid):

@@ -37,7 +37,8 @@ _PARAMS = [{"width": 64, "depth": 2}] * 2
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Measure."""
-    from trainwright.serve import Deployment, DeploymentSettings, Unit
+    from trainwright.serve import Deployment, DeploymentSettings
+    from trainwright.serve.placement.units import Unit
 
     seconds = 3.0 if options.quick else options.seconds
     units = [Unit(members=(0,)), Unit(members=(1,))]
@@ -134,7 +135,8 @@ class _Load:
 
 def front(folder: str) -> None:
     """Serve until killed: the front that is."""
-    from trainwright.serve import Deployment, Unit
+    from trainwright.serve import Deployment
+    from trainwright.serve.placement.units import Unit
 
     found = ensemble(Path(folder), _PARAMS)
     with Deployment(found, plan(found, units=[Unit(members=(0,)), Unit(members=(1,))])) as service:

@@ -36,7 +36,8 @@ Message = tuple[bytes, bool]  # what is sent, and whether an answer is waited fo
 
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Attack a deployment, and look at what it holds before and after."""
-    from trainwright.serve import Client, Deployment, Limits, Server
+    from trainwright.serve import Client, Deployment, Server
+    from trainwright.serve.http.limits import Limits
 
     count = 300 if options.quick else 10_000
     with tempfile.TemporaryDirectory() as folder:

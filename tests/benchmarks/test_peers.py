@@ -14,7 +14,7 @@ COLUMNS = (
 
 
 # A process and 56 asks each: one peer of each kind is fast; those of other packages are there only after `make peers`.
-FAST = {"random", "default", "several-forest-chebyshev"}
+FAST = {"random", "default", "several-forest"}
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,9 @@
 """Dominance as a target: counts against brute force, kept up to date, whatever the order of asking."""
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search import ForestSearcher, SearchView
 from trainwright.search.bayes.dominance import Dominance, dominated_shares
@@ -79,8 +77,3 @@ def test_the_front_is_found_where_it_bulges():
     late = view.losses[30:]
     assert np.mean((late > 0.2).all(axis=1)) > 0.5
     assert np.mean(np.hypot(*late.T)) < 1.02
-
-
-def test_weights_need_a_form_that_weighs():
-    with pytest.raises(SearchError, match="scalarisation='dominance' does not; give scalarisation='linear'"):
-        ForestSearcher(weights=(1, 2))

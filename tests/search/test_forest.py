@@ -11,9 +11,9 @@ from scipy.special import ndtri
 
 from trainwright.errors import SearchError, SpaceExhausted, TrialError
 from trainwright.search import ForestSearcher, RandomSearcher, SearchView
-from trainwright.search.bayes.acquisition import expected_improvement
 from trainwright.search.bayes.candidates import Moves
-from trainwright.search.bayes.forest_model import Forest, Growth
+from trainwright.search.bayes.forest_model import Forest, Trees
+from trainwright.search.bayes.improvement import expected_improvement
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
 from trainwright.testing.searcher import SearcherConformance, bowl, play
 
@@ -23,19 +23,16 @@ class TestForest(SearcherConformance):
         return ForestSearcher(initial=7)  # below that it is the initial design, which other tests know
 
 
-class TestWeighted(SearcherConformance):
+class TestSmall(SearcherConformance):
     def make_searcher(self):
-        return ForestSearcher(initial=5, scalarisation="augmented", max_rows=20, trees=3, candidates=50)
+        return ForestSearcher(initial=5, max_rows=20, trees=3, candidates=50)
 
 
 class TestPlainUcb(SearcherConformance):
     """Plain asynchronous UCB, which is blind to what is pending, so that it may propose that again."""
 
     def make_searcher(self):
-        return ForestSearcher(
-            initial=5, kappa_final=1.96, pending="ignore", scalarisation="quadratic", trees=4,
-            candidates=100,
-        )  # fmt: skip
+        return ForestSearcher(initial=5, kappa_final=1.96, pending="ignore", trees=4, candidates=100)
 
     def test_batches_hold_no_duplicates_and_nothing_pending(self):
         view = SearchView(self.finite_space(), 4)
@@ -118,11 +115,11 @@ def test_expected_improvement_is_an_expectation(mu, deviation, best):
     """It equals its integral over the normal law."""
     draws = mu + deviation * ndtri((np.arange(20_000) + 0.5) / 20_000)
     found = expected_improvement(np.array([mu]), np.array([deviation]), best)[0]
-    assert -found == pytest.approx(np.maximum(best - draws, 0).mean(), abs=2e-3)
+    assert found == pytest.approx(np.maximum(best - draws, 0).mean(), abs=2e-3)
 
 
 def test_expected_improvement_without_deviation():
-    assert expected_improvement(np.array([0.2, 0.5]), np.zeros(2), 0.3).tolist() == pytest.approx([-0.1, 0.0])
+    assert expected_improvement(np.array([0.2, 0.5]), np.zeros(2), 0.3).tolist() == pytest.approx([0.1, 0.0])
 
 
 def test_a_large_batch_is_distinct_and_legal():
@@ -181,22 +178,23 @@ def test_intermediate_values_help():
     assert run(stop=False) < 0.2
 
 
-def test_grow_predicts_as_always():
-    """Kept trees rank points as freshly fitted ones do: Spearman >= 0.95 between the means."""
+def test_grown_trees_predict_as_planted_ones():
+    """Kept trees rank points as freshly planted ones do: Spearman >= 0.95 between the means."""
     from scipy.stats import spearmanr
 
     view = SearchView(square_space(), 0)
     play(RandomSearcher(), view, 300, square)
     M = np.ones((500, 5))
     M[:, :4] = view.space.sample(np.random.default_rng(0), 500)
-    means = []
-    for refit in ("grow", "always"):
-        growth = Growth(trees=100, scalarisation="linear", weights=None, max_rows=10_000, refit=refit)
-        forest = Forest(growth, view)
-        forest.update(view)
-        forest.value(np.ones(1))
-        means.append(forest.predict(M)[0])
-    assert spearmanr(*means).statistic >= 0.95
+    forest = Forest(view, 100, 10_000)
+    forest.update(view)
+    y = forest.value()
+    planted = Trees(view.space, 0, 100)
+    planted.reserve(300)
+    told = np.column_stack([view.space.model_matrix(view.rows), np.ones(300)])
+    planted.grow(told, y, 299, 300, np.full(100, 300))
+    planted.average(y)
+    assert spearmanr(forest.trees.predict(M)[0], planted.predict(M)[0]).statistic >= 0.95
 
 
 def test_a_forest_is_a_function_of_the_rows_in_their_order():
@@ -221,46 +219,10 @@ def test_many_rows_are_thinned():
     play(RandomSearcher(), view, 400, square)
     searcher = ForestSearcher(max_rows=50)
     searcher.ask(view, [400])
-    held = view.memo[searcher]._leaf_of[:, :400] >= 0
+    held = view.memo[searcher].trees.leaf_of[:, :400] >= 0
     assert np.all(held.sum(axis=1) < 50 + 0.1 * 400)
     assert np.all(held[:, np.argsort(view.losses[:, 0])[0]])
     assert len({row.tobytes() for row in held}) == 10
-
-
-def test_objectives_are_weighted_anew_for_each_trial():
-    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    view = SearchView(space, 0, objectives=2)
-    done = play(
-        ForestSearcher(scalarisation="linear"),
-        view,
-        60,
-        lambda c, n: [c["x"] ** 2 + c["y"], (1 - c["x"]) ** 2 + c["y"]],
-    )
-    weights = np.array([c.origin["weights"] for c in done[3:]])
-    assert weights.sum(axis=1) == pytest.approx(1.0)
-    assert len(np.unique(weights[:, 0])) == 57
-    late = done[30:]
-    assert np.mean([c["y"] for c in late]) < 0.15  # bad for both
-    assert np.std([c["x"] for c in late]) > 0.15  # the front is spread
-
-
-@pytest.mark.parametrize("scalarisation", ["linear", "chebyshev", "augmented"])
-def test_fixed_weights_lead_to_one_end_of_the_front(scalarisation):
-    """Who weighs the first objective more gets its best points."""
-    space = Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0))
-    view = SearchView(space, 0, objectives=2)
-    searcher = ForestSearcher(scalarisation=scalarisation, weights=(9, 1))
-    done = play(searcher, view, 40, lambda c, n: [c["x"] ** 2 + c["y"], (1 - c["x"]) ** 2 + c["y"]])
-    assert done[-1].origin["weights"] == [0.9, 0.1]
-    assert np.mean([c["x"] for c in done[20:]]) < 0.45
-    with pytest.raises(SearchError, match="weights must be one per objective, got 2 for 1"):
-        searcher.ask(told(SearchView(space, 0)), [1])
-
-
-def told(view):
-    """Return the view with enough results for the forest to be asked."""
-    play(RandomSearcher(), view, 8, bowl)
-    return view
 
 
 def test_bounds_and_constraints_push_proposals_inside():
@@ -299,11 +261,6 @@ def test_inactive_parameters_are_no_obstacle():
     ("settings", "message"),
     [
         ({"pending": "liar"}, "ForestSearcher.pending: got 'liar'; allowed: 'exclude', 'ignore'"),
-        (
-            {"scalarisation": "sum"},
-            "ForestSearcher.scalarisation: got 'sum'; allowed: 'dominance', 'linear', 'chebyshev', 'augmented', 'pbi'",
-        ),
-        ({"weights": (1.0, -1.0)}, "weights must be numbers >= 0, one per objective and not all 0, got (1.0, -1.0)"),
         ({"trees": 0}, "ForestSearcher.trees: got 0; allowed: a whole number >= 1"),
         ({"initial": -1}, "ForestSearcher.initial: got -1; allowed: a whole number >= 0"),
         ({"max_rows": 5}, "ForestSearcher.max_rows: got 5; allowed: a whole number >= 10"),

@@ -39,7 +39,7 @@ class TestGaussianProcess(SearcherConformance):
 @pytest.mark.slow
 class TestEarly(SearcherConformance):
     def make_searcher(self):
-        return GaussianProcessSearcher(initial=1, candidates=20, design="random")
+        return GaussianProcessSearcher(initial=1, candidates=20)
 
 
 def square_space():
@@ -191,7 +191,6 @@ def test_fits_leave_room_for_what_comes_until_the_next():
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"design": "grid"}, "design: got 'grid'; allowed: 'halton', 'sobol', 'random'"),
         ({"initial": -1}, "initial: got -1; allowed: a whole number >= 0"),
         ({"max_rows": 10}, "max_rows: got 10; allowed: a whole number >= 20"),
         ({"candidates": 4}, "candidates: got 4; allowed: a whole number >= 8"),

@@ -1,44 +1,9 @@
-"""Scalarisations by hand values and by what defines them, penalties, and weights."""
+"""Penalties for broken bounds, and weights of objectives."""
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from trainwright.search.bayes.scalarisation import SCALARISATIONS, penalised, simplex
-
-Y = np.array([[0.2, 1.0], [0.6, 0.0], [0.1, -0.5]])  # [objectives, rows]
-W = np.array([0.5, 0.25, 0.25])
-
-
-def test_values_by_hand():
-    expected = {
-        "linear": [0.5 * 0.2 + 0.25 * 0.6 + 0.25 * 0.1, 0.5 - 0.125],
-        "chebyshev": [0.15, 0.5],
-        "augmented": [0.15 + 0.001 * (0.1 + 0.15 + 0.025), 0.5 + 0.001 * 0.625],
-    }
-    for name, values in expected.items():
-        assert SCALARISATIONS[name](Y, W) == pytest.approx(values)
-
-
-@given(st.lists(st.floats(-1, 1), min_size=3, max_size=3), st.lists(st.floats(0.01, 1), min_size=3, max_size=3))
-def test_pbi_and_its_relative_by_their_definitions(y, w):
-    """PBI is p |w| + 5 |y - p w|, p = w.y / w.w; the other y' U diag(1, 10, 10) U' y, U's first column along w."""
-    y, w = np.array(y), np.array(w)
-    p = w @ y / (w @ w)
-    pbi = p * np.linalg.norm(w) + 5 * np.linalg.norm(y - p * w)
-    assert SCALARISATIONS["pbi"](y[:, None], w)[0] == pytest.approx(pbi, abs=1e-6)
-    U = np.linalg.qr(np.column_stack([w, np.eye(3)[:, :2] + 0.01]))[0]
-    quadratic = y @ U @ np.diag([1.0, 10.0, 10.0]) @ U.T @ y
-    assert SCALARISATIONS["quadratic"](y[:, None], w)[0] == pytest.approx(quadratic, abs=1e-9)
-
-
-@pytest.mark.parametrize("name", SCALARISATIONS)
-def test_many_weights_at_once_are_one_by_one(name):
-    many = np.random.default_rng(0).dirichlet(np.ones(3), 7)
-    together = SCALARISATIONS[name](Y, many)
-    assert together.shape == (7, 2)
-    assert together == pytest.approx(np.array([SCALARISATIONS[name](Y, w) for w in many]))
+from trainwright.search.bayes.scalarisation import penalised, simplex
 
 
 def test_every_objective_pays_twice_for_what_is_beyond_a_bound():

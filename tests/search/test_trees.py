@@ -109,7 +109,6 @@ class Grown:
         self.order = np.zeros((1, room), np.int32)
         self.targets = np.zeros((1, room))
         self.bounds, self.limits, self.bads = np.full(1, np.inf), np.empty(1), np.empty(1)
-        self.w = np.ones((trees, room))
         self.leaf_of = np.zeros((trees, room), np.int32)
         self.heads, self.chain = np.zeros((trees, 2 * room), np.int32), np.zeros((trees, room), np.int32)
         self.sizes = np.ones(trees, np.int64)
@@ -131,15 +130,15 @@ class Grown:
             self.order[0, : self.finite] = finite[np.argsort(self.losses[finite, 0], kind="stable")]
             self.scale(row + 1)
             compiled.grow(
-                self.M, self.targets, row, row + 1, self.born, self.w, self.key,
+                self.M, self.targets[0], row, row + 1, self.born, self.key,
                 self.codes, 2, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of,
                 self.heads, self.chain, self.sizes,
             )  # fmt: skip
-        compiled.leaf_means(self.targets[0, :stop], self.leaf_of, self.w, self.sizes, self.means)
+        compiled.leaf_means(self.targets[0, :stop], self.leaf_of, self.sizes, self.means)
 
-    def scale(self, count, *, scaler="quantile-uniform"):
+    def scale(self, count):
         scaling.scale(
-            self.losses, self.failed, scaling.SCALERS.index(scaler), self.order, self.finite, count,
+            self.losses, self.failed, self.order, self.finite, count,
             self.targets, self.bounds, self.limits, self.bads,
         )  # fmt: skip
 
@@ -225,7 +224,7 @@ def test_deviation_is_that_of_the_trees():
         assert within + sd[k] ** 2 == pytest.approx(mixture, abs=1e-12)
 
 
-def plain_targets(losses, *, scaler):
+def plain_targets(losses):
     finite = np.sort(losses[np.isfinite(losses)])
     if not len(finite):
         return np.full(len(losses), 0.5)
@@ -233,53 +232,41 @@ def plain_targets(losses, *, scaler):
     clipped = np.minimum(losses, q3 + 1.5 * (q3 - q1)) if q1 < q3 else losses
     known = clipped[np.isfinite(losses)]
     targets = np.empty(len(losses))
-    targets[np.isfinite(losses)] = {
-        # mean rank, from 1
-        "quantile-uniform": [((known < v).sum() + (known <= v).sum()) / 2 / len(known) for v in known],
-        "identity": known,
-    }[scaler]
+    # Mean rank, from 1.
+    targets[np.isfinite(losses)] = [((known < v).sum() + (known <= v).sum()) / 2 / len(known) for v in known]
     good = targets[np.isfinite(losses)]
     targets[~np.isfinite(losses)] = good.max()
     return targets
 
 
-@given(
-    st.lists(st.one_of(st.floats(-100, 100), st.sampled_from([0.0, 1.0, math.inf])), min_size=1, max_size=30),
-    st.sampled_from(scaling.SCALERS),
-)
+@given(st.lists(st.one_of(st.floats(-100, 100), st.sampled_from([0.0, 1.0, math.inf])), min_size=1, max_size=30))
 @settings(max_examples=200)
-def test_scaling_equals_its_formula(losses, scaler):
-    """Targets are clipped mean ranks, or another scale of the clipped losses, incrementally as from scratch."""
+def test_scaling_equals_its_formula(losses):
+    """Targets are clipped mean ranks, incrementally as from scratch."""
     losses = np.array(losses)
     grown = Grown(np.zeros((len(losses), 1)), losses, [0])
-    grown.scale(len(losses), scaler=scaler)
-    assert grown.y == pytest.approx(plain_targets(losses, scaler=scaler), abs=1e-9)
+    grown.scale(len(losses))
+    assert grown.y == pytest.approx(plain_targets(losses), abs=1e-9)
 
 
-@pytest.mark.parametrize("scaler", scaling.SCALERS)
-def test_scaling_of_huge_losses_stays_finite(scaler):
+def test_scaling_of_huge_losses_stays_finite():
     losses = np.array([1e300, -1e300, 1.7e308, -1.7e308, 0.0, np.inf])
     grown = Grown(np.zeros((6, 1)), losses, [0])
-    grown.scale(6, scaler=scaler)
+    grown.scale(6)
     assert np.all(np.isfinite(grown.y))
     assert np.all(np.isfinite(grown.y**2 * 6))
-    assert np.argmin(grown.y) in {1, 3} if scaler == "identity" else np.argmin(grown.y) == 3
-    if scaler == "quantile-uniform":
-        assert np.all((grown.y >= 0) & (grown.y <= 1))
+    assert np.argmin(grown.y) == 3
+    assert np.all((grown.y >= 0) & (grown.y <= 1))
 
 
-@given(
-    st.lists(st.floats(-100, 100), min_size=1, max_size=30),
-    st.floats(-120, 120),
-    st.sampled_from(scaling.SCALERS),
-)
-@example([0.0, 0.0, 0.0, 2.0, 1e-74], 1.0, "quantile-uniform")
+@given(st.lists(st.floats(-100, 100), min_size=1, max_size=30), st.floats(-120, 120))
+@example([0.0, 0.0, 0.0, 2.0, 1e-74], 1.0)
 @settings(max_examples=200)
-def test_the_limit_parts_targets_as_the_bound_parts_losses(losses, bound, scaler):
-    """On every scale a loss within the bound has a target within the limit, and one beyond it none below."""
+def test_the_limit_parts_targets_as_the_bound_parts_losses(losses, bound):
+    """A loss within the bound has a target within the limit, and one beyond it none below."""
     grown = Grown(np.zeros((len(losses), 1)), np.array(losses), [0])
     grown.bounds[0] = bound
-    grown.scale(len(losses), scaler=scaler)
+    grown.scale(len(losses))
     kept = np.array(losses) <= bound
     assert np.all(grown.y[kept] <= grown.limits[0] + 1e-9)
     assert np.all(grown.y[~kept] >= grown.limits[0] - 1e-9)

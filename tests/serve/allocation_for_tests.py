@@ -6,14 +6,10 @@ import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
 from trainwright.randomness import rng
-from trainwright.serve import Device
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.integer_program import PlacementProblem
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.placement import Placement
-from trainwright.serve.placement.placement_space import PlacementSpace
-from trainwright.serve.placement.profile_cost import ProfileCost
-from trainwright.serve.placement.time_tables import TimeTables
-from trainwright.serve.placement.units import single_units
-from trainwright.serve.placement.worst_fit import worst_fit
+from trainwright.serve.placement.units import packed_units
 
 GB = 10**9
 
@@ -48,8 +44,13 @@ def devices(*capacities, kind="cuda"):
     )
 
 
-def drawn_case(seed, *, count, members, batches, contention=True):
-    """Return a space and its cost: devices of different speed and little memory, members of different size."""
+def single_units(count):
+    """Return a unit for each of `count` members."""
+    return packed_units([1.0] * count, None)
+
+
+def drawn_problem(seed, *, count, members, batches):
+    """Return a placement problem: devices of different speed and little memory, members of different size."""
     draws = rng(seed, "allocation-cases", 0)
     capacity = 0.8 * max(1.0, members / count) * draws.uniform(2.2, 4.0, count) * GB
     found = tuple(
@@ -57,23 +58,19 @@ def drawn_case(seed, *, count, members, batches, contention=True):
         for place, size in enumerate(capacity)
     )
     speed, work = np.exp(draws.normal(0, 0.7, count)), np.exp(draws.normal(0, 1, members)) * 1e-4
-    tables = {
-        device.model: 1e-3 * draws.uniform(0.5, 3) * np.exp(draws.normal(0, 0.2, (members, 1)))
+    seconds = [
+        1e-3 * draws.uniform(0.5, 3) * np.exp(draws.normal(0, 0.2, (members, 1)))
         + work[:, None] * np.array(batches) / speed[place] * np.exp(draws.normal(0, 0.2, (members, 1)))
-        for place, device in enumerate(found)
-    }
+        for place in range(count)
+    ]
     footprints = tuple(
         MemberFootprint(weight_bytes=int(draws.uniform(0.05, 0.6) * GB), row_bytes=int(draws.uniform(0.1, 4) * 1e6))
         for _ in range(members)
     )
-    space = PlacementSpace(devices=found, batches=batches, memory=MemoryModel(footprints=footprints))
-    slope = float(draws.uniform(0, 0.3)) if contention else 0.0
-    slower = np.repeat([[1 / (1 + slope * others)] for others in range(members)], len(batches), axis=1)
-    shared = {device.model: slower for device in found} if contention else {}
-    return space, ProfileCost(devices=found, tables=TimeTables(batches=batches, seconds=tables, shared=shared))
-
-
-def started(space, members):
-    """Return the worst-fit placement at the smallest batch."""
-    units = single_units(members)
-    return Placement(units, worst_fit(space.devices, units, space.memory, batch=space.batches[0]))
+    return PlacementProblem(
+        devices=found,
+        units=single_units(members),
+        batches=batches,
+        seconds=np.array(seconds),
+        memory=MemoryModel(footprints=footprints),
+    )

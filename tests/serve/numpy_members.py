@@ -13,8 +13,10 @@ import numpy as np
 
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
-from trainwright.serve import Deployment, DeploymentPlan, Unit, parse_devices
+from trainwright.serve import Deployment, DeploymentPlan
 from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.devices import parse_devices
+from trainwright.serve.placement.units import Unit
 
 INPUTS, OUTPUTS = 4, 3
 

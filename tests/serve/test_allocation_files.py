@@ -4,13 +4,14 @@ import dataclasses
 import json
 
 import pytest
-from allocation_for_tests import GB, devices, ensemble, member
+from allocation_for_tests import GB, devices, ensemble, member, single_units
 
 from trainwright.errors import AllocationError
-from trainwright.serve import DeploymentPlan, Device, Unit
+from trainwright.serve import DeploymentPlan
 from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.units import check_units, single_units
+from trainwright.serve.placement.units import Unit, check_units
 from trainwright.serve.placement.worst_fit import worst_fit
 
 
@@ -28,21 +29,15 @@ def plan(**changed):
 class TestUnits:
     def test_names(self):
         assert Unit(members=(3,)).name == "3"
-        assert Unit(members=(0, 2), kind="vmap").name == "vmap(0,2)"
-        assert Unit(members=(0,), kind="cuda_graph").name == "cuda_graph(0)"
+        assert Unit(members=(0, 2)).name == "loop(0,2)"
 
-    @pytest.mark.parametrize(
-        ("members", "kind"),
-        [((), "process"), ((0, 1), "process"), ((0,), "loop"), ((1, 0), "vmap"), ((0, 0), "loop"), ((-1,), "process")],
-    )
-    def test_refusals(self, members, kind):
+    @pytest.mark.parametrize("members", [(), (1, 0), (0, 0), (-1,)])
+    def test_refusals(self, members):
         with pytest.raises(AllocationError, match="Unit"):
-            Unit(members=members, kind=kind)
-        with pytest.raises(AllocationError, match="'magic'"):
-            Unit(members=(0,), kind="magic")
+            Unit(members=members)
 
     def test_every_member_in_exactly_one_unit(self):
-        check_units([Unit(members=(0, 2), kind="loop"), Unit(members=(1,))], 3)
+        check_units([Unit(members=(0, 2)), Unit(members=(1,))], 3)
         with pytest.raises(AllocationError, match="hold members 0, 0"):
             check_units([Unit(members=(0,)), Unit(members=(0,))], 2)
 

@@ -1,30 +1,37 @@
-"""The search: neighbours, bounded greedy beside brute force and the integer program, and what noise must not do."""
+"""The placement search: memory, the integer program against brute force, latencies, and tables of times."""
 
+import dataclasses
 import math
 
 import numpy as np
 import pytest
-from allocation_for_tests import GB, devices, drawn_case, started
-from benchmarks.serve.placement_oracles import InjectedCost, brute_force, integer_program, space_size
+from allocation_for_tests import GB, devices, drawn_problem, single_units
+from benchmarks.serve.placement_oracles import brute_force, rates_of, space_size
+from benchmarks.serve.time_sharing import balance
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.optimize import linprog
 
-from trainwright.errors import AllocationError
-from trainwright.serve import Device, Unit
-from trainwright.serve.placement.cost import Measurement
-from trainwright.serve.placement.greedy import BoundedGreedy, compared
+from trainwright.errors import AllocationError, ServeConfigError
+from trainwright.serve import TimeTables
+from trainwright.serve.placement.allocate import slo_of
+from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.integer_program import PlacementProblem
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.placement import Placement
-from trainwright.serve.placement.placement_space import PlacementSpace
-from trainwright.serve.placement.relaxation import place_by_relaxation, upper_bound
-from trainwright.serve.placement.units import single_units
+from trainwright.serve.placement.units import Unit
 
 
-def roomy(count=2, members=2, batches=(1, 8), fusable=(), **settings):
-    """Return a space in which everything fits."""
+def roomy(seconds, *, batches=(1, 8), **settings):
+    """Return a problem in which everything fits; `seconds` [devices, members, batches]."""
+    count, members, _ = np.shape(seconds)
     memory = MemoryModel(footprints=(MemberFootprint(weight_bytes=1, row_bytes=1),) * members)
-    return PlacementSpace(
-        devices=devices(*[100 * GB] * count), batches=batches, memory=memory, fusable=fusable, **settings
+    return PlacementProblem(
+        devices=devices(*[100 * GB] * count),
+        units=single_units(members),
+        batches=batches,
+        seconds=np.array(seconds, dtype=float),
+        memory=memory,
+        **settings,
     )
 
 
@@ -40,8 +47,7 @@ class TestMemory:
             for _ in range(members)
         ]
         cut = data.draw(st.integers(1, members))
-        units = [Unit(members=tuple(range(cut)), kind="loop" if cut > 1 else "process")]
-        units += [Unit(members=(member,)) for member in range(cut, members)]
+        units = [Unit(members=tuple(range(cut))), *(Unit(members=(member,)) for member in range(cut, members))]
         capacity, kind = data.draw(st.integers(0, 10**8)), data.draw(st.sampled_from(["cpu", "cuda"]))
         device = Device(name="d", kind=kind, capacity_bytes=capacity, simulated=True)
         row = [data.draw(st.sampled_from([0, 1, 2, 64])) for _ in units]
@@ -55,181 +61,122 @@ class TestMemory:
                     one = prints[member]
                     total += one.weight_bytes + one.fixed_bytes + batch * one.row_bytes
         assert model.fits([device], units, [row]) == (total <= math.floor(0.95 * capacity))
-        space = PlacementSpace(devices=(device,), batches=(1, 2, 64), memory=model)
-        assert space.fits(Placement(tuple(units), (tuple(row),))) == (total <= math.floor(0.95 * capacity))
 
 
-class TestNeighbours:
-    @settings(max_examples=25)
-    @given(seed=st.integers(0, 10**6))
-    def test_all_fit_and_leave_no_unit_out(self, seed):
-        space, _ = drawn_case(seed, count=3, members=4, batches=(4, 32))
-        placement = started(space, 4)
-        for other in (*space.neighbours(placement), space.kicked(placement, np.random.default_rng(seed))):
-            assert space.fits(other)
-            assert all(any(row[unit] for row in other.matrix) for unit in range(4))
-        around = space.neighbours(placement)
-        assert len(set(around)) == len(around)
-        assert placement not in around
+class TestOracle:
+    @settings(max_examples=100)
+    @given(seed=st.integers(0, 10**6), count=st.integers(1, 5), units=st.integers(1, 8))
+    def test_time_sharing_equals_highs(self, seed, count, units):
+        """The simplex method by which the oracle values placements has the optimum of another solver."""
+        draws = np.random.default_rng(seed)
+        rates = draws.uniform(0.1, 100, (count, units)) * (draws.uniform(size=(count, units)) < 0.7)
+        limits = np.zeros((units + count, count * units + 1))
+        limits[:units, -1] = 1
+        for device in range(count):
+            for unit in range(units):
+                limits[unit, device * units + unit] = -rates[device, unit]
+                limits[units + device, device * units + unit] = 1
+        goal = np.append(np.zeros(count * units), -1)
+        most = np.repeat([0.0, 1.0], [units, count])
+        expected = -linprog(goal, A_ub=limits, b_ub=most).fun
+        assert balance(rates[None], np.ones((1, count)))[0] == pytest.approx(expected, rel=1e-6, abs=1e-9)
 
-    def test_single_changes_by_hand(self):
-        """Two devices, one unit: another batch, a second instance, a move."""
-        space = roomy(members=1, moves=("batch", "place", "move"))
-        found = {other.matrix for other in space.neighbours(Placement(single_units(1), ((8,), (0,))))}
-        assert found == {((1,), (0,)), ((8,), (1,)), ((8,), (8,)), ((0,), (8,))}
-        both = {other.matrix for other in space.neighbours(Placement(single_units(1), ((8,), (1,))))}
-        assert both == {((1,), (1,)), ((8,), (8,)), ((0,), (1,)), ((8,), (0,))}
-
-    def test_swaps(self):
-        space = roomy(moves=("swap",))
-        (found,) = space.neighbours(Placement(single_units(2), ((8, 0), (0, 1))))
-        assert found.matrix == ((0, 1), (8, 0))
-
-    def test_merge_and_split_undo_each_other(self):
-        """Instances stay where they were; columns come in the order of members."""
-        fused = Unit(members=(0, 2), kind="vmap")
-        space = roomy(members=3, fusable=(fused,), moves=("merge", "split"))
-        (merged,) = space.neighbours(Placement(single_units(3), ((8, 1, 1), (0, 0, 8))))
-        assert merged == Placement((fused, Unit(members=(1,))), ((8, 1), (8, 0)))
-        (split,) = space.neighbours(merged)
-        assert split == Placement(single_units(3), ((8, 1, 8), (8, 0, 8)))
-
-    def test_a_sample_is_a_part(self):
-        space = roomy(count=3, members=3)
-        placement = started(space, 3)
-        whole = space.neighbours(placement)
-        some = space.neighbours(placement, 5, np.random.default_rng(0))
-        assert len(some) == 5
-        assert set(some) < set(whole)
-
-
-class TestOracles:
     def test_sizes_of_spaces(self):
         assert space_size(2, 2, 3) == 225
         assert space_size(3, 3, 2) == 17_576
-        assert space_size(4, 12, 5) == pytest.approx(2.2e37, rel=0.02)
+        with pytest.raises(AllocationError, match=r"2\.22e\+37 matrices"):
+            brute_force(drawn_problem(0, count=4, members=12, batches=(8, 16, 32, 64, 128)))
 
-    @pytest.mark.parametrize("seed", range(12))
-    def test_integer_program_equals_brute_force(self, seed):
-        """Where time is shared without loss both maximise one function; the solver's own figures have its tolerance."""
-        space, cost = drawn_case(seed, count=2, members=2, batches=(8, 32, 128), contention=False)
-        _, best = brute_force(single_units(2), space, cost)
-        solved = integer_program(single_units(2), space, cost)
-        assert solved.value == pytest.approx(best, rel=1e-5)
-        assert solved.bound == pytest.approx(best, rel=1e-5)
-        assert space.fits(solved.placement)
-        assert cost.measure([solved.placement])[0].value == pytest.approx(best, rel=1e-9)
-        assert upper_bound(single_units(2), space, cost) >= best * (1 - 1e-9)
+
+class TestIntegerProgram:
+    @pytest.mark.parametrize(
+        ("seed", "count", "batches"),
+        [*((seed, 2, (8, 32, 128)) for seed in range(30)), *((seed, 3, (8, 64)) for seed in range(4))],
+    )
+    def test_equals_brute_force(self, seed, count, batches):
+        """On 225 and 17,576 matrices, of which some do not fit; its bound is above, and its matrix fits."""
+        problem = drawn_problem(seed, count=count, members=count, batches=batches)
+        _, best = brute_force(problem)
+        solution = problem.solve()
+        assert solution.value == pytest.approx(best, rel=2e-4)
+        assert solution.bound >= best * (1 - 1e-6)
+        assert problem.memory.fits(problem.devices, problem.units, solution.matrix)
+        assert rates_of(problem, [solution.matrix])[0] == pytest.approx(solution.value, rel=1e-5)
+        assert problem.rate(solution.matrix) == pytest.approx(solution.value, rel=1e-5)
+        assert problem.solve() == solution, "equal problems have equal answers"
 
     def test_one_device(self):
-        """There the bound is 1 / sum(1 / r), and the relaxation reaches it."""
-        space, cost = drawn_case(3, count=1, members=3, batches=(8, 64), contention=False)
-        rates = np.array([8, 64]) / cost.unit_seconds(single_units(3))[0]
-        expected = 1 / (1 / rates.max(axis=1)).sum()
-        assert upper_bound(single_units(3), space, cost) == pytest.approx(expected)
-        found = place_by_relaxation(single_units(3), space, cost)
-        assert space.fits(found)
+        """There the rows a second are 1 / sum(1 / r)."""
+        problem = drawn_problem(3, count=1, members=3, batches=(8, 64))
+        rates = np.array([8, 64]) / problem.seconds[0]
+        assert problem.solve().value == pytest.approx(1 / (1 / rates.max(axis=1)).sum(), rel=2e-4)
 
-    def test_refusals(self):
-        space, cost = drawn_case(0, count=4, members=12, batches=(8, 16, 32, 64, 128))
-        with pytest.raises(AllocationError, match=r"2\.22e\+37 matrices"):
-            brute_force(single_units(12), space, cost)
-        tight = PlacementSpace(devices=devices(10), batches=(1,), memory=roomy().memory)
-        with pytest.raises(AllocationError, match="none of 1 matrices fits"):
-            brute_force(single_units(1), tight, InjectedCost(value=lambda _: 1.0))
+    def test_nothing_fits(self):
+        tight = dataclasses.replace(roomy([[[1, 2]]]), devices=devices(10))
+        assert tight.solve() is None
+        with pytest.raises(AllocationError, match="none of 2 matrices fits"):
+            brute_force(tight)
+
+    def test_cores_limit_the_instances(self):
+        """Three members do not fit onto two cores as processes of their own, unless it may be crowded."""
+        group = Device(name="cpu:0-1", kind="cpu", cores=(0, 1), capacity_bytes=100 * GB)
+        problem = dataclasses.replace(roomy([[[1, 2]] * 3]), devices=(group,))
+        assert problem.solve() is None
+        assert dataclasses.replace(problem, crowded=True).solve().matrix == ((8, 8, 8),)
+
+    def test_what_is_kept_stays(self):
+        """The instances that are kept are there, with their batch sizes, and closed entries stay empty."""
+        problem = roomy([[[1, 2], [1, 2]]] * 2)
+        kept = ((1, 0), (0, 0))
+        found = problem.solve(keep=kept, closed={(0, 1)}).matrix
+        assert found[0] == (1, 0)
+        assert found[1][1]
+
+    def test_without_a_time(self):
+        """What is not a number cannot run, and nothing is worth 0."""
+        nan = math.nan
+        problem = roomy([[[1, nan], [1, 2]]])
+        assert problem.solve().matrix == ((1, 8),)
+        assert problem.rate(((8, 8),)) == 0.0
+        assert roomy([[[nan, nan]]]).solve() is None
+
+    def test_latency(self):
+        """A round of a device's batches takes half of it at most, so smaller batches or other devices are taken."""
+        problem = roomy([[[1, 4], [1, 4]]] * 2)
+        assert problem.solve().value == pytest.approx(2.0, rel=1e-3)
+        within = dataclasses.replace(problem, slo_seconds=8.0).solve()
+        for row, seconds in zip(within.matrix, problem.seconds, strict=True):
+            taken = sum(seconds[unit, problem.batches.index(batch)] for unit, batch in enumerate(row) if batch)
+            assert taken <= 4.0
+        assert within.value == pytest.approx(2.0, rel=1e-3)
+        assert dataclasses.replace(problem, slo_seconds=4.0).solve().value == pytest.approx(1.0, rel=1e-3)
+        assert dataclasses.replace(problem, slo_seconds=1.0).solve() is None
 
 
-class TestGreedy:
-    @pytest.mark.parametrize("seed", range(30))
-    def test_equals_brute_force_on_225(self, seed):
-        space, cost = drawn_case(seed, count=2, members=2, batches=(8, 32, 128), contention=seed % 2 == 0)
-        found = BoundedGreedy(seed=seed).search(started(space, 2), space, cost)
-        _, best = brute_force(single_units(2), space, cost)
-        assert found.value == pytest.approx(best, rel=1e-9)
-        assert found.start_value <= found.value
+class TestTables:
+    def test_members_in_turn(self):
+        """Several in one process take the sum of their times."""
+        tables = TimeTables(batches=(1, 8), seconds={"cuda-model": np.array([[1.0, 2.0], [3.0, 5.0]])})
+        found = tables.of_units([Unit(members=(1,)), Unit(members=(0, 1))], devices(GB))
+        assert found.tolist() == [[[3.0, 5.0], [4.0, 7.0]]]
+        assert tables.least_seconds(devices(GB)) == 3.0
+        with pytest.raises(AllocationError, match="has no times for cpu/0"):
+            tables.of_units([Unit(members=(0,))], devices(GB, kind="cpu"))
 
-    @pytest.mark.slow
-    @pytest.mark.parametrize("seed", range(8))
-    def test_equals_brute_force_on_17576(self, seed):
-        space, cost = drawn_case(seed, count=3, members=3, batches=(8, 64), contention=seed % 2 == 0)
-        found = BoundedGreedy(seed=seed).search(started(space, 3), space, cost)
-        _, best = brute_force(single_units(3), space, cost)
-        assert found.value >= best * 0.97
+    @pytest.mark.parametrize(
+        ("batches", "seconds"), [((8, 1), [[1, 2]]), ((1,), [[1, 2]]), ((1, 8), [[1, 0]]), ((), [[]]), ((0,), [[1]])]
+    )
+    def test_refusals(self, batches, seconds):
+        with pytest.raises(AllocationError, match="TimeTables"):
+            TimeTables(batches=batches, seconds={"cpu": np.array(seconds, dtype=float)})
 
-    def test_the_same_seed_gives_the_same_placement(self):
-        space, cost = drawn_case(1, count=4, members=6, batches=(8, 64))
-        search = BoundedGreedy(seed=4, kicks=2)
-        assert search.search(started(space, 6), space, cost) == search.search(started(space, 6), space, cost)
 
-    def test_noise_alone_moves_nothing(self):
-        """All placements are worth the same: in at least 95 of 100 seeds no step is taken."""
-        moved = 0
-        for seed in range(100):
-            space = roomy()
-            cost = InjectedCost(value=lambda _: 100.0, noise=0.05, seed=seed)
-            moved += BoundedGreedy(seed=seed).search(started(space, 2), space, cost).steps > 0
-        assert moved <= 5
+class TestObjectives:
+    def test_words(self):
+        assert slo_of("throughput") is None
+        assert slo_of("throughput@50") == 50.0
 
-    def test_a_real_gain_is_found_through_noise(self):
-        """Twice the batch is worth twice as much, measured with 3 % noise."""
-        space = roomy(batches=(1, 2, 4))
-        cost = InjectedCost(value=lambda one: float(sum(map(sum, one.matrix))), noise=0.03, seed=1)
-        found = BoundedGreedy(seed=1).search(started(space, 2), space, cost)
-        assert found.placement.matrix == ((4, 4), (4, 4))
-
-    def test_failures_are_avoided_and_not_tried_again(self):
-        """What ran out of memory once is never measured a second time."""
-        space = roomy(batches=(1, 2, 4))
-        failed = []
-
-        def value(placement):
-            if max(map(max, placement.matrix)) > 2:
-                failed.append(placement)
-                return -math.inf
-            return float(sum(map(sum, placement.matrix)))
-
-        found = BoundedGreedy(seed=1).search(started(space, 2), space, InjectedCost(value=value))
-        assert found.placement.matrix == ((2, 2), (2, 2))
-        assert len(failed) == len(set(failed)) > 0
-
-    def test_starts_that_fail_are_left(self):
-        """A start that does not run is replaced by anything that does."""
-        space = roomy()
-        start = started(space, 2)
-        cost = InjectedCost(value=lambda one: -math.inf if one == start else 1.0, noise=0.01)
-        found = BoundedGreedy(seed=0).search(start, space, cost)
-        assert found.placement != start
-        assert found.start_value == -math.inf
-
-    def test_bounds(self):
-        """A search says why it ended."""
-        space, cost = drawn_case(1, count=4, members=6, batches=(8, 64))
-        start = started(space, 6)
-        assert BoundedGreedy(max_steps=1, kicks=0).search(start, space, cost).stopped == "bound reached"
-        assert BoundedGreedy(max_tried=1).search(start, space, cost).stopped == "bound reached"
-        assert BoundedGreedy(kicks=0).search(start, space, cost).stopped == "local optimum"
-        ticks = iter(range(100))
-        late = BoundedGreedy(max_seconds=1.5).search(start, space, cost, clock=lambda: next(ticks))
-        assert late.stopped == "time limit"
-
-    def test_measured_in_turns(self):
-        """Medians of A/B/A/B; one failure of several is a failure."""
-
-        class PlacementCost:
-            noisy = True
-
-            def __init__(self):
-                self.told = iter([1.0, 5.0, 3.0, 7.0, 2.0, -math.inf])
-                self.asked = []
-
-            def measure(self, placements, floor=-math.inf):
-                self.asked += placements
-                found = [next(self.told) for _ in placements]
-                return [Measurement(value=v, failed="crash" if v == -math.inf else None) for v in found]
-
-        a, b = Placement(single_units(1), ((1,),)), Placement(single_units(1), ((2,),))
-        cost = PlacementCost()
-        old, new = compared(cost, a, b, 3)
-        assert cost.asked == [a, b] * 3
-        assert old.value == 2.0
-        assert (new.value, new.failed) == (-math.inf, "crash")
+    @pytest.mark.parametrize("text", ["speed", "p99@200", "throughput@", "throughput@x", "throughput@0", "latency@3"])
+    def test_refusals(self, text):
+        with pytest.raises(ServeConfigError, match="objective: got"):
+            slo_of(text)

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from trainwright.errors import NotReady, RequestError, ServeConfigError
-from trainwright.serve import Deployment, DeploymentPlan, Options, Unit
+from trainwright.serve import Deployment, DeploymentPlan, Options
 from trainwright.serve.placement.deployment_plan import digest_of
 from trainwright.serve.placement.devices import parse_devices
+from trainwright.serve.placement.units import Unit
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -22,7 +23,7 @@ import served_networks as networks
 def plan_of(ensemble, units=None, batches=None, devices="cpu:0"):
     """Return a plan with all members in one process, or with these units and batches."""
     members = tuple(range(len(ensemble.members)))
-    units = units or (Unit(members=members, kind="loop" if len(members) > 1 else "process"),)
+    units = units or (Unit(members=members),)
     found = parse_devices(devices)
     matrix = batches or tuple((32,) * len(units) for _ in found)
     return DeploymentPlan(ensemble=digest_of(ensemble), devices=found, units=tuple(units), matrix=matrix)

@@ -7,9 +7,8 @@ import pytest
 from trainwright.cluster import Cluster
 from trainwright.cluster import Device as Hardware
 from trainwright.errors import DeviceError
-from trainwright.serve import Device, parse_devices
 from trainwright.serve.placement import devices
-from trainwright.serve.placement.devices import found_devices, simulated_devices
+from trainwright.serve.placement.devices import Device, found_devices, parse_devices, simulated_devices
 
 
 @pytest.fixture

@@ -11,8 +11,10 @@ import pytest
 
 from trainwright.ensemble.combine.calibration import Calibration
 from trainwright.ensemble.combine.rules import RULES
-from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options, Unit, parse_devices
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options
 from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.devices import parse_devices
+from trainwright.serve.placement.units import Unit
 
 pytest.importorskip("torch")
 sys.path.insert(0, str(Path(__file__).parent))
@@ -22,8 +24,8 @@ import served_networks as networks
 
 ALLOCATIONS = {
     "apart": (Unit(members=(0,)), Unit(members=(1,)), Unit(members=(2,))),
-    "together": (Unit(members=(0, 1, 2), kind="loop"),),
-    "mixed": (Unit(members=(0, 2), kind="vmap"), Unit(members=(1,))),
+    "together": (Unit(members=(0, 1, 2)),),
+    "mixed": (Unit(members=(0, 2)), Unit(members=(1,))),
 }
 KINDS = {"weighted": "classes", "mixture": "moments"}
 
@@ -63,7 +65,7 @@ def test_every_rule_and_allocation(tmp_path, rule, allocation):
 def test_every_segmentation(tmp_path, batch, segment_rows):
     """Segments smaller and larger than batches, with rows joined and cut."""
     found = members.ensemble(tmp_path, 3, weights=[0.5, 0.3, 0.2])
-    units = (Unit(members=(0, 1), kind="loop"), Unit(members=(2,)))
+    units = (Unit(members=(0, 1)), Unit(members=(2,)))
     settings = DeploymentSettings(segment_rows=segment_rows, max_delay_ms=1.0, queue_rows=100_000)
     with members.Numpy(found, members.plan(found, units, batch=batch), settings=settings) as service:
         asked = [members.inputs(rows, seed=rows) for rows in (*range(1, 40), 127, 128, 129, 300)]
@@ -78,7 +80,7 @@ def test_every_segmentation(tmp_path, batch, segment_rows):
 def test_ten_thousand_mixed_requests(tmp_path):
     """From eight threads at once, 1 to 200 rows, with options; every row carries an id by which it is compared."""
     found = members.ensemble(tmp_path, 3, weights=[0.5, 0.3, 0.2])
-    units = (Unit(members=(0, 2), kind="loop"), Unit(members=(1,)))
+    units = (Unit(members=(0, 2)), Unit(members=(1,)))
     wrong, done = [], itertools.count()
     settings = DeploymentSettings(queue_rows=1_000_000)
     with members.Numpy(found, members.plan(found, units, batch=64), settings=settings) as service:

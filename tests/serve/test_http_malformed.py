@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.serve.malformed import LEFT, attack, held
 from http_for_tests import ensemble, inputs
 
-from trainwright.serve import Client, Deployment, DeploymentPlan, Limits, Server
+from trainwright.serve import Client, Deployment, DeploymentPlan, Server
+from trainwright.serve.http.limits import Limits
 
 LIMITS = Limits(body_bytes=2**18, rows=200)
 X = inputs(7)

@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("torch")
 
 import torch
+from allocation_for_tests import single_units
 from served_networks import ensemble, inputs
 
 from trainwright.errors import AllocationError, DeadlinePassed, NotReady, Overloaded, RequestError
 from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options
-from trainwright.serve.placement.units import single_units
 
 X = inputs(20)
 

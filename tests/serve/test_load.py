@@ -12,8 +12,8 @@ pytest.importorskip("fastapi")
 from http_for_tests import Scripted, ensemble
 
 from trainwright.errors import Overloaded, ServeConfigError, ServeError
-from trainwright.serve import LoadTest, Server
-from trainwright.serve.http.load import arrivals
+from trainwright.serve import Server
+from trainwright.serve.http.load import LoadTest, arrivals
 
 
 class TestArrivals:

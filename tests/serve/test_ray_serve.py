@@ -10,8 +10,10 @@ from served_networks import ensemble, inputs
 
 from trainwright.errors import NotReady, Overloaded, RequestError
 from trainwright.integrations.ray_serve import RayService
-from trainwright.serve import Client, DeploymentPlan, DeploymentSettings, Options, Server, Unit, parse_devices
+from trainwright.serve import Client, DeploymentPlan, DeploymentSettings, Options, Server
 from trainwright.serve.placement.deployment_plan import digest_of
+from trainwright.serve.placement.devices import parse_devices
+from trainwright.serve.placement.units import Unit
 
 pytestmark = [pytest.mark.slow, pytest.mark.outside("Ray"), pytest.mark.filterwarnings("default")]  # Ray's own
 X = inputs(50)
@@ -33,7 +35,7 @@ def ray_here():
 def service(ray_here, tmp_path_factory):
     """Return a service of three members in two units, one of them twice."""
     found = ensemble(tmp_path_factory.mktemp("served"), [{}, {"hidden": 4}, {"hidden": 6}], weights=[0.2, 0.3, 0.5])
-    units = (Unit(members=(0, 1), kind="loop"), Unit(members=(2,), kind="process"))
+    units = (Unit(members=(0, 1)), Unit(members=(2,)))
     plan = DeploymentPlan(
         ensemble=digest_of(found), devices=parse_devices("cpu:0,cpu:1"), units=units, matrix=((8, 8), (0, 8))
     )

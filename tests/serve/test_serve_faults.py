@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, ServeError
-from trainwright.serve import DeploymentSettings, Options, Unit
+from trainwright.serve import DeploymentSettings, Options
+from trainwright.serve.placement.units import Unit
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -337,7 +338,7 @@ class TestParallel:
     def test_instances_share_the_work(self, tmp_path):
         """Two instances of a unit each do some of the segments, and a fused unit beside them all."""
         found = members.ensemble(tmp_path, 3, seconds=0.005)
-        units = (Unit(members=(0, 2), kind="loop"), Unit(members=(1,)))
+        units = (Unit(members=(0, 2)), Unit(members=(1,)))
         with members.Numpy(found, members.plan(found, units, devices="cpu:0,cpu:1")) as service:
             x = members.inputs(1000)
 

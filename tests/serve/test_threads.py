@@ -1,5 +1,6 @@
 """Threads and cores: no plan gives a group of cores more than it has, and workers wait without spinning."""
 
+import dataclasses
 import math
 import os
 import sys
@@ -12,13 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from trainwright.randomness import rng
-from trainwright.serve import DeploymentPlan, TimeTables, allocate, parse_devices
+from trainwright.serve import DeploymentPlan, TimeTables, allocate
 from trainwright.serve.placement import devices as devices_module
+from trainwright.serve.placement.devices import parse_devices, thread_environment
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.placement import Placement
-from trainwright.serve.placement.placement_space import PlacementSpace
 from trainwright.serve.placement.repeated_timing import timed
-from trainwright.serve.placement.threads import environment
 from trainwright.serve.placement.units import packed_units
 
 BATCHES = (1, 8, 64)
@@ -50,7 +49,7 @@ def found_on(monkeypatch, host):
 @given(host=hosts(), members=st.integers(1, 12), seed=st.integers(0, 99))
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
 def test_every_plan_keeps_to_its_cores(host, members, seed):
-    """The simple one, the allocated one, and whatever a search may come by."""
+    """The simple one and the allocated one."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         found = found_on(monkeypatch, host)
         of = ensemble(*range(1, members + 1))
@@ -62,12 +61,6 @@ def test_every_plan_keeps_to_its_cores(host, members, seed):
             DeploymentPlan.simple(of, found),
             allocate(of, found, tables=tables, memory=memory, batches=BATCHES),
         ]
-        space = PlacementSpace(devices=found, batches=BATCHES, memory=memory, loops=True)
-        placement = Placement(plans[1].units, plans[1].matrix)
-        for _ in range(5):
-            around = [*space.neighbours(placement, 20, draws), space.kicked(placement, draws)]
-            placement = around[int(draws.integers(len(around)))]
-            plans.append(DeploymentPlan(ensemble="", devices=found, units=placement.units, matrix=placement.matrix))
         for plan in plans:
             held = [member for unit in plan.units for member in unit.members]
             assert sorted(held) == list(range(members))
@@ -100,11 +93,11 @@ def test_workers_wait_without_spinning(monkeypatch):
     for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("OMP_NUM_THREADS", "7")
-    told = environment(2)
+    told = thread_environment(2)
     assert (told["OMP_WAIT_POLICY"], told["GOMP_SPINCOUNT"], told["KMP_BLOCKTIME"]) == ("PASSIVE", "0", "0")
     assert {told[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")} == {"2"}
     monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
-    assert environment(2)["OMP_WAIT_POLICY"] == "ACTIVE"
+    assert thread_environment(2)["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the environment of a process is read from /proc")
@@ -156,26 +149,47 @@ def test_a_start_with_one_slow_batch(monkeypatch):
 )  # fmt: skip
 def test_what_serves_better_when_run_is_the_plan(monkeypatch, workers, inside, in_process):
     """By time tables two processes are best; what it costs to hand rows over may make none the better."""
-    from trainwright.serve.placement import timing
-    from trainwright.serve.placement.real_cost import Rates, RealCost
+    from trainwright.serve.placement import allocate as search
+    from trainwright.serve.placement import comparison
 
     found = found_on(monkeypatch, (2, None, None, ["cpu:0-1"]))
     times = np.array([[1.0, 4.0, 20.0], [1.0, 5.0, 35.0], [1.0, 3.0, 15.0]])
-    both = np.array([[1.0] * 3, [1.8] * 3])
-    tables = TimeTables(batches=BATCHES, seconds={"cpu x 2": times}, shared={"cpu x 2": both}, source="measured")
+    tables = TimeTables(batches=BATCHES, seconds={"cpu x 2": times, "cpu": 1.2 * times}, source="measured")
     memory = MemoryModel(footprints=(MemberFootprint(weight_bytes=10, row_bytes=1),) * 3)
-    monkeypatch.setattr(timing, "measure_times", lambda *_: (tables, memory))
+    monkeypatch.setattr(search, "measure_times", lambda *_: (tables, memory))
     asked = []
-    rates = [Rates(loaded=loaded, single=single) for loaded, single in (workers, inside)]
-    monkeypatch.setattr(RealCost, "in_turns", lambda self, placements, rounds: asked.append(placements) or rates)
+
+    class Served:
+        def __init__(self, _ensemble, plan, *, settings):
+            asked.append(plan)
+            self.plan = plan
+
+        def start(self):
+            """Nothing to start."""
+
+        def drain(self, seconds):
+            """Nothing to end."""
+
+    monkeypatch.setattr(comparison, "Deployment", Served)
+    both_cores = ["cpu:0", "cpu:1"]
+
+    def rate(place):
+        def measured(service):
+            if service.plan.in_process:
+                return inside[place]
+            return workers[place] if [one.name for one in service.plan.devices] == both_cores else 1.0
+
+        return measured
+
+    monkeypatch.setattr(comparison, "_measure_loaded", rate(0))
+    monkeypatch.setattr(comparison, "_measure_single", rate(1))
     plan = allocate(ensemble(1, 2, 3), found, batches=BATCHES)
-    names = [["loop(0,2)", "1"], ["loop(0,1,2)"]]
-    told = [([unit.name for unit in one.units], here) for one, here in asked[0]]
-    assert told == [(names[0], False), (names[1], True)]
+    assert [[one.name for one in each.devices] for each in asked] == [["cpu:0-1"], both_cores, ["cpu:0-1"]]
+    assert [each.in_process for each in asked] == [False, False, True]
     assert plan.in_process == in_process
-    assert [unit.name for unit in plan.units] == names[in_process]
+    assert plan == dataclasses.replace(asked[2 if in_process else 1], measured=plan.measured)
     assert plan.measured == {"value": (inside if in_process else workers)[0], "in_process": 10.0}
     assert DeploymentPlan.from_json(plan.to_json()) == plan
     asked.clear()
-    assert allocate(ensemble(1, 2, 3), found, tables=tables, memory=memory, batches=BATCHES).measured == {}
+    assert allocate(ensemble(1, 2, 3), found, tables=tables, memory=memory).measured == {}
     assert asked == []

@@ -1,24 +1,20 @@
 """`trainwright checkpoint interval` and `bench`: when to save, and what it costs."""
 
-import importlib
 import sys
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from trainwright.checkpoint.policy.interval import Costs, plan_saves
-from trainwright.checkpoint.tools.bench import WRITERS
 from trainwright.checkpoint.tools.bench import bench as measure
-from trainwright.checkpoint.tools.bench_ranks import RanksRow, scale
-from trainwright.checkpoint.tools.bench_targets import collect_state
+from trainwright.checkpoint.tools.bench import collect_state
 from trainwright.checkpoint.tools.estimators import FailureRate, compare_estimators
-from trainwright.checkpoint.tools.formats.registry import FORMATS
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table, seconds, size
-from trainwright.errors import InputError, closest
+from trainwright.cli.inputs import call_function
+from trainwright.errors import InputError
 from trainwright.report.formatting import duration
 
 __all__ = ["bench", "interval"]
@@ -26,19 +22,16 @@ __all__ = ["bench", "interval"]
 
 def interval(
     *,
-    cost: Annotated[str, typer.Option("--cost", help="What training feels of one save, e.g. 3s.")],
-    mtbf: Annotated[
-        str | None, typer.Option("--mtbf", help="Mean time between losses of all nodes together, e.g. 1d.")
-    ] = None,
-    losses: Annotated[int | None, typer.Option("--losses", help="In place of --mtbf: losses seen ...")] = None,
-    node_time: Annotated[str, typer.Option("--node-time", help="... in so much time, nodes times hours.")] = "0",
-    nodes: Annotated[int, typer.Option("--nodes", help="With --losses: the nodes of this run.")] = 1,
-    recovery: Annotated[str, typer.Option("--recovery", help="From a loss until training goes on.")] = "0",
-    persist: Annotated[str, typer.Option("--persist", help="From the start of a save until its commit.")] = "0",
-    remaining: Annotated[str | None, typer.Option("--remaining", help="What is left of the allocation.")] = None,
-    margin: Annotated[str, typer.Option("--margin", help="How long before its end the last commit lands.")] = "0",
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+    cost: Annotated[str, typer.Option(help="What training feels of one save, e.g. 3s.")],
+    mtbf: Annotated[str | None, typer.Option(help="Mean time between losses of all nodes together, e.g. 1d.")] = None,
+    losses: Annotated[int | None, typer.Option(help="In place of --mtbf: losses seen ...")] = None,
+    node_time: Annotated[str, typer.Option(help="... in so much time, nodes times hours.")] = "0",
+    nodes: Annotated[int, typer.Option(help="With --losses: the nodes of this run.")] = 1,
+    recovery: Annotated[str, typer.Option(help="From a loss until training goes on.")] = "0",
+    persist: Annotated[str, typer.Option(help="From the start of a save until its commit.")] = "0",
+    remaining: Annotated[str | None, typer.Option(help="What is left of the allocation.")] = None,
+    margin: Annotated[str, typer.Option(help="How long before its end the last commit lands.")] = "0",
+) -> Result:
     """How often to save: every estimator, and what following it costs."""
     if (mtbf is None) == (losses is None):
         raise InputError(
@@ -78,10 +71,8 @@ def interval(
     if left is not None and plan.saves is not None:
         saves = "1 more save, after" if plan.saves == 1 else f"{plan.saves} more saves, every"
         print(plan.warning or f"in the {duration(left)} left: {saves} {duration(plan.interval_seconds)} of training")
-    if json:
-        estimated = [{**asdict(estimate), "availability": estimate.availability} for estimate in found]
-        content: dict[str, Any] = {**asdict(costs), "estimates": estimated}
-        print_json({**content, "plan": None if left is None else asdict(plan)})
+    estimated = [{**asdict(estimate), "availability": estimate.availability} for estimate in found]
+    return Result({**asdict(costs), "estimates": estimated, "plan": None if left is None else asdict(plan)})
 
 
 def bench(
@@ -90,47 +81,30 @@ def bench(
     ],
     *,
     directory: Annotated[
-        Path | None, typer.Option("--directory", help="The disk to measure (default: that of the current folder).")
+        Path | None, typer.Option(help="The disk to measure (default: that of the current folder).")
     ] = None,
-    formats: Annotated[
-        list[str] | None, typer.Option("--format", help="Only this format beside torch's; may be repeated.")
-    ] = None,
-    writers: Annotated[
-        list[str] | None, typer.Option("--writer", help="Only this writer of the Manager; may be repeated.")
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="Rounds, after one to warm up.")] = 5,
-    ranks: Annotated[
-        int, typer.Option("--ranks", min=1, help="Also save on 1, 2, 4, ... up to so many ranks (gloo, here).")
-    ] = 1,
-    step: Annotated[str, typer.Option("--step", help="How long a forward and backward pass computes.")] = "0.3s",
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+    repeats: Annotated[int, typer.Option(help="Rounds, after one to warm up.")] = 5,
+) -> Result:
     """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    state = collect_state(_make_state(factory))
     done = measure(
-        state,
+        collect_state(call_function("factory", factory)),
         directory=directory or Path.cwd(),
-        formats=formats or tuple(FORMATS),
-        writers=writers or WRITERS,
         repeats=repeats,
-        step_seconds=seconds("--step", step),
         progress=_show_progress if sys.stderr.isatty() else lambda _: None,
     )
     if sys.stderr.isatty():
         _show_progress("")
-    where = "reads may come from memory: the page cache could not be dropped" if done.cached else "reads from disk"
-    print(
-        f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {done.repeats} "
-        f"round{'' if done.repeats == 1 else 's'}, in seconds; {where}\n"
-    )
+    rounds = f"{done.repeats} round{'' if done.repeats == 1 else 's'}"
+    print(f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {rounds}, in seconds\n")
     print_table(
-        ["", "blocking", "slowdown", "written", "GB/s", "restored", "verified", "size", "files", "bitwise"],
+        ["", "blocking", "written", "GB/s", "restored", "size", "files", "bitwise"],
         [
             [
                 row.name,
-                *(f"{span.median:.3f}" for span in (row.blocking, row.slowdown, row.total)),
-                f"{row.bytes / row.total.median / 1e9:.2f}",
-                *(f"{span.median:.3f}" for span in (row.restore, row.verified)),
+                f"{row.blocking:.3f}",
+                f"{row.total:.3f}",
+                f"{row.bytes / row.total / 1e9:.2f}",
+                f"{row.restore:.3f}",
                 f"{row.bytes / done.raw_bytes:.3f}",
                 row.files,
                 "yes" if row.bitwise else "NO",
@@ -140,61 +114,9 @@ def bench(
     )
     for name, why in done.skipped.items():
         print(f"left out: {name}: {why}")
-    scaled = _measure_ranks(factory, ranks, directory or Path.cwd(), repeats) if ranks > 1 else ()
     print(f"\n{done.recommendation}")
-    if json:
-        rows = [asdict(row) for row in scaled]
-        print_json({**asdict(done), "scale": rows, "recommendation": done.recommendation})
-
-
-def _measure_ranks(factory: str, most: int, directory: Path, repeats: int) -> "tuple[RanksRow, ...]":
-    """Measure on 1, 2, 4, ... ranks, and print."""
-    numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
-    wanted = sorted({*numbers, most})
-    shown = _show_progress if sys.stderr.isatty() else lambda _: None
-    scaled = scale(factory, wanted, directory=directory, repeats=repeats, progress=shown)
-    if sys.stderr.isatty():
-        _show_progress("")
-    print("\nevery rank holds the whole state and writes its part; reads from memory\n")
-    print_table(
-        ["ranks", "", "written", "GB/s", "restored", "listed", "files"],
-        [
-            [
-                row.ranks,
-                row.name,
-                f"{row.total.median:.3f}",
-                f"{row.bytes / row.total.median / 1e9:.2f}",
-                *(f"{span.median:.3f}" for span in (row.restore, row.listed)),
-                row.files,
-            ]
-            for row in scaled
-        ],
-        left=2,
-    )
-    return scaled
+    return Result({**asdict(done), "recommendation": done.recommendation})
 
 
 def _show_progress(text: str) -> None:
     print(f"\r\x1b[K{text}", end="", file=sys.stderr, flush=True)
-
-
-def _make_state(text: str) -> Any:
-    """Return what the factory MODULE:FUNCTION makes, or say in one sentence why it makes nothing."""
-    module_name, _, name = text.partition(":")
-    if not all(module_name.split(".")) or not name:
-        raise InputError(f"factory: got {text!r}; allowed: MODULE:FUNCTION, such as my_project.models:build")
-    sys.path.insert(0, str(Path.cwd()))
-    module = _own_interval(lambda: importlib.import_module(module_name), f"importing {module_name}")
-    function = getattr(module, name, None)
-    if not callable(function):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise InputError(f"factory: {module_name} has no function {name!r}{closest(name, known)}")
-    return _own_interval(function, f"{text}()")
-
-
-def _own_interval(call: Callable[[], Any], what: str) -> Any:
-    try:
-        return call()
-    except Exception as error:  # whatever a user's code may raise
-        line = str(error).strip().splitlines()
-        raise InputError(f"factory: {what} fails: {type(error).__name__}{f': {line[0]}' if line else ''}") from error

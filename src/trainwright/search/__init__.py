@@ -8,7 +8,7 @@ from trainwright.search.evolution import EvolutionSearcher
 from trainwright.search.grid import GridSearcher
 from trainwright.search.quasirandom import QuasiRandomSearcher
 from trainwright.search.random import RandomSearcher
-from trainwright.search.searcher import Learner, Searcher, draw_new, opening, propose
+from trainwright.search.searcher import Searcher
 from trainwright.search.view import SearchView
 
 __all__ = [
@@ -18,12 +18,8 @@ __all__ = [
     "ForestSearcher",
     "GaussianProcessSearcher",
     "GridSearcher",
-    "Learner",
     "QuasiRandomSearcher",
     "RandomSearcher",
     "SearchView",
     "Searcher",
-    "draw_new",
-    "opening",
-    "propose",
 ]

@@ -127,25 +127,6 @@ class SearchView:
         self._pending.pop(number, None)
         self._reports.pop(number, None)
 
-    def part(self, places: NDArray[np.intp], losses: NDArray[np.float64]) -> "SearchView":
-        """Return another view of the told rows at `places` alone, with other losses [places, objectives]."""
-        self.settle()
-        other = copy.copy(self)
-        vars(other).update(
-            memo={},
-            objectives=losses.shape[1],
-            bounds=np.full(losses.shape[1], np.inf),
-            _count=len(places),
-            _rows=self._rows[places],
-            _losses=losses,
-            _numbers=self._numbers[places],
-            _epoch=self._epoch[places],
-            _rung=self._rung[places],
-            _failed=self._failed[places],
-            _partial=int(np.isfinite(self._epoch[places]).sum()),
-        )
-        return other
-
     def recalling(self, rows: NDArray[np.float64]) -> "SearchView":
         """Return another view in which rows of an earlier study come first: at progress -1, told as failed."""
         self.settle()
@@ -237,11 +218,6 @@ class SearchView:
     def top(self) -> int:
         """The number of rungs below the full length."""
         return len(self._ladder) or _RUNGS
-
-    @property
-    def failed_rows(self) -> NDArray[np.float64]:
-        """The rows of failed trials."""
-        return self.rows[self.failed]
 
     @property
     def pending(self) -> NDArray[np.float64]:

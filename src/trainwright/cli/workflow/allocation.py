@@ -1,47 +1,39 @@
 """[allocation]: which member of the exported ensemble runs on which device, with which batch size."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar, Literal
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar
 
-from trainwright.cli._serve_allocate import show_plan
-from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, refuse_unknown
+from trainwright.cli.formatting import print_table
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun
 from trainwright.ensemble import Ensemble
-from trainwright.errors import InputError
 from trainwright.serve import DeploymentPlan
-from trainwright.serve.placement.allocate import placed
-from trainwright.serve.placement.objectives import objective_of
+from trainwright.serve.placement.allocate import allocate_or_pack, slo_of
+from trainwright.settings import Settings
+from trainwright.validators import text
 
-__all__ = ["AllocationStage"]
-
-_WHERE = "[allocation]"
+__all__ = ["AllocationSettings", "AllocationStage", "show_plan"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllocationStage:
-    """The settings of an [allocation] table; unchanged while they and the ensemble are."""
+class AllocationSettings(Settings, label=""):
+    """How members are placed on devices."""
+
+    devices: Annotated[str, text("a text such as 'cuda:0,cpu:0-7'"), "such as cuda:0,cpu:0-7"] = "cpu"
+    objective: Annotated[
+        str, text("a text such as 'throughput@50'"), "throughput, or throughput@MS within a latency"
+    ] = "throughput"
+
+    def check_together(self) -> None:
+        """Refuse an objective that is none."""
+        slo_of(self.objective)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationStage(AllocationSettings):
+    """Place the exported ensemble; unchanged while the settings and the ensemble are."""
 
     name: ClassVar[str] = "allocation"
-    devices: str = "cpu"
-    objective: str = "throughput"
-    cost: str = "profile"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.devices, str):
-            raise InputError(f"{_WHERE} devices: got {self.devices!r}; allowed: a text such as 'cuda:0,cpu:0-7'")
-        if not isinstance(self.objective, str):
-            raise InputError(f"{_WHERE} objective: got {self.objective!r}; allowed: a text such as 'throughput@50'")
-        if self.cost not in {"profile", "real"}:
-            raise InputError(f"{_WHERE} cost: got {self.cost!r}; allowed: profile, real (placements are run too)")
-        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
-            raise InputError(f"{_WHERE} seed: got {self.seed!r}; allowed: a whole number")
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "AllocationStage":
-        """Return the stage of an [allocation] table."""
-        refuse_unknown(_WHERE, table, [one.name for one in fields(cls)])
-        return cls(**table)
 
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings and the ensemble's manifest."""
@@ -50,9 +42,8 @@ class AllocationStage:
     def run(self, work: StageRun) -> StageOutcome:
         """Place the members and write the plan."""
         # What this very workflow exported, whose training function is the user's own program.
-        ensemble, goal = Ensemble.load(work.folder / EXPORT, trust=True), objective_of(self.objective)
-        cost: Literal["profile", "real"] = "real" if self.cost == "real" else "profile"
-        plan = placed(ensemble, self.devices, objective=goal, cost=cost, seed=self.seed)
+        ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
+        plan = allocate_or_pack(ensemble, self.devices, objective=self.objective)
         plan.save(work.folder / PLACEMENT)
         return StageOutcome(
             content={"plan": plan.to_json(), "file": str(work.folder / PLACEMENT)}, outputs=(PLACEMENT,)
@@ -62,7 +53,7 @@ class AllocationStage:
         """Print who runs where."""
         plan = DeploymentPlan.from_json(content["plan"])
         show_plan(plan)
-        if not plan.expected:
+        if not plan.search:
             print("placed by size alone: trials left no sample batch (tw.ensemble.leave, sample=) to time members with")
         print(f"plan:       {content['file']}")
 
@@ -78,3 +69,42 @@ class AllocationStage:
                 **{key: plan[key] for key in ("expected", "measured")},
             }
         }
+
+
+def show_plan(plan: DeploymentPlan) -> None:
+    """Print who runs where, units by devices that have an instance, and what it is worth if that is known."""
+    used = [place for place, row in enumerate(plan.matrix) if any(row)]
+    simulated = " (simulated devices)" if plan.simulated else ""
+    print(f"rows of a batch, by unit and device{simulated}; - is no instance\n")
+    print_table(
+        ("unit", *(plan.devices[place].name for place in used)),
+        [(unit.name, *(plan.matrix[place][column] or "-" for place in used)) for column, unit in enumerate(plan.units)],
+    )
+    if idle := len(plan.devices) - len(used):
+        print(f"{idle} of {len(plan.devices)} devices have nothing to do")
+    if plan.in_process:
+        print("computed by the serving process: its batches take less time than handing them to workers")
+    if plan.expected or plan.measured:
+        _show_worth(plan)
+
+
+def _show_worth(plan: DeploymentPlan) -> None:
+    print(f"\n{plan.objective}, in rows a second:\n")
+    lines = (
+        ("worst fit", "worst_fit"),
+        ("without worker processes", "in_process"),
+        ("this plan", "value"),
+        ("bound", "bound"),
+    )
+    rows = [
+        (label, _show_figure(plan.expected.get(key)), _show_figure(plan.measured.get(key)))
+        for label, key in lines
+        if key in plan.expected or key in plan.measured
+    ]
+    print_table(("", f"expected ({plan.search['times']})", "measured"), rows)
+    if plan.expected.get("worst_fit"):
+        print(f"expected gain: {plan.expected['value'] / plan.expected['worst_fit']:.2f} x worst fit")
+
+
+def _show_figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

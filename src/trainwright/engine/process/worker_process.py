@@ -1,4 +1,4 @@
-"""One worker process as the driver sees it: started, given an assignment, watched, and killed if need be."""
+"""One worker process as the driver sees it: started, existing an assignment, watched, and killed if need be."""
 
 import contextlib
 import os
@@ -16,8 +16,9 @@ from typing import Any
 from trainwright.engine.function_reference import IN_WORKER, LOADING
 from trainwright.engine.protocol import Died, Outcome, Raised
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
+from trainwright.train import Assignment
 
-__all__ = ["ChildProcess", "WorkerProcess"]
+__all__ = ["ChildProcess", "WorkerProcess", "log_path", "thread_variables"]
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
@@ -36,6 +37,7 @@ class ChildProcess:
     def __init__(self, environment: Mapping[str, str], line: socket.socket) -> None:
         terminating, self._terminating = os.pipe()
         weakref.finalize(self, os.close, self._terminating)
+        # Only these two are inherited; everything else of the driver stays closed.
         descriptors = [line.fileno(), terminating]
         try:
             with line, signals_held():
@@ -92,6 +94,7 @@ class ChildProcess:
         if self._verdict is not None:
             failure, message = self._verdict
             return Raised(failure=failure, message=message, seconds=self.seconds)
+        # A crash is the program's own; another signal came from outside.
         if code < 0 and signal.Signals(-code) in _CRASHES:
             message = f"the worker process crashed with {signal.Signals(-code).name}"
             return Raised(failure="killed", message=message, seconds=self.seconds)
@@ -140,14 +143,29 @@ class WorkerProcess(ChildProcess):
         super().close(kill=kill)
 
 
+def log_path(directory: Path | None, assignment: Assignment) -> str | None:
+    """Return the file of the output of a run's rank below a study's folder; None without one."""
+    if directory is None:
+        return None
+    rank = f"-rank-{assignment.rank}" if assignment.rank else ""
+    return str(directory / "logs" / f"trial-{assignment.trial:06d}" / f"lease-{assignment.lease}{rank}.log")
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Return the environment of a worker of so many threads; idle ones would spin on other workers' cores."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
+
+
 def _python_path() -> str:
     """Return a PYTHONPATH with which a child finds this very package."""
     home = str(Path(__file__).parents[3])
-    given = os.environ.get("PYTHONPATH", "")
-    return home if not given else f"{home}{os.pathsep}{given}"
+    existing = os.environ.get("PYTHONPATH", "")
+    return home if not existing else f"{home}{os.pathsep}{existing}"
 
 
 def _find_family(pid: int) -> list[int]:
+    # Children are followed by /proc, since a trial's own processes may have left its group.
     pids, front = [pid], [pid]
     while front:
         parent = front.pop()

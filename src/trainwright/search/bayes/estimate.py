@@ -1,11 +1,11 @@
 """What a forest believes of the loss: leaves as large as unseen results ask for, so that noise is averaged out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.bayes.forest_model import Forest, Growth
+from trainwright.search.bayes.forest_model import Trees
 from trainwright.search.view import SearchView
 
 __all__ = ["Estimate"]
@@ -15,15 +15,7 @@ Array = NDArray[np.float64]
 _LEAVES = (2, 4, 8, 16, 32, 64)  # rows of the smallest nodes that are split
 _FOLDS = 5
 _MOST = 2000  # rows
-_GROWTH = Growth(
-    trees=50,
-    refit="always",
-    scaler="identity",
-    failures="ignore",
-    scalarisation="linear",
-    weights=None,
-    max_rows=_MOST,
-)
+_TREES = 50
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +26,7 @@ class Estimate:
     """
 
     view: SearchView
-    forest: Forest
+    trees: Trees
     least_rows: int
     middle: float
     scale: float
@@ -43,31 +35,32 @@ class Estimate:
     def of(cls, view: SearchView) -> "Estimate":
         """Return the estimate from the told rows, of which the newest 2,000 count; there must be a finite one."""
         finished = np.flatnonzero(~view.failed)[-_MOST:]
-        losses = view.losses[finished, 0]
-        low, high = np.quantile(losses, [0.25, 0.75])
-        losses = np.minimum(losses, high + 1.5 * (high - low)) if high > low else losses
+        losses = _clip(view.losses[finished, 0])
         middle, scale = _middle_and_scale(losses)
         y = (losses - middle) / scale
-        least_rows = _least_error(view, finished, y)
-        return cls(view, _grown(view, finished, y, least_rows), least_rows, middle, scale)
+        M = np.column_stack([view.space.model_matrix(view.rows[finished]), view.progress[finished]])
+        least_rows = _least_error(view, finished, M, y)
+        return cls(view, _plant(view, M, y, least_rows), least_rows, middle, scale)
 
     def predict(self, rows: Array) -> tuple[Array, Array]:
         """Return the mean and the deviation of the trees' means [rows] at rows of the space, in units of the loss."""
         M = np.ones((len(rows), self.view.space.dimension + 1))
         M[:, :-1] = self.view.space.model_matrix(rows)
-        mean, deviation, _ = self.forest.predict(M)
+        mean, deviation = self.trees.predict(M)
         return self.middle + self.scale * mean, self.scale * deviation
 
 
-def _grown(view: SearchView, places: NDArray[np.intp], losses: Array, least_rows: int) -> Forest:
-    part = view.part(places, losses[:, None])
-    forest = Forest(replace(_GROWTH, least_rows=least_rows), part)
-    forest.update(part)
-    forest.value(np.ones(1))
-    return forest
+def _plant(view: SearchView, M: Array, y: Array, least_rows: int) -> Trees:
+    """Return trees that are planted from all of these rows at once."""
+    trees, count = Trees(view.space, view.seed, _TREES, least_rows=least_rows), len(y)
+    trees.reserve(count)
+    y = _clip(y)
+    trees.grow(M, y, count - 1, count, np.full(_TREES, count))
+    trees.average(y)
+    return trees
 
 
-def _least_error(view: SearchView, finished: NDArray[np.intp], losses: Array) -> int:
+def _least_error(view: SearchView, finished: NDArray[np.intp], M: Array, y: Array) -> int:
     """Return the leaf size of least squared error at ends of trials whose configuration the forest has not seen."""
     _, configuration = np.unique(view.space.row_keys(view.rows[finished]), return_inverse=True)
     _, first, place = np.unique(configuration, return_index=True, return_inverse=True)
@@ -76,14 +69,19 @@ def _least_error(view: SearchView, finished: NDArray[np.intp], losses: Array) ->
         return _LEAVES[0]
     # Cross-validation by configuration: repeated ones stay in one fold, or noise would look predictable.
     errors = np.zeros(len(_LEAVES))
-    M = np.column_stack([view.space.model_matrix(view.rows[finished]), view.progress[finished]])
     judged = view.complete[finished]
     for at in range(_FOLDS):
         rest, out = fold != at, (fold == at) & judged
         for size, least_rows in enumerate(_LEAVES):
-            forest = _grown(view, finished[rest], losses[rest], least_rows)
-            errors[size] += float(((forest.predict(M[out])[0] - losses[out]) ** 2).sum())
+            trees = _plant(view, M[rest], y[rest], least_rows)
+            errors[size] += float(((trees.predict(M[out])[0] - y[out]) ** 2).sum())
     return _LEAVES[int(np.argmin(errors))]
+
+
+def _clip(losses: Array) -> Array:
+    """Return losses with outliers at Q3 + 1.5 IQR, if half of them are not one number."""
+    low, high = np.quantile(losses, [0.25, 0.75])
+    return np.minimum(losses, high + 1.5 * (high - low)) if high > low else losses
 
 
 def _middle_and_scale(losses: Array) -> tuple[float, float]:

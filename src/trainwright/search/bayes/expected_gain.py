@@ -11,9 +11,8 @@ import numpy as np
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search.bayes.acquisition import expected_improvement
 from trainwright.search.bayes.candidates import Moves
-from trainwright.search.bayes.estimate import Estimate
+from trainwright.search.bayes.improvement import expected_improvement
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, optional
@@ -51,6 +50,8 @@ class ExpectedGain(Settings, error=SearchError):
 
     def gain(self, view: SearchView) -> float:
         """Return the greatest expected improvement found, in units of the objective; O(rows log rows), 36 forests."""
+        from trainwright.search.bayes.estimate import Estimate
+
         estimate = Estimate.of(view)
         finished = view.rows[~view.failed]
         means = estimate.predict(finished)[0]
@@ -61,8 +62,8 @@ class ExpectedGain(Settings, error=SearchError):
         greatest = 0.0
         for _ in range(_ROUNDS + 1):
             scores = expected_improvement(*estimate.predict(rows), float(means.min()))
-            greatest = max(greatest, float(-scores.min()))
-            best = rows[np.argsort(scores, kind="stable")[:_STARTS]]
+            greatest = max(greatest, float(scores.max()))
+            best = rows[np.argsort(-scores, kind="stable")[:_STARTS]]
             rows = moves.neighbours(generator, best, _CANDIDATES // 2)
         return greatest
 

@@ -1,41 +1,72 @@
 """A forest kept between calls: a pure function of its settings and of the told rows in their order."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
+from trainwright.search.bayes import targets as target_kernels
+from trainwright.search.bayes import trees as tree_kernels
+from trainwright.search.bayes.dominance import Dominance, dominated_shares
 from trainwright.search.bayes.rung_scale import RungScale, scale_size
-from trainwright.search.bayes.scalarisation import SCALARISATIONS, penalised, simplex
+from trainwright.search.bayes.scalarisation import penalised, simplex
 from trainwright.search.view import SearchView
+from trainwright.space import Space
 
-__all__ = ["Failures", "Forest", "Growth", "Refit", "Scaler", "Target", "simplex"]
+__all__ = ["Forest", "Trees"]
 
 Array = NDArray[np.float64]
-Refit = Literal["grow", "always"]
-Scaler = Literal["quantile-uniform", "identity"]
-Failures = Literal["worst", "ignore"]
-Target = Literal["dominance", "linear", "chebyshev", "augmented", "pbi", "quadratic"]  # of several objectives
 
-_STEP = 1.1  # "grow" plants tree t afresh at the sizes floor(1.1^(k + t/T))
-_SCALES = 1.02  # and scales the targets afresh at the sizes floor(1.02^k); what comes between is placed among them
+_STEP = 1.1  # tree t is planted afresh at the sizes floor(1.1^(k + t/T))
+_SCALES = 1.02  # and targets are scaled afresh at the sizes floor(1.02^k); what comes between is placed among them
+_ROOM = 64  # rows at first
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Growth:
-    """How a forest grows: as ForestSearcher needs it by default, otherwise as `Estimate` does."""
+class Trees:
+    """Regression trees over [model columns of the space, z], as the arrays of the kernels; see `trees`."""
 
-    trees: int
-    scalarisation: Target
-    weights: tuple[float, ...] | None
-    max_rows: int
-    refit: Refit = "grow"  # rows extend trees, and each tree is replanted once per 10 % more rows; always: all of them
-    scaler: Scaler = "quantile-uniform"  # of losses clipped at Q3 + 1.5 IQR
-    failures: Failures = "worst"  # the target of a failed trial
-    least_rows: int = 2  # of a node that is split
-    leveled: bool = False  # rungs are laid over each other; else losses of all epochs stay on the scale that they have
+    def __init__(self, space: Space, seed: int, count: int, *, least_rows: int = 2) -> None:
+        columns = space.columns
+        self._codes = np.array([*((c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns), 0], np.int64)
+        self._key = rng(seed, "forest", 0).integers(2**64, dtype=np.uint64)
+        self._least_rows = least_rows  # of a node that is split
+        self.count = count
+        self.leaf_of = np.zeros((count, _ROOM), np.int32)  # of each row in each tree, -1 for rows not in it
+        self._chain = np.zeros((count, _ROOM), np.int32)
+        self._heads = np.zeros((count, 2 * _ROOM), np.int32)
+        self._sizes = np.ones(count, np.int64)  # nodes of each tree
+        self._bits = np.zeros((count, 2 * _ROOM, 2), np.uint64)
+        words = -(-int(self._codes.max()) // 64)
+        self._masks = np.zeros((count, 2 * _ROOM if words > 1 else 1, max(1, words)), np.uint64)
+        self._means = np.zeros((count, 2 * _ROOM))
+
+    def reserve(self, more: int) -> None:
+        """Make room for so many rows more, and twice as many nodes."""
+        self.leaf_of, self._chain = _widen(self.leaf_of, 1, more), _widen(self._chain, 1, more)
+        self._heads, self._bits = _widen(self._heads, 1, 2 * more), _widen(self._bits, 1, 2 * more)
+        self._means = _widen(self._means, 1, 2 * more)
+        if self._masks.shape[2] > 1:
+            self._masks = _widen(self._masks, 1, 2 * more)
+
+    def grow(self, M: Array, y: Array, first: int, stop: int, born: NDArray[np.int64]) -> None:
+        """Give rows first to stop - 1 to the trees; tree t is planted when born[t] rows are there."""
+        tree_kernels.grow(
+            M, y, first, stop, born, self._key, self._codes, self._least_rows, self._bits.view(np.float64),
+            self._bits, self._masks, self.leaf_of, self._heads, self._chain, self._sizes,
+        )  # fmt: skip
+
+    def average(self, y: Array) -> None:
+        """Give each leaf the mean target of its rows."""
+        tree_kernels.leaf_means(y, self.leaf_of, self._sizes, self._means)
+
+    def predict(self, M: Array) -> tuple[Array, Array]:
+        """Return mean and standard deviation over the trees at model rows [rows, columns + 1]."""
+        leaves = np.empty((self.count, len(M)), np.int32)
+        mu, sd = np.empty(len(M)), np.empty(len(M))
+        tree_kernels.predict(M, self._bits.view(np.float64), self._bits, self._masks, self._means, leaves, mu, sd)
+        return mu, sd
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,71 +80,53 @@ class _Scale:
 
 
 class Forest:
-    """Regression trees over [model columns of the space, z]; `update` takes what was told since.
+    """Trees that take what was told since by `update`: new rows extend them, and each is planted anew now and then.
 
-    `recalled` [objectives, rows] are the targets of the view's first rows, if these are another study's.
+    `recalled` [objectives, rows] are the targets of the view's first rows, if these are another study's. A tree is
+    planted from at most `max_rows` rows.
     """
 
-    def __init__(self, growth: Growth, view: SearchView, recalled: Array | None = None) -> None:
-        self.growth = growth
+    def __init__(self, view: SearchView, tree_count: int, max_rows: int, recalled: Array | None = None) -> None:
+        self._max_rows = max_rows
         self._dominance = None
-        if view.objectives > 1 and growth.scalarisation == "dominance":
-            from trainwright.search.bayes.dominance import Dominance, dominated_shares
-
+        if view.objectives > 1:
             self._dominance = Dominance(view.objectives, view.bounds)
             recalled = None if recalled is None else dominated_shares(recalled.T)[None, :]
-        objectives = 1 if self._dominance is not None else view.objectives
         bounds = view.bounds if self._dominance is None else np.full(1, np.inf)  # of what `_losses` holds
-        self._recalled = np.zeros((objectives, 0)) if recalled is None else recalled
+        self._recalled = np.zeros((1, 0)) if recalled is None else recalled
         self.count = 0  # rows taken
-        columns = view.space.columns
-        self._codes = np.array([*((c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns), 0], np.int64)
-        d = len(self._codes)
-        self._key = rng(view.seed, "forest", 0).integers(2**64, dtype=np.uint64)
         self._seed = view.seed
         self._revision = view.revision
-        self._leveled = scale_size(view) if growth.leveled else 0  # rows by which the rungs are laid over each other
+        self._leveled = scale_size(view)  # rows by which the rungs are laid over each other
         self._level = RungScale.of(view, self._leveled) if self._leveled else None
         self._finite = 0
         self._scaled = 0  # rows whose targets are on the scale of the moment
         self._objectives = view.objectives
 
-        trees, outcomes, room = growth.trees, len(bounds), 64
-        self._M = np.zeros((room, d))
-        self._losses = np.zeros((room, outcomes))  # or one column: how many rows dominate each
-        self._failed = np.zeros(room, np.bool_)
-        self._order = np.zeros((outcomes, room), np.int32)  # finite rows by loss
-        self._targets = np.zeros((outcomes, room))  # on the scale of all rows
+        outcomes = len(bounds)
+        self._M = np.zeros((_ROOM, view.space.dimension + 1))
+        self._losses = np.zeros((_ROOM, outcomes))  # or one column: how many rows dominate each
+        self._failed = np.zeros(_ROOM, np.bool_)
+        self._order = np.zeros((outcomes, _ROOM), np.int32)  # finite rows by loss
+        self._targets = np.zeros((outcomes, _ROOM))  # on the scale of all rows
         self._bounds, self._limits = bounds, np.full(outcomes, np.inf)  # of losses, of targets
         self._bads = np.full(outcomes, 0.5)
         nothing = np.zeros((outcomes, 0))
         self._scale_of_growth = _Scale(limits=self._limits, bads=self._bads, losses=nothing, targets=nothing)
-        self._growth_targets = np.zeros((outcomes, room))  # on the scale that held when each row came
-        self._plain = objectives == 1 and not np.isfinite(bounds).any()
-        self._y = np.zeros(0)  # what the leaves are valued by
-        self._born = np.zeros(trees, np.int64)  # rows from which each tree was planted
-        self._due = np.zeros(trees, np.int64)  # rows from which it will be planted next
-        self._mix = np.full((trees, objectives), 1.0 / objectives)
-        self._w = np.zeros((trees, room))  # of each row in each tree
-        self._leaf_of = np.zeros((trees, room), np.int32)
-        self._heads = np.zeros((trees, 2 * room), np.int32)
-        self._chain = np.zeros((trees, room), np.int32)
-        self._sizes = np.ones(trees, np.int64)  # nodes of each tree
-        self._bits = np.zeros((trees, 2 * room, 2), np.uint64)
-        words = -(-int(self._codes.max()) // 64)
-        self._masks = np.zeros((trees, 2 * room if words > 1 else 1, max(1, words)), np.uint64)
-        self._means = np.zeros((trees, 2 * room))
+        self._growth_targets = np.zeros((outcomes, _ROOM))  # on the scale that held when each row came
+        self._plain = not np.isfinite(bounds).any()
+        self._born = np.zeros(tree_count, np.int64)  # rows from which each tree was planted
+        self._due = np.zeros(tree_count, np.int64)  # rows from which it will be planted next
+        self.trees = Trees(view.space, view.seed, tree_count)
 
     def outdated(self, view: SearchView) -> bool:
         """Return whether an old row has changed, or what it is worth, so that only a new forest will do."""
-        if view.revision != self._revision or (self.growth.leveled and scale_size(view) != self._leveled):
+        if view.revision != self._revision or scale_size(view) != self._leveled:
             return True
         return view.partial and not np.array_equal(self._M[: self.count, -1], view.progress[: self.count])
 
     def update(self, view: SearchView) -> None:
         """Take the rows told since the last call."""
-        from trainwright.search.bayes import trees as tree_kernels
-
         start, count = self.count, view.count
         if start == count:
             return
@@ -128,21 +141,19 @@ class Forest:
             self._losses[start:count] = outcomes
         else:
             self._dominance.take(outcomes, view.failed[start:], start)
-        self._leaf_of[:, start:count] = -1
-        self._weigh(start, count)
+        self.trees.leaf_of[:, start:count] = -1
         # Trees whose turn it is are planted anew from all rows; the others are extended by the new rows.
         born = self._born.copy()
         for t in np.flatnonzero(self._due <= count):
             born[t], self._due[t] = self._sizes_around(int(t), count)
-            self._choose(int(t), int(born[t]))
-        first = self._scaled_at(int(born.min()))[0] - 1  # before this all trees of the moment are planted anew
+            self._choose_rows(int(t), int(born[t]))
+        first = _scaled_sizes(int(born.min()))[0] - 1  # before this all trees of the moment are planted anew
         if start < first:
             self._rank(start, first)
             start = first
-        cuts = self._bits.view(np.float64)
         while start < count:
             # Between two scales new rows are placed among the old ones, so that old targets need not change.
-            size, later = self._scaled_at(start + 1)
+            size, later = _scaled_sizes(start + 1)
             stop, new = min(count, later - 1), start
             if size == start + 1:
                 self._rank(start, size)
@@ -150,25 +161,11 @@ class Forest:
                 new = size
             self._place(new, stop, size)
             self._rank(new, stop)
-            scale = self._scale_of_growth
-            tree_kernels.grow(
-                self._M, self._scalars(self._growth_targets, scale.limits, self._mix, stop, basis=size), start, stop,
-                born, self._w, self._key, self._codes, self.growth.least_rows,
-                cuts, self._bits, self._masks, self._leaf_of, self._heads, self._chain, self._sizes,
-            )  # fmt: skip
+            y = self._penalise(self._growth_targets, self._scale_of_growth.limits, stop, basis=size)
+            self.trees.grow(self._M, y, start, stop, born)
             start = stop
         self._born = born
         self.count = count
-
-    def _scaled_at(self, size: int) -> tuple[int, int]:
-        """Return at how many rows the scale was set by which the last of `size` rows grows, and when it is set next."""
-        later = size + 1
-        if self.growth.refit == "always":
-            return size, later
-        k = int(np.log(size) / np.log(_SCALES)) + 2
-        while (found := max(1, int(_SCALES**k))) > size:
-            k, later = k - 1, found
-        return found, later
 
     def _rank(self, start: int, stop: int) -> None:
         """Take rows into the order of the losses."""
@@ -201,8 +198,6 @@ class Forest:
 
     def _place(self, start: int, stop: int, size: int) -> None:
         """Place rows among the first `size`, on whose scale the trees grow."""
-        from trainwright.search.bayes import targets as target_kernels
-
         scale = self._scale_of_growth
         if self._dominance is not None:
             self._dominance.count(size, start, stop, self._losses[:, 0])
@@ -218,102 +213,80 @@ class Forest:
             targets[:, :rows] = 0.0
             targets[:objectives, :rows] = self._recalled
 
-    def value(self, weights: Array) -> Array:
-        """Give each leaf the mean target of its rows, objectives weighted by `weights`; return all rows' targets."""
-        from trainwright.search.bayes import trees as tree_kernels
-
+    def value(self) -> Array:
+        """Give each leaf the mean target of its rows; return all rows' targets."""
         if self._scaled != self.count:
             self._scale(self.count)
-        self._y = self._scalars(self._targets, self._limits, weights[None, :], self.count, basis=self.count)[0]
-        tree_kernels.leaf_means(self._y, self._leaf_of, self._w, self._sizes, self._means)
-        return self._y
-
-    def predict(self, M: Array) -> tuple[Array, Array, NDArray[np.int32]]:
-        """Return mean, epistemic standard deviation and leaves [trees, rows] of model rows [rows, columns + 1]."""
-        from trainwright.search.bayes import trees as tree_kernels
-
-        leaves = np.empty((self.growth.trees, len(M)), np.int32)
-        mu, sd = np.empty(len(M)), np.empty(len(M))
-        tree_kernels.predict(M, self._bits.view(np.float64), self._bits, self._masks, self._means, leaves, mu, sd)
-        return mu, sd, leaves
+        y = self._penalise(self._targets, self._limits, self.count, basis=self.count)
+        self.trees.average(y)
+        return y
 
     def _scale(self, count: int) -> None:
-        from trainwright.search.bayes import targets as target_kernels
-
         self._scaled = count
-        scaler = target_kernels.SCALERS.index(self.growth.scaler)
         target_kernels.scale(
-            self._losses, self._failed, scaler, self._order, self._finite, count, self._targets,
-            self._bounds, self._limits, self._bads,
+            self._losses, self._failed, self._order, self._finite, count, self._targets, self._bounds, self._limits,
+            self._bads,
         )  # fmt: skip
         self._recall(self._targets)
 
-    def _scalars(self, targets: Array, limits: Array, weights: Array, count: int, *, basis: int) -> Array:
-        """Return the first `count` rows' targets under each row of weights; [1, count] where weights play no part.
+    def _penalise(self, targets: Array, limits: Array, count: int, *, basis: int) -> Array:
+        """Return the first `count` rows' targets with a penalty for broken bounds.
 
         What the failed ones among them get is decided by the first `basis`.
         """
         if self._plain:
-            return targets[:1, :count]
-        Y = penalised(targets[:, :count], weights.shape[1], limits)
-        form = self.growth.scalarisation
-        y = Y if len(Y) == 1 or form == "dominance" else SCALARISATIONS[form](Y, weights)
+            return np.asarray(targets[0, :count])
+        y: Array = penalised(targets[:, :count], 1, limits)[0]
         failed = self._failed[:count].copy()
         failed[: self._recalled.shape[1]] = False
-        if failed.any() and not failed[:basis].all():  # as the worst of all in this scalar, not in each objective
-            # The targets of failed trials are set after scalarisation: the worst of the sums, not the sum of the worst.
-            finite = y[:, :basis][:, ~failed[:basis]]
-            y[:, failed] = finite.max(axis=1)[:, None]
+        # Set after the penalties: a failed trial is as bad as the worst sum, not as the sum of the worst.
+        if failed.any() and not failed[:basis].all():
+            y[failed] = y[:basis][~failed[:basis]].max()
         return y
 
     def _sizes_around(self, t: int, count: int) -> tuple[int, int]:
         """Return the sizes at which tree `t` is planted: the last one up to `count`, and the next."""
-        if self.growth.refit == "always":
-            return count, count + 1
-        share, due = t / self.growth.trees, count + 1
+        share, due = t / self.trees.count, count + 1
         k = int(np.log(count) / np.log(_STEP) - share) + 2
         while (size := max(1, int(_STEP ** (k + share)))) > count:
             k, due = k - 1, size
         return size, due
 
-    def _choose(self, t: int, size: int) -> None:
+    def _choose_rows(self, t: int, size: int) -> None:
         """Mark with leaf 0 the rows from which to plant tree `t`: the first `size`, or the most telling of them."""
-        most, losses = self.growth.max_rows, self._losses if self._dominance is None else self._dominance.rows
-        mix = np.ones(1)
-        if self.growth.weights is not None:
-            mix = np.array(self.growth.weights)
-        elif self._objectives > 1:
-            mix = simplex(rng(self._seed, "tree-weights", size, t), self._objectives)
-        if self._mix.shape[1] > 1:
-            self._mix[t] = mix
-        members = self._w[t, :size] > 0.0
+        most, losses = self._max_rows, self._losses if self._dominance is None else self._dominance.rows
+        members = np.ones(size, np.bool_)
         if size > most:
+            mix = np.ones(1)
+            if self._objectives > 1:
+                mix = simplex(rng(self._seed, "tree-weights", size, t), self._objectives)
             # A crowded tree keeps the best rows, the newest ones, and a random sample of the rest.
             appeal = rng(self._seed, "rows", t).random(size)  # for those of no distinction: by chance
             ranks = np.argsort(np.argsort(losses[:size, : len(mix)], axis=0, kind="stable"), axis=0)
             appeal[np.argsort(ranks @ mix, kind="stable")[: most // 5]] = 2.0
             appeal[size - most // 5 :] = 2.0
             members[np.argsort(-appeal, kind="stable")[most:]] = False
-        self._leaf_of[t, :size] = np.where(members, 0, -1)
-
-    def _weigh(self, start: int, count: int) -> None:
-        """Weigh the new rows in each tree: 1, or 0 if they failed and failures are ignored."""
-        self._w[:, start:count] = 1.0
-        if self.growth.failures == "ignore":
-            old = self._recalled.shape[1]
-            self._w[:, max(start, old) : count][:, self._failed[max(start, old) : count]] = 0.0
+        self.trees.leaf_of[t, :size] = np.where(members, 0, -1)
 
     def _reserve(self, count: int) -> None:
-        """Make room for `count` rows, and twice as many nodes."""
+        """Make room for `count` rows."""
         if count <= len(self._M):
             return
         more = max(count, 2 * len(self._M)) - len(self._M)
         for name in ("_M", "_losses", "_failed"):
             setattr(self, name, _widen(getattr(self, name), 0, more))
-        for name in ("_order", "_targets", "_growth_targets", "_w", "_leaf_of", "_chain"):
+        for name in ("_order", "_targets", "_growth_targets"):
             setattr(self, name, _widen(getattr(self, name), 1, more))
-        for name in ("_bits", "_means", "_heads", "_masks")[: 3 if self._masks.shape[2] == 1 else 4]:
-            setattr(self, name, _widen(getattr(self, name), 1, 2 * more))
+        self.trees.reserve(more)
+
+
+def _scaled_sizes(size: int) -> tuple[int, int]:
+    """Return at how many rows the scale was set by which the last of `size` rows grows, and when it is set next."""
+    later = size + 1
+    k = int(np.log(size) / np.log(_SCALES)) + 2
+    while (found := max(1, int(_SCALES**k))) > size:
+        k, later = k - 1, found
+    return found, later
 
 
 def _widen(old: NDArray[Any], axis: int, more: int) -> NDArray[Any]:

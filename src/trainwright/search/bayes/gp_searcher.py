@@ -7,35 +7,28 @@ L-BFGS. Pending trials are believed at the posterior mean, which leaves the mean
 Several objectives have a process each, and every trial its own linear scalarisation of them (arXiv 2309.14936).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search.bayes.candidates import Moves
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit
 from trainwright.search.bayes.improvement import Improvement
+from trainwright.search.bayes.loop import BayesianSearcher, good_rows
 from trainwright.search.bayes.scalarisation import penalised, simplex
-from trainwright.search.quasirandom import from_the_middle, spread
-from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
-from trainwright.settings import Settings
 from trainwright.space import Configuration
-from trainwright.validators import integer, one_of, optional
+from trainwright.validators import integer
 
 __all__ = ["GaussianProcessSearcher"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
-Design = Literal["halton", "sobol", "random"]
 
-_ROUNDS = 2  # of local search around the best candidates
-_STARTS = 5  # rows whose neighbours a round asks
-_CLIMBERS = 3  # rows from which continuous columns climb
 _LOWEST, _FENCE = -100.0, 1.5  # losses are clipped so many interquartile ranges from median and third quartile
 _POWERS = np.linspace(-3.0, 3.0, 49)
 _GROWTH, _GROWTHS = 16, 10  # hyperparameters are fitted anew after n / 16 more rows, at most max_rows / 10
@@ -51,7 +44,7 @@ class _Known(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class GaussianProcessSearcher(Settings, error=SearchError):
+class GaussianProcessSearcher(BayesianSearcher):
     """Propose where Gaussian processes expect the most improvement.
 
     Handles conditions, requirements, several objectives, intermediate values (a row for each rung that a trial reached,
@@ -60,21 +53,12 @@ class GaussianProcessSearcher(Settings, error=SearchError):
     sample.
     """
 
-    initial: Annotated[int | None, optional(integer(minimum=0))] = (
-        None  # results before the process is asked; None = columns + 1, at most half of all trials
-    )
-    design: Annotated[Literal["halton", "sobol", "random"], one_of("halton", "sobol", "random")] = (
-        "halton"  # of the first trials; sequences from the middle out
-    )
-    points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
-    candidates: Annotated[int, integer(minimum=8)] = 1000  # rows asked before the local search
-    max_rows: Annotated[int, integer(minimum=20)] = 500  # that the process holds
+    name: ClassVar[str] = "gp"
 
-    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
-        """Return one new configuration per number: the initial design, then the place of most expected improvement."""
-        taken: set[bytes] = set()
-        if view.count_results < max(1, self._initial(view)):
-            return [self._design(view, number, taken) for number in numbers]
+    max_rows: Annotated[int, integer(minimum=20), "rows that the process holds"] = 500
+
+    def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
+        """Choose one after the other, each believed at its posterior mean before the next."""
         # Several objectives become one by weights that are drawn anew for each batch.
         weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
@@ -85,31 +69,14 @@ class GaussianProcessSearcher(Settings, error=SearchError):
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
         # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
-        good = _good(view, places, improvement.means)
+        improvement.good = good_rows(view, places[np.argsort(improvement.means, kind="stable")])
         mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
         proposals = []
         for number in numbers:
-            row = self._choose(view, improvement, good, number, taken)
+            [row] = self._choose(view, improvement, [number], view.tried, taken)
             improvement.believe(row[None, :])
-            proposals.append(propose(view, row, number, searcher="gp", **mix))
+            proposals.append(propose(view, row, number, searcher=self.name, **mix))
         return proposals
-
-    def _initial(self, view: SearchView) -> int:
-        if self.initial is not None:
-            return self.initial
-        most = view.space.dimension + 1
-        return most if view.trials is None else min(most, max(1, view.trials // 2))
-
-    def _design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
-        opened = opening(view, number, taken, self.points, searcher="gp")
-        if opened is not None:
-            return opened
-        if self.design == "random":
-            row = draw_new(view, number, taken, "initial")
-        else:
-            place = from_the_middle(view, number, max(2 * view.space.dimension + 1, self._initial(view)), self.design)
-            row = spread(view, place, taken, self.design)
-        return propose(view, row, number, searcher="gp", design=self.design)
 
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
         """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
@@ -137,30 +104,6 @@ class GaussianProcessSearcher(Settings, error=SearchError):
             posteriors = [posterior.append(points[row : row + 1]) for posterior in posteriors]
         view.memo[self] = _Known(state, first, posteriors)
         return places, posteriors
-
-    def _choose(self, view: SearchView, improvement: Improvement, good: Array, number: int, taken: set[bytes]) -> Array:
-        """Return the row of most expected improvement that is neither tried nor taken, after a local search."""
-        moves = _moves(view)
-        rows = moves.candidates(rng(view.seed, "candidates", number), good, self.candidates)
-        scores = improvement.score(rows)
-        # Local search: neighbours of the best candidates, then gradient steps in the continuous columns.
-        generator = rng(view.seed, "mutate", number)
-        for _ in range(_ROUNDS):
-            near = moves.neighbours(generator, rows[_most(scores, _STARTS)], self.candidates // 2)
-            rows = np.concatenate([rows, near])
-            scores = np.concatenate([scores, improvement.score(near)])
-        climbed = improvement.climb(rows[_most(scores, _CLIMBERS)], generator)
-        if len(climbed):
-            rows = np.concatenate([rows, climbed])
-            scores = np.concatenate([scores, improvement.score(climbed)])
-        for count in (64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
-            order = _most(scores, count)
-            for place, key in zip(order, view.space.row_keys(rows[order]), strict=True):
-                if key not in view.tried and key not in taken:
-                    taken.add(key)
-                    found: Array = rows[place]
-                    return found
-        return draw_new(view, number, taken, "last")
 
 
 def _penalised(losses: Array, bounds: Array, objectives: int) -> Array:
@@ -242,26 +185,5 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
     return np.sort(np.concatenate(chosen))
 
 
-def _good(view: SearchView, places: Places, means: Array) -> Array:
-    """Return the 20 rows of least mean that have a result, best first, one a trial."""
-    order = places[np.argsort(means, kind="stable")]
-    order = order[~view.failed[order]]
-    _, first = np.unique(view.numbers[order], return_index=True)
-    good: Array = view.rows[order[np.sort(first)[:20]]]
-    return good
-
-
 def _begins(points: Array, known: Array) -> bool:
     return points.shape[1] == known.shape[1] and np.array_equal(points[: len(known)], known)
-
-
-def _moves(view: SearchView) -> Moves:
-    moves = view.memo.get("moves")
-    if not isinstance(moves, Moves):
-        moves = view.memo["moves"] = Moves(view.space)
-    return moves
-
-
-def _most(scores: Array, count: int) -> Places:
-    """Return the places of the `count` greatest scores, greatest first, ties by place."""
-    return np.argsort(-scores, kind="stable")[:count]

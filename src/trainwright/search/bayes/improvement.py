@@ -1,19 +1,21 @@
-"""Expected improvement of a weighted sum of Gaussian processes, in its logarithm, and the climb of it.
+"""Expected improvement, and the acquisition of Gaussian processes: its logarithm for their weighted sum, and its climb.
 
 log EI = log h((best - mean) / deviation) + log deviation, h(u) = pdf(u) + u cdf(u), in the form of Ament et al.
 (arXiv 2310.20708) that keeps its digits far below zero.
 """
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.search.bayes.candidates import make_legal
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior
+from trainwright.search.bayes.loop import Acquisition
 from trainwright.space import Space
 
-__all__ = ["Improvement", "log_h"]
+__all__ = ["Improvement", "expected_improvement", "log_h"]
 
 Array = NDArray[np.float64]
 
@@ -25,8 +27,11 @@ _FARTHER = -1e3  # below it, the first term of a series does
 _HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
 
 
-class Improvement:
+class Improvement(Acquisition):
     """The acquisition of one ask: posteriors of the objectives, their targets and weights, and rows believed in."""
+
+    neighbours: ClassVar[float] = 0.5
+    climbers: ClassVar[int] = 3
 
     def __init__(
         self, space: Space, embedding: Embedding, posteriors: Sequence[Posterior], targets: Array, weights: Array
@@ -35,6 +40,7 @@ class Improvement:
         self._embedding = embedding
         self._posteriors = list(posteriors)
         self._weights = weights
+        self.appetites = np.zeros(1)  # expected improvement weighs the unknown by itself
         self._alphas = [p.coefficients(y) for p, y in zip(posteriors, targets, strict=True)]
         noise = np.array([p.hyperparameters.noise for p in posteriors])
         self.means: Array = weights @ (targets - noise[:, None] * np.stack(self._alphas))  # at the told rows
@@ -54,11 +60,15 @@ class Improvement:
             self._best = min(self._best, float(self._predict(points)[0].min()) - self._margin)
             self._posteriors = [posterior.append(points, _BELIEVED) for posterior in self._posteriors]
 
-    def score(self, rows: Array) -> Array:
-        """Return the logarithm of the expected improvement at rows."""
+    def predict(self, rows: Array) -> Array:
+        """Return the logarithm of the expected improvement [1, rows]."""
         mean, variance = self._predict(self._embedding(rows))
         deviation = np.sqrt(variance)
-        scores: Array = log_h((self._best - mean) / deviation) + np.log(deviation)
+        return np.asarray(log_h((self._best - mean) / deviation) + np.log(deviation))[None, :]
+
+    def score(self, predicted: Array, appetite: float) -> Array:  # noqa: ARG002 -- there is but one
+        """Return the negated logarithms."""
+        scores: Array = -predicted[0]
         return scores
 
     def climb(self, rows: Array, generator: np.random.Generator) -> Array:
@@ -114,6 +124,20 @@ class Improvement:
             mean += weight * m
             variance += weight**2 * v
         return mean, variance
+
+
+def expected_improvement(mu: Array, deviation: Array, best: float) -> Array:
+    """Return the expected improvement over `best` (Jones et al., 1998).
+
+    Where nothing is uncertain, it is the improvement itself.
+    """
+    from scipy.special import ndtr
+
+    better = best - mu
+    with np.errstate(divide="ignore", invalid="ignore"):
+        z = better / deviation
+        expected = better * ndtr(z) + deviation * np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
+    return np.where(deviation > 0.0, expected, np.maximum(better, 0.0))
 
 
 def log_h(u: Array) -> Array:

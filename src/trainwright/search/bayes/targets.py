@@ -1,16 +1,11 @@
 # ruff: noqa: PLR0917 -- compiled code takes positional arguments only
-"""Kernels that turn losses into the targets of regression: ranks or another scale, kept up to date row by row."""
+"""Kernels that turn losses into the targets of regression: ranks, kept up to date row by row."""
 
 import numpy as np
 
 from trainwright.kernels import Flags, Floats, Ints, compiled
 
-__all__ = ["SCALERS", "place", "scale"]
-
-SCALERS = ("quantile-uniform", "identity")
-
-_QUANTILE, _IDENTITY = range(2)
-_HUGE = 1e100  # whose square can still be summed
+__all__ = ["place", "scale"]
 
 
 @compiled
@@ -44,21 +39,14 @@ def place(losses: Floats, failed: Flags, sorted_: Floats, known: Floats, bad: Fl
 
 
 @compiled
-def _bounded(value: float) -> float:
-    """Return a loss whose square can be summed."""
-    return min(max(value, -_HUGE), _HUGE)
-
-
-@compiled
 def scale(
-    losses: Floats, failed: Flags, scaler: int, order: Ints, finite: int, count: int, targets: Floats,
+    losses: Floats, failed: Flags, order: Ints, finite: int, count: int, targets: Floats,
     bounds: Floats, limits: Floats, bads: Floats,
 ) -> None:  # fmt: skip
     """Fill targets [outcomes, rows] with the scaled losses of the first `count` rows, limits with the bounds; O(count).
 
-    Losses above Q3 + 1.5 IQR are clipped, if IQR > 0, and not below that much above a bound; then `scaler` counts:
-    (mean rank - 1/2) / finite, or the loss itself. A failed row gets the worst target, or 1/2 if there is none: `bads`
-    [outcomes].
+    Losses above Q3 + 1.5 IQR are clipped, if IQR > 0, and not below that much above a bound; a target is then
+    (mean rank - 1/2) / finite. A failed row gets the worst target, or 1/2 if there is none: `bads` [outcomes].
     """
     for j in range(order.shape[0]):
         bad = 0.5
@@ -85,10 +73,7 @@ def scale(
                 stop = start + 1
                 while stop < finite and min(fence, losses[order[j, stop], j]) == value:
                     stop += 1
-                if scaler == _QUANTILE:  # noqa: SIM108 -- a conditional expression compiles to slower code
-                    target = 0.5 * (start + stop) / finite
-                else:
-                    target = _bounded(value)
+                target = 0.5 * (start + stop) / finite
                 for place in range(start, stop):
                     targets[j, order[j, place]] = target
                     if losses[order[j, place], j] <= bounds[j]:  # a clipped one may lie on the bound, but is beyond
@@ -96,7 +81,7 @@ def scale(
                 bad = target
                 start = stop
             if np.isfinite(bounds[j]):
-                limits[j] = within / finite if scaler == _QUANTILE else _bounded(bounds[j])
+                limits[j] = within / finite
         bads[j] = bad
         for i in range(count):
             if failed[i]:

@@ -67,16 +67,16 @@ def _step(M: Floats, i: int, node: int, cuts: Floats, bits: Bits, masks: Bits) -
 
 
 @compiled
-def _random_subset(key: U64, column: int, weights: Floats, codes: int, mask: Bits) -> None:
-    """Fill `mask` with random bits that part the codes of positive weight; the lowest one alone if luck fails."""
+def _random_subset(key: U64, column: int, counts: Floats, codes: int, mask: Bits) -> None:
+    """Fill `mask` with random bits that part the codes that rows have; the lowest one alone if luck fails."""
     first = 0
-    while weights[first] == 0.0:
+    while counts[first] == 0.0:
         first += 1
     for attempt in range(_ATTEMPTS):
         for word in range(len(mask)):
             mask[word] = _draw(key, column, attempt * len(mask) + word)
         for code in range(first + 1, codes):
-            if weights[code] > 0.0 and _bit(mask, code) != _bit(mask, first):
+            if counts[code] > 0.0 and _bit(mask, code) != _bit(mask, first):
                 return
     for word in range(len(mask)):
         mask[word] = np.uint64(0)
@@ -84,20 +84,20 @@ def _random_subset(key: U64, column: int, weights: Floats, codes: int, mask: Bit
 
 
 @compiled
-def _by_mean(weights: Floats, totals: Floats, codes: int) -> Ints:
-    """Return the codes of positive weight in order of their mean target, ties by code."""
+def _by_mean(counts: Floats, totals: Floats, codes: int) -> Ints:
+    """Return the codes that rows have in order of their mean target, ties by code."""
     ordered = np.empty(codes, np.int64)
-    count = 0
+    filled = 0
     for code in range(codes):
-        if weights[code] > 0.0:
-            at = count
-            mean = totals[code] / weights[code]
-            while at > 0 and totals[ordered[at - 1]] / weights[ordered[at - 1]] > mean:
+        if counts[code] > 0.0:
+            at = filled
+            mean = totals[code] / counts[code]
+            while at > 0 and totals[ordered[at - 1]] / counts[ordered[at - 1]] > mean:
                 ordered[at] = ordered[at - 1]
                 at -= 1
             ordered[at] = code
-            count += 1
-    return ordered[:count]
+            filled += 1
+    return ordered[:filled]
 
 
 @compiled
@@ -114,41 +114,125 @@ def _set_suffix(key: U64, column: int, ordered: Ints, first: int, mask: Bits) ->
 
 
 @compiled
-def _gain(weight: float, total: float, side_weight: float, side_total: float) -> float:
+def _gain(count: float, total: float, side_count: float, side_total: float) -> float:
     """Return the part of the sum of squares that a split explains, up to a constant of the node."""
-    return side_total**2 / side_weight + (total - side_total) ** 2 / (weight - side_weight)
+    return side_total**2 / side_count + (total - side_total) ** 2 / (count - side_count)
 
 
 @compiled
 def _subset_cut(
-    M: Floats, y: Floats, w: Floats, rows: Ints, start: int, stop: int, c: int, key: U64, codes: int,
-    code_weights: Floats, code_totals: Floats, sets: Bits,
+    M: Floats, y: Floats, rows: Ints, start: int, stop: int, c: int, key: U64, codes: int,
+    code_counts: Floats, code_totals: Floats, sets: Bits,
 ) -> tuple[float, float]:  # fmt: skip
-    """Fill sets[c] with the codes that go right and return (weight left, total left), over a node's rows."""
+    """Fill sets[c] with the codes that go right and return (rows left, total left), over a node's rows."""
     for code in range(codes):
-        code_weights[code] = 0.0
+        code_counts[code] = 0.0
         code_totals[code] = 0.0
     for k in range(start, stop):
         i = rows[k]
-        code_weights[int(M[i, c])] += w[i]
-        code_totals[int(M[i, c])] += w[i] * y[i]
+        code_counts[int(M[i, c])] += 1.0
+        code_totals[int(M[i, c])] += y[i]
     if codes > 64:  # a random subset of very many codes would say little about each: cut their order by mean instead
-        ordered = _by_mean(code_weights, code_totals, codes)
+        ordered = _by_mean(code_counts, code_totals, codes)
         first = 1 + int(_uniform(key, c, _RANK + 1) * (len(ordered) - 1))
         _set_suffix(key, c, ordered, first, sets[c])
     else:
-        _random_subset(key, c, code_weights, codes, sets[c])
-    side_weight, side_total = 0.0, 0.0
+        _random_subset(key, c, code_counts, codes, sets[c])
+    side_count, side_total = 0.0, 0.0
     for code in range(codes):
         if _bit(sets[c], code) == 0:
-            side_weight += code_weights[code]
+            side_count += code_counts[code]
             side_total += code_totals[code]
-    return side_weight, side_total
+    return side_count, side_total
+
+
+@compiled
+def _find_ranges(M: Floats, rows: Ints, start: int, stop: int, low: Floats, high: Floats) -> None:
+    """Fill low and high with the range of each column within a node; a column without a range cannot split it."""
+    low[:] = np.inf
+    high[:] = -np.inf
+    for k in range(start, stop):
+        x = M[rows[k]]
+        for c in range(len(low)):
+            low[c] = min(low[c], x[c])
+            high[c] = max(high[c], x[c])
+
+
+@compiled
+def _draw_tests(
+    M: Floats, y: Floats, rows: Ints, start: int, stop: int, key: U64, codes: Ints, low: Floats, high: Floats,
+    tests: Floats, counts: Floats, totals: Floats, code_counts: Floats, code_totals: Floats, sets: Bits,
+) -> None:  # fmt: skip
+    """Draw one random test per column, a threshold or a subset of the codes, and sum up the rows that it sends left."""
+    d = len(tests)
+    for c in range(d):
+        tests[c] = -np.inf
+        counts[c] = 0.0
+        totals[c] = 0.0
+        if low[c] >= high[c]:
+            continue
+        if codes[c] == 0:
+            tests[c] = low[c] + _uniform(key, c, 0) * (high[c] - low[c])
+            if tests[c] >= high[c]:  # rounding must not leave the right side empty
+                tests[c] = low[c]
+            continue
+        counts[c], totals[c] = _subset_cut(M, y, rows, start, stop, c, key, codes[c], code_counts, code_totals, sets)
+    # The sums of all numeric columns in one pass, which the compiler turns into vectors.
+    for k in range(start, stop):
+        i = rows[k]
+        x = M[i]
+        value = y[i]
+        for c in range(d):
+            goes = 1.0 if x[c] <= tests[c] else 0.0
+            counts[c] += goes
+            totals[c] += goes * value
+
+
+@compiled
+def _best_test(count: float, total: float, low: Floats, high: Floats, counts: Floats, totals: Floats) -> int:
+    """Return the column whose test explains most of the variance of the targets, -1 if none can split the node."""
+    chosen, top = -1, -1.0
+    for c in range(len(counts)):
+        if low[c] < high[c]:
+            gain = _gain(count, total, counts[c], totals[c])
+            if gain > top:
+                chosen, top = c, gain
+    return chosen
+
+
+@compiled
+def _part_rows(
+    M: Floats,
+    rows: Ints,
+    start: int,
+    stop: int,
+    node: int,
+    left: int,
+    cuts: Floats,
+    bits: Bits,
+    masks: Bits,
+    spare: Ints,
+) -> int:
+    """Reorder a node's rows so that those of child `left` come first; return where the others begin.
+
+    Stable, so that sums go on to run in row order.
+    """
+    keep, away = start, 0
+    for k in range(start, stop):
+        if _step(M, rows[k], node, cuts, bits, masks) == left:
+            rows[keep] = rows[k]
+            keep += 1
+        else:
+            spare[away] = rows[k]
+            away += 1
+    for k in range(away):
+        rows[keep + k] = spare[k]
+    return keep
 
 
 @compiled
 def _split(
-    M: Floats, y: Floats, w: Floats, rows: Ints, root: int, root_key: U64, codes: Ints,
+    M: Floats, y: Floats, rows: Ints, root: int, root_key: U64, codes: Ints,
     least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
 ) -> int:  # fmt: skip
     """Grow the leaf `root`, which holds `rows` (ascending; reordered here), depth first; return the new node count.
@@ -157,10 +241,9 @@ def _split(
     """
     d = M.shape[1]
     low, high, tests = np.empty(d), np.empty(d), np.empty(d)
-    weights, totals = np.empty(d), np.empty(d)  # of the rows that each column's split sends left
+    counts, totals = np.empty(d), np.empty(d)  # of the rows that each column's test sends left
     sets = np.empty((d, masks.shape[1]), np.uint64)
-    usable = np.empty(d, np.bool_)
-    code_weights, code_totals = np.empty(codes.max() + 1), np.empty(codes.max() + 1)
+    code_counts, code_totals = np.empty(codes.max() + 1), np.empty(codes.max() + 1)
     spare = np.empty(len(rows), np.int64)
     stack = np.empty((len(rows) + 1, 3), np.int64)
     keys = np.empty(len(rows) + 1, np.uint64)
@@ -174,63 +257,23 @@ def _split(
         cuts[node, 0] = np.inf
         bits[node, 1] = np.uint64(node) << np.uint64(32)
         # The node begins as a leaf; sums of its targets, and whether they differ at all.
-        weight, total, least, greatest = 0.0, 0.0, np.inf, -np.inf
+        count, total, least, greatest = 0.0, 0.0, np.inf, -np.inf
         for k in range(start, stop):
             i = rows[k]
             leaf_of[i] = node
-            weight += w[i]
-            total += w[i] * y[i]
+            count += 1.0
+            total += y[i]
             least = min(least, y[i])
             greatest = max(greatest, y[i])
         if stop - start < least_rows or least == greatest:
             continue
-
-        # The range of each column within the node: a column without a range cannot split it.
-        for c in range(d):
-            low[c] = np.inf
-            high[c] = -np.inf
-        for k in range(start, stop):
-            x = M[rows[k]]
-            for c in range(d):
-                low[c] = min(low[c], x[c])
-                high[c] = max(high[c], x[c])
-        for c in range(d):
-            usable[c] = low[c] < high[c]
-
-        # One random test per column: a threshold within the range, or a subset of the codes.
-        for c in range(d):
-            tests[c] = -np.inf
-            weights[c] = 0.0
-            totals[c] = 0.0
-            if not usable[c]:
-                continue
-            if codes[c] == 0:
-                tests[c] = low[c] + _uniform(key, c, 0) * (high[c] - low[c])
-                if tests[c] >= high[c]:
-                    tests[c] = low[c]
-                continue
-            weights[c], totals[c] = _subset_cut(
-                M, y, w, rows, start, stop, c, key, codes[c], code_weights, code_totals, sets
-            )
-        # The sums of all numeric columns in one pass, which the compiler turns into vectors.
-        for k in range(start, stop):
-            i = rows[k]
-            x = M[i]
-            value = w[i] * y[i]
-            for c in range(d):
-                goes = 1.0 if x[c] <= tests[c] else 0.0
-                weights[c] += goes * w[i]
-                totals[c] += goes * value
-        # The test that explains most of the variance of the targets.
-        chosen, top = -1, -1.0
-        for c in range(d):
-            if usable[c]:
-                gain = _gain(weight, total, weights[c], totals[c])
-                if gain > top:
-                    chosen, top = c, gain
+        _find_ranges(M, rows, start, stop, low, high)
+        _draw_tests(
+            M, y, rows, start, stop, key, codes, low, high, tests, counts, totals, code_counts, code_totals, sets
+        )
+        chosen = _best_test(count, total, low, high, counts, totals)
         if chosen < 0:
             continue
-
         # The node becomes a split; its children are the next two nodes.
         bits[node, 1] = np.uint64(size) << np.uint64(32) | np.uint64(chosen)
         if codes[chosen] == 0:
@@ -240,16 +283,7 @@ def _split(
             bits[node, 1] |= _CHOICE
             for word in range(masks.shape[1] if masks.shape[1] > 1 else 0):
                 masks[node, word] = sets[chosen, word]
-        keep, away = start, 0
-        for k in range(start, stop):  # stable, so that sums go on to run in row order
-            if _step(M, rows[k], node, cuts, bits, masks) == size:
-                rows[keep] = rows[k]
-                keep += 1
-            else:
-                spare[away] = rows[k]
-                away += 1
-        for k in range(away):
-            rows[keep + k] = spare[k]
+        keep = _part_rows(M, rows, start, stop, node, size, cuts, bits, masks, spare)
         # Both children are still to be grown, the left one first. Their keys are draws of their parent's.
         stack[depth, 0], stack[depth, 1], stack[depth, 2] = size + 1, keep, stop
         keys[depth] = _draw(key, _CHILD, 1)
@@ -262,14 +296,13 @@ def _split(
 
 @compiled
 def grow(
-    M: Floats, y: Floats, first: int, stop: int, born: Ints, w: Floats, key: U64, codes: Ints,
+    M: Floats, y: Floats, first: int, stop: int, born: Ints, key: U64, codes: Ints,
     least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, heads: Ints, chain: Ints,
     sizes: Ints,
 ) -> None:  # fmt: skip
     """Give rows first to stop - 1, the latest, to every tree that is planted by then: when born[t] rows are there.
 
-    Targets `y` are [trees, rows], or [1, rows] if all trees have the same. The rows of a leaf are a chain, the latest
-    first: heads [trees, nodes], chain [trees, rows], ended by -1.
+    The rows of a leaf are a chain, the latest first: heads [trees, nodes], chain [trees, rows], ended by -1.
     Planting splits the root, which holds all members (leaf_of = 0): O(row * columns * depth), twice a level for ranges
     and sums. From then on a row goes down to its leaf, which is split again if it can be.
     """
@@ -283,7 +316,7 @@ def grow(
                     if leaf_of[t, i] == 0:
                         chain[t, i] = heads[t, 0]
                         heads[t, 0] = i
-            elif w[t, row] > 0.0:
+            else:
                 after = _step(M, row, 0, cuts[t], bits[t], masks[t])
                 while after != leaf:
                     leaf = after
@@ -291,8 +324,6 @@ def grow(
                 leaf_of[t, row] = leaf
                 chain[t, row] = heads[t, leaf]
                 heads[t, leaf] = row
-            else:
-                continue
             # Collect the rows of the leaf from its chain, in ascending order.
             count = 0
             i = heads[t, leaf]
@@ -307,9 +338,8 @@ def grow(
             stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
             before = sizes[t]
             sizes[t] = _split(
-                M, y[t % len(y)], w[t], rows, leaf, stamp, codes, least_rows,
-                cuts[t], bits[t], masks[t], leaf_of[t], sizes[t],
-            )  # fmt: skip
+                M, y, rows, leaf, stamp, codes, least_rows, cuts[t], bits[t], masks[t], leaf_of[t], sizes[t]
+            )
             # The leaf was split: its rows move to the chains of the new leaves.
             if sizes[t] > before:
                 for node in range(before, sizes[t]):
@@ -321,16 +351,16 @@ def grow(
 
 
 @compiled
-def leaf_means(y: Floats, leaf_of: Ints, w: Floats, sizes: Ints, means: Floats) -> None:
-    """Fill means [trees, nodes] with the weighted mean of each leaf's targets; O(trees * rows)."""
+def leaf_means(y: Floats, leaf_of: Ints, sizes: Ints, means: Floats) -> None:
+    """Fill means [trees, nodes] with the mean of each leaf's targets; O(trees * rows)."""
     for t in range(len(sizes)):
-        weight, total = np.zeros(sizes[t]), np.zeros(sizes[t])
+        count, total = np.zeros(sizes[t]), np.zeros(sizes[t])
         for i in range(len(y)):
             if leaf_of[t, i] >= 0:
-                weight[leaf_of[t, i]] += w[t, i]
-                total[leaf_of[t, i]] += w[t, i] * y[i]
+                count[leaf_of[t, i]] += 1.0
+                total[leaf_of[t, i]] += y[i]
         for node in range(sizes[t]):
-            means[t, node] = total[node] / weight[node] if weight[node] > 0.0 else 0.5
+            means[t, node] = total[node] / count[node] if count[node] > 0.0 else 0.5
 
 
 @compiled

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,8 +14,8 @@ from trainwright.errors import AllocationError
 from trainwright.files import read_json
 from trainwright.publishing import write_file
 from trainwright.serve.placement.devices import Device, parse_devices, room_of
+from trainwright.serve.placement.integer_program import Matrix
 from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.placement import Matrix
 from trainwright.serve.placement.time_tables import TimeTables
 from trainwright.serve.placement.units import Unit, check_units, packed_units
 from trainwright.serve.placement.worst_fit import worst_fit
@@ -22,7 +23,6 @@ from trainwright.serve.placement.worst_fit import worst_fit
 __all__ = ["BATCHES", "DeploymentPlan", "Instance", "Unit", "digest_of"]
 
 _SCHEMA = 1
-_IN_TURN = ("process", "loop")
 _KEYS = ("ensemble", "devices", "units", "matrix", "objective", "expected", "measured", "search", "tables", "memory")
 BATCHES = tuple(1 << power for power in range(10))
 """Batch sizes that a search tries: 1 to 512 rows."""
@@ -71,11 +71,11 @@ class DeploymentPlan:
                 raise AllocationError(
                     f"Plan.matrix: unit {unit.name} has no instance; allowed: at least one batch size in every column"
                 )
-        held = self.instances
-        if self.in_process and (len(held) != 1 or held[0].device.kind != "cpu" or held[0].unit.kind not in _IN_TURN):
+        first, *others = self.instances
+        if self.in_process and (others or first.device.kind != "cpu"):
             raise AllocationError(
-                f"Plan.in_process: got {len(held)} instances, the first {held[0].unit.name} on {held[0].device.name}; "
-                "allowed: one on a group of cores, with the members in turn"
+                f"Plan.in_process: got {1 + len(others)} instances, the first on {first.device.name}; allowed: one, on "
+                "a group of cores"
             )
 
     @property
@@ -87,6 +87,12 @@ class DeploymentPlan:
             for held in [[place for place, batch in enumerate(row) if batch]]
             for place, threads in zip(held, device.threads_of(len(held)), strict=True)
         )
+
+    @property
+    def slo_seconds(self) -> float:
+        """The latency of the objective, such as 0.05 of "throughput@50"; infinity without one."""
+        _, _, milliseconds = self.objective.partition("@")
+        return float(milliseconds) / 1e3 if milliseconds else math.inf
 
     @property
     def simulated(self) -> bool:
@@ -110,14 +116,14 @@ class DeploymentPlan:
         """
         found = parse_devices(devices)
         if in_process:
-            members = tuple(range(len(ensemble.members)))
-            unit = Unit(members=members, kind="loop" if len(members) > 1 else "process")
-            plan = {"ensemble": digest_of(ensemble), "devices": found[:1], "units": (unit,)}
-            return cls(**plan, matrix=((batch,),), in_process=True)  # type: ignore[arg-type]
+            units = (Unit(members=tuple(range(len(ensemble.members)))),)
+            return cls(
+                ensemble=digest_of(ensemble), devices=found[:1], units=units, matrix=((batch,),), in_process=True
+            )
         weights = [member.weight_bytes or 1 for member in ensemble.members]
         units = packed_units(weights, room_of(found))
         memory = MemoryModel.assumed(ensemble)
-        matrix = worst_fit(found, units, memory, batch=batch, room=[device.room for device in found])
+        matrix = worst_fit(found, units, memory, batch=batch)
         # Instances on a group of cores get cores of their own, so that they do not disturb each other.
         apart, rows = _divide_cores(found, matrix)
         # A part of a device's memory may be too little for the largest.

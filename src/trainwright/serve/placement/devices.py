@@ -1,4 +1,8 @@
-"""Devices that members run on: accelerators by number, and groups of a processor's cores with fixed threads."""
+"""Devices that members run on: accelerators by number, and groups of a processor's cores with fixed threads.
+
+Threads that spin while they wait take the cores from threads with work: two processes of spinning threads on one group
+of cores do a hundredth of the work of one. So worker processes wait passively, unless the environment says otherwise.
+"""
 
 import itertools
 import math
@@ -11,12 +15,13 @@ from typing import Any, Literal
 from trainwright.cluster import Cluster
 from trainwright.cluster.cgroup_limits import cgroup_cores, host_memory_bytes
 from trainwright.errors import DeviceError
-from trainwright.serve.placement.threads import asked_threads
 
-__all__ = ["Device", "found_devices", "parse_devices", "room_of", "simulated_devices"]
+__all__ = ["Device", "found_devices", "parse_devices", "room_of", "simulated_devices", "thread_environment"]
 
 _CPU = re.compile(r"cpu(?::(\d+)(?:-(\d+))?)?")
 _CUDA = re.compile(r"cuda(?::(\d+))?")
+_THREAD_NUMBERS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+_PASSIVE = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,6 +145,11 @@ def simulated_devices(clusters: Cluster | Sequence[Cluster]) -> tuple[Device, ..
     )
 
 
+def thread_environment(threads: int) -> dict[str, str]:
+    """Return the environment of a process that computes with so many threads; to be set before it loads torch."""
+    return {**_PASSIVE, **os.environ, **dict.fromkeys(_THREAD_NUMBERS, str(threads))}
+
+
 def _parse_device(name: str) -> Device:
     if found := _CUDA.fullmatch(name):
         number = int(found[1] or 0)
@@ -169,9 +179,16 @@ def _cpu_group(cores: tuple[int, ...]) -> Device:
         cores=cores,
         model=_model_name(len(cores)),
         cpus=cpus,
-        threads=min(cpus, asked_threads() or cpus),
+        threads=min(cpus, _asked_threads() or cpus),
         capacity_bytes=host_memory_bytes() * len(cores) // max(whole, len(cores)),
     )
+
+
+def _asked_threads() -> int | None:
+    """Return the threads of one process that OMP_NUM_THREADS allows; None if it says nothing."""
+    # A list is by depth of nesting.
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdigit() and int(first) else None
 
 
 def _model_name(cores: int) -> str:

@@ -1,7 +1,7 @@
 """What instances need on a device: weights, the peak of a batch, and a context for each process.
 
 A device holds a matrix if the sum over its instances is at most 95 % of its capacity. A unit of several members pays
-one context; all of its members' peaks are counted, whether they run in turn or at once, for an allocator keeps what one
+one context; the peaks of all its members are counted, although they run in turn, because an allocator keeps what one
 leaves. To say that something fits which does not is the one mistake that this must not make.
 """
 
@@ -72,10 +72,7 @@ class MemoryModel:
         if not batch:
             return 0
         members = [self.footprints[member] for member in unit.members]
-        # Stacked, beside the networks that they were stacked from.
-        copies = 2 if unit.kind == "vmap" else 1
-        held = sum(copies * one.weight_bytes + one.peak_bytes(batch) for one in members)
-        return self.context_bytes[device.kind] + held
+        return self.context_bytes[device.kind] + sum(one.weight_bytes + one.peak_bytes(batch) for one in members)
 
     def free(self, device: Device) -> int:
         """Return the bytes that instances may take of an empty device."""

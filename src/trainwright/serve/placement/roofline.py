@@ -1,10 +1,11 @@
 """Time tables and bytes of members on devices that are not here, from traces of their networks and data sheets.
 
-Work and traffic of every layer are traced at two batch sizes and are lines in between and beyond; the roofline makes
-seconds of them. A member that cannot be traced is taken for a stack of dense layers: two operations a parameter and
-row. Nothing of this is measured: what follows from it is said to be simulated.
+Work and traffic of every layer are traced once and scaled with the rows, but for the weights, which each batch reads
+once; the roofline makes seconds of them. A member that cannot be traced is taken for a stack of dense layers: two
+operations a parameter and row. Nothing of this is measured: what follows from it is said to be simulated.
 """
 
+import contextlib
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -23,8 +24,9 @@ from trainwright.serve.placement.time_tables import TimeTables
 
 __all__ = ["simulated_tables"]
 
-_FEW, _MANY = 2, 64  # rows of the two traces
+_TRACED_ROWS = 64
 _SLACK = 1.25
+_ELEMENT_BYTES = 4
 
 
 def simulated_tables(
@@ -37,7 +39,7 @@ def simulated_tables(
     traces = [_trace_member(member) for member in ensemble.members]
     seconds = {
         cluster.device.kind: np.array(
-            [[_batch_seconds(_profile_at(trace, batch), cluster) for batch in batches] for trace in traces]
+            [[_batch_seconds(trace, batch, cluster) for batch in batches] for trace in traces]
         )
         for cluster in clusters
     }
@@ -45,46 +47,29 @@ def simulated_tables(
     return TimeTables(batches=tuple(batches), seconds=seconds, source="roofline"), MemoryModel(footprints=footprints)
 
 
-def _trace_member(member: Member) -> tuple[Profile, Profile]:
-    """Return the profiles of a few and of many rows, of the same layers."""
+def _trace_member(member: Member) -> Profile:
+    """Return the profile of a member's forward pass, or of one dense layer with its parameters."""
     import torch
 
     if member.predicts and member.input_shape is not None:
-        try:
-            network = build_network(member)
-            few, many = (
-                Profile.trace(
-                    network,
-                    torch.zeros(rows, *member.input_shape, dtype=getattr(torch, member.input_dtype or "float32")),
-                    optimizer=None,
-                    fold=False,
-                )
-                for rows in (_FEW, _MANY)
-            )
-        except (EnsembleError, ProfileError):
-            return _dense_profile(member, _FEW), _dense_profile(member, _MANY)
-        if len(list(_list_layers(few))) == len(list(_list_layers(many))):
-            return few, many
-    return _dense_profile(member, _FEW), _dense_profile(member, _MANY)
-
-
-def _dense_profile(member: Member, rows: int) -> Profile:
-    """Return the profile of one dense layer with the member's parameters."""
+        dtype = getattr(torch, member.input_dtype or "float32")
+        with contextlib.suppress(EnsembleError, ProfileError):
+            x = torch.zeros(_TRACED_ROWS, *member.input_shape, dtype=dtype)
+            return Profile.trace(build_network(member), x, optimizer=None, fold=False)
     count = member.parameter_count or 1
     width = math.isqrt(count) + 1
+    row_bytes = _ELEMENT_BYTES * width * _TRACED_ROWS
     layer = Layer(
         name="dense",
         kind="linear",
         input_elements=width,
         output_elements=width,
         weight_elements=count,
-        forward_flops=2.0 * count * rows,
-        forward_bytes=4 * (count + 2 * width * rows),
+        forward_flops=2.0 * count * _TRACED_ROWS,
+        forward_bytes=_ELEMENT_BYTES * count + 2 * row_bytes,
     )
-    block = Block(
-        name="dense", layers=(layer,), output_bytes=4 * width * rows, no_grad_temporary_bytes=4 * width * rows
-    )
-    return Profile(name=f"trial {member.trial}", batch=rows, blocks=(block,), input_bytes=4 * width * rows)
+    block = Block(name="dense", layers=(layer,), output_bytes=row_bytes, no_grad_temporary_bytes=row_bytes)
+    return Profile(name=f"trial {member.trial}", batch=_TRACED_ROWS, blocks=(block,), input_bytes=row_bytes)
 
 
 def _list_layers(profile: Profile) -> Iterator[Layer]:
@@ -93,42 +78,32 @@ def _list_layers(profile: Profile) -> Iterator[Layer]:
             yield from block.layers
 
 
-def _profile_at(traces: tuple[Profile, Profile], batch: int) -> Profile:
-    """Return one block with the layers' work at a batch size, on the line through the two traces."""
-    few, many = traces
-    share = (batch - few.batch) / (many.batch - few.batch)
-    layers = tuple(
-        replace(
-            less,
-            forward_flops=max(0.0, less.forward_flops + share * (more.forward_flops - less.forward_flops)),
-            forward_bytes=max(0, int(less.forward_bytes + share * (more.forward_bytes - less.forward_bytes))),
-        )
-        for less, more in zip(_list_layers(few), _list_layers(many), strict=True)
-    )
-    return replace(few, batch=batch, blocks=(Block(name="all", layers=layers),))
-
-
-def _batch_seconds(profile: Profile, cluster: Cluster) -> float:
+def _batch_seconds(profile: Profile, batch: int, cluster: Cluster) -> float:
     """Return the seconds of a batch: its layers, and the way of the input to the device."""
-    device = cluster.device
-    found = math.fsum(layer.forward_seconds or 0.0 for layer in _list_layers(predict_seconds(profile, device)))
+    device, share = cluster.device, batch / _TRACED_ROWS
+    layers = []
+    for layer in _list_layers(profile):
+        # The weights are read once, whatever the rows.
+        weights = min(layer.forward_bytes, _ELEMENT_BYTES * layer.weight_elements)
+        moved = weights + int((layer.forward_bytes - weights) * share)
+        layers.append(replace(layer, forward_flops=layer.forward_flops * share, forward_bytes=moved))
+    scaled = replace(profile, batch=batch, blocks=(Block(name="all", layers=tuple(layers)),))
+    found = math.fsum(layer.forward_seconds or 0.0 for layer in _list_layers(predict_seconds(scaled, device)))
     if device.host_bandwidth:
-        found += profile.input_bytes * profile.batch / _FEW / device.host_bandwidth
+        found += profile.input_bytes * share / device.host_bandwidth
     return max(found, 1e-9)
 
 
-def _member_footprint(member: Member, traces: tuple[Profile, Profile]) -> MemberFootprint:
-    """Return a line above the peaks of both traces, with slack: input, what is handed on, and what is taken beside."""
-    few, many = (_SLACK * (profile.input_bytes + max(_held_bytes(profile), default=0)) for profile in traces)
-    row = max(0.0, (many - few) / (_MANY - _FEW))
+def _member_footprint(member: Member, profile: Profile) -> MemberFootprint:
+    """Return the peak of a row, with slack: input, what is handed on, and what is taken besides."""
+    peak = _SLACK * (profile.input_bytes + max(_live_bytes(profile), default=0))
     return MemberFootprint(
-        weight_bytes=member.weight_bytes or 4 * (member.parameter_count or 0),
-        row_bytes=math.ceil(row),
-        fixed_bytes=math.ceil(max(0.0, few - _FEW * row)),
+        weight_bytes=member.weight_bytes or _ELEMENT_BYTES * (member.parameter_count or 0),
+        row_bytes=math.ceil(peak / _TRACED_ROWS),
     )
 
 
-def _held_bytes(profile: Profile) -> Iterator[int]:
+def _live_bytes(profile: Profile) -> Iterator[int]:
     handed = 0
     for block in profile.blocks:
         yield handed + block.no_grad_temporary_bytes + block.output_bytes

@@ -4,41 +4,30 @@ What is timed is what a worker runs, from the batch on the host to predictions o
 process: a request as JSON on its input, the answer as JSON on its output.
 """
 
-import contextlib
 import json
 import math
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.metrics import Array
 from trainwright.errors import AllocationError, ServeError
-from trainwright.serve.placement.devices import Device
-from trainwright.serve.placement.interference import measure_interference
+from trainwright.serve.placement.devices import Device, thread_environment
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.repeated_timing import timed
-from trainwright.serve.placement.threads import environment
 from trainwright.serve.placement.time_tables import TimeTables
-from trainwright.serve.placement.units import Unit
-
-if TYPE_CHECKING:
-    import torch
-
-    from trainwright.serve.runtime.member_runners import Loop, Runner
+from trainwright.serve.runtime.member_runners import Runner, describe_member, runner_of
 
 __all__ = ["can_be_timed", "measure_times"]
 
 _LEAST, _ENOUGH_SECONDS = 5, 0.8  # rounds of all batches of a member, and when to stop
 _LONGEST_SECONDS = 2.0  # of a batch beyond which no larger one is tried
-_TRIED_ROWS = 32  # with which a fused kind's answers are compared with the loop's
 _SLACK = 1.25  # for what an allocator keeps beyond what tensors hold
 _TIMEOUT_SECONDS = 900
 
@@ -56,36 +45,19 @@ def measure_times(
             "allocate: the members cannot be timed, for they left no weights or no sample batch; allowed: members "
             "whose training function gives model=, factory= and sample= to tw.ensemble.leave, or tables= of their times"
         )
-    told = {device.model: _time_in_process(ensemble, device, batches) for device in devices}
-    fused = {
-        (Unit(members=tuple(one["members"]), kind=one["kind"]), model): one
-        for model, each in told.items()
-        for one in each["fused"]
-    }
-    tables = TimeTables(
-        batches=tuple(batches),
-        seconds={model: np.array(one["seconds"], dtype=float) for model, one in told.items()},
-        fused={key: np.array(one["seconds"], dtype=float) for key, one in fused.items()},
-        spread={model: np.array(one["spread"], dtype=float) for model, one in told.items()},
-        spread_fused={key: np.array(one["spread"], dtype=float) for key, one in fused.items()},
-        source="measured",
-    )
+    kinds = {device.model: device for device in devices}
+    answers = {model: _time_in_process(ensemble, device, batches) for model, device in kinds.items()}
+    seconds = {model: np.array(one["seconds"], dtype=float) for model, one in answers.items()}
     # Memory: a line above every measured peak.
     footprints = tuple(
-        _fit_footprint(
-            ensemble.members[place].weight_bytes or 0, batches, [one["peaks"][place] for one in told.values()]
-        )
-        for place in range(len(ensemble.members))
+        _fit_footprint(member.weight_bytes or 0, batches, [one["peaks"][place] for one in answers.values()])
+        for place, member in enumerate(ensemble.members)
     )
     context = dict(MemoryModel(footprints=()).context_bytes)
-    for device in devices:
-        context[device.kind] = max(context[device.kind], told[device.model]["context"])
-    memory = MemoryModel(footprints=footprints, context_bytes=context)
-    # Interference is measured last, since its windows depend on the times.
-    kinds = {device.model: device for device in devices}
-    together = {model: _measure_pair(ensemble, device, tables, memory) for model, device in kinds.items()}
-    shares = {model: table for model, (table, _) in together.items()}
-    return replace(tables, shared=shares, spread_shared={name: off for name, (_, off) in together.items()}), memory
+    for model, device in kinds.items():
+        context[device.kind] = max(context[device.kind], answers[model]["context"])
+    tables = TimeTables(batches=tuple(batches), seconds=seconds, source="measured")
+    return tables, MemoryModel(footprints=footprints, context_bytes=context)
 
 
 def can_be_timed(ensemble: Ensemble) -> bool:
@@ -124,34 +96,10 @@ def _time_in_process(ensemble: Ensemble, device: Device, batches: Sequence[int])
     return answer
 
 
-def _measure_pair(ensemble: Ensemble, device: Device, tables: TimeTables, memory: MemoryModel) -> tuple[Array, float]:
-    """Return what instances at once do there over what one does alone, by the two heaviest members if both fit.
-
-    Then how far off it may be.
-    """
-    seconds = tables.seconds[device.model]
-    pair = sorted(range(len(seconds)), key=lambda place: -float(np.nansum(seconds[place])))[:2]
-    needed = sum(memory.needed(Unit(members=(place,)), device, max(tables.batches)) for place in pair)
-    requests = [_timing_request([ensemble.members[place]], device, tables.batches) for place in pair]
-    most = min(len(seconds), len(seconds) if device.room is None else device.room)
-    most = most if needed <= memory.free(device) else 1
-    return measure_interference(
-        requests, _process_environment(device), seconds[pair], most, threads=device.threads_of(2)
-    )
-
-
 def _timing_request(members: Sequence[Member], device: Device, batches: Sequence[int]) -> dict[str, Any]:
     first = members[0]
     return {
-        "members": [
-            {
-                "folder": str(member.folder.absolute()),
-                "trial": member.trial,
-                "digests": dict(member.digests),
-                "trust": member.trust,
-            }
-            for member in members
-        ],
+        "members": [describe_member(member) for member in members],
         "device": "cpu" if device.kind == "cpu" else device.name,
         "threads": device.threads,
         "cores": list(device.cores),
@@ -164,7 +112,7 @@ def _timing_request(members: Sequence[Member], device: Device, batches: Sequence
 def _process_environment(device: Device) -> dict[str, str]:
     package = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [package, *sys.path]))
-    return {**environment(device.threads), "PYTHONPATH": path}
+    return {**thread_environment(device.threads), "PYTHONPATH": path}
 
 
 def _run_process() -> None:
@@ -175,81 +123,38 @@ def _run_process() -> None:
 
 
 def _time_members(request: Mapping[str, Any]) -> dict[str, Any]:
-    from trainwright.serve.runtime.member_runners import runner_of
-
-    told = {"kind": "process", "threads": request["threads"], "device": request["device"]}
-    runner_of({**told, "members": []})
+    start = {"threads": request["threads"], "device": request["device"]}
+    runner_of({**start, "members": []})
     context = _resident_bytes()
-    seconds, spreads, peaks = [], [], []
-    # Places by structure.
-    alike: dict[tuple[str, ...], list[int]] = {}
-    for place, member in enumerate(request["members"]):
-        runner = runner_of({**told, "members": [member]})
-        alike.setdefault(_network_structure(cast("Loop", runner).networks[0]), []).append(place)
-        found, spread, held = _time_batches(request, runner, [0])
+    seconds, peaks = [], []
+    for member in request["members"]:
+        found, peak = _time_batches(request, runner_of({**start, "members": [member]}))
         seconds.append(found)
-        spreads.append(spread)
-        peaks.append(held)
-    groups = [places for places in alike.values() if len(places) > 1]
-    fused = [
-        one
-        for places in groups
-        for kind in _fused_kinds(request["device"])
-        for one in _time_fused(request, places, kind)
-    ]
-    return {"seconds": seconds, "spread": spreads, "peaks": peaks, "context": context, "fused": fused}
+        peaks.append(peak)
+    return {"seconds": seconds, "peaks": peaks, "context": context}
 
 
-def _time_batches(
-    request: Mapping[str, Any], runner: "Runner", members: Sequence[int]
-) -> tuple[list[float | None], list[float | None], list[int | None]]:
-    """Return the seconds of each batch, how far off they may be, and the bytes; None from where one takes too long."""
+def _time_batches(request: Mapping[str, Any], runner: Runner) -> tuple[list[float | None], list[int | None]]:
+    """Return the seconds and the bytes of each batch; None from where one takes too long."""
     batches = request["batches"]
     calls: list[Callable[[], None]] = []
-    held: list[int | None] = [None] * len(batches)
+    peaks: list[int | None] = [None] * len(batches)
     for place, batch in enumerate(batches):
         x = np.zeros((batch, *request["shape"]), dtype=request["dtype"])
 
         def call(x: Any = x) -> None:
             # Ends with predictions on the host, so there is nothing to wait for.
-            list(runner(x, members))
+            list(runner(x, [0]))
 
         # A first call, which warms up too.
-        held[place] = _peak_bytes(call, request["device"]) + 3 * x.nbytes
+        peaks[place] = _peak_bytes(call, request["device"]) + 3 * x.nbytes
         calls.append(call)
         begun = time.perf_counter()
         call()
         if time.perf_counter() - begun > _LONGEST_SECONDS:
             break
-    found: list[tuple[float | None, float | None]] = [*timed(calls, least=_LEAST, seconds=_ENOUGH_SECONDS)]
-    found += [(None, None)] * (len(batches) - len(found))
-    return [seconds for seconds, _ in found], [spread for _, spread in found], held
-
-
-def _fused_kinds(device: str) -> tuple[str, ...]:
-    return ("vmap", "streams") if device.startswith("cuda") else ("vmap",)
-
-
-def _time_fused(request: Mapping[str, Any], places: Sequence[int], kind: str) -> Iterator[dict[str, Any]]:
-    """Yield the times of members of one structure as one unit, unless they do not allow it."""
-    from trainwright.serve.runtime.member_runners import runner_of
-
-    told = {
-        "kind": kind,
-        "threads": request["threads"],
-        "device": request["device"],
-        "members": [request["members"][place] for place in places],
-        "batch": min(_TRIED_ROWS, max(request["batches"])),
-        "input_shape": request["shape"],
-        "input_dtype": request["dtype"],
-    }
-    with contextlib.suppress(ServeError):
-        seconds, spread, _ = _time_batches(request, runner_of(told), range(len(places)))
-        yield {"members": list(places), "kind": kind, "seconds": seconds, "spread": spread}
-
-
-def _network_structure(network: "torch.nn.Module") -> tuple[str, ...]:
-    return (str(network), *(f"{name} {tuple(tensor.shape)}" for name, tensor in network.state_dict().items()))
+    found: list[float | None] = [one for one, _ in timed(calls, least=_LEAST, seconds=_ENOUGH_SECONDS)]
+    return found + [None] * (len(batches) - len(found)), peaks
 
 
 def _peak_bytes(call: Callable[[], None], device: str) -> int:

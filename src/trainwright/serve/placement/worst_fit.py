@@ -1,4 +1,4 @@
-"""Worst-fit decreasing: the largest unit first, each onto the device with most bytes left; where a search starts.
+"""Worst-fit decreasing: the largest unit first, each onto the device with most bytes left; without any times.
 
 Accelerators come before processors, as they are faster. What does not fit is told as a table of bytes.
 """
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from trainwright.errors import AllocationError
 from trainwright.serve.placement.devices import Device
+from trainwright.serve.placement.integer_program import Matrix
 from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.placement import Matrix
 from trainwright.serve.placement.units import Unit
 
 __all__ = ["worst_fit"]
@@ -21,24 +21,24 @@ def worst_fit(
     *,
     batch: int,
     free: Sequence[int] | None = None,
-    room: Sequence[int | None] | None = None,
+    crowded: bool = False,
 ) -> Matrix:
     """Return a matrix with one instance of every unit, with this batch size; `free` are the bytes left on each device.
 
-    Without `free` the devices are empty; `room` is how many instances each may have, None for any number. Raises
+    Without `free` the devices are empty; `crowded` lets a group of cores have more instances than cores. Raises
     AllocationError with what is needed and free, and the smallest change that would fit, if a unit fits nowhere. It may
     fail where another order would fit: worst fit is a heuristic.
     """
     free = [memory.free(device) for device in devices] if free is None else list(free)
     rows = [[0] * len(units) for _ in devices]
-    left = [len(units) if most is None else most for most in room or [None] * len(devices)]
+    left = [len(units) if crowded or device.room is None else device.room for device in devices]
     largest = [max(memory.needed(unit, device, batch) for device in devices) for unit in units]
     # Largest first, because small units fit into what is left and large ones do not.
     for place in sorted(range(len(units)), key=lambda place: (-largest[place], place)):
         needed = [memory.needed(units[place], device, batch) for device in devices]
         fitting = [one for one in range(len(devices)) if needed[one] <= free[one] and left[one] > 0]
         if not fitting:
-            raise _too_large(devices, units, memory, batch=batch, failed=place, free=free)
+            raise _too_large(devices, units[place], memory, batch=batch, free=free)
         # Accelerators before processors; of these the one with most free bytes.
         chosen = min(fitting, key=lambda one: (devices[one].kind != "cuda", -free[one], one))
         free[chosen] -= needed[chosen]
@@ -48,9 +48,8 @@ def worst_fit(
 
 
 def _too_large(
-    devices: Sequence[Device], units: Sequence[Unit], memory: MemoryModel, *, batch: int, failed: int, free: list[int]
+    devices: Sequence[Device], unit: Unit, memory: MemoryModel, *, batch: int, free: list[int]
 ) -> AllocationError:
-    unit = units[failed]
     needed = [memory.needed(unit, device, batch) for device in devices]
     lacking = [need - left for need, left in zip(needed, free, strict=True)]
     nearest = min(range(len(devices)), key=lambda place: lacking[place])

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import Any
 
-from trainwright.serve.placement.threads import environment
+from trainwright.serve.placement.devices import thread_environment
 from trainwright.serve.runtime.arena import Arena
-from trainwright.serve.runtime.messages import send_json
+from trainwright.serve.runtime.messages import send_message
 from trainwright.serve.runtime.settings import DeploymentSettings
 
 __all__ = ["Health", "ServingProcess"]
@@ -36,7 +36,10 @@ class ServingProcess:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "trainwright.serve.runtime.worker", str(theirs.fileno()), str(arena.descriptor)],
-                env={**environment(told["threads"]), "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)},
+                env={
+                    **thread_environment(told["threads"]),
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno(), arena.descriptor],
             )
@@ -48,13 +51,10 @@ class ServingProcess:
         """Number of the process."""
         return self._process.pid
 
-    def send(self, message: Mapping[str, Any] | bytes) -> None:
+    def send(self, message: Any) -> None:
         """Send a task or a JSON object; a process that has died is not told, its silence will say so."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if isinstance(message, bytes):
-                self.line.send_bytes(message)
-            else:
-                send_json(self.line, message)
+            send_message(self.line, message)
 
     @property
     def ended(self) -> bool:

@@ -1,0 +1,187 @@
+"""The loop of Bayesian optimisation, whatever the surrogate: initial design, candidates, local search, choice.
+
+A surrogate is asked through an `Acquisition`, made for one question. Candidates come from the space, from mutations and
+crossovers of good rows, and from the neighbours of the best; what was tried or is under way is not proposed again.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from trainwright.errors import SearchError
+from trainwright.randomness import rng
+from trainwright.search.bayes.candidates import Moves
+from trainwright.search.quasirandom import from_the_middle, spread
+from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.view import SearchView
+from trainwright.settings import Settings
+from trainwright.space import Configuration
+from trainwright.validators import integer, optional
+
+__all__ = ["Acquisition", "BayesianSearcher", "find_new", "good_rows", "least_places"]
+
+Array = NDArray[np.float64]
+Places = NDArray[np.intp]
+
+_ROUNDS = 2  # of local search around the best candidates
+_STARTS = 5  # rows whose neighbours a round asks, for each appetite
+_APPETITES = 8  # of a batch, whose best rows a round starts from
+_PER_PROPOSAL = 4  # candidates at least, in a batch
+
+
+class Acquisition(ABC):
+    """What a surrogate believes, for one question: the trials `numbers` that share their candidates.
+
+    An appetite is a number for each trial by which scores may weigh what is unknown.
+    """
+
+    good: Array  # rows, best first, from which candidates are bred
+    appetites: Array  # [numbers]
+    draw: Callable[[np.random.Generator, int], Array] | None = None  # instead of the space's own draws
+    neighbours: ClassVar[float] = 1.0  # of the candidates: so many neighbours a round, at most
+    climbers: ClassVar[int] = 0  # best rows that climb
+
+    @abstractmethod
+    def predict(self, rows: Array) -> Array:
+        """Return what the surrogate says of rows, as columns [figures, rows]."""
+
+    @abstractmethod
+    def score(self, predicted: Array, appetite: float) -> Array:
+        """Return the scores [rows] of predictions, least where a trial is most wanted."""
+
+    def climb(self, rows: Array, generator: np.random.Generator) -> Array:  # noqa: ARG002 -- for surrogates with gradients
+        """Return legal rows to which the continuous columns of `rows` can be improved; none without a gradient."""
+        return rows[:0]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BayesianSearcher(Settings, error=SearchError):
+    """What searchers with a surrogate share; each adds its surrogate as `_acquire`."""
+
+    name: ClassVar[str]  # as the origin of proposals
+
+    initial: Annotated[int | None, optional(integer(minimum=0)), "results before the surrogate is asked"] = (
+        None  # columns + 1, at most half of all trials
+    )
+    points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
+    candidates: Annotated[int, integer(minimum=8), "rows asked before the local search"] = 1000
+
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
+        """Return one new configuration per number: the initial design, then what the surrogate wants most."""
+        taken: set[bytes] = set()
+        found = {n: self.propose_design(view, n, taken) for n in numbers if self.in_design(view, n)}
+        late = [n for n in numbers if n not in found]
+        if late:
+            found |= zip(late, self._ask_surrogate(view, late, taken), strict=True)
+        return [found[n] for n in numbers]
+
+    def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
+        raise NotImplementedError
+
+    def _count_initial(self, view: SearchView) -> int:
+        """Return the number of results before the surrogate is asked."""
+        if self.initial is not None:
+            return self.initial
+        most = view.space.dimension + 1
+        return most if view.trials is None else min(most, max(1, view.trials // 2))
+
+    def in_design(self, view: SearchView, number: int) -> bool:  # noqa: ARG002 -- for searchers that begin otherwise
+        """Whether a trial is of the initial design."""
+        return view.count_results < max(1, self._count_initial(view))
+
+    def propose_design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
+        """Return a configuration of the initial design: the user's points, the default, then a spread sequence."""
+        opened = opening(view, number, taken, self.points, searcher=self.name)
+        if opened is not None:
+            return opened
+        # The low-discrepancy sequence starts in the middle of the space and moves outwards.
+        count = max(2 * view.space.dimension + 1, self._count_initial(view))
+        row = spread(view, from_the_middle(view, number, count, "halton"), taken, "halton")
+        return propose(view, row, number, searcher=self.name, design="halton")
+
+    def _choose(
+        self, view: SearchView, acquisition: Acquisition, numbers: Sequence[int], known: set[bytes], taken: set[bytes]
+    ) -> Array:
+        """Return for each trial the row of least score that is neither known nor taken, after a local search."""
+        moves, good, appetites = _moves(view), acquisition.good, acquisition.appetites
+        count = max(self.candidates, _PER_PROPOSAL * len(numbers))
+        rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), good, count, acquisition.draw)
+        predicted = acquisition.predict(rows)
+        generator = rng(view.seed, "mutate", numbers[0])
+        # A batch searches around the best rows for a few quantiles of its appetites, not for each of them.
+        few = appetites if len(appetites) <= _APPETITES else np.quantile(appetites, np.linspace(0.0, 1.0, _APPETITES))
+        most = int(acquisition.neighbours * self.candidates) * len(few)
+        # Local search: each round asks the neighbours of the best rows so far.
+        for _ in range(_ROUNDS):
+            starts = [least_places(acquisition.score(predicted, one), _STARTS) for one in few.tolist()]
+            places = starts[0] if len(starts) == 1 else np.unique(np.concatenate(starts))
+            rows, predicted = _extend(acquisition, rows, predicted, moves.neighbours(generator, rows[places], most))
+        if acquisition.climbers:
+            best = least_places(acquisition.score(predicted, float(appetites[0])), acquisition.climbers)
+            rows, predicted = _extend(acquisition, rows, predicted, acquisition.climb(rows[best], generator))
+        if len(numbers) == 1:
+            place = find_new(view, rows, acquisition.score(predicted, float(appetites[0])), known, taken)
+            return (rows[place] if place is not None else draw_new(view, numbers[0], taken, "last"))[None, :]
+        # A batch takes the best row for each appetite in turn, among those that are neither known nor taken.
+        keys = view.space.row_keys(rows)
+        fresh = {key: place for place, key in reversed([*enumerate(keys)]) if key not in known and key not in taken}
+        places = np.sort(np.fromiter(fresh.values(), np.intp, len(fresh)))
+        rows, predicted = rows[places], predicted[:, places]
+        taken.update(fresh)  # what is drawn instead is none of them
+        chosen = np.empty((len(numbers), view.space.dimension))
+        gone = np.empty(min(len(numbers), len(rows)), np.intp)
+        for place, appetite in enumerate(appetites[: len(gone)].tolist()):
+            scores = acquisition.score(predicted, appetite)
+            scores[gone[:place]] = np.inf
+            gone[place] = np.argmin(scores)
+        chosen[: len(gone)] = rows[gone]
+        for place in range(len(gone), len(numbers)):
+            chosen[place] = draw_new(view, numbers[place], taken, "last")
+        return chosen
+
+
+def find_new(view: SearchView, rows: Array, scores: Array, known: set[bytes], taken: set[bytes]) -> int | None:
+    """Return the place of the least score whose row is neither known nor taken, and take it; None if there is none."""
+    for count in (1, 64, len(rows)):  # the first few nearly always hold a new one: no key of the rest is needed
+        order = least_places(scores, count)
+        for place, key in zip(order.tolist(), view.space.row_keys(rows[order]), strict=True):
+            if key not in known and key not in taken:
+                taken.add(key)
+                return int(place)
+    return None
+
+
+def least_places(scores: Array, count: int) -> Places:
+    """Return the places of the `count` least scores, least first, ties by place."""
+    if count >= len(scores):
+        return np.argsort(scores, kind="stable")
+    if count == 1:
+        return np.array([np.argmin(scores)])
+    places = np.sort(np.argpartition(scores, count)[:count])
+    return places[np.argsort(scores[places], kind="stable")]
+
+
+def good_rows(view: SearchView, order: Places) -> Array:
+    """Return the rows of the 20 best trials that have a result, best first; `order` are the told rows, best first."""
+    order = order[~view.failed[order]]
+    _, first = np.unique(view.numbers[order], return_index=True)
+    good: Array = view.rows[order[np.sort(first)[:20]]]
+    return good
+
+
+def _extend(acquisition: Acquisition, rows: Array, predicted: Array, more: Array) -> tuple[Array, Array]:
+    """Return rows and predictions with those of more rows behind them."""
+    if not len(more):
+        return rows, predicted
+    return np.concatenate([rows, more]), np.concatenate([predicted, acquisition.predict(more)], axis=1)
+
+
+def _moves(view: SearchView) -> Moves:
+    moves = view.memo.get("moves")
+    if not isinstance(moves, Moves):
+        moves = view.memo["moves"] = Moves(view.space)
+    return moves
