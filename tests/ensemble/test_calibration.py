@@ -15,7 +15,7 @@ from trainwright.ensemble.combine.calibration import (
     reliability,
     score_probabilities,
 )
-from trainwright.ensemble.combine.coverage import auroc, coverage, crps, mixture_quantiles, risk_coverage
+from trainwright.ensemble.combine.coverage import coverage, crps, mixture_quantiles
 from trainwright.ensemble.combine.rules import NormalMixture
 from trainwright.ensemble.metrics import cross_entropy, normal_nll
 from trainwright.errors import EnsembleError
@@ -120,27 +120,6 @@ class TestMeasures:
         normal = combine(NormalMixture(), members, weights)
         alone = mixture_quantiles([normal], [1], [0.5])
         np.testing.assert_allclose(alone[0], normal[..., 0], atol=1e-9)
-
-    def test_risk_over_coverage(self):
-        """Sorted by loss is the best order, by its reverse the worst; ties share their loss."""
-        losses = np.array([0.0, 1.0, 2.0, 3.0])
-        good, bad, none = (risk_coverage(order, losses) for order in (losses, -losses, np.zeros(4)))
-        assert good.risk == (0.0, 0.5, 1.0, 1.5)
-        assert good.area < none.area < bad.area
-        assert none.risk == (1.5,) * 4
-
-    @settings(max_examples=40)
-    @given(
-        inside=st.lists(st.integers(0, 5), min_size=1, max_size=8),
-        outside=st.lists(st.integers(0, 5), min_size=1, max_size=8),
-    )
-    def test_auroc_by_pairs(self, inside, outside):
-        pairs = [(o > i) + 0.5 * (o == i) for i in inside for o in outside]
-        assert auroc(np.array(inside), np.array(outside)) == pytest.approx(np.mean(pairs))
-
-    def test_auroc_of_nothing(self):
-        with pytest.raises(EnsembleError, match="got 0 and 1 rows"):
-            auroc(np.array([]), np.array([1.0]))
 
 
 def _tempered(told, temperature):

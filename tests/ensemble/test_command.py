@@ -83,26 +83,6 @@ def test_measure(study, trainwright, tmp_path):
         assert sentence in said
 
 
-def test_threshold_of_two_classes(study, trainwright, tmp_path):
-    """`--decide-by` finds it on the calibration rows, says what it does to the test rows, and exports it."""
-    draws = np.random.default_rng(0)
-    rows = {"selection": 300, "calibration": 400, "test": 300}
-    chances = {name: 0.4 * draws.random(count) for name, count in rows.items()}
-    targets = {name: (draws.random(len(each)) < each).astype(np.int64) for name, each in chances.items()}
-    told = {name: np.column_stack([1 - each, each]) for name, each in chances.items()}
-    leave(study.trial(0), predictions=told, targets=targets)
-    arguments = (study.directory, "--html", tmp_path / "page.html", "--json")
-    status, out, _ = trainwright(*arguments, "--decide-by", "balanced_accuracy")
-    decision = json.loads(out.splitlines()[-1])["pick"]["decision"]
-    assert status == 0
-    assert 0.1 < decision["applied"] < 0.35
-    assert decision["before"] == 0.5 < decision["after"]
-    assert f"called 1 above a probability of {decision['applied']:.4f} (by balanced accuracy), test balanced" in out
-    assert "warning: there is one model, which is an ensemble of one" in out
-    status, _, err = trainwright(*arguments, "--decide-by", "f2")
-    assert (status, "allowed: 'accuracy', 'balanced_accuracy', 'f1'" in err) == (2, True)
-
-
 def test_validation_rows_alone(study, trainwright, tmp_path):
     """They are divided, and it is said that every number is too good."""
     for number in range(3):

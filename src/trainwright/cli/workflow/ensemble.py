@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from trainwright.cli.formatting import size
 from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun
-from trainwright.ensemble import EnsembleSettings
+from trainwright.ensemble import EnsembleSettings, Library
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.errors import InputError
 from trainwright.report.ensemble_page import write_ensemble_page
@@ -57,7 +57,7 @@ class EnsembleStage:
     def run(self, work: StageRun) -> StageOutcome:
         """Select, calibrate, draw the page and export."""
         folder = work.folder
-        choice = self.settings.choose(self.settings.open_library(folder))
+        choice = self.settings.choose(Library.open(folder))
         chosen = choice.ensemble
         page = write_ensemble_page(choice, folder / _PAGE)
         StoredSettings(settings=self.settings, by_run=True).write(folder)

@@ -1,4 +1,4 @@
-"""Whether an ensemble knows what it does not know: coverage of intervals, CRPS, risk over coverage, and detection."""
+"""Whether an ensemble knows how sure it is: coverage of intervals, and CRPS."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,9 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError
 
-__all__ = ["Coverage", "RiskCoverage", "auroc", "coverage", "crps", "mixture_quantiles", "risk_coverage"]
+__all__ = ["Coverage", "coverage", "crps", "mixture_quantiles"]
 
 _LEVELS = (0.5, 0.8, 0.9, 0.95)
 _HALVINGS = 60
@@ -69,36 +68,3 @@ def crps(prediction: Array, targets: Array) -> float:
     z = (targets - prediction[..., 0]) / deviation
     density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
     return float((deviation * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))).mean())
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RiskCoverage:
-    """Mean loss over the least uncertain share of rows, for rising shares, and the area under it."""
-
-    coverage: tuple[float, ...]
-    risk: tuple[float, ...]
-    area: float
-
-
-def risk_coverage(uncertainty: Array, losses: Array) -> RiskCoverage:
-    """Return how the mean of `losses` [N] falls if the rows of greatest `uncertainty` [N] are refused.
-
-    Rows of equal uncertainty are refused together: they share their mean loss. The area is the
-    mean risk over all shares.
-    """
-    # Rows of equal uncertainty get the mean loss of their group, so that their order does not matter.
-    levels, place, amounts = np.unique(uncertainty, return_inverse=True, return_counts=True)
-    means = np.bincount(place, weights=losses, minlength=len(levels)) / amounts
-    risk = np.repeat(means, amounts).cumsum() / np.arange(1, len(losses) + 1)
-    share = np.arange(1, len(losses) + 1) / len(losses)
-    return RiskCoverage(coverage=tuple(share.tolist()), risk=tuple(risk.tolist()), area=float(risk.mean()))
-
-
-def auroc(inside: Array, outside: Array) -> float:
-    """Return the chance that a row of `outside` [M] is more uncertain than one of `inside` [N]; equals count half."""
-    if not len(inside) or not len(outside):
-        raise EnsembleError(f"auroc: got {len(inside)} and {len(outside)} rows; allowed: at least one of each")
-    # The statistic of Mann and Whitney by binary search: O((N + M) log N).
-    ordered = np.sort(inside)
-    low, high = (np.searchsorted(ordered, outside, side=side) for side in ("left", "right"))
-    return float((low + high).mean() / (2 * len(inside)))

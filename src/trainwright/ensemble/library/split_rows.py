@@ -4,12 +4,12 @@ The search has seen those rows: its best trials are best on them by luck too, so
 rows' among them, and an optimism is a lower bound.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from trainwright.ensemble.library.member import Member
+from trainwright.ensemble.library.member import Member, Split
 from trainwright.ensemble.library.predictions import digest_of
 from trainwright.ensemble.metrics import Array
 from trainwright.randomness import rng
@@ -44,27 +44,13 @@ def split_rows(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
         name: digest_of(first.data, name, first.output, targets[rows], rows if ids is None else ids[rows])
         for name, rows in parts.items()
     }
-    return tuple(
-        replace(
-            member,
-            splits={
-                **member.splits,
-                **{
-                    name: replace(member.splits[SEEN], rows=len(rows), digest=digests[name])
-                    for name, rows in parts.items()
-                },
-            },
-            sources=dict.fromkeys(parts, SEEN),
-            takes={**member.takes, **{name: _locate_rows(member, rows) for name, rows in parts.items()}},
-            kept_rows={
-                **member.kept_rows,
-                **dict.fromkeys(parts, member.kept_rows.get(SEEN, member.splits[SEEN].rows)),
-            },
-        )
-        for member in members
-    )
+    return tuple(replace(member, splits={**member.splits, **_cut_split(member, parts, digests)}) for member in members)
 
 
-def _locate_rows(member: Member, rows: Array) -> Array:
-    """Return where these rows of the split lie on disk."""
-    return np.asarray(member.takes[SEEN][rows]) if SEEN in member.takes else rows
+def _cut_split(member: Member, parts: Mapping[str, Array], digests: Mapping[str, str]) -> dict[str, Split]:
+    """Return the parts of a member's validation rows as splits."""
+    whole = member.splits[SEEN]
+    return {
+        name: replace(whole, rows=len(places), digest=digests[name], source=SEEN, source_rows=whole.rows, places=places)
+        for name, places in parts.items()
+    }
