@@ -244,7 +244,7 @@ def _deep(member: Any, data: dict[str, tuple[Any, Any]]) -> dict[str, tuple[list
 
 
 def _mixed(members: Sequence[Array], weights: Sequence[float]) -> Array:
-    from trainwright.ensemble import combine
+    from trainwright.ensemble.combine.rule import combine
     from trainwright.ensemble.combine.rules import NormalMixture
 
     return combine(NormalMixture(), members, weights)

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import combine
 from trainwright.ensemble.combine.calibration import (
     Calibration,
     calibrate,
@@ -16,6 +15,7 @@ from trainwright.ensemble.combine.calibration import (
     score_probabilities,
 )
 from trainwright.ensemble.combine.coverage import coverage, crps, mixture_quantiles
+from trainwright.ensemble.combine.rule import combine
 from trainwright.ensemble.combine.rules import NormalMixture
 from trainwright.ensemble.metrics import cross_entropy, normal_nll
 from trainwright.errors import EnsembleError

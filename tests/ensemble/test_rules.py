@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import WeightedMean, combine
-from trainwright.ensemble.combine.rule import PredictionSlots
+from trainwright.ensemble.combine.rule import PredictionSlots, combine
 from trainwright.ensemble.combine.rules import (
     RULES,
     GeometricMean,
@@ -14,6 +13,7 @@ from trainwright.ensemble.combine.rules import (
     MedianRule,
     NormalMixture,
     PlainMean,
+    WeightedMean,
     make_rule,
 )
 from trainwright.errors import EnsembleError

@@ -12,7 +12,7 @@ from trainwright.randomness import rng
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 from trainwright.validators import one_of
 
 __all__ = ["QuasiRandomSearcher", "from_the_middle", "spread"]

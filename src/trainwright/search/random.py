@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 
 __all__ = ["RandomSearcher"]
 

@@ -113,7 +113,7 @@ def _typed_repr(value: Any) -> str:
 
 
 def _describe_rule(document: Document) -> str:
-    return repr(document.get("text") or document["function"])
+    return repr(document["text"])
 
 
 def _freeze_list(value: Any) -> Any:

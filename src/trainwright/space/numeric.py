@@ -1,7 +1,6 @@
 """Parameters that are numbers: Float and Int."""
 
 import math
-import sys
 from dataclasses import KW_ONLY, dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -17,6 +16,7 @@ from trainwright.space.conditions import Condition
 from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying
 from trainwright.space.priors import Beta, Normal, Prior
+from trainwright.validators import Validator, check, flag, integer, number
 
 __all__ = ["Float", "Int", "NumericParameter"]
 
@@ -32,6 +32,7 @@ class NumericParameter(Varying):
     log: bool
     step: Any
     prior: Prior | None
+    _number: ClassVar[Validator] = number()
 
     def __post_init__(self) -> None:
         # numpy scalars become Python's: JSON and equality need them.
@@ -56,15 +57,13 @@ class NumericParameter(Varying):
     def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""
         for word in ("low", "high", "step"):
-            value = getattr(self, word)
-            if not (word == "step" and value is None):
-                self._check_number(f"{name}: {word}", value)
+            if word != "step" or self.step is not None:
+                check(getattr(self, word), self._number, f"{name}: {word}", SpaceError)
         low, high = self.low, self.high
         if not low < high:
             mend = f"{type(self).__name__}({high!r}, {low!r})" if high < low else f"Constant({low!r})"
             raise SpaceError(f"{name}: low {low!r} is not below high {high!r}; give {mend}")
-        if not isinstance(self.log, bool):
-            raise SpaceError(f"{name}: log must be True or False, got {self.log!r}")
+        check(self.log, flag(), f"{name}: log", SpaceError)
         if self.log and self.step is not None:
             raise SpaceError(
                 f"{name}: step and log cannot be combined; list the values: Choice({low!r}, ..., ordered=True)"
@@ -78,12 +77,6 @@ class NumericParameter(Varying):
             self.prior.check_arguments(name)
         self._check_scale(name)
         super().check_arguments(name)
-
-    def _check_number(self, what: str, value: Any) -> None:
-        if not is_number(value):
-            raise SpaceError(f"{what} must be a number, got {value!r}")
-        if not abs(value) <= sys.float_info.max:
-            raise SpaceError(f"{what} must be finite, got {value!r}; give the least and greatest value worth a trial")
 
     def _check_scale(self, name: str) -> None:
         raise NotImplementedError
@@ -104,13 +97,13 @@ class NumericParameter(Varying):
 
     def _snap_to_grid(self, name: str, value: Any) -> float:
         axis = self.axis
-        number = axis.to_numbers(axis.to_units(np.array([float(value)])))[0]
-        if abs(number - value) > 1e-9 * self.step:
+        found = axis.to_numbers(axis.to_units(np.array([float(value)])))[0]
+        if abs(found - value) > 1e-9 * self.step:
             raise TrialError(
                 f"{name}={value!r} is not on the grid {self.low!r}, {self.low + self.step!r}, ...; "
-                f"the nearest point is {format_number(float(number))}"
+                f"the nearest point is {format_number(float(found))}"
             )
-        return float(number)
+        return float(found)
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,6 +170,7 @@ class Int(NumericParameter):
     prior: Prior | None = None
     when: Condition | None = None
     kind: ClassVar[str] = "int"
+    _number: ClassVar[Validator] = integer(minimum=-(2**53), maximum=2**53)
 
     @cached_property
     def axis(self) -> Axis:
@@ -204,13 +198,6 @@ class Int(NumericParameter):
     def natural(self, numbers: Array) -> NDArray[Any]:
         """Return the values as int64."""
         return numbers.astype(np.int64)
-
-    def _check_number(self, what: str, value: Any) -> None:
-        super()._check_number(what, value)
-        if not isinstance(value, int):
-            raise SpaceError(f"{what} must be a whole number, got {value!r}; for real numbers use Float")
-        if abs(value) > 2**53:
-            raise SpaceError(f"{what} must lie within -2**53 and 2**53, got {value!r}")
 
     def _check_scale(self, name: str) -> None:
         if self.log and self.low < 1:

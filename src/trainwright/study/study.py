@@ -22,7 +22,8 @@ from trainwright.ledger import (
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher, SearchView
-from trainwright.space import Configuration, Space
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.failures import StudyFailed, hide_our_frames

@@ -8,12 +8,10 @@ import numpy as np
 from trainwright.randomness import rng
 from trainwright.space import (
     Choice,
-    Condition,
     Constant,
     Derived,
     Float,
     Int,
-    Parameter,
     Space,
     all_of,
     any_of,
@@ -24,6 +22,8 @@ from trainwright.space import (
     one_of,
     require,
 )
+from trainwright.space.conditions import Condition
+from trainwright.space.parameters import Parameter
 
 __all__ = ["PARENTS", "parent_space", "random_space"]
 

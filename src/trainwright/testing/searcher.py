@@ -17,7 +17,8 @@ import numpy as np
 from trainwright.errors import SpaceExhausted
 from trainwright.search.searcher import Searcher
 from trainwright.search.view import SearchView
-from trainwright.space import Choice, Configuration, Float, Int, Space, equals, require
+from trainwright.space import Choice, Float, Int, Space, equals, require
+from trainwright.space.configuration import Configuration
 from trainwright.testing.legal_spaces import PARENTS, parent_space
 
 __all__ = ["SearcherConformance", "play"]

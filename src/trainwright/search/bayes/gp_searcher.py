@@ -21,7 +21,7 @@ from trainwright.search.bayes.loop import BayesianSearcher, good_rows
 from trainwright.search.bayes.scalarisation import penalised, simplex
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 from trainwright.validators import integer
 
 __all__ = ["GaussianProcessSearcher"]
