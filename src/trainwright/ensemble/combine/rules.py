@@ -57,10 +57,6 @@ class WeightedMean(CombinationRule):
         term = self._transform_prediction(prediction.astype(np.float64))
         return WeightedSum(total=state.total + weight * term, weight=state.weight + weight)
 
-    def merge(self, one: WeightedSum, other: WeightedSum) -> WeightedSum:
-        """Return the state of the members of both."""
-        return WeightedSum(total=one.total + other.total, weight=one.weight + other.weight)
-
     def finish(self, state: WeightedSum) -> Array:
         """Return the combined prediction [N, C]."""
         return np.asarray(state.total / state.weight)
@@ -174,21 +170,15 @@ class NormalMixture(CombinationRule):
         """Return the state with one member's means and variances [N, T, 2] folded in."""
         wide = prediction.astype(np.float64)
         mean, variance = wide[..., 0], wide[..., 1]
-        one = MixtureMoments(weight=weight, mean=mean, spread=np.zeros_like(mean), noise=weight * variance)
-        return self.merge(state, one)
-
-    def merge(self, one: MixtureMoments, other: MixtureMoments) -> MixtureMoments:
-        """Return the state of the members of both."""
-        if one.weight == 0.0 or other.weight == 0.0:
-            return other if one.weight == 0.0 else one
-        # Partial sums merged after Chan, Golub, LeVeque (1979): nothing cancels however far the means lie from 0.
-        weight = one.weight + other.weight
-        difference = other.mean - one.mean
+        if state.weight == 0.0:
+            return MixtureMoments(weight=weight, mean=mean, spread=np.zeros_like(mean), noise=weight * variance)
+        total, difference = state.weight + weight, mean - state.mean
+        # Updated as by Welford (1962): nothing cancels however far the means lie from 0.
         return MixtureMoments(
-            weight=weight,
-            mean=one.mean + difference * (other.weight / weight),
-            spread=one.spread + other.spread + difference**2 * (one.weight * other.weight / weight),
-            noise=one.noise + other.noise,
+            weight=total,
+            mean=state.mean + difference * (weight / total),
+            spread=state.spread + difference**2 * (state.weight * weight / total),
+            noise=state.noise + weight * variance,
         )
 
     def finish(self, state: MixtureMoments) -> Array:
