@@ -73,10 +73,10 @@ class TestDamage:
         ("metric", "value", "why"),
         [
             ("cross_entropy", np.nan, "is not finite"),
-            ("cross_entropy", 1.2, "is no row of probabilities"),
+            ("cross_entropy", 1.2, "sums to 1.2"),
             ("accuracy", np.inf, "is not finite"),
-            ("accuracy", -0.1, "is no row of probabilities"),
-            ("accuracy", 0.3, "is no row of probabilities"),
+            ("accuracy", -0.1, "is negative"),
+            ("accuracy", 0.3, "sums to "),
         ],
     )
     def test_predictions_that_are_none(self, study, metric, value, why):

@@ -85,7 +85,7 @@ def find_fault(predictions: Array, output: str) -> tuple[int, str] | None:
     if output in ("classes", "true"):
         sums = rows.sum(axis=1, dtype=np.float64)
         off = (sums > 1.0 + _TOLERANCE) | ((sums < 1.0 - _TOLERANCE) & (output == "classes"))
-        faults += [((rows < 0).any(axis=1), "is negative"), (off, "does not sum to 1")]
+        faults += [((rows < 0).any(axis=1), "is negative"), (off, f"sums to {sums[np.argmax(off)]:.6g}")]
     if output == "moments":
         faults.append(((rows.reshape(len(rows), -1, 2)[..., 1] <= 0).any(axis=1), "has a variance that is not above 0"))
     return next(((int(np.argmax(wrong)), why) for wrong, why in faults if wrong.any()), None)
