@@ -34,7 +34,7 @@ test-all: $(VENV)/.dev servers  ## Run all tests, the slow ones too
 reach: $(VENV)/.dev  ## Measure which functions the demo, the examples and the guides run; the share by package is printed
 	rm -rf runs/reach .coverage .coverage.*
 	$(BIN)/python -m coverage run -m trainwright run examples/projects/images/digits.toml --directory runs/reach
-	$(BIN)/python -m coverage run -m pytest -q -p no:cacheprovider tests/test_examples.py tests/test_projects.py tests/docs/test_code_blocks.py
+	$(BIN)/python -m coverage run -m pytest -q -m "slow or not slow" -p no:cacheprovider tests/test_examples.py tests/test_projects.py tests/docs/test_code_blocks.py
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage json --quiet -o runs/reach/coverage.json
 	$(BIN)/python benchmarks/reach.py runs/reach/coverage.json

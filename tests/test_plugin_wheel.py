@@ -35,7 +35,7 @@ ENGINE = '''
 from pathlib import Path
 
 import trainwright as tw
-from trainwright.engine.wrapper import EngineWrapper
+from trainwright.engine.admission import EngineWrapper
 
 
 class Counted(EngineWrapper):

@@ -6,6 +6,8 @@ dropped and with it warm, all ways in each round, in turn: the ratio of two of o
 medians where other work comes and goes. The file of torch.save is hashed by the digest that our checkpoints have.
 """
 
+import ctypes
+import mmap
 import os
 import shutil
 import statistics
@@ -43,7 +45,7 @@ class Blocking:
         return min(self.seconds[what])
 
 
-def compare_blocking(folder: Path, size: int, rounds: int = 20, writer: str = "auto") -> Blocking:
+def compare_blocking(folder: Path, size: int, rounds: int = 20, writer: str = "thread") -> Blocking:
     """Train with a state of at least `size` bytes and measure; files go below `folder`."""
     import torch
     from torch import nn
@@ -95,7 +97,7 @@ def compare_blocking(folder: Path, size: int, rounds: int = 20, writer: str = "a
             restores.append(restores.pop(0))  # each comes first as often as the others
             for what, restore in restores:
                 if cold:
-                    found.cold &= _dropped([file, *saved.iterdir()])
+                    found.cold &= _drop_cache([file, *saved.iterdir()])
                 began = time.process_time()
                 found.add(f"{what}, {kind}", _timed(restore))
                 found.add(f"{what}, {kind}, cpu", time.process_time() - began)
@@ -151,7 +153,25 @@ def _timed(act: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _dropped(files: list[Path]) -> bool:
-    from trainwright.checkpoint.tools.bench_targets import drop_cache
+def _drop_cache(files: list[Path]) -> bool:
+    """Drop the files' pages from the system's cache; return whether none is left there."""
+    for file in files:
+        handle = os.open(file, os.O_RDONLY)
+        try:
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+    return all(_cached_pages(file) == 0 for file in files)
 
-    return drop_cache(files)
+
+def _cached_pages(file: Path) -> int:
+    """Return how many pages of a file are in the cache, by mincore(2): to read one of them would bring in others."""
+    size = file.stat().st_size
+    if size == 0:
+        return 0
+    with file.open("rb") as content, mmap.mmap(content.fileno(), size, access=mmap.ACCESS_COPY) as mapped:
+        first = ctypes.c_ubyte.from_buffer(mapped)  # of a private mapping, which may be asked for its address
+        found = (ctypes.c_ubyte * -(-size // mmap.PAGESIZE))()
+        failed = ctypes.CDLL(None).mincore(ctypes.c_void_p(ctypes.addressof(first)), ctypes.c_size_t(size), found)
+        del first
+    return len(found) if failed else sum(page & 1 for page in bytes(found))

@@ -3,8 +3,6 @@
 A child holds a state whose every byte is a function of the step, restores it, and then saves step after step
 without end; it tells each commit through a pipe. It is killed with SIGKILL at a random moment, in the restore too. What
 the next child restores must be a step that was saved, with exactly its bytes, and no older than the last one told.
-With the writer "drain" checkpoints go to a tier first, and on from there beside the next saves; now and then the tier
-is gone after the kill, and what had got to the folder counts.
 
     python benchmarks/checkpoint/kills.py FOLDER KILLS SEED NUMBERS WRITER SECONDS
 """
@@ -19,7 +17,6 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +24,6 @@ __all__ = ["Killed", "kill_while_saving"]
 
 _AFTER_RESTORE = 0.8  # of the kills; the others may come sooner
 _AFTER_COMMIT = 0.4  # of the kills: so that on a machine of any load some come in a later save
-_TIER_GONE = 0.3  # after so many kills the tier is gone with its node
 _TENSORS = 4
 
 
@@ -71,8 +67,7 @@ def kill_while_saving(
 
 def _kill_all(folder: Path, kills: int, *, seed: int, numbers: int, writer: str, within_seconds: float) -> Killed:
     chance = random.Random(seed)
-    commits = half_done = lost = wrong = told = drained = 0
-    tier = _tier_of(folder)
+    commits = half_done = lost = wrong = told = 0
     _warm_up(folder.with_name(f"{folder.name}-warm"), numbers)
     for number in range(kills + 1):  # the last one is not killed before it has restored
         child, line = _fork(folder, numbers, writer)
@@ -88,17 +83,13 @@ def _kill_all(folder: Path, kills: int, *, seed: int, numbers: int, writer: str,
         with os.fdopen(line, "rb") as rest_of_it:
             said += rest_of_it.read()
         words = [text.split() for text in said.decode().splitlines() if text.endswith(".")]
-        half_done += any((*folder.glob(".tmp-*"), *tier.glob("*/.tmp-*")))
+        half_done += any(folder.glob(".tmp-*"))
         for word, *rest in words:
             step = int(rest[0])
             wrong += word == "wrong"
             lost += word == "restored" and step < told
             commits += word == "committed"
             told = max(told, step)
-            drained = max(drained, step if word == "drained" else 0)
-        if writer == "drain" and chance.random() < _TIER_GONE:
-            shutil.rmtree(tier, ignore_errors=True)
-            told = drained
         wrong += number == kills and not words
     return Killed(kills=kills, commits=commits, half_done=half_done, lost=lost, wrong=wrong)
 
@@ -143,12 +134,10 @@ def _fork(folder: Path, numbers: int, writer: str) -> tuple[int, int]:
 def _train(folder: Path, numbers: int, writer: str, line: int) -> None:
     import torch
 
-    from trainwright.checkpoint import CheckpointConfig, Manager, Tier
+    from trainwright.checkpoint import CheckpointConfig, Manager
 
     state = _state(0, numbers)
-    tiers = (Tier(_tier_of(folder)),) if writer == "drain" else ()
-    kind: Any = "thread" if tiers else writer
-    config = CheckpointConfig(writer=kind, on_error="raise", tiers=tiers)
+    config = CheckpointConfig(writer=writer, on_error="raise")  # type: ignore[arg-type]  # one of its words
     manager = Manager(folder, config=config, **state)
     restored = manager.restore()
     step = 0 if restored is None else restored.step
@@ -159,22 +148,8 @@ def _train(folder: Path, numbers: int, writer: str, line: int) -> None:
         for name, value in _state(step, numbers).items():
             state[name].copy_(value)
         manager.steps = step
-        if tiers:
-            handle = manager.save()
-            handle.committed.result()
-            handle.drained.add_done_callback(partial(_tell_drained, line, step))
-        else:
-            manager.save(wait=True)
+        manager.save(wait=True)
         os.write(line, b"committed %d .\n" % step)
-
-
-def _tell_drained(line: int, step: int, done: Any) -> None:
-    if done.exception() is None and done.result() is not None:
-        os.write(line, b"drained %d .\n" % step)
-
-
-def _tier_of(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}-tier")
 
 
 def _state(step: int, numbers: int) -> dict[str, Any]:

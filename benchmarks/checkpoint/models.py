@@ -19,7 +19,7 @@ from benchmarks._report import ROOT, add_arguments, environment, finish, progres
 
 __all__ = ["HEADER", "MODELS", "cnn", "main", "measure", "mlp", "transformer"]
 
-HEADER = ["model and way", "blocking s", "written s", "restored s", "verified s", "size / raw", "files", "bitwise"]
+HEADER = ["model and way", "blocking s", "written s", "restored s", "size / raw", "files", "bitwise"]
 
 
 def cnn() -> Any:
@@ -75,8 +75,7 @@ MODELS: dict[str, Callable[[], Any]] = {"CNN": cnn, "transformer": transformer, 
 
 def measure(repeats: int = 5, models: tuple[str, ...] = tuple(MODELS)) -> dict[str, Any]:
     """Bench the models; return a bench for each by name."""
-    from trainwright.checkpoint.tools.bench import bench
-    from trainwright.checkpoint.tools.bench_targets import collect_state
+    from trainwright.checkpoint.tools.bench import bench, collect_state
 
     found = {}
     for name in models:
@@ -91,11 +90,11 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
     """Return the rows of the table."""
     lines = []
     for model, bench in found.items():
-        lines.append([f"{model}, {bench.raw_bytes / 1e6:.1f} MB in {bench.tensors} tensors", *[""] * 7])
+        lines.append([f"{model}, {bench.raw_bytes / 1e6:.1f} MB in {bench.tensors} tensors", *[""] * 6])
         lines += [
             [
                 f"- {row.name}",
-                *(f"{span.median:.3f}" for span in (row.blocking, row.total, row.restore, row.verified)),
+                *(f"{seconds:.3f}" for seconds in (row.blocking, row.total, row.restore)),
                 f"{row.bytes / bench.raw_bytes:.4f}",
                 str(row.files),
                 "yes" if row.bitwise else "no",

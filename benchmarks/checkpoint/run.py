@@ -63,9 +63,9 @@ def blocking(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def kills(arguments: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """Kill a saving process at random moments: a third each with a thread, with a process, and by way of a tier."""
+    """Kill a saving process at random moments: half with a thread that writes, half with none."""
     summary = dict.fromkeys(("kills", "kills_lost", "kills_wrong", "kills_half_done", "kills_commits"), 0)
-    writers = ("thread", "process", "drain")
+    writers = ("thread", "sync")
     for place, writer in enumerate(writers):
         count = arguments.kills // len(writers) + (arguments.kills % len(writers) if place == 0 else 0)
         progress(f"kills: {count}, writer {writer}")

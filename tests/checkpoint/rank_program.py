@@ -12,7 +12,6 @@ import sys
 import time
 import warnings
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 
@@ -26,7 +25,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from trainwright.checkpoint import CheckpointConfig, Manager, Tier
+from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.checkpoint.tools.formats.tensors import equal_bits
 from trainwright.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from trainwright.publishing import FileLayer
@@ -345,25 +344,6 @@ def damaged(folder):
             manager.restore()
 
 
-def tiered(folder):
-    """Save in a tier of the node, and carry it on to the folder; no rank takes a damaged copy in the tier."""
-    near, folder = folder / "near", folder / "tiered"
-    model, optimizer = build("fsdp")
-    fill(model, optimizer)
-    config = replace(QUIET, tiers=(Tier(near),))
-    with Manager(folder, config=config, model=model, optimizer=optimizer) as manager:
-        manager.steps = 5
-        manager.save(wait=True).committed.result()
-        assert published(folder) == [".tiers", "step-000000000005"]
-        found = manager.restore().path
-        assert found.is_relative_to(near)
-        if dist.get_rank() == 0:
-            spoil(found / "rank-00001.safetensors")
-        dist.barrier()
-        assert manager.restore().path.is_relative_to(folder)
-        check(model, optimizer)
-
-
 def mismatched(folder):
     """If the state of one rank does not fit, none is restored."""
     folder /= "mismatched"
@@ -436,7 +416,7 @@ def spoil(path):
 
 
 def everything(folder):
-    for what in (cross, troubles, randomness, own_values, damaged, tiered, mismatched, storm, seconds):
+    for what in (cross, troubles, randomness, own_values, damaged, mismatched, storm, seconds):
         sys.stdout.write(f"{what.__name__}\n")
         what(folder)
         dist.barrier()

@@ -2,8 +2,7 @@
 
 import pytest
 
-from trainwright.checkpoint import Difference, Effect
-from trainwright.checkpoint.state.differences import settle_differences
+from trainwright.checkpoint.state.differences import Difference, Effect, settle_differences
 from trainwright.errors import CheckpointMismatchError
 
 TORCH = Difference(item="torch", saved="2.12", now="2.13", effect=Effect.ROUNDING)

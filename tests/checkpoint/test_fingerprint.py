@@ -7,7 +7,7 @@ import sys
 import types
 from pathlib import Path
 
-from trainwright.checkpoint import Effect
+from trainwright.checkpoint.state.differences import Effect
 from trainwright.checkpoint.state.fingerprint import ENVIRONMENT, capture_fingerprint, compare_fingerprints
 
 

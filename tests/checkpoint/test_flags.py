@@ -6,7 +6,7 @@ import random
 import pytest
 import torch
 
-from trainwright.checkpoint import Effect
+from trainwright.checkpoint.state.differences import Effect
 from trainwright.checkpoint.state.flags import capture_flags, compare_flags, restore_flags
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.checkpoint.policy.hooks import CommandHook, SlurmRequeue, end_of_allocation
+from trainwright.checkpoint.policy.hooks import SlurmRequeue, end_of_allocation
 from trainwright.errors import CheckpointConfigError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
@@ -19,9 +19,8 @@ JOB = """#!/bin/sh
 #SBATCH --requeue --output {folder}/out.txt --open-mode append --time 5
 echo run $SLURM_RESTART_COUNT
 exec {python} -c '
-import os, time
-from trainwright.checkpoint.policy.hooks import SlurmRequeue, end_of_allocation
-print(round(end_of_allocation(os.environ, ask=True) - time.time(), -1), flush=True)
+import time
+from trainwright.checkpoint.policy.hooks import SlurmRequeue
 print("status", SlurmRequeue()(), flush=True)
 time.sleep(60)
 '
@@ -128,7 +127,7 @@ class TestSlurmRequeue:
         script.write_text(JOB.format(folder=tmp_path, python=sys.executable))
         slurm("sbatch", str(script))
         waited_for(lambda: "Restarts=1" in slurm("scontrol", "show", "job", "1"))
-        assert (tmp_path / "out.txt").read_text().splitlines()[:3] == ["run", "300.0", "status 0"]
+        assert (tmp_path / "out.txt").read_text().splitlines()[:2] == ["run", "status 0"]
 
     @pytest.mark.slow
     def test_a_training_that_is_warned(self, slurm, tmp_path):
@@ -171,22 +170,6 @@ def waited_for(question):
     raise TimeoutError
 
 
-class TestCommandHook:
-    def test_runs_a_command(self, tmp_path):
-        assert CommandHook(["touch", str(tmp_path / "done")])() == 0
-        assert (tmp_path / "done").exists()
-
-    def test_its_status_is_ours(self):
-        """What it said is told."""
-        with pytest.warns(UserWarning, match=r"the command after the last checkpoint failed with 3: no room$"):
-            assert CommandHook(["sh", "-c", "echo no room >&2; exit 3"])() == 3
-
-    @pytest.mark.parametrize("command", ["sbatch job.sh", []])
-    def test_refusals(self, command):
-        with pytest.raises(CheckpointConfigError, match=r"CommandHook.command: got .*; allowed: a list of words"):
-            CommandHook(command)
-
-
 class TestEndOfAllocation:
     def test_as_slurm_set_it(self):
         assert end_of_allocation({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "1700000000"}) == 1.7e9
@@ -194,18 +177,3 @@ class TestEndOfAllocation:
     @pytest.mark.parametrize("environment", [{}, {"SLURM_JOB_END_TIME": "NONE"}])
     def test_unknown(self, environment):
         assert end_of_allocation(environment) is None
-        assert end_of_allocation(environment, ask=True) is None
-
-    def test_asked_again(self, program):
-        """The limit was raised: the controller knows; if it does not answer, the job's start does."""
-        environment = {
-            "SLURM_JOB_ID": "17",
-            "SLURM_JOB_END_TIME": "1700000000",
-            "PATH": os.environ["PATH"],
-            "TZ": "UTC",
-        }
-        program("squeue", 'test "$*" = "--noheader --jobs 17 --format %e" && echo 2030-01-01T00:00:00')
-        assert end_of_allocation(environment, ask=True) == pytest.approx(1893456000, abs=86_400)
-        for answer in ("echo N/A", "exit 1"):
-            program("squeue", answer)
-            assert end_of_allocation(environment, ask=True) == 1.7e9

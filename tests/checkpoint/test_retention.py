@@ -1,4 +1,4 @@
-"""Retention: what must stay stays under any policy and budget, and the rest is as the policy says."""
+"""Retention: what must stay stays under any policy, and the rest is as the policy says."""
 
 from pathlib import Path
 
@@ -6,15 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.checkpoint import Retention
-from trainwright.checkpoint.manifest import FileRecord, Manifest
+from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.policy.retention import choose_retained
 from trainwright.checkpoint.save.publish import Published
 
 
-def checkpoint(step, *, screen="good", loss=None, pin=None, size=10):
+def checkpoint(step, *, screen="good", loss=None, pin=None):
     report = {"metrics": {} if loss is None else {"loss": loss}}
-    files = (FileRecord(name="f", bytes=size, chunks=()),)
-    manifest = Manifest(step=step, screen=screen, report=report, pin=pin, files=files)
+    manifest = Manifest(step=step, screen=screen, report=report, pin=pin)
     return Published(path=Path(f"step-{step}"), manifest=manifest)
 
 
@@ -36,13 +35,10 @@ def test_pins():
     assert steps(choose_retained(line, Retention(last=1)).keep) == [5, 2]
 
 
-def test_a_budget():
-    """It takes the oldest first, never the newest good one."""
-    line = [checkpoint(step) for step in (5, 4, 3, 2, 1)]
-    assert steps(choose_retained(line, Retention(last=4), budget_bytes=25).keep) == [5, 4]
-    assert steps(choose_retained(line, Retention(last=4), budget_bytes=1).keep) == [5]
+def test_suspects():
+    """The newest good one stays beside newer suspects."""
     line = [checkpoint(5, screen="suspect"), checkpoint(4), checkpoint(3)]
-    assert steps(choose_retained(line, Retention(last=3), budget_bytes=5).keep) == [4]
+    assert steps(choose_retained(line, Retention(last=1)).keep) == [5, 4]
 
 
 records = st.builds(
@@ -51,7 +47,6 @@ records = st.builds(
     screen=st.sampled_from(["good", "suspect"]),
     loss=st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.just("nan"),
     pin=st.sampled_from([None, None, "rung 1"]),
-    size=st.integers(0, 20),
 )
 policies = st.builds(
     Retention,
@@ -62,24 +57,16 @@ policies = st.builds(
 )
 
 
-@given(
-    line=st.lists(records, max_size=10, unique_by=lambda one: one.path),
-    policy=policies,
-    budget=st.none() | st.integers(1, 120),
-)
-def test_what_always_holds(line, policy, budget):
-    """Nothing is both kept and dropped; pins and the newest good one stay; the rest fits into the budget."""
+@given(line=st.lists(records, max_size=10, unique_by=lambda one: one.path), policy=policies)
+def test_what_always_holds(line, policy):
+    """Nothing is both kept and dropped; pins, the newest good one and the newest of all stay."""
     line = sorted(line, key=lambda one: one.manifest.step, reverse=True)
-    keep, drop = choose_retained(line, policy, budget_bytes=budget)
+    keep, drop = choose_retained(line, policy)
     assert sorted(steps(keep) + steps(drop)) == sorted(steps(line))
     assert [one for one in line if one in keep] == list(keep)
     certain = [one for one in line if one.manifest.pin is not None]
     certain += ([one for one in line if one.manifest.screen == "good"] or line)[:1]
     assert all(one in keep for one in certain)
-    if budget is None:
-        assert all(one in keep for one in line[: policy.last])
-    else:
-        must = {id(one): one.manifest.size for one in certain}
-        assert sum(one.manifest.size for one in keep) <= max(budget, sum(must.values()))
+    assert all(one in keep for one in line[: policy.last])
     if line:
         assert keep

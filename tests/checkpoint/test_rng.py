@@ -6,7 +6,7 @@ import random
 import numpy as np
 import torch
 
-from trainwright.checkpoint import Effect
+from trainwright.checkpoint.state.differences import Effect
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 
 

@@ -8,7 +8,7 @@ import pytest
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.policy.interval import Costs, exact_interval
 from trainwright.checkpoint.policy.save_policy import SavePolicy
-from trainwright.checkpoint.save.saver import SaveRecord
+from trainwright.checkpoint.save.saver import SaveHandle
 from trainwright.errors import CheckpointConfigError
 
 
@@ -41,7 +41,7 @@ def pace(clock, monkeypatch):
 
 
 def record(cost=1.0, persist=2.0, verdict="good"):
-    return SaveRecord(
+    return SaveHandle(
         step=1, blocking_seconds=cost / 4, slowdown_seconds=3 * cost / 4, persist_seconds=persist, verdict=verdict
     )
 
@@ -92,7 +92,7 @@ class TestInterval:
 
     def test_a_slow_down_below_zero_is_noise(self, pace, clock):
         auto = pace(mtbf_seconds=20_000.0)
-        auto.note_end(SaveRecord(step=1, blocking_seconds=1.0, slowdown_seconds=-9.0))
+        auto.note_end(SaveHandle(step=1, blocking_seconds=1.0, slowdown_seconds=-9.0, verdict="good"))
         assert waits(auto, clock) == pytest.approx(exact_interval(Costs(mtbf_seconds=20_000, cost_seconds=1)), abs=0.5)
 
 
@@ -141,30 +141,11 @@ class TestEndOfAllocation:
         auto.note_end(record(1.0, persist=1.0))
         assert waits(auto, clock) == pytest.approx(400 - 160 - 20 - 1, abs=1)
 
-    def test_the_end_moves(self, pace, clock, monkeypatch):
-        """The batch system is asked now and then; a later end is used."""
-        auto = pace(lasts=1000, margin_seconds=0.0)
-        asked = []
-
-        def answer(environment, *, ask):
-            asked.append(ask)
-            return 1000.0 + 50_000
-
-        monkeypatch.setattr("trainwright.checkpoint.policy.save_policy.end_of_allocation", answer)
-        auto.ask_for_end()
-        clock.now += 601
-        auto.ask_for_end()
-        assert asked == [True]
-        auto.note_save(1)
-        auto.note_end(record(1.0))
-        assert auto._plan.saves > 100
-
 
 class TestSettings:
     @pytest.mark.parametrize(
         ("settings", "sentence"),
         [
-            ({"agree_every": 0}, r"agree_every: got 0; allowed: a whole number >= 1"),
             (
                 {"signals": ("USR1",)},
                 r"signals: got 'USR1'; allowed: names such as 'SIGUSR1' \(did you mean 'SIGUSR1'\?\)",

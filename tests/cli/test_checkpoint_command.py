@@ -120,16 +120,15 @@ class TestBench:
             "    model = torch.nn.Linear(30, 30)",
             "    return model, torch.optim.SGD(model.parameters(), momentum=0.9)",
         )
-        options = ["--format", "safetensors", "--writer", "thread", "--repeats", 1, "--step", "10ms", "--json"]
-        said = checkpoint("bench", f"{name}:build", *options)
+        said = checkpoint("bench", f"{name}:build", "--repeats", 1, "--json")
         content = last_line(said)
         assert said.status == 0
-        assert [row["name"] for row in content["rows"]] == ["torch", "safetensors", "Manager thread"]
+        assert [row["name"] for row in content["rows"]] == [*FORMATS, "Manager sync", "Manager thread"]
         assert content["recommendation"] in said.out
         assert "4 tensors, 7.4 kB; medians of 1 round" in said.out
         assert [line.split()[-1] for line in said.out.splitlines() if line.startswith(("torch", "Manager"))] == [
             "yes"
-        ] * 2
+        ] * 3
         assert {path.name for path in tmp_path.iterdir()} <= {f"{name}.py", "__pycache__"}
 
     @pytest.mark.parametrize(
@@ -156,7 +155,7 @@ class TestBench:
     def test_a_disk_that_is_not_there(self, checkpoint, module):
         name = module("import torch", "def build(): return torch.nn.Linear(1, 1)")
         said = checkpoint("bench", f"{name}:build", "--directory", "nowhere")
-        assert (said.status, "got nowhere: no such file or directory" in said.err) == (2, True)
+        assert (said.status, "got nowhere: it cannot be written: no such file or directory" in said.err) == (2, True)
 
 
 @pytest.fixture

@@ -82,7 +82,7 @@ class TestRun:
     def test_workers_keep_the_other_settings_of_the_engine(self, study_file):
         """--workers says how many, the file's limits stay."""
         file = study_file(("workers = 0", "workers = 1\ntimeout_seconds = 60"))
-        assert read_job(file, workers=2).engine._inside.timeout_seconds == 60
+        assert read_job(file, workers=2).engine.timeout_seconds == 60
         assert read_job(file, workers=2).engine.slots == 2
         assert read_job(study_file(), workers=3).engine.slots == 3
 

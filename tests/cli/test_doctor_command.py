@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainwright.engine.doctor.finding import Area, Examination, Finding, Grade
+from trainwright.engine.doctor.examination import Examination, Finding
 
 
 @pytest.fixture
@@ -17,12 +17,10 @@ def found(monkeypatch):
     return give
 
 
-FINE = Finding(area=Area.DEVICES, name="cores", state=Grade.FINE, says="4 of 4")
-ABSENT = Finding(area=Area.EXTRAS, name="ray", state=Grade.ABSENT, says="trials on several nodes", mend="pip install x")
-POOR = Finding(area=Area.FOLDER, name="room", state=Grade.POOR, says="little", mend="make room")
-BROKEN = Finding(
-    area=Area.INSTALLED, name="numpy", state=Grade.BROKEN, says="is not installed", mend="pip install numpy"
-)
+FINE = Finding(area="devices", name="cores", state="fine", says="4 of 4")
+ABSENT = Finding(area="extras", name="ray", state="absent", says="trials on several nodes", mend="pip install x")
+POOR = Finding(area="folder", name="room", state="poor", says="little", mend="make room")
+BROKEN = Finding(area="installed", name="numpy", state="broken", says="is not installed", mend="pip install numpy")
 
 
 def test_sound(trainwright, found):

@@ -6,16 +6,15 @@ import os
 import sys
 import tomllib
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from trainwright.engine.doctor.devices import examine_devices
-from trainwright.engine.doctor.engines import examine_engines
-from trainwright.engine.doctor.examination import examine
-from trainwright.engine.doctor.finding import Grade
+from trainwright.engine.doctor.examination import examine, examine_engines
 from trainwright.engine.doctor.folder import examine_folder, file_system
-from trainwright.engine.doctor.machine import CommandResult, FreeSpace, Machine
-from trainwright.engine.doctor.packages import GIVES, examine_packages, fits, imported
+from trainwright.engine.doctor.machine import Machine
+from trainwright.engine.doctor.packages import GIVES, examine_extras, examine_packages, fits, imported
 from trainwright.errors import InputError
 
 GIB = 1 << 30
@@ -43,18 +42,24 @@ def host(root, *, versions=VERSIONS, programs=(), files=None, **changes):
         "python": (3, 12, 1),
         "version": versions.get,
         "requirements": lambda: REQUIREMENTS,
-        "extras": lambda: frozenset(GIVES),
         "which": lambda name: f"/usr/bin/{name}" if name in programs else None,
-        "run": lambda command, _seconds: CommandResult(status=0, out=f"{command[0]} v=7.0\n"),
-        "room": lambda _path: FreeSpace(total_bytes=100 * GIB, free_bytes=50 * GIB, free_files=10**6),
+        "run": lambda command, _seconds: (0, f"{command[0]} v=7.0\n"),
+        "room": lambda _path: (100 * GIB, 50 * GIB),
         "processors": lambda: (8, 8),
-        "open_files": lambda: (4096, 4096),
+        "open_files": lambda: 4096,
     }
     return Machine(**{**settings, **changes})
 
 
+class Row(NamedTuple):
+    name: str
+    state: str
+    says: str
+    mend: str = ""
+
+
 def named(findings):
-    return {finding.name: finding for finding in findings}
+    return {row[0]: Row(*row) for row in findings}
 
 
 class TestPackages:
@@ -62,10 +67,11 @@ class TestPackages:
         """What is there has its version; what is not says what it would give, and its pip line."""
         found = named(examine_packages(host(tmp_path), {"torch": TORCH}))
         assert found["numpy"].says == "2.4.6"
-        assert found["ray"].state is Grade.ABSENT
+        found |= named(examine_extras(host(tmp_path)))
+        assert found["ray"].state == "absent"
         assert "several nodes" in found["ray"].says
         assert found["ray"].mend == 'pip install ".[ray]"'
-        assert all(finding.mend for finding in found.values() if finding.state is not Grade.FINE)
+        assert all(finding.mend for finding in found.values() if finding.state != "fine")
 
     @pytest.mark.parametrize(
         ("versions", "probed", "name", "says"),
@@ -77,43 +83,35 @@ class TestPackages:
         ],
     )
     def test_broken(self, tmp_path, versions, probed, name, says):
-        findings = [each for each in examine_packages(host(tmp_path, versions=versions), probed) if each.name == name]
-        assert findings[0].state is Grade.BROKEN
-        assert says in findings[0].says
-        assert findings[0].mend
+        found = named(examine_packages(host(tmp_path, versions=versions), probed))[name]
+        assert found.state == "broken"
+        assert says in found.says
+        assert found.mend
 
     def test_old_python(self, tmp_path):
-        assert named(examine_packages(host(tmp_path, python=(3, 10, 4)), {}))["python"].state is Grade.BROKEN
+        assert named(examine_packages(host(tmp_path, python=(3, 10, 4)), {}))["python"].state == "broken"
 
     def test_an_extra_in_part_or_too_old(self, tmp_path):
-        torch_alone = named(examine_packages(host(tmp_path, versions={**VERSIONS, "safetensors": None}), {}))["torch"]
-        assert torch_alone.state is Grade.ABSENT
+        torch_alone = named(examine_extras(host(tmp_path, versions={**VERSIONS, "safetensors": None})))["torch"]
+        assert torch_alone.state == "absent"
         assert "safetensors missing" in torch_alone.says
-        old = named(examine_packages(host(tmp_path, versions={**VERSIONS, "ray": "2.9.0"}), {}))["ray"]
-        assert old.state is Grade.POOR
+        old = named(examine_extras(host(tmp_path, versions={**VERSIONS, "ray": "2.9.0"})))["ray"]
+        assert old.state == "poor"
         assert "2.9.0" in old.says
-
-    def test_metadata_of_an_older_checkout(self, tmp_path):
-        """After a pull, extras that were added since are unknown to what is installed."""
-        older = host(tmp_path, requirements=lambda: ("numpy>=2.0",), extras=frozenset)
-        found = named(examine_packages(older, {}))["trainwright"]
-        assert found.state is Grade.POOR
-        assert "serve" in found.says
-        assert named(examine_packages(host(tmp_path, requirements=tuple), {}))["trainwright"].state is Grade.POOR
 
     def test_an_extra_that_needs_nothing_is_not_told(self, tmp_path):
         without = tuple(line for line in REQUIREMENTS if "yaml" not in line)
-        found = named(examine_packages(host(tmp_path, requirements=lambda: without), {}))
-        assert not {"yaml", "trainwright"} & set(found)
+        found = named(examine_extras(host(tmp_path, requirements=lambda: without)))
+        assert "yaml" not in found
 
     def test_import_that_ends_the_interpreter(self, tmp_path):
         """A crash or a hang is told of the package that was being imported."""
         out = "".join(
             json.dumps(line) + "\n" for line in ({"begun": "numpy"}, {"imported": "numpy"}, {"begun": "torch"})
         )
-        crash = host(tmp_path, run=lambda _command, _seconds: CommandResult(status=-11, out=f"noise\n{out}"))
+        crash = host(tmp_path, run=lambda _command, _seconds: (-11, f"noise\n{out}"))
         assert "status -11" in imported(crash)["torch"]["error"]
-        hang = host(tmp_path, run=lambda _command, _seconds: CommandResult(status=None, out=out))
+        hang = host(tmp_path, run=lambda _command, _seconds: (None, out))
         assert "in time" in imported(hang)["torch"]["error"]
         assert "failed" not in imported(hang)["numpy"]
 
@@ -149,9 +147,9 @@ class TestDevices:
         return named(examine_devices(host(root, **changes), torch))
 
     def test_cores(self, tmp_path):
-        assert self.look(tmp_path)["cores"].state is Grade.FINE
+        assert self.look(tmp_path)["cores"].state == "fine"
         bound = self.look(tmp_path, processors=lambda: (1, 64))["cores"]
-        assert bound.state is Grade.POOR
+        assert bound.state == "poor"
         assert "--cpus-per-task" in bound.mend
         group = {"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/cpu.max": "200000 100000\n"}
         assert "the time of 2" in self.look(tmp_path, files=group)["cores"].says
@@ -164,7 +162,7 @@ class TestDevices:
 
     def test_gpus(self, tmp_path):
         """GPUs that PyTorch sees are counted; those that it does not are told with the reason."""
-        assert self.look(tmp_path)["gpus"].state is Grade.ABSENT
+        assert self.look(tmp_path)["gpus"].state == "absent"
         seen = {"cuda": "12.8", "gpus": [{"name": "H100", "bytes": 80 * GIB}] * 4}
         assert self.look(tmp_path, seen)["gpus"].says == "4 x H100 with 80.0 GiB"
         files = {f"proc/driver/nvidia/gpus/{i}/information": "" for i in range(2)}
@@ -173,12 +171,10 @@ class TestDevices:
         assert "not installed" in self.look(tmp_path, {})["gpus"].says
         hidden = self.look(tmp_path, environment={"CUDA_VISIBLE_DEVICES": "-1"})["gpus"]
         assert "CUDA_VISIBLE_DEVICES" in hidden.says
-        assert all(self.look(tmp_path, torch)["gpus"].state is Grade.POOR for torch in ({}, TORCH))
+        assert all(self.look(tmp_path, torch)["gpus"].state == "poor" for torch in ({}, TORCH))
 
     def test_limits(self, tmp_path):
-        found = self.look(
-            tmp_path, open_files=lambda: (256, -1), room=lambda _: FreeSpace(total_bytes=64 << 20, free_bytes=0)
-        )
+        found = self.look(tmp_path, open_files=lambda: 256, room=lambda _: (64 << 20, 0))
         assert found["ulimit -n"].mend == "ulimit -n 1024 before the run"
         assert "--shm-size" in found["shared memory"].mend
         absent = self.look(tmp_path, open_files=lambda: None, room=lambda _: None)
@@ -188,26 +184,19 @@ class TestDevices:
 class TestEngines:
     def test_nothing_is_there(self, tmp_path):
         found = named(examine_engines(host(tmp_path)))
-        assert found["local"].state is Grade.FINE
-        assert {each.state for name, each in found.items() if name != "local"} == {Grade.ABSENT}
+        assert {each.state for each in found.values()} == {"absent"}
 
     def test_all_are_there(self, tmp_path):
         programs = ("sbatch", "qsub", "mpirun", "redis-server", "runcompss")
         whole = host(tmp_path, programs=programs, versions={"ray": "2.60"}, environment={"RAY_ADDRESS": "node1:6379"})
         found = named(examine_engines(whole))
-        assert {each.state for each in found.values()} == {Grade.FINE}
+        assert {each.state for each in found.values()} == {"fine"}
         assert "node1:6379" in found["Ray"].says
-        assert "7.0" in found["Redis"].says
 
     def test_inside_of_a_job(self, tmp_path):
-        environment = {"SLURM_JOB_ID": "42", "SLURM_JOB_NUM_NODES": "4", "PBS_JOBID": "7.head"}
-        found = named(examine_engines(host(tmp_path, environment=environment)))
-        assert "job 42 on 4 nodes" in found["Slurm"].says
+        found = named(examine_engines(host(tmp_path, environment={"SLURM_JOB_ID": "42", "PBS_JOBID": "7.head"})))
+        assert "SLURM_JOB_ID=42" in found["Slurm"].says
         assert "7.head" in found["PBS"].says
-
-    def test_slurm_without_a_controller(self, tmp_path):
-        silent = host(tmp_path, programs=["sbatch"], run=lambda _command, _seconds: CommandResult(status=1, out=""))
-        assert "no controller" in named(examine_engines(silent))["Slurm"].says
 
 
 class TestFolder:
@@ -237,19 +226,16 @@ class TestFolder:
     def test_a_good_folder_stays_as_it_was(self, tmp_path):
         (tmp_path / "mine").write_text("")
         found = self.look(tmp_path)
-        assert {found[name].state for name in ("room", "claims", "renames", "clock")} == {Grade.FINE}
+        assert {found[name].state for name in ("room", "claims")} == {"fine"}
         assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
-    @pytest.mark.parametrize(("kind", "state"), [("nfs4", Grade.FINE), ("tmpfs", Grade.POOR), ("overlay", Grade.POOR)])
+    @pytest.mark.parametrize(("kind", "state"), [("nfs4", "fine"), ("tmpfs", "poor"), ("overlay", "poor")])
     def test_whose_disk(self, tmp_path, kind, state):
         found = self.look(tmp_path, files={"proc/self/mountinfo": f"22 1 0:1 / / rw - {kind} x rw\n"})["file system"]
         assert (found.state, kind in found.says) == (state, True)
 
     def test_room(self, tmp_path):
-        full = self.look(tmp_path, room=lambda _: FreeSpace(total_bytes=GIB, free_bytes=1000, free_files=5))
-        assert full["room"].state is Grade.POOR
-        files = self.look(tmp_path, room=lambda _: FreeSpace(total_bytes=9 * GIB, free_bytes=8 * GIB, free_files=5))
-        assert "only 5 more files" in files["room"].says
+        assert self.look(tmp_path, room=lambda _: (GIB, 1000))["room"].state == "poor"
 
     def test_no_links(self, tmp_path, monkeypatch):
         """Some file systems have no hard links; on others a lost answer lets a name be linked twice."""
@@ -258,23 +244,19 @@ class TestFolder:
             raise PermissionError(1, "Operation not permitted")
 
         monkeypatch.setattr(os, "link", refuse)
-        assert self.look(tmp_path)["claims"].state is Grade.BROKEN
+        assert self.look(tmp_path)["claims"].state == "broken"
         monkeypatch.setattr(os, "link", lambda *_: None)
         assert "linked twice" in self.look(tmp_path)["claims"].says
 
     def test_slow_syncs(self, tmp_path, monkeypatch):
         clock = iter(range(1000))
         monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
-        assert self.look(tmp_path)["syncs"].state is Grade.POOR
-
-    def test_clocks(self, tmp_path):
-        found = list(examine_folder(host(tmp_path, now=lambda: 1000.0), tmp_path))
-        assert [each.state for each in found if each.name == "clock"] == [Grade.POOR, Grade.POOR]
+        assert self.look(tmp_path)["syncs"].state == "poor"
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
     def test_unwritable(self, tmp_path):
         tmp_path.chmod(0o500)
-        assert self.look(tmp_path)["writing"].state is Grade.BROKEN
+        assert self.look(tmp_path)["writing"].state == "broken"
         tmp_path.chmod(0o700)
 
     def test_full_disk(self, tmp_path, monkeypatch):
@@ -283,15 +265,15 @@ class TestFolder:
 
         monkeypatch.setattr("tempfile.TemporaryDirectory", refuse)
         found = self.look(tmp_path)["writing"]
-        assert (found.state, "no space left" in found.says) == (Grade.BROKEN, True)
+        assert (found.state, "no space left" in found.says) == ("broken", True)
 
 
 def test_what_is_broken_decides(tmp_path):
     """Missing and poor things leave an examination sound; one broken thing does not."""
-    good = host(tmp_path, run=lambda _command, _seconds: CommandResult(status=0, out=""))
+    good = host(tmp_path, run=lambda _command, _seconds: (0, ""))
     found = examine(tmp_path, host=good)
     assert found.sound
-    assert found.of(Grade.ABSENT)
+    assert found.of("absent")
     assert not examine(tmp_path, host=dataclasses.replace(good, python=(3, 8, 0))).sound
 
 
@@ -302,6 +284,6 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 def test_this_machine():
     """The tests' own Python is told, and each sentence fits on a line or two."""
-    found = examine(host=Machine(run=lambda _command, _seconds: CommandResult(status=0, out="")))
-    assert sys.executable in named(found.findings)["python"].says
+    found = examine(host=Machine(run=lambda _command, _seconds: (0, "")))
+    assert sys.executable in next(each.says for each in found.findings if each.name == "python")
     assert all(0 < len(each.says) < 200 for each in found.findings)

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 import trainings
 
-from trainwright.engine import FunctionReference, load_function
+from trainwright.engine.function_reference import FunctionReference, load_function
 from trainwright.errors import EngineError
 
 STUDY = """

@@ -12,7 +12,6 @@ import trainings
 
 import trainwright as tw
 from trainwright.engine import Died, Local, Raised, Returned
-from trainwright.engine.process.pool import WorkerPool
 from trainwright.engine.process.worker_process import ChildProcess, WorkerProcess
 from trainwright.errors import EngineError
 from trainwright.ledger import Status
@@ -163,7 +162,7 @@ class TestSignals:
     def test_a_condemned_trial_ends_within_its_grace(self, tmp_path, handles):
         """At once, or by what its own handler does; nobody waits for the end of the grace."""
         params = {"what": "waits_for_condemnation", **({"file": str(tmp_path / "bye")} if handles else {})}
-        engine = WorkerPool(1, **{**SETTINGS, "timeout_seconds": 10_000.0, "grace_seconds": 10_000.0})
+        engine = Local(1, **{**SETTINGS, "timeout_seconds": 10_000.0, "grace_seconds": 10_000.0})
 
         class Impatient(OutcomeRecorder):
             def facts(self, trial, records):

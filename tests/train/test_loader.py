@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainwright.checkpoint import Effect
+from trainwright.checkpoint.state.differences import Effect
 from trainwright.errors import TrialError
 from trainwright.train import Assignment, Loader, Trial
 

@@ -1,20 +1,15 @@
 """The settings of checkpointing: when to save, how, what is retained, and what happens at the end of an allocation."""
 
-from dataclasses import KW_ONLY, dataclass, field
-from pathlib import Path
-from typing import Annotated, Literal, Self
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 from trainwright.checkpoint.policy.hooks import Hook
 from trainwright.checkpoint.policy.signals import check_signals
 from trainwright.errors import CheckpointConfigError
 from trainwright.settings import Settings
-from trainwright.validators import Validator, each, instance_of, integer, number, one_of, optional
+from trainwright.validators import Validator, integer, number, one_of
 
-__all__ = ["CheckpointConfig", "HealthCheck", "Retention", "Tier"]
-
-
-_MEMORY = Path("/dev/shm")  # noqa: S108 -- to be shared with no one: folders in it have names of their own
-
+__all__ = ["CheckpointConfig", "HealthCheck", "Retention"]
 
 _INTERVAL = Validator(
     # The type tells the unit: an int counts optimizer steps, a float counts seconds.
@@ -64,48 +59,9 @@ class HealthCheck(Settings, error=CheckpointConfigError):
     history: Annotated[int, integer(minimum=3), "saves over which norms are followed"] = 20
 
 
-@dataclass(frozen=True, slots=True)
-class Tier(Settings, error=CheckpointConfigError):
-    """A folder that is faster than that of the checkpoints and lost with its node: a node's disk, or its memory.
-
-    A save ends when it is in the tier. A background thread copies it to the next tier, the newest first, and
-    `Manager.save` with `wait` waits for that. What `retention` drops here before it was copied is never copied, unless
-    it is pinned.
-    """
-
-    folder: Annotated[
-        Path | str,
-        Validator(
-            lambda value: isinstance(value, Path | str) and bool(str(value)),
-            "a folder of this node, such as '/local/scratch'",
-        ),
-    ]
-    _: KW_ONLY
-    retention: Retention = field(default_factory=lambda: Retention(last=1))
-    drain_every: Annotated[
-        int, integer(minimum=1), "of so many saves one is copied on; those with `wait` or a pin always are"
-    ] = 1
-    drain_bytes_per_second: Annotated[
-        float | None, optional(number(above=0)), "bytes a second read here at most while copying"
-    ] = None
-
-    @classmethod
-    def memory(cls, *, drain_every: int = 1) -> Self:
-        """Return a tier in the node's memory: a file system that outlives this process. Raises where there is none."""
-        if not _MEMORY.is_dir():
-            raise CheckpointConfigError(
-                f"Tier.memory: this system has no {_MEMORY}; give Tier(folder) with a file system in memory"
-            )
-        return cls(_MEMORY, drain_every=drain_every)
-
-
-_TIERS = Validator(
-    lambda value: isinstance(value, tuple) and each(instance_of(Tier)).accepts(value),
-    "a tuple of tiers, nearest first, such as (Tier.memory(), Tier('/local/scratch'))",
-)
 _HOOK = Validator(
     lambda value: value is None or callable(value),
-    "None, SlurmRequeue(), CommandHook([...]) or a function that returns an exit status",
+    "None, SlurmRequeue() or a function that returns an exit status",
 )
 
 
@@ -114,9 +70,8 @@ class CheckpointConfig(Settings, error=CheckpointConfigError):
     """How a `Manager` saves.
 
     `staging`: "lazy" copies weights and optimizer state during the next forward and backward pass, "eager" at once.
-    `writer`: "auto" is a thread, and a process from 1 GiB on. `on_error`: "warn" and train on, until `max_failures`
-    saves failed in a row, or "raise". `tiers`: where saves go first, fastest first, on their way to the folder of the
-    checkpoints; all ranks must then be on one node. After one of `signals`, `Manager.step` saves, calls `hook` and
+    `writer`: "thread" writes in the background, "sync" while training waits. `on_error`: "warn" and train on, until
+    `max_failures` saves failed in a row, or "raise". After one of `signals`, `Manager.step` saves, calls `hook` and
     leaves; None: SIGTERM and SIGUSR1, or no signal within a trial, whose engine ends it.
     """
 
@@ -129,23 +84,12 @@ class CheckpointConfig(Settings, error=CheckpointConfigError):
         86_400.0
     )
     staging: Annotated[Literal["lazy", "eager"], one_of("lazy", "eager"), "when the state is copied"] = "lazy"
-    writer: Annotated[
-        Literal["auto", "thread", "process", "sync"], one_of("auto", "thread", "process", "sync"), "what writes files"
-    ] = "auto"
-    buffers: Annotated[int, integer(minimum=1), "snapshots in memory at most, each as large as the state"] = 1
-    when_busy: Annotated[
-        Literal["wait", "skip"], one_of("wait", "skip"), "wait for a free buffer, or skip the save"
-    ] = "wait"
+    writer: Annotated[Literal["thread", "sync"], one_of("thread", "sync"), "what writes files"] = "thread"
     retention: Retention = field(default_factory=Retention)
-    budget_bytes: Annotated[
-        int | None, optional(integer(minimum=1)), "bytes of all retained checkpoints in their folder at most"
-    ] = None
-    tiers: Annotated[tuple[Tier, ...], _TIERS, "faster folders on the way, fastest first"] = ()
     health_check: HealthCheck | None = field(default_factory=HealthCheck)
     on_error: Annotated[Literal["warn", "raise"], one_of("warn", "raise"), "what a failed save does"] = "warn"
     max_failures: Annotated[int, integer(minimum=1), "failed saves in a row that stop the training"] = 3
     timeout_seconds: Annotated[float, number(above=0), "how long ranks wait for each other"] = 600.0
-    agree_every: Annotated[int, integer(minimum=1), "steps after which ranks exchange their signals"] = 8
     # Such as ("SIGUSR2",).
     signals: tuple[str, ...] | None = None
     # From a signal until the batch system kills; None: it does not.

@@ -28,7 +28,6 @@ __all__ = [
     "fastest_kind",
     "kind_of",
     "read_at",
-    "read_chunk",
 ]
 
 BLAKE2B = "blake2b"
@@ -98,12 +97,6 @@ def digest_file(
         return tuple(digest_stretch(0))
     with ThreadPoolExecutor(workers) as pool:
         return tuple(itertools.chain.from_iterable(pool.map(digest_stretch, range(workers))))
-
-
-def read_chunk(handle: int, start: int, stop: int) -> bytearray:
-    """Return the bytes of an open file from `start` to `stop`, fewer at its end."""
-    buffer = bytearray(stop - start)
-    return buffer[: read_at(handle, start, memoryview(buffer))]
 
 
 def read_at(handle: int, start: int, memory: memoryview) -> int:

@@ -6,15 +6,14 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
-from trainwright.checkpoint.config import CheckpointConfig, Tier
+from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
-from trainwright.checkpoint.policy.retained import NO_ROOM, RetainedCheckpoints
+from trainwright.checkpoint.policy.retention import NO_ROOM, RetainedCheckpoints
 from trainwright.checkpoint.policy.save_policy import SavePolicy
 from trainwright.checkpoint.policy.signals import FORCED_EXIT
 from trainwright.checkpoint.ranks.ranks import make_ranks
@@ -24,13 +23,12 @@ from trainwright.checkpoint.restore.restored import (
     list_homes,
     list_quarantined,
     mark_start,
-    read_ahead,
     read_lineage,
     read_tree,
     records_by_name,
 )
 from trainwright.checkpoint.save.publish import Published, quarantine, refuse_unwritable, remove_leftovers
-from trainwright.checkpoint.save.saver import SaveHandle, Saver, SaveRecord
+from trainwright.checkpoint.save.saver import SaveHandle, Saver
 from trainwright.checkpoint.save.writer import WriteJob
 from trainwright.checkpoint.state.captured import RESERVED, capture_state
 from trainwright.checkpoint.state.differences import Difference, Mode, settle_differences
@@ -39,7 +37,6 @@ from trainwright.checkpoint.state.flags import capture_flags, compare_flags, res
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.checkpoint.state.tree import decode_tree
 from trainwright.checkpoint.tools.formats.protocol import Format
-from trainwright.checkpoint.tools.tiers import Tiers, copy_checkpoint, name_in_tiers, refuse_several_nodes
 from trainwright.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -94,17 +91,13 @@ class Manager:
         self._folder = self._owner.checkpoint_directory()
         self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
-        self._ranks = make_ranks(self.config.timeout_seconds, self.config.agree_every)
+        self._ranks = make_ranks(self.config.timeout_seconds)
         self._ranks.exchange_names(state, captured)
         self._ranks.run_together(lambda: refuse_unwritable(self._layer, self._home))
-        # another process knows no file layer but ours
-        saving = self.config if files is None or self.config.writer == "sync" else replace(self.config, writer="thread")
-        self._saver = Saver(saving, self._write, self._ranks)
-        self._tiers = self._tiers_of(self.config.tiers)
-        self._records: list[SaveRecord] = []
+        self._saver = Saver(self.config, self._write, self._ranks)
+        self._ended: list[SaveHandle] = []
         self._retained = RetainedCheckpoints(
-            self._folder,
-            self.config,
+            self.config.retention,
             owner=self._owner,
             layer=self._layer,
             first=self._ranks.first,
@@ -113,7 +106,7 @@ class Manager:
         self._serial = 0
         self._parent: str | None = None
         self._fingerprint: dict[str, Any] | None = None
-        self._failures = self._skipped = 0
+        self._failures = 0
         self._policy = SavePolicy(self.config, alone=not self._owner.lease)
         self._usual: deque[float] = deque(maxlen=_STEPS_KNOWN)
         self._step_began: float | None = None
@@ -128,14 +121,14 @@ class Manager:
         self.close()
 
     @property
-    def history(self) -> list[SaveRecord]:
+    def history(self) -> list[SaveHandle]:
         """Every save that ended, in order."""
         self._settle_saves()
-        return list(self._records)
+        return list(self._ended)
 
     @property
     def buffer_bytes(self) -> int:
-        """Bytes of memory held for snapshots: at most `config.buffers` times the state."""
+        """Bytes of memory held for snapshots: the size of the state, once."""
         return self._saver.buffer_bytes
 
     def save(
@@ -143,7 +136,6 @@ class Manager:
     ) -> SaveHandle:
         """Save now; with `wait` the checkpoint is there when this returns.
 
-        In the folder of the checkpoints, that is, whatever tiers are on the way.
         `metrics` decide what retention calls best; `pin` gives a reason to keep it whatever retention says. A save that
         fails warns or raises as `config.on_error` says: at once with `wait`, else at the next call. Raises
         `CheckpointStateError` after `close`.
@@ -184,8 +176,6 @@ class Manager:
         handle = self._saver.save(
             self._ranks.select_portion(captured), manifest, self._home, wait=wait, started=started
         )
-        if wait and self.config.tiers:
-            self._ranks.run_on_first(self._tiers.wait)
         if handle.committed.done():
             self._settle_saves()
         return handle
@@ -217,7 +207,7 @@ class Manager:
         if step is not None:
             steps = ", ".join(str(number) for number in sorted({one.manifest.step for one in line})) or "none"
             raise CheckpointNotFoundError(f"{self._folder}: no good checkpoint of step {step}; there are: {steps}")
-        bad = self._ranks.run_on_first(lambda: list_quarantined((*self._tiers.roots, self._folder), self._owner.lease))
+        bad = self._ranks.run_on_first(lambda: list_quarantined(self._folder, self._owner.lease))
         if bad:
             raise CheckpointCorruptError(
                 f"{self._folder}: every checkpoint is damaged and quarantined, one as {bad[0]}; to train from the "
@@ -264,9 +254,8 @@ class Manager:
         return self._policy.is_due(self.steps)
 
     def drain(self) -> None:
-        """Wait for every save under way, and until the newest is in the folder of the checkpoints."""
+        """Wait for every save under way."""
         self._saver.drain()
-        self._tiers.wait()
         self._settle_saves()
 
     def close(self) -> None:
@@ -275,19 +264,17 @@ class Manager:
             self._closed = True
             self._policy.close()
             self._saver.close()
-            self._tiers.close()
             self._settle_saves()
 
     def _save_and_exit(self) -> NoReturn:
         """Save and end this process: its allocation ends."""
-        failed = self._ranks.any(self.save(wait=True).drained.exception() is not None)
+        failed = self._ranks.any(self.save(wait=True).committed.exception() is not None)
         status = 0 if self.config.hook is None else self._ranks.run_on_first(self.config.hook)
         self.close()
         self._policy.raise_pending()
         raise SystemExit(status or (FORCED_EXIT if failed else 0))
 
     def _load_checkpoint(self, published: Published, mode: Mode, started: float, *, check: bool) -> Restored:
-        read_ahead(published)
         captured = capture_state(self._state)
         what = str(published.path)
 
@@ -329,46 +316,18 @@ class Manager:
             if self._owner.lease:
                 self._layer.make_folder(self._home)
                 mark_start(self._layer, self._home, manifest)
-            for folder in (*self._tiers.roots, self._folder):
-                for number, home in list_homes(folder, self._owner.lease):
-                    remove_leftovers(self._layer, home, ended=0 < number < self._owner.lease)
+            for number, home in list_homes(self._folder, self._owner.lease):
+                remove_leftovers(self._layer, home, ended=0 < number < self._owner.lease)
         if restored is not None:
             self._owner.resumed(restored)
-            if self._ranks.first:
-                self._tiers.begin(line, Published(path=restored.path, manifest=restored.manifest))
 
     def _find_lineage(self) -> list[Published]:
-        return list(read_lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged, self._tiers.roots))
+        return list(read_lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
 
-    def _tiers_of(self, tiers: tuple[Tier, ...]) -> Tiers:
-        """Return the tiers, which can all be written."""
-        name = ""
-        if tiers:
-            refuse_several_nodes(self._ranks.gather_hosts())
-            name = self._ranks.run_on_first(lambda: name_in_tiers(self._layer, self._folder))
-        found = Tiers(tiers, self._folder, self._home, lease=self._owner.lease, name=name, layer=self._layer,
-                      deliver=self._publish_from_tier)  # fmt: skip
-        for home in found.homes:
-            self._ranks.run_together(lambda: refuse_unwritable(self._layer, home))  # noqa: B023 -- called at once
-        return found
-
-    def _write(self, handle: SaveHandle, job: WriteJob, memory: memoryview, wait: bool) -> Published:
-        """Publish a checkpoint, in the nearest tier if there are any; in the writer's thread."""
+    def _write(self, handle: SaveHandle, job: WriteJob, memory: memoryview) -> Published:
+        """Publish a checkpoint and apply retention; in the writer's thread."""
         try:
-            while (near := self._tiers.nearest) is not None:
-                try:
-                    published = self._ranks.publish(self._layer, replace(job, home=near), memory)
-                except OSError as error:
-                    # On all ranks alike.
-                    self._tiers.lost(error)
-                else:
-                    handle.tier = str(near)
-                    if self._ranks.first:
-                        self._tiers.take(published, handle, must=wait)
-                    else:
-                        handle.drained.set_result(None)
-                    return published
-            published = self._retained.with_room(lambda: self._ranks.publish(self._layer, job, memory))
+            published = self._retained.publish_with_room(lambda: self._ranks.publish(self._layer, job, memory))
         except OSError as error:
             reason = (error.strerror or str(error)).lower()
             kind = CheckpointSpaceError if error.errno in NO_ROOM else CheckpointError
@@ -376,38 +335,17 @@ class Manager:
                 f"cannot save the checkpoint of step {handle.step} in {self._home}: {reason}; the one before is kept"
             ) from error
         if self._ranks.first:
-            self._policy.ask_for_end()
             self._retained.add(published, handle.blocking_seconds)
-        handle.drained.set_result(published)
-        return published
-
-    def _publish_from_tier(
-        self, source: Published, handle: SaveHandle | None, bytes_per_second: float | None
-    ) -> Published:
-        """Publish a checkpoint of a tier in the folder itself; in the drain's thread. Raises as `_write`."""
-        began = time.monotonic()
-        published = self._retained.with_room(lambda: copy_checkpoint(self._layer, source, self._home, bytes_per_second))
-        self._policy.note_drain(time.monotonic() - began)
-        self._retained.add(published, 0.0 if handle is None else handle.blocking_seconds)
         return published
 
     def _settle_saves(self) -> None:
         """Take note of the saves that ended; warn or raise about those that failed."""
         for handle in self._saver.ended():
-            self._records.append(handle.record())
-            self._policy.note_end(self._records[-1])
+            self._ended.append(handle)
+            self._policy.note_end(handle)
             error = handle.committed.exception()
             if error is None:
-                self._failures = self._skipped = 0
-                continue
-            if handle.verdict == "skipped":
-                self._skipped += 1
-                if self._skipped == 2:
-                    warnings.warn(
-                        "two checkpoints in a row were skipped, since the one before was still being written: save "
-                        "less often, or give CheckpointConfig(when_busy='wait')",
-                        stacklevel=3,
-                    )
+                self._failures = 0
                 continue
             refused = handle.verdict.startswith("refused")
             self._failures += not refused
@@ -418,10 +356,6 @@ class Manager:
             if stops:
                 raise error
             warnings.warn(str(error), stacklevel=3)
-        for trouble in self._tiers.troubles():
-            if self.config.on_error == "raise":
-                raise trouble
-            warnings.warn(str(trouble), stacklevel=3)
 
     def _read_environment(self) -> dict[str, Any]:
         if self._fingerprint is None:

@@ -10,12 +10,9 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.checkpoint.policy.interval import Costs, plan_saves
-from trainwright.checkpoint.tools.bench import WRITERS
 from trainwright.checkpoint.tools.bench import bench as measure
-from trainwright.checkpoint.tools.bench_ranks import RanksRow, scale
-from trainwright.checkpoint.tools.bench_targets import collect_state
+from trainwright.checkpoint.tools.bench import collect_state
 from trainwright.checkpoint.tools.estimators import FailureRate, compare_estimators
-from trainwright.checkpoint.tools.formats.registry import FORMATS
 from trainwright.cli._json import print_json
 from trainwright.cli.formatting import print_table, seconds, size
 from trainwright.errors import InputError, closest
@@ -92,45 +89,29 @@ def bench(
     directory: Annotated[
         Path | None, typer.Option("--directory", help="The disk to measure (default: that of the current folder).")
     ] = None,
-    formats: Annotated[
-        list[str] | None, typer.Option("--format", help="Only this format beside torch's; may be repeated.")
-    ] = None,
-    writers: Annotated[
-        list[str] | None, typer.Option("--writer", help="Only this writer of the Manager; may be repeated.")
-    ] = None,
     repeats: Annotated[int, typer.Option("--repeats", help="Rounds, after one to warm up.")] = 5,
-    ranks: Annotated[
-        int, typer.Option("--ranks", min=1, help="Also save on 1, 2, 4, ... up to so many ranks (gloo, here).")
-    ] = 1,
-    step: Annotated[str, typer.Option("--step", help="How long a forward and backward pass computes.")] = "0.3s",
     json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
 ) -> None:
     """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    state = collect_state(_make_state(factory))
     done = measure(
-        state,
+        collect_state(_make_state(factory)),
         directory=directory or Path.cwd(),
-        formats=formats or tuple(FORMATS),
-        writers=writers or WRITERS,
         repeats=repeats,
-        step_seconds=seconds("--step", step),
         progress=_show_progress if sys.stderr.isatty() else lambda _: None,
     )
     if sys.stderr.isatty():
         _show_progress("")
-    where = "reads may come from memory: the page cache could not be dropped" if done.cached else "reads from disk"
-    print(
-        f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {done.repeats} "
-        f"round{'' if done.repeats == 1 else 's'}, in seconds; {where}\n"
-    )
+    rounds = f"{done.repeats} round{'' if done.repeats == 1 else 's'}"
+    print(f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {rounds}, in seconds\n")
     print_table(
-        ["", "blocking", "slowdown", "written", "GB/s", "restored", "verified", "size", "files", "bitwise"],
+        ["", "blocking", "written", "GB/s", "restored", "size", "files", "bitwise"],
         [
             [
                 row.name,
-                *(f"{span.median:.3f}" for span in (row.blocking, row.slowdown, row.total)),
-                f"{row.bytes / row.total.median / 1e9:.2f}",
-                *(f"{span.median:.3f}" for span in (row.restore, row.verified)),
+                f"{row.blocking:.3f}",
+                f"{row.total:.3f}",
+                f"{row.bytes / row.total / 1e9:.2f}",
+                f"{row.restore:.3f}",
                 f"{row.bytes / done.raw_bytes:.3f}",
                 row.files,
                 "yes" if row.bitwise else "NO",
@@ -140,38 +121,9 @@ def bench(
     )
     for name, why in done.skipped.items():
         print(f"left out: {name}: {why}")
-    scaled = _measure_ranks(factory, ranks, directory or Path.cwd(), repeats) if ranks > 1 else ()
     print(f"\n{done.recommendation}")
     if json:
-        rows = [asdict(row) for row in scaled]
-        print_json({**asdict(done), "scale": rows, "recommendation": done.recommendation})
-
-
-def _measure_ranks(factory: str, most: int, directory: Path, repeats: int) -> "tuple[RanksRow, ...]":
-    """Measure on 1, 2, 4, ... ranks, and print."""
-    numbers = [2**power for power in range(most.bit_length()) if 2**power <= most]
-    wanted = sorted({*numbers, most})
-    shown = _show_progress if sys.stderr.isatty() else lambda _: None
-    scaled = scale(factory, wanted, directory=directory, repeats=repeats, progress=shown)
-    if sys.stderr.isatty():
-        _show_progress("")
-    print("\nevery rank holds the whole state and writes its part; reads from memory\n")
-    print_table(
-        ["ranks", "", "written", "GB/s", "restored", "listed", "files"],
-        [
-            [
-                row.ranks,
-                row.name,
-                f"{row.total.median:.3f}",
-                f"{row.bytes / row.total.median / 1e9:.2f}",
-                *(f"{span.median:.3f}" for span in (row.restore, row.listed)),
-                row.files,
-            ]
-            for row in scaled
-        ],
-        left=2,
-    )
-    return scaled
+        print_json({**asdict(done), "recommendation": done.recommendation})
 
 
 def _show_progress(text: str) -> None:

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from trainwright.engine import load_function
+from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, TrainwrightError
 
 __all__ = ["function_of", "made_by"]

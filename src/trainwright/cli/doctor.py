@@ -2,6 +2,7 @@
 
 import shutil
 import textwrap
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -9,8 +10,7 @@ import typer
 
 from trainwright import __version__
 from trainwright.cli._json import print_json
-from trainwright.engine.doctor.examination import examine
-from trainwright.engine.doctor.finding import Examination, Finding, Grade
+from trainwright.engine.doctor.examination import Examination, Finding, examine
 
 __all__ = ["doctor"]
 
@@ -32,11 +32,7 @@ def doctor(
     """Tell what is installed, which devices and engines are there, and whether a folder will do for studies."""
     found = examine(directory)
     if json:
-        findings = [
-            {"area": str(f.area), "name": f.name, "state": str(f.state), "says": f.says, "mend": f.mend}
-            for f in found.findings
-        ]
-        print_json({"version": __version__, "sound": found.sound, "findings": findings})
+        print_json({"version": __version__, "sound": found.sound, **asdict(found)})
     else:
         print(f"trainwright {__version__}")
         for area, heading in _HEADINGS.items():
@@ -58,7 +54,7 @@ def _show_findings(finding: "Finding") -> None:
 
 
 def _describe_verdict(found: "Examination") -> str:
-    broken, poor = found.of(Grade.BROKEN), found.of(Grade.POOR)
+    broken, poor = found.of("broken"), found.of("poor")
     content = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"
         for word, findings in (("Worth a look (!)", poor), ("Broken (X)", broken))

@@ -1,21 +1,36 @@
 """The Local engine: trials on this machine, each alone in a worker process, or in this process for debugging."""
 
-from collections.abc import Sequence
+import sys
+import time
+from collections import deque
+from collections.abc import Collection, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from multiprocessing.connection import wait
+from pathlib import Path
+from typing import Annotated, Any
 
-from trainwright.engine.devices import visible_gpus
-from trainwright.engine.process.in_process import InProcess
-from trainwright.engine.process.pool import WorkerPool
-from trainwright.engine.wrapper import EngineWrapper
+from trainwright.engine.devices import cores, visible_gpus
+from trainwright.engine.function_reference import FunctionReference
+from trainwright.engine.process.gang import Gang
+from trainwright.engine.process.run_assignment import run_assignment
+from trainwright.engine.process.worker_process import WorkerProcess, log_path, thread_variables
+from trainwright.engine.protocol import Block, Died, Handler, TrainFunction
 from trainwright.errors import EngineError
-from trainwright.validators import check, each, instance_of, integer, number, optional
+from trainwright.ledger import Record
+from trainwright.settings import Settings
+from trainwright.train import Assignment
+from trainwright.validators import each, flag, instance_of, integer, number, optional
 
 __all__ = ["Local"]
 
-
+_WATCH_SECONDS = 0.25
+"""How often time and memory limits are looked at."""
 _GPUS = optional(each(instance_of(str, int), words="a list of GPUs, such as [0, 1], or () for none"))
+_LIMIT = optional(number(above=0), words="None for no limit")
 
 
-class Local(EngineWrapper):
+@dataclass(eq=False)
+class Local(Settings, error=EngineError):
     """Run up to `workers` trials at once, each alone in a spawned process that its slot's next trial reuses.
 
     Slots share this machine's processors evenly (OMP_NUM_THREADS) and its GPUs in turn (CUDA_VISIBLE_DEVICES);
@@ -29,45 +44,207 @@ class Local(EngineWrapper):
     process, where breakpoints work and no limit can be enforced.
     """
 
-    def __init__(
-        self,
-        workers: int = 1,
-        *,
-        gpus: Sequence[str | int] | None = None,
-        timeout_seconds: float | None = None,
-        memory_bytes: int | None = None,
-        grace_seconds: float = 5.0,
-        fresh_process: bool = False,
-        process_per_device: bool = True,
-    ) -> None:
-        limit = optional(number(above=0), words="None for no limit")
-        for name, value, validator in (
-            ("workers", workers, integer(minimum=0)),
-            ("timeout_seconds", timeout_seconds, limit),
-            ("memory_bytes", memory_bytes, limit),
-            ("grace_seconds", grace_seconds, number(minimum=0)),
-            ("gpus", gpus, _GPUS),
-        ):
-            check(value, validator, f"Local.{name}", EngineError)
-            if value is not None and validator is limit and workers == 0:
+    workers: Annotated[int, integer(minimum=0), "trials at once"] = 1
+    _: KW_ONLY
+    gpus: Annotated[Sequence[str | int] | None, _GPUS, "GPUs to use"] = None
+    timeout_seconds: Annotated[float | None, _LIMIT, "seconds of a run at most"] = None
+    memory_bytes: Annotated[int | None, _LIMIT, "resident memory of a run at most"] = None
+    grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
+    fresh_process: Annotated[bool, flag(), "a new process for each trial"] = False
+    process_per_device: Annotated[bool, flag(), "a process for each device of a trial"] = True
+    _directory: Path | None = field(default=None, init=False, repr=False)
+    _reference: FunctionReference | None = field(default=None, init=False, repr=False)
+    _idle: dict[range, WorkerProcess] = field(default_factory=dict, init=False, repr=False)
+    _busy: dict[int, Gang[WorkerProcess]] = field(default_factory=dict, init=False, repr=False)  # by trial
+
+    def check_together(self) -> None:
+        """Refuse limits without a process to kill, and GPUs that are not there; find the GPUs if none were named."""
+        for name in ("timeout_seconds", "memory_bytes"):
+            if self.workers == 0 and (value := getattr(self, name)) is not None:
                 raise EngineError(f"Local.{name}: got {value!r} with workers=0; a limit needs a process to kill")
         visible = visible_gpus()
-        if gpus and not visible:
+        if self.gpus and not visible:
             raise EngineError(
-                f"Local.gpus: got {gpus!r}, but CUDA_VISIBLE_DEVICES and /proc/driver/nvidia/gpus tell of no GPU here; "
-                "leave gpus out to run on the CPU, or set CUDA_VISIBLE_DEVICES"
+                f"Local.gpus: got {self.gpus!r}, but CUDA_VISIBLE_DEVICES and /proc/driver/nvidia/gpus tell of no GPU "
+                "here; leave gpus out to run on the CPU, or set CUDA_VISIBLE_DEVICES"
             )
-        chosen = visible if gpus is None else tuple(map(str, gpus))
-        super().__init__(
-            WorkerPool(
-                workers,
-                gpus=chosen,
-                timeout_seconds=timeout_seconds,
-                memory_bytes=memory_bytes,
-                grace_seconds=grace_seconds,
-                fresh_process=fresh_process,
-                process_per_device=process_per_device,
-            )
-            if workers
-            else InProcess(chosen)
-        )
+        self.gpus = visible if self.gpus is None else tuple(map(str, self.gpus))
+        self._here = _ThisProcess(gpu=bool(self.gpus))
+
+    @property
+    def slots(self) -> int:
+        """The number of workers; one for this process."""
+        return max(1, self.workers)
+
+    @property
+    def slots_per_node(self) -> int:
+        """All slots: there is one node."""
+        return self.slots
+
+    @property
+    def gone(self) -> frozenset[int]:
+        """None: this machine is not lost."""
+        return frozenset()
+
+    @property
+    def holds(self) -> bool:
+        """Whether a report can wait for its answer; not in this process, which would give the answer itself."""
+        return self.workers > 0
+
+    def open(self, train: TrainFunction, directory: Path | None) -> None:
+        """Find out how workers will find `train`; no process is started before the first launch."""
+        if self.workers == 0:
+            self._here.train = train
+            return
+        self._reference = FunctionReference.of(train)
+        self._directory = None if directory is None else directory.resolve()
+
+    def devices(self, block: Block | range) -> tuple[str, ...]:
+        """Return the GPUs of the block's slots, or their CPU shares."""
+        if not self.gpus:
+            return tuple(f"cpu:{slot}" for slot in block)
+        return tuple(dict.fromkeys(f"cuda:{self.gpus[slot % len(self.gpus)]}" for slot in block))
+
+    def launch(self, assignment: Assignment, block: Block) -> None:
+        """Hand the assignment to a worker of each slot, or one of the whole block; start those that are not there."""
+        if self.workers == 0:
+            self._here.queue.append(assignment)
+            return
+        if self.process_per_device:
+            parts = [range(slot, slot + 1) for slot in block]
+        else:
+            parts = [range(block[0], block[-1] + 1)]
+        workers = {part: self._take_worker(part) for part in parts}
+        assignment = replace(assignment, devices_each=len(block) // len(parts))
+        self._busy[assignment.trial] = Gang(assignment, workers, self._make_message)
+
+    def _take_worker(self, part: range) -> WorkerProcess:
+        worker = self._idle.pop(part, None)
+        if worker is not None and not worker.ended:
+            return worker
+        if worker is not None:
+            # Something killed it while it waited: not this trial's doing.
+            worker.close(kill=True)
+        for other in [other for other in self._idle if set(other).intersection(part)]:
+            # A worker for a block of another size: its memory is needed.
+            self._idle.pop(other).close(kill=True)
+        return WorkerProcess(self._make_environment(part))
+
+    def _make_message(self, assignment: Assignment) -> tuple[Any, ...]:
+        log = log_path(self._directory, assignment)
+        return sys.path, sys.argv, self._reference, assignment, log, bool(self.gpus)
+
+    def _make_environment(self, block: range) -> dict[str, str]:
+        gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
+        threads = thread_variables(max(1, cores() * len(block) // self.workers))
+        return {**threads, "CUDA_VISIBLE_DEVICES": gpus}
+
+    def answer(self, trial: int, goes_on: bool) -> None:
+        """Tell a trial that waits at a report whether it goes on."""
+        if trial in self._busy:
+            self._busy[trial].answer(goes_on)
+
+    def poll(self, handler: Handler, timeout_seconds: float) -> None:
+        """Serve the workers that have something to say, and watch the limits of the others."""
+        if self.workers == 0:
+            self._here.run_next(handler)
+            return
+        limited = self.timeout_seconds is not None or self.memory_bytes is not None
+        deadline = time.monotonic() + timeout_seconds
+        while self._busy:
+            left = deadline - time.monotonic()
+            pause = max(0.0, min(left, _WATCH_SECONDS) if limited else left)
+            lines = {line: (n, rank) for n, gang in self._busy.items() for line, rank in gang.connections.items()}
+            ready = wait(list(lines), pause)
+            for trial, rank in sorted(lines[line] for line in ready):  # type: ignore[index]
+                if trial in self._busy:
+                    self._busy[trial].serve(rank, handler)
+                    self._finish_trial(trial, handler)
+            for trial in list(self._busy):
+                self._busy[trial].watch(
+                    handler,
+                    timeout_seconds=self.timeout_seconds,
+                    memory_bytes=self.memory_bytes,
+                    grace=self.grace_seconds,
+                )
+                self._finish_trial(trial, handler)
+            if ready or left <= 0:
+                return
+
+    def _finish_trial(self, trial: int, handler: Handler) -> None:
+        """Tell of the trial's end, if it has come, and keep its workers for the next."""
+        gang = self._busy[trial]
+        if gang.outcome is None:
+            return
+        del self._busy[trial]
+        if not gang.reusable:
+            gang.kill()
+        elif self.fresh_process:
+            _end_workers(gang.workers.values())
+        else:
+            self._idle.update(gang.workers)
+        handler.exited(trial, gang.outcome)
+
+    def close(self) -> None:
+        """Kill what runs, let idle workers go, leave no process behind."""
+        for gang in self._busy.values():
+            gang.kill()
+        _end_workers(self._idle.values())
+        self._busy.clear()
+        self._idle.clear()
+        self._here.queue.clear()
+        self._here.interrupted = None
+
+
+def _end_workers(workers: Collection[WorkerProcess]) -> None:
+    for worker in workers:
+        # Close all first, so that the workers end in parallel.
+        worker.connection.close()
+    for worker in workers:
+        worker.close(kill=False)
+
+
+class _ThisProcess:
+    """Runs trials one after another in the calling process; anything callable will do."""
+
+    def __init__(self, *, gpu: bool) -> None:
+        self.train: TrainFunction | None = None
+        self.queue: deque[Assignment] = deque()
+        self.interrupted: int | None = None  # the trial that Ctrl-C has ended, until a poll tells so
+        self._gpu = gpu
+        self._since = 0.0
+
+    def run_next(self, handler: Handler) -> None:
+        """Run one assignment to its end; of one that Ctrl-C has ended, tell so."""
+        if self.interrupted is not None:
+            trial, self.interrupted = self.interrupted, None
+            why = "the process that ran it was interrupted"
+            handler.exited(trial, Died(why=why, blame=False, seconds=time.monotonic() - self._since))
+        elif self.queue and self.train is not None:
+            assignment = self.queue.popleft()
+            channel = _Direct(handler, assignment.trial)
+            self._since = time.monotonic()
+            try:
+                outcome = run_assignment(self.train, assignment, channel, gpu=self._gpu)
+            except KeyboardInterrupt:
+                self.interrupted = assignment.trial
+                raise
+            if channel.trouble is not None:
+                raise channel.trouble
+            handler.exited(assignment.trial, outcome)
+
+
+class _Direct:
+    """The channel of a trial whose handler is called in the same process."""
+
+    def __init__(self, handler: Handler, trial: int) -> None:
+        self._handler = handler
+        self._trial = trial
+        self.trouble: Exception | None = None
+
+    def exchange(self, records: list[Record]) -> bool:
+        try:
+            return self._handler.facts(self._trial, records) is not False
+        except Exception as error:  # noqa: BLE001 -- the handler's trouble is no failure of the trial: `poll` raises it
+            self.trouble = error
+            return False

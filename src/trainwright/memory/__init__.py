@@ -26,8 +26,6 @@ __all__ = [
     "measure_link",
     "pipeline",
     "plan",
-    "scheduled",
-    "staged",
 ]
 
 
@@ -132,36 +130,9 @@ def pipeline(
     """Cut a chain (or that of a file or a model) into pipeline stages on devices of so much memory.
 
     A model needs `sample`, one micro-batch, and may have `loss`, as in `fit`. `memory` is bytes or a size such as
-    "16 GiB"; the settings are those of `plan_pipeline`.
+    "16 GiB"; the settings are those of `plan_pipeline`. The plan's `layout(batch)` is what ranks train by:
+    `trial.prepare(plan=plan.layout(batch))`.
     """
     size = read_size(memory, "memory")
     chain = load_chain(subject, sample, loss=loss, skips=False)
     return plan_pipeline(chain, stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
-
-
-def staged(model: Any, plan: PipelinePlan) -> Any:
-    """Return the stages of a model as a pipeline plan for it cuts it: a tuple of modules that share its parameters.
-
-    Each takes what the one before returns, and recomputes what its device's memory cannot hold, with the gradients of
-    the model bit by bit. They are what `torch.distributed.pipelining.PipelineStage` takes. Raises `PipelineError` for
-    another model's plan, and where the operations found for a stage need more memory than the plan foresaw.
-    """
-    from trainwright.train.parallel.recompute.pipelined import staged as made
-
-    return made(model, plan)
-
-
-def scheduled(
-    model: Any, plan: PipelinePlan, sample: Any, *, loss: Any, schedule: str | None = None, group: Any = None
-) -> Any:
-    """Return torch's schedule of this rank's stages of a model, a rank for each device of the plan.
-
-    By default it is the plan's, and 1F1B for zero-bubble, which torch has not for one stage a rank. "1f1b" and "gpipe"
-    run one stage a rank; the plan's own "interleaved", "1f1b-star" or "madpipe" whatever stages a device has. `sample`
-    is one micro-batch, `loss(output, target)` the loss of one. Its `step(batch)` where the first stage is, and
-    `step(target=...)` where the last is (both where both are), train on `plan.microbatches` of them; gradients are
-    their mean's. Called on every rank of `group` (the default one) of torch.distributed. Raises `PipelineError`.
-    """
-    from trainwright.train.parallel.recompute.pipelined import scheduled as made
-
-    return made(model, plan, sample, loss=loss, schedule=schedule, group=group)

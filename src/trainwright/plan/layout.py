@@ -21,6 +21,7 @@ from trainwright.validators import check, flag, integer, one_of
 __all__ = ["Degrees", "Layout", "read_plan", "read_record", "write_plan"]
 
 _SCHEMA = 2
+_TUPLES = ("stages", "cuts", "recomputed", "placement", "order")
 _ADVICE = "make it again: trainwright plan MODEL ... --out FILE"
 _Class = TypeVar("_Class", bound=type)
 _Record = TypeVar("_Record")
@@ -95,7 +96,13 @@ class Layout(Settings, error=InputError):
     """Blocks of each pipeline stage, in order, repeated blocks counted as often as they run."""
     cuts: tuple[str, ...] = ()
     """Paths of the modules that these stages but the first begin with; () where the profile does not say them."""
+    placement: tuple[int, ...] = ()
+    """Pipeline rank of each stage, which need not be neighbours; (): one after the other, in rounds."""
+    order: tuple[str, ...] = ()
+    """Each pipeline rank's forwards and backwards, as stage, F or B, micro-batch ("0F0,0B0"); (): by `schedule`."""
     precision: str = "fp32"
+    compile: Annotated[str, one_of("", "inductor", "aot_eager")] = ""
+    """The backend of torch.compile for the model's blocks; "": none."""
 
     @property
     def devices(self) -> int:
@@ -137,7 +144,7 @@ def read_plan(path: str | Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
     values = document.get("layout")
     degrees = values.get("degrees", {}) if isinstance(values, Mapping) else {}
     if isinstance(values, Mapping):
-        tuples = {name: tuple(values[name]) for name in ("stages", "cuts", "recomputed") if name in values}
+        tuples = {name: tuple(values[name]) for name in _TUPLES if name in values}
         values = {**values, **tuples, "degrees": read_record(Degrees, degrees, f"{where}, degrees")}
     layout = read_record(Layout, values, where)
     return {field.name: getattr(layout, field.name) for field in fields(Layout)}, document.get("forecast") or {}

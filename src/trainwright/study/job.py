@@ -8,7 +8,8 @@ from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from trainwright.engine import FunctionReference, TrainFunction, load_reference
+from trainwright.engine import TrainFunction
+from trainwright.engine.function_reference import FunctionReference, load_reference
 from trainwright.errors import EngineError, StudyError
 from trainwright.ledger import State
 from trainwright.plugins import describe, make

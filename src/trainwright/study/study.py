@@ -9,7 +9,8 @@ from typing import Any, Self, overload
 
 import numpy as np
 
-from trainwright.engine import Engine, Local, TrainFunction, script_boundary
+from trainwright.engine import Engine, Local, TrainFunction
+from trainwright.engine.function_reference import script_boundary
 from trainwright.errors import StudyError, TrialError
 from trainwright.ledger import (
     Ledger,

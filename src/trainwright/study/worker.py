@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from trainwright.engine import Engine, Local, TrainFunction, load_function, rank, script_boundary
+from trainwright.engine import Engine, Local, TrainFunction
+from trainwright.engine.devices import rank
+from trainwright.engine.function_reference import load_function, script_boundary
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher

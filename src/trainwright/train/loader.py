@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainwright.checkpoint import Difference, Effect
+from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import TrialError
 from trainwright.settings import refuse_unknown
 from trainwright.train.batching import portion

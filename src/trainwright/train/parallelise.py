@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.errors import MissingExtra, UnsupportedPlan
+from trainwright.errors import MissingExtra
 
 if TYPE_CHECKING:
     import torch
@@ -16,7 +16,8 @@ __all__ = ["parallelise"]
 def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = False) -> "Parallel":
     """Return the model as the ranks of torch.distributed train it together by `plan`; call it on every rank.
 
-    Weights are those of rank 0. Make the optimizer afterwards, of the returned model's parameters.
+    Weights are those of rank 0. Make the optimizer afterwards, of the returned model's parameters: its state is no part
+    of the plan's memory budget, as it is with `trial.prepare(plan=...)`.
     `sync_bn` takes batch statistics over all ranks, as one device would. Raises `UnsupportedPlan`, naming the strategy,
     for what cannot be set up.
     """
@@ -24,8 +25,4 @@ def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = Fal
         from trainwright.train.parallel.setup import set_up_model
     except ImportError as error:
         raise MissingExtra.of("a parallel plan", "torch", "torch") from error
-    if plan.memory is not None:
-        raise UnsupportedPlan.of(
-            plan.strategy, "its memory budget counts the optimizer, which trial.prepare(plan=...) is given"
-        )
     return set_up_model(model, plan, sync_bn=sync_bn)

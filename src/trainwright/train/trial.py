@@ -11,9 +11,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from trainwright.checkpoint import CheckpointConfig, Effect, Manager, Restored
+from trainwright.checkpoint import CheckpointConfig, Manager, Restored
 from trainwright.checkpoint.owner import Owner
-from trainwright.checkpoint.state.differences import settle_differences
+from trainwright.checkpoint.state.differences import Effect, settle_differences
 from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng

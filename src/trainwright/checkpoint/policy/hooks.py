@@ -10,9 +10,9 @@ from typing import Annotated, Protocol
 from trainwright.checkpoint.policy.signals import FORCED_EXIT
 from trainwright.errors import CheckpointConfigError
 from trainwright.settings import Settings
-from trainwright.validators import anything, each, integer, number
+from trainwright.validators import integer, number
 
-__all__ = ["CommandHook", "Hook", "SlurmRequeue", "end_of_allocation"]
+__all__ = ["Hook", "SlurmRequeue", "end_of_allocation"]
 
 
 class Hook(Protocol):
@@ -51,58 +51,18 @@ class SlurmRequeue(Settings, error=CheckpointConfigError):
         return 0 if status == 0 else _warn_refused(f"`scontrol requeue {job}` says: {said}")
 
 
-@dataclass(frozen=True, slots=True)
-class CommandHook(Settings, error=CheckpointConfigError):
-    """Runs a command, given as a list of words; its exit status is the process's."""
-
-    command: Annotated[
-        Sequence[str], each(anything(), least=1, words="a list of words, such as ['sbatch', 'job.sh']"), "the command"
-    ]
-    timeout_seconds: Annotated[float, number(above=0), "how long it may take"] = 30.0
-
-    def __call__(self) -> int:
-        """Run it to its end."""
-        status, said = _run_command(self.command, self.timeout_seconds)
-        if status != 0:
-            warnings.warn(f"the command after the last checkpoint failed with {status}: {said}", stacklevel=2)
-        return status
-
-
-def end_of_allocation(environment: Mapping[str, str], *, ask: bool = False) -> float | None:
-    """Return when the allocation ends, in seconds since 1970, as its launcher says; None if it does not.
-
-    Slurm sets SLURM_JOB_END_TIME when a job starts; with `ask` its controller is asked, for a limit may be changed.
-    """
-    job = environment.get("SLURM_JOB_ID")
-    if ask and job is not None:
-        status, said = _run_command(["squeue", "--noheader", "--jobs", job, "--format", "%e"], 10.0, environment)
-        if status == 0 and (end := _parse_timestamp(said)) is not None:
-            return end
+def end_of_allocation(environment: Mapping[str, str]) -> float | None:
+    """Return when the allocation ends, in seconds since 1970, as Slurm sets it at a job's start; None if unknown."""
     try:
         return float(environment["SLURM_JOB_END_TIME"])
     except (KeyError, ValueError):
         return None
 
 
-def _parse_timestamp(text: str) -> float | None:
-    from datetime import datetime
-
-    try:
-        # Slurm's is local time, as this one.
-        return datetime.fromisoformat(text.strip()).timestamp()
-    except ValueError:
-        # "N/A", for a job without a limit.
-        return None
-
-
-def _run_command(
-    command: Sequence[str], timeout: float, environment: Mapping[str, str] | None = None
-) -> tuple[int, str]:
+def _run_command(command: Sequence[str], timeout: float) -> tuple[int, str]:
     """Return the exit status and what the command said; 75 if it cannot be run or takes too long."""
     try:
-        done = subprocess.run(
-            list(command), capture_output=True, text=True, check=False, timeout=timeout, env=environment
-        )  # fmt: skip
+        done = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=timeout)
     except OSError as error:
         return FORCED_EXIT, (error.strerror or str(error)).lower()
     except subprocess.TimeoutExpired:

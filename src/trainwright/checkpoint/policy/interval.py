@@ -33,14 +33,10 @@ class Costs(Settings, error=CheckpointConfigError):
     persist_seconds: Annotated[
         float, _SECONDS, "from the start of a save until its commit; a failure before that loses this save"
     ] = 0.0
-    recovery_can_fail: bool = False
-    """Whether failures strike during recovery too."""
 
     @property
     def seconds_per_failure(self) -> float:
         """Wall seconds from one failure to the next, recovery included."""
-        if self.recovery_can_fail:
-            return self.mtbf_seconds * math.exp(self.recovery_seconds / self.mtbf_seconds)
         return self.mtbf_seconds + self.recovery_seconds
 
     def wall_per_useful(self, interval_seconds: float) -> float:

@@ -1,13 +1,19 @@
-"""Retention: a pure choice of the checkpoints to retain, by age, metric, step, pin and budget."""
+"""Retention: which checkpoints stay, by age, metric, step and pin; and the retained ones of a run."""
 
+import errno
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from trainwright.checkpoint.config import Retention
-from trainwright.checkpoint.save.publish import Published
+from trainwright.checkpoint.owner import Owner
+from trainwright.checkpoint.save.publish import Published, quarantine
+from trainwright.publishing import FileLayer
 
-__all__ = ["RetentionChoice", "choose_retained"]
+__all__ = ["NO_ROOM", "RetainedCheckpoints", "RetentionChoice", "choose_retained"]
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 class RetentionChoice(NamedTuple):
@@ -17,42 +23,93 @@ class RetentionChoice(NamedTuple):
     drop: tuple[Published, ...]
 
 
-def choose_retained(
-    checkpoints: Sequence[Published],
-    policy: Retention,
-    *,
-    budget_bytes: int | None = None,
-) -> RetentionChoice:
+def choose_retained(checkpoints: Sequence[Published], policy: Retention) -> RetentionChoice:
     """Choose among a run's checkpoints, given newest first.
 
-    The newest that is not suspect (or if all are, the newest) and all pinned ones stay whatever the policy and the
-    budget say. Over the budget, what the policy keeps goes oldest first, the best by metric last.
+    The newest that is not suspect (or if all are, the newest) and all pinned ones stay whatever the policy says.
     """
-    pinned = {place for place, one in enumerate(checkpoints) if one.manifest.pin is not None}
-    safe = next((place for place, one in enumerate(checkpoints) if one.manifest.screen == "good"), 0)
-    # Certain ones stay whatever the policy says: a run must never be left without a checkpoint to restore.
-    certain = pinned | {safe} if checkpoints else pinned
+    places = range(len(checkpoints))
+    manifests = [one.manifest for one in checkpoints]
+    # A run must never be left without a checkpoint to restore.
+    safe = next((place for place in places if manifests[place].screen == "good"), 0)
+    values = {place: _metric_value(checkpoints[place], policy.metric) for place in places}
     best = sorted(
-        (place for place, one in enumerate(checkpoints) if not math.isnan(_metric_value(one, policy.metric))),
-        key=lambda place: (_metric_value(checkpoints[place], policy.metric), place),
-    )[: policy.best]
-    every = [
-        place
-        for place, one in enumerate(checkpoints)
-        if policy.every_steps and one.manifest.step % policy.every_steps == 0
-    ]
-    wanted = [*range(min(policy.last, len(checkpoints))), *every]
-    keep, size = set[int](), 0
-    # In order of importance: over a budget the oldest go first, and the best by metric last.
-    for place in [*sorted(certain), *best, *sorted(wanted)]:
-        fits = budget_bytes is None or size + checkpoints[place].manifest.size <= budget_bytes
-        if place not in keep and (place in certain or fits):
-            keep.add(place)
-            size += checkpoints[place].manifest.size
+        (place for place in places if not math.isnan(values[place])), key=lambda place: (values[place], place)
+    )
+    keep = {safe, *range(policy.last), *best[: policy.best]}
+    keep |= {place for place in places if manifests[place].pin is not None}
+    if policy.every_steps:
+        keep |= {place for place in places if manifests[place].step % policy.every_steps == 0}
     return RetentionChoice(
         tuple(one for place, one in enumerate(checkpoints) if place in keep),
         tuple(one for place, one in enumerate(checkpoints) if place not in keep),
     )
+
+
+class RetainedCheckpoints:
+    """The retained checkpoints, newest first: adds, applies retention, frees space; on the first rank only.
+
+    `find` returns all good checkpoints that are there; it is asked if nothing was restored.
+    """
+
+    def __init__(
+        self,
+        policy: Retention,
+        *,
+        owner: Owner,
+        layer: FileLayer,
+        first: bool,
+        find: Callable[[], Iterable[Published]],
+    ) -> None:
+        self._policy, self._owner, self._layer = policy, owner, layer
+        self._first, self._find = first, find
+        self._kept: list[Published] | None = None
+
+    def begin(self, line: Iterable[Published]) -> None:
+        """Keep a line of checkpoints, newest first."""
+        self._kept = list(line)
+
+    def known(self) -> list[Published]:
+        """Return what is kept, newest first; none on ranks that keep none."""
+        if not self._first:
+            return []
+        # Nothing was restored: what is there counts for retention all the same.
+        if self._kept is None:
+            self.begin(self._find())
+        return self._kept or []
+
+    def add(self, published: Published, blocking_seconds: float) -> None:
+        """Take note of a new checkpoint, and drop what need not stay; on the coordinator."""
+        kept = [published, *self.known()]
+        # Newest first by (lease, serial), as retention expects them.
+        kept.sort(key=lambda one: (one.manifest.lease, one.manifest.serial), reverse=True)
+        self._owner.committed(
+            published,
+            blocking_seconds=blocking_seconds,
+            persist_seconds=time.time() - published.manifest.times["saved_at"],
+        )
+        self._kept = self._drop_others(kept, self._policy)
+
+    def publish_with_room(self, publish: Callable[[], Published]) -> Published:
+        """Publish; where there is no room, drop all that can go and try once more."""
+        try:
+            return publish()
+        except OSError as error:
+            if error.errno not in NO_ROOM:
+                raise
+        # All can go but the newest good one, and what is pinned.
+        if self._first:
+            self._kept = self._drop_others(self.known(), Retention(last=1))
+        return publish()
+
+    def _drop_others(self, checkpoints: list[Published], policy: Retention) -> list[Published]:
+        choice = choose_retained(checkpoints, policy)
+        for dropped in choice.drop:
+            # Renamed first: a folder that is half removed has no checkpoint's name.
+            trash = quarantine(self._layer, dropped.path, "trash")
+            if trash is not None:
+                self._layer.remove(trash)
+        return list(choice.keep)
 
 
 def _metric_value(checkpoint: Published, metric: str) -> float:

@@ -13,7 +13,7 @@ from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.policy.hooks import end_of_allocation
 from trainwright.checkpoint.policy.interval import Costs, SavePlan, plan_saves
 from trainwright.checkpoint.policy.signals import SignalFlag
-from trainwright.checkpoint.save.saver import SaveRecord
+from trainwright.checkpoint.save.saver import SaveHandle
 
 __all__ = ["SavePolicy"]
 
@@ -21,14 +21,8 @@ _SIGNALS = ("SIGTERM", "SIGUSR1")
 _KNOWN = 20
 """Saves over which costs are taken."""
 
-_DRAIN_MARGIN = 1.5
-"""For how much longer than the last time a drain may take before an allocation ends."""
-
 _FIRST_SECONDS = 60.0
 """When the first save is due that tells what saves cost."""
-
-_ASK_SECONDS = 600.0
-"""How often the batch system is asked when the allocation ends: limits are changed now and then."""
 
 
 class SavePolicy:
@@ -50,10 +44,8 @@ class SavePolicy:
         main = threading.current_thread() is threading.main_thread()
         self._signals = config.signals if config.signals is not None else _SIGNALS if alone and main else ()
         self._flag: SignalFlag | None = None
-        self._drain_seconds = 0.0
         self._costs: deque[tuple[float, float]] = deque(maxlen=_KNOWN)
         self._end = end_of_allocation(os.environ)
-        self._asked = steady()
         self._plan: SavePlan | None = None
         # The end of the allocation for which the last save was made.
         self._last_before: float | None = None
@@ -81,23 +73,13 @@ class SavePolicy:
         self._saved_step, self._saved_at, self._saved_time = steps, self._steady(), self._clock()
         self._next = self._next_interval()
 
-    def note_end(self, record: SaveRecord) -> None:
+    def note_end(self, handle: SaveHandle) -> None:
         """Learn from a save what the next one will cost."""
         # Failed and skipped saves say nothing about the cost of a good one.
-        if record.verdict.startswith(("good", "suspect")):
-            cost = record.blocking_seconds + max(0.0, record.slowdown_seconds)
-            self._costs.append((cost, record.persist_seconds))
+        if handle.verdict.startswith(("good", "suspect")):
+            cost = handle.blocking_seconds + max(0.0, handle.slowdown_seconds)
+            self._costs.append((cost, handle.persist_seconds))
             self._next = self._next_interval()
-
-    def note_drain(self, seconds: float) -> None:
-        """Learn how long a checkpoint takes from a tier to the folder itself; the last one has to get there, too."""
-        self._drain_seconds = seconds
-
-    def ask_for_end(self) -> None:
-        """Ask the batch system anew when the allocation ends, if it is long ago; may take seconds."""
-        if self._end is not None and self._steady() - self._asked > _ASK_SECONDS:
-            self._asked = self._steady()
-            self._end = end_of_allocation(os.environ, ask=True)
 
     def raise_pending(self) -> None:
         """Raise what an earlier handler raised when the signal came, if it did."""
@@ -123,7 +105,7 @@ class SavePolicy:
         cost, persist = (statistics.median(column) for column in zip(*self._costs, strict=True))
         costs = Costs(mtbf_seconds=self._config.mtbf_seconds, cost_seconds=cost, persist_seconds=persist)
         # A save is planned to end when training goes on; it is on disk only when it is persisted.
-        margin = self._config.margin_seconds + max(0.0, persist - cost) + _DRAIN_MARGIN * self._drain_seconds
+        margin = self._config.margin_seconds + max(0.0, persist - cost)
         self._plan = plan_saves(costs, remaining_seconds=left, drain_seconds=margin, before=self._plan)
         if self._plan.warning:
             warnings.warn(self._plan.warning, stacklevel=4)

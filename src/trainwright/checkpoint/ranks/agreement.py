@@ -2,8 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from trainwright.errors import CheckpointConfigError, CheckpointError
-from trainwright.validators import check, integer
+from trainwright.errors import CheckpointError
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +20,6 @@ class Agreement:
     """
 
     def __init__(self, group: "ProcessGroup | None" = None, *, every: int = 8) -> None:
-        check(every, integer(minimum=1), "agree_every", CheckpointConfigError)
         self.every = every
         self._group = group
         self._steps = 0

@@ -6,7 +6,6 @@ uses, so that no barrier of the training can meet it, and one for the main threa
 """
 
 import json
-import platform
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -29,10 +28,10 @@ from trainwright.checkpoint.ranks.merging import (
 )
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
 from trainwright.checkpoint.ranks.reshard import TensorShare, read_shares, read_targets, share_tensors
-from trainwright.checkpoint.restore.restored import read_tensors, verify_digests
+from trainwright.checkpoint.restore.restored import verify_digests
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
-from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_tree
+from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_data, write_tree
 from trainwright.checkpoint.state.captured import Captured
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointError
@@ -103,10 +102,6 @@ class SingleRank:
         """Tell whether a rank wishes it. In the main thread."""
         return wish
 
-    def gather_hosts(self) -> list[str]:
-        """Return the names of the nodes that the ranks are on. In the main thread."""
-        return [platform.node()]
-
     def agree_on_findings(self, findings: Findings) -> Findings:
         """Return what the ranks found together. In the writer's thread, once for each save that was not skipped."""
         return findings
@@ -130,12 +125,11 @@ class SingleRank:
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
     ) -> "dict[str, torch.Tensor]":
         """Return the tensors that this rank needs; with `check` every byte that was saved is compared first."""
+        # All of it is compared before the first byte goes to a live tensor.
         if check:
             verify_digests(published)
-        # The common case has a faster path: whole tensors are read straight into place.
-        if published.manifest.world_size == 1:
-            return read_tensors(published, {name: captured.tensors[name] for name in captured.loadable})
-        return self._read_parts(published, state, captured, check=False)
+        places = {name: captured.tensors[name] for name in captured.loadable}
+        return self._read_parts(published, state, captured, places=places, check=False)
 
     def reseed_generators(self, manifest: Manifest) -> None:
         """Give the generators other seeds if the ranks were others; from the saved ones, the step and the rank."""
@@ -152,18 +146,24 @@ class SingleRank:
         torch.manual_seed(seed)
 
     def _read_parts(
-        self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool
+        self,
+        published: Published,
+        state: Mapping[str, Any],
+        captured: Captured,
+        *,
+        places: "Mapping[str, torch.Tensor] | None" = None,
+        check: bool,
     ) -> "dict[str, torch.Tensor]":
         # What belongs to other ranks, or to stages of a pipeline that are not here, is not read.
         skip = other_ranks_names(published.manifest, rank=self.rank, world=self.world)
         skip |= {each.name for each in published.manifest.tensors if not self._parts.here(each.name)}
-        return read_shares(published, read_targets(state, captured.tensors), check=check, skip=skip)
+        return read_shares(published, read_targets(state, captured.tensors), places=places, check=check, skip=skip)
 
 
 class Ranks(SingleRank):
     """All ranks of the default process group, which all make this object, in the same order as other groups."""
 
-    def __init__(self, timeout_seconds: float, agree_every: int) -> None:
+    def __init__(self, timeout_seconds: float) -> None:
         import torch.distributed as dist
 
         self.rank = dist.get_rank()
@@ -171,7 +171,7 @@ class Ranks(SingleRank):
         self._timeout = timedelta(seconds=timeout_seconds)
         self._writers = dist.new_group(backend="gloo", timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout), every=agree_every)
+        self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout))
         # Steps during which an agreed wish still belongs to the last save.
         self._echo = 0
 
@@ -233,10 +233,6 @@ class Ranks(SingleRank):
     def any(self, wish: bool) -> bool:
         """Tell whether a rank wishes it."""
         return any(self._gather(wish, self.control))
-
-    def gather_hosts(self) -> list[str]:
-        """Return the names of the nodes that the ranks are on."""
-        return sorted(set(self._gather(platform.node(), self.control)))
 
     def agree_on_findings(self, findings: Findings) -> Findings:
         """Wait for all ranks; return what they found, troubles with their ranks."""
@@ -318,7 +314,7 @@ class Ranks(SingleRank):
         own = job.manifest
         report = RankReport(rank=self.rank, step=own.step, lease=own.lease, ties=own.ties)
         try:
-            file, records = job.write_data(layer, folder, memory, rank=self.rank)
+            file, records = write_data(layer, folder, job.mine, memory, rank=self.rank)
         except (OSError, CheckpointError) as error:
             return replace(report, error=error)
         named = {item if "@" in item else f"{item}@{self.rank}": value for item, value in trees.items()}
@@ -352,11 +348,11 @@ class Ranks(SingleRank):
         return said[0]
 
 
-def make_ranks(timeout_seconds: float, agree_every: int) -> SingleRank:
+def make_ranks(timeout_seconds: float) -> SingleRank:
     """Return the ranks of the default process group; a process alone where there is none."""
     import torch.distributed as dist
 
-    return Ranks(timeout_seconds, agree_every) if dist.is_available() and dist.is_initialized() else SingleRank()
+    return Ranks(timeout_seconds) if dist.is_available() and dist.is_initialized() else SingleRank()
 
 
 @contextmanager

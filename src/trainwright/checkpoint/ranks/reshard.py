@@ -114,22 +114,22 @@ def read_shares(
     published: Published,
     like: "Callable[[TensorRecord], Any]",
     *,
+    places: "Mapping[str, torch.Tensor] | None" = None,
     check: bool = True,
     skip: frozenset[str] = frozenset(),
 ) -> "dict[str, torch.Tensor]":
-    """Return the tensors of a checkpoint as this rank needs them, each in new memory, on the device of its like.
+    """Return the tensors of a checkpoint as this rank needs them, on the device of its like.
 
-    Only the chunks that hold a part of it are read, and with `check` compared. `skip` names tensors that are not read.
-    Raises `CheckpointCorruptError`.
+    They are read into `places` where one fits, else into new memory. Only the chunks that hold a part of it are read,
+    and with `check` compared. `skip` names tensors that are not read. Raises `CheckpointCorruptError`.
     """
-    import torch
     from torch.distributed.tensor import DTensor
 
     records = [record for record in published.manifest.tensors if record.name not in skip]
     likes = {record.name: like(record) for record in records}
     boxes = {record.name: _wanted_slice(record, likes[record.name]) for record in records}
     found = {
-        record.name: torch.empty(boxes[record.name].lengths, dtype=getattr(torch, record.dtype)) for record in records
+        record.name: _memory_for(record, boxes[record.name], (places or {}).get(record.name)) for record in records
     }
     with open_slices(published.path, published.manifest, check=check) as reader:
         reader.fill([(record, boxes[record.name], found[record.name]) for record in records])
@@ -163,6 +163,21 @@ def _deal_writers(tensors: Mapping[str, tuple[int, tuple[int, ...]]]) -> dict[st
         writer[name] = ranks[place]
         of_these[place] += size
     return writer
+
+
+def _memory_for(record: TensorRecord, part: TensorSlice, place: "torch.Tensor | None") -> "torch.Tensor":
+    """Return `place` if the slice can be read into it, else new memory."""
+    import torch
+
+    dtype = getattr(torch, record.dtype)
+    if (
+        place is not None
+        and (place.dtype, tuple(place.shape)) == (dtype, part.lengths)
+        and place.device.type == "cpu"
+        and place.is_contiguous()
+    ):
+        return place
+    return torch.empty(part.lengths, dtype=dtype)
 
 
 def _wanted_slice(record: TensorRecord, like: Any) -> TensorSlice:

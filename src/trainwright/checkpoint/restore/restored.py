@@ -2,34 +2,26 @@
 
 import json
 import math
-import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright.checkpoint.manifest import Manifest, TensorRecord
 from trainwright.checkpoint.restore.integrity import find_damages
 from trainwright.checkpoint.save.publish import Published, list_published, quarantine
-from trainwright.checkpoint.save.shard_file import read_into
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointCorruptError
 from trainwright.publishing import FileLayer, write_new
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = [
     "Restored",
     "list_homes",
     "list_quarantined",
     "mark_start",
-    "read_ahead",
     "read_lineage",
-    "read_tensors",
     "read_tree",
     "records_by_name",
     "verify_digests",
@@ -37,9 +29,6 @@ __all__ = [
 
 _START = "start.json"
 """In a lease's folder: the checkpoint that it went on from. What earlier leases publish later is not of its line."""
-
-# What a disk reads while the state is compared.
-_AHEAD_BYTES = 32 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,37 +68,29 @@ def list_homes(folder: Path, lease: int) -> list[tuple[int, Path]]:
 
 
 def read_lineage(
-    layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None], tiers: Sequence[Path] = ()
+    layer: FileLayer, folder: Path, lease: int, damaged: Callable[[Path, str], None]
 ) -> Iterator[Published]:
     """Yield the checkpoints that a run may go on from, newest first; one without a valid manifest is quarantined.
 
-    What an earlier lease published after a later one had gone on from it is passed over: it is of no line. Of one that
-    is in `tiers`, nearest first, as well as in `folder`, all copies follow each other.
+    What an earlier lease published after a later one had gone on from it is passed over: it is of no line.
     """
     bound: tuple[float, float] = (lease, math.inf)
-    roots = (*tiers, folder)
-    by_lease: dict[int, list[Path]] = {}
-    for root in roots:
-        for number, home in list_homes(root, lease):
-            by_lease.setdefault(number, []).append(home)
-    for number in sorted(by_lease, reverse=True):
+    for number, home in list_homes(folder, lease):
         whole = []
-        for home in by_lease[number]:
-            for path in list_published(home):
-                try:
-                    whole.append(Published(path=path, manifest=Manifest.read(path)))
-                except CheckpointCorruptError as error:
-                    # A folder that is gone was dropped by another run meanwhile.
-                    if path.exists():
-                        quarantine(layer, path, "bad")
-                        damaged(path, str(error))
-        # The sort is stable, so copies of one checkpoint stay in the order of their tiers.
+        for path in list_published(home):
+            try:
+                whole.append(Published(path=path, manifest=Manifest.read(path)))
+            except CheckpointCorruptError as error:
+                # A folder that is gone was dropped by another run meanwhile.
+                if path.exists():
+                    quarantine(layer, path, "bad")
+                    damaged(path, str(error))
         for published in sorted(whole, key=lambda one: one.manifest.serial, reverse=True):
             # Serials grow within a lease, so (lease, serial) orders all checkpoints of a run.
             if (number, published.manifest.serial) <= bound:
                 yield published
         # What an earlier lease published after this one had started from it is on another line.
-        bound = min(bound, _read_start(folder / f"lease-{number}" if number else folder))
+        bound = min(bound, _read_start(home))
 
 
 def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
@@ -125,9 +106,9 @@ def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
         temporary.unlink(missing_ok=True)
 
 
-def list_quarantined(folders: Sequence[Path], lease: int) -> list[Path]:
-    """Return what was quarantined as damaged in this run and earlier ones, in any of the folders of its checkpoints."""
-    return [path for folder in folders for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
+def list_quarantined(folder: Path, lease: int) -> list[Path]:
+    """Return what was quarantined as damaged in this run and earlier ones."""
+    return [path for _, home in list_homes(folder, lease) for path in home.glob(".bad-*")]
 
 
 def _read_start(home: Path) -> tuple[float, float]:
@@ -157,49 +138,3 @@ def read_tree(published: Published) -> dict[str, Any]:
         raise CheckpointCorruptError(f"{published.path}: {damage}")
     tree: dict[str, Any] = json.loads((published.path / STATE).read_bytes())
     return tree
-
-
-def read_ahead(published: Published) -> None:
-    """Let the disk begin with the data of a checkpoint of one process, while its manifest is compared."""
-    # Several ranks read parts of files; reading ahead of all of it would waste the disk.
-    if published.manifest.world_size > 1 or not hasattr(os, "posix_fadvise"):
-        return
-    for file in published.manifest.files:
-        # A missing file is reported by `read_tensors`.
-        with suppress(OSError):
-            handle = os.open(published.path / file.name, os.O_RDONLY)
-            try:
-                os.posix_fadvise(handle, 0, _AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-            finally:
-                os.close(handle)
-
-
-def read_tensors(published: Published, places: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Tensor]":
-    """Return all tensors, read into `places` where one fits, else into new memory; not checked.
-
-    Only for what one process saved; `reshard.read_shares` reads the rest. Raises `CheckpointCorruptError`.
-    """
-    import torch
-
-    tensors: dict[str, torch.Tensor] = {}
-    # Grouped by file, so that each is read in a few large reads in the order of its bytes.
-    wanted: dict[str, list[tuple[int, torch.Tensor]]] = {}
-    for record in published.manifest.tensors:
-        dtype = getattr(torch, record.dtype)
-        place = places.get(record.name)
-        if (
-            place is None
-            or place.dtype != dtype
-            or tuple(place.shape) != record.shape
-            or place.device.type != "cpu"
-            or not place.is_contiguous()
-        ):
-            place = torch.empty(record.shape, dtype=dtype)
-        tensors[record.name] = place
-        wanted.setdefault(record.shards[0].file, []).append((record.shards[0].start, place))
-    for file, parts in wanted.items():
-        try:
-            read_into(published.path / file, parts)
-        except (OSError, EOFError) as error:
-            raise CheckpointCorruptError(f"{published.path / file} cannot be read: {error}") from error
-    return tensors | {alias: tensors[name] for alias, name in published.manifest.ties.items()}

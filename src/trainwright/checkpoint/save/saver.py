@@ -1,8 +1,7 @@
 """The Saver: takes snapshots and writes them in the background with bounded memory, and measures what that cost."""
 
 import math
-import os
-import queue
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,97 +14,55 @@ from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.ranks.ranks import Findings, Portion, SingleRank
 from trainwright.checkpoint.save.health_check import Norms, norms_of
 from trainwright.checkpoint.save.publish import Published
-from trainwright.checkpoint.save.shard_file import ShardFile
 from trainwright.checkpoint.save.snapshot import Buffer, Snapshot
-from trainwright.checkpoint.save.writer import WriteJob, Written
-from trainwright.checkpoint.save.writer_process import WriterProcess
+from trainwright.checkpoint.save.writer import WriteJob
 from trainwright.errors import CheckpointError
 
-__all__ = ["SaveHandle", "SaveRecord", "Saver"]
+__all__ = ["SaveHandle", "Saver"]
 
 
 @dataclass(slots=True, eq=False)
 class SaveHandle:
-    """A save under way.
+    """A save: its futures while it is under way, and what it cost once it ended.
 
     `staged` is done when the snapshot is complete, with whether it is one; `committed` when the checkpoint is there,
-    or holds the `CheckpointError` that says why there is none. `verdict` is "" until then. Where it is in a tier,
-    `drained` is done when it is in the folder of the checkpoints too: with None if a newer one went in its place.
+    or holds the `CheckpointError` that says why there is none. Training stopped for `blocking_seconds`, the steps
+    during the save took `slowdown_seconds` longer, and the commit came after `persist_seconds`. `verdict` is "" until
+    then, and "good", "suspect: ..." with tensors, "refused: ..." by the health check, or "failed: ..." afterwards.
     """
 
     step: int
     bytes: int = 0
     staged: "Future[bool]" = field(default_factory=Future)
     committed: "Future[Published]" = field(default_factory=Future)
-    drained: "Future[Published | None]" = field(default_factory=Future)
     blocking_seconds: float = 0.0
     persist_seconds: float = 0.0
     slowdown_seconds: float = 0.0
     verdict: str = ""
-    tier: str = ""
 
     @property
     def manifest(self) -> Manifest:
         """The manifest of the checkpoint; waits for the commit, and raises what went wrong."""
         return self.committed.result().manifest
 
-    def record(self) -> "SaveRecord":
-        """Return the account of this save."""
-        return SaveRecord(
-            step=self.step,
-            bytes=self.bytes,
-            blocking_seconds=self.blocking_seconds,
-            persist_seconds=self.persist_seconds,
-            slowdown_seconds=self.slowdown_seconds,
-            verdict=self.verdict,
-            tier=self.tier,
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SaveRecord:
-    """What one save cost and how it ended.
-
-    Training stopped for `blocking_seconds`, the steps during the save took `slowdown_seconds` longer, and the commit
-    came after `persist_seconds`. `verdict`: "good", "suspect: ..." with tensors, "skipped", "refused: ..." by the
-    health check, or "failed: ...". `tier` is the tier's folder that it went to, "" for the folder of the checkpoints.
-    """
-
-    step: int
-    bytes: int = 0
-    blocking_seconds: float = 0.0
-    persist_seconds: float = 0.0
-    slowdown_seconds: float = 0.0
-    verdict: str = "good"
-    tier: str = ""
-
-
-_SHARED_FROM = {"auto": 1 << 30, "process": 0, "thread": None, "sync": None}
-"""From how many bytes on a snapshot is written by a process of its own."""
-
 
 class Saver:
-    """Saves snapshots one after the other, at most `config.buffers` at a time.
+    """Saves snapshots one after the other, from one buffer: a save waits until the one before is written.
 
-    `write` makes a job durable from memory and returns the checkpoint; what it raises is the save's failure. It is told
-    whether training waits for it.
+    `write` makes a job durable from memory and returns the checkpoint; what it raises is the save's failure.
     """
 
     def __init__(
         self,
         config: CheckpointConfig,
-        write: Callable[[SaveHandle, WriteJob, memoryview, bool], Published],
+        write: Callable[[SaveHandle, WriteJob, memoryview], Published],
         ranks: SingleRank,
     ) -> None:
         self._config = config
         self._ranks = ranks
         self._write = write
-        shared_from = _SHARED_FROM[config.writer] if hasattr(os, "memfd_create") else None
-        self._buffers = [Buffer(shared_from) for _ in range(config.buffers)]
-        self._process = WriterProcess()
-        self._free: queue.SimpleQueue[Buffer] = queue.SimpleQueue()
-        for buffer in self._buffers:
-            self._free.put(buffer)
+        self._buffer = Buffer()
+        self._buffer_free = threading.Semaphore()
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="trainwright staging")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trainwright writing")
         self._staging: list[tuple[SaveHandle, Snapshot]] = []
@@ -119,19 +76,16 @@ class Saver:
     @property
     def buffer_bytes(self) -> int:
         """Bytes held for snapshots."""
-        return sum(buffer.size for buffer in self._buffers)
+        return self._buffer.size
 
     def save(self, portion: Portion, manifest: Manifest, home: Path, *, wait: bool, started: float) -> SaveHandle:
         """Take a snapshot and write it; with `wait` it is over when this returns. Training waits since `started`."""
         handle = SaveHandle(manifest.step)
         self._open.append(handle)
-        buffer = self._take_buffer(wait=wait or self._config.when_busy == "wait")
-        if buffer is None:
-            handle.staged.set_result(False)
-            return _mark_failed(handle, "skipped", "the save before was still being written")
+        self._buffer_free.acquire()
         captured, layout = portion.captured, portion.layout
         handle.bytes = layout.size
-        snapshot = Snapshot(captured, layout, buffer.reserve(layout.size)[: layout.size])
+        snapshot = Snapshot(captured, layout, self._buffer.reserve(layout.size)[: layout.size])
         # Counters, generators and the like may change at any time, so they are copied before this returns.
         snapshot.copy_small()
         job = WriteJob(
@@ -142,7 +96,6 @@ class Saver:
             mine=portion.mine,
             shares=portion.shares,
             screened=captured.lazy,
-            elsewhere=self._remote_writer(buffer, layout.size),
         )
         synchronous = self._config.writer == "sync"
         # Without an optimizer whose step a hook could delay, nothing would protect a copy in the background.
@@ -150,9 +103,9 @@ class Saver:
             snapshot.copy_rest()
             handle.staged.set_result(True)
             if synchronous:
-                self._persist_snapshot(handle, buffer, job, started, wait=wait)
+                self._persist_snapshot(handle, job, started)
             else:
-                self._writer.submit(self._persist_snapshot, handle, buffer, job, started, wait=wait)
+                self._writer.submit(self._persist_snapshot, handle, job, started)
                 if wait:
                     handle.committed.exception()
         else:
@@ -162,7 +115,7 @@ class Saver:
             for optimizer in captured.optimizers:
                 if id(optimizer) not in self._hooks:
                     self._hooks[id(optimizer)] = optimizer.register_step_pre_hook(self._before_step)
-            self._stager.submit(self._stage_snapshot, handle, buffer, snapshot, job, started)
+            self._stager.submit(self._stage_snapshot, handle, snapshot, job, started)
         handle.blocking_seconds = time.perf_counter() - started
         return handle
 
@@ -189,9 +142,7 @@ class Saver:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
-        self._process.close()
-        for buffer in self._buffers:
-            buffer.release()
+        self._buffer.release()
 
     def _before_step(self, *_: object) -> None:
         """Let no optimizer change what is still being copied; a hook of its `step`."""
@@ -203,40 +154,14 @@ class Saver:
             handle.staged.result()
             handle.blocking_seconds += time.perf_counter() - started
 
-    def _remote_writer(self, buffer: Buffer, size: int) -> Callable[[Path, ShardFile, int], Written] | None:
-        """Return what writes a data file in another process, if the buffer is shared with one."""
-        descriptor = buffer.descriptor
-        if descriptor is None:
-            return None
-        return lambda folder, layout, rank: self._process.write(
-            folder, layout, buffer.reserve(size), descriptor, rank=rank
-        )
-
-    def _take_buffer(self, *, wait: bool) -> Buffer | None:
-        """Return a free buffer; without `wait` None if there is none, here or on another rank."""
-        if wait:
-            return self._free.get()
-        try:
-            buffer = self._free.get_nowait()
-        except queue.Empty:
-            # All ranks must skip the same saves, so those without a free buffer tell the others.
-            self._ranks.any(True)
-            return None
-        if self._ranks.any(False):
-            self._free.put(buffer)
-            return None
-        return buffer
-
-    def _stage_snapshot(
-        self, handle: SaveHandle, buffer: Buffer, snapshot: Snapshot, job: WriteJob, started: float
-    ) -> None:
+    def _stage_snapshot(self, handle: SaveHandle, snapshot: Snapshot, job: WriteJob, started: float) -> None:
         try:
             snapshot.copy_rest()
             findings = self._check_unchanged(snapshot)
         except Exception as error:  # noqa: BLE001 -- whatever a device may raise: nobody must wait for ever
             findings = Findings(trouble=str(error))
         handle.staged.set_result(not findings.trouble)
-        self._writer.submit(self._persist_snapshot, handle, buffer, job, started, findings)
+        self._writer.submit(self._persist_snapshot, handle, job, started, findings)
 
     def _check_unchanged(self, snapshot: Snapshot) -> Findings:
         changed = snapshot.changed()
@@ -250,17 +175,10 @@ class Saver:
         )
 
     def _persist_snapshot(
-        self,
-        handle: SaveHandle,
-        buffer: Buffer,
-        job: WriteJob,
-        started: float,
-        findings: Findings | None = None,
-        *,
-        wait: bool = False,
+        self, handle: SaveHandle, job: WriteJob, started: float, findings: Findings | None = None
     ) -> None:
         """Write a snapshot, unless there was trouble on this rank or another: all of them get here for each save."""
-        memory = buffer.reserve(job.layout.size)[: job.layout.size]
+        memory = self._buffer.reserve(job.layout.size)[: job.layout.size]
         published: Published | None = None
         error: Exception | None = None
         try:
@@ -270,12 +188,12 @@ class Saver:
             findings = self._ranks.agree_on_findings(findings)
             if not findings.trouble:
                 manifest = replace(job.manifest, screen="suspect" if findings.suspects else "good")
-                published = self._write(handle, replace(job, manifest=manifest), memory, wait)
+                published = self._write(handle, replace(job, manifest=manifest), memory)
         except Exception as raised:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
             error, findings = raised, Findings(trouble=str(raised))
         handle.persist_seconds = time.perf_counter() - started
         # The bytes are on disk or given up: the next snapshot may overwrite them.
-        self._free.put(buffer)
+        self._buffer_free.release()
         if published is None:
             _mark_failed(
                 handle, f"{'refused' if findings.refused else 'failed'}: {findings.trouble}", findings.trouble, error
@@ -298,6 +216,5 @@ class Saver:
 def _mark_failed(handle: SaveHandle, verdict: str, sentence: str, error: Exception | None = None) -> SaveHandle:
     handle.verdict = verdict
     told = error if isinstance(error, CheckpointError) else CheckpointError(sentence)
-    handle.drained.set_exception(told)
     handle.committed.set_exception(told)
     return handle

@@ -6,11 +6,8 @@ aligned), then by falling size. The layout is that of https://github.com/hugging
 
 import ctypes
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from trainwright.checkpoint.digest import CHUNK_BYTES, chunk_ranges, combine_digests, digest_bytes, fastest_kind
@@ -19,7 +16,7 @@ from trainwright.checkpoint.manifest import FileRecord, ShardRecord, TensorRecor
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ShardFile", "TensorPlace", "memory_of", "plan_shard_file", "read_into", "write_shard"]
+__all__ = ["ShardFile", "TensorPlace", "memory_of", "plan_shard_file", "write_shard"]
 
 _CODES = {
     "bool": "BOOL",
@@ -39,8 +36,6 @@ _CODES = {
     "float8_e5m2": "F8_E5M2",
 }
 _PAGE = 4096
-# The system takes 1024 memories in one read.
-_MOST_VIEWS = 512
 
 
 class TensorPlace(NamedTuple):
@@ -139,62 +134,8 @@ def _write_range(write: "Callable[[memoryview], Any]", data: memoryview, start: 
     return stop
 
 
-def read_into(path: Path, wanted: "Sequence[tuple[int, torch.Tensor]]") -> None:
-    """Read tensors of a file, each (start, contiguous tensor on the CPU), into their memory.
-
-    Each of several threads reads one stretch of the file by a handle of its own, as the system's read-ahead likes it.
-    Raises `OSError`, and `EOFError` if the file is too short.
-    """
-    runs = list(_group_reads(wanted))
-    threads = max(1, min(8, os.cpu_count() or 1, len(runs)))
-
-    def read_stretch(number: int) -> None:
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            for start, views in runs[len(runs) * number // threads : len(runs) * (number + 1) // threads]:
-                _read_views(handle, start, views)
-        finally:
-            os.close(handle)
-
-    if threads == 1:
-        read_stretch(0)
-        return
-    with ThreadPoolExecutor(threads) as pool:
-        list(pool.map(read_stretch, range(threads)))
-
-
 def memory_of(tensor: "torch.Tensor") -> memoryview:
     """Return the bytes of a contiguous tensor on the CPU, in place; the tensor must outlive them."""
     if tensor.nbytes == 0:
         return memoryview(b"")
     return memoryview((ctypes.c_ubyte * tensor.nbytes).from_address(tensor.data_ptr())).cast("B")
-
-
-def _group_reads(wanted: "Sequence[tuple[int, torch.Tensor]]") -> Iterator[tuple[int, list[memoryview]]]:
-    """Yield (start, memories) of what lies together in the file, 16 MiB or so at a time: one read for each."""
-    begin, end, views = 0, -1, list[memoryview]()
-    for start, tensor in sorted(wanted, key=lambda item: item[0]):
-        memory = memory_of(tensor)
-        for at, stop in chunk_ranges(0, len(memory)):
-            # A new read begins at a gap in the file, at 16 MiB, or where the system takes no more memories at once.
-            if start + at != end or end - begin + stop - at > CHUNK_BYTES or len(views) == _MOST_VIEWS:
-                if views:
-                    yield begin, views
-                begin, end, views = start + at, start + at, []
-            views.append(memory[at:stop])
-            end += stop - at
-    if views:
-        yield begin, views
-
-
-def _read_views(handle: int, start: int, views: list[memoryview]) -> None:
-    while views:
-        count = os.preadv(handle, views, start)
-        if count == 0:
-            raise EOFError("the file ends too early")
-        start += count
-        # A read may end in the middle of a tensor: drop what is full and go on in the rest.
-        while views and count >= len(views[0]):
-            count -= len(views.pop(0))
-        if views:
-            views[0] = views[0][count:]

@@ -8,7 +8,6 @@ versions that torch counts for each tensor tell whether one changed meanwhile al
 import collections
 import ctypes
 import mmap
-import os
 import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -25,28 +24,17 @@ _PIECE_BYTES = 8 << 20
 
 
 class Buffer:
-    """Memory for one snapshot, allocated once; it grows when the state does.
+    """Memory for one snapshot, allocated once; it grows when the state does."""
 
-    From `shared_from` bytes on another process can map it too, by its `descriptor`; None: never.
-    """
-
-    def __init__(self, shared_from: int | None = None) -> None:
+    def __init__(self) -> None:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        self._shared_from = shared_from
-        self.descriptor: int | None = None
 
     def reserve(self, size: int) -> memoryview:
         """Return at least `size` bytes of it; what it held is gone if it had to grow."""
-        shared = self._shared_from is not None and size >= self._shared_from
-        if len(self._memory) < size or (shared and self.descriptor is None):
+        if len(self._memory) < size:
+            # The old memory first: never both at once.
             self.release()
-            size = max(size, mmap.PAGESIZE)
-            if shared:
-                self.descriptor = os.memfd_create("trainwright")
-                os.truncate(self.descriptor, size)
-                self._memory = mmap.mmap(self.descriptor, size)
-            else:
-                self._memory = mmap.mmap(-1, size)
+            self._memory = mmap.mmap(-1, size)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
         return memoryview(self._memory)
@@ -54,9 +42,6 @@ class Buffer:
     def release(self) -> None:
         """Let go of the memory, once nobody looks at it any more."""
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
-        if self.descriptor is not None:
-            os.close(self.descriptor)
-            self.descriptor = None
 
     @property
     def size(self) -> int:

@@ -1,7 +1,7 @@
 """Writing the files of one checkpoint from a snapshot, and publishing them."""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ class WriteJob:
     """One checkpoint to write below `home`: a manifest without files and tensors, the tree, the layout of the buffer.
 
     Of the buffer this process writes `mine`, its head; `shares` says what part of each tensor that is, if others have
-    parts too. `screened` names the tensors that must be finite. `elsewhere` writes the data file in another process.
+    parts too. `screened` names the tensors that must be finite.
     """
 
     home: Path
@@ -37,13 +37,6 @@ class WriteJob:
     mine: ShardFile
     shares: Mapping[str, TensorShare] = field(default_factory=dict)
     screened: frozenset[str] = frozenset()
-    elsewhere: Callable[[Path, ShardFile, int], Written] | None = None
-
-    def write_data(self, layer: FileLayer, folder: Path, memory: memoryview, *, rank: int = 0) -> Written:
-        """Write the data file of a rank: here, or by what `elsewhere` says. Raises `OSError`."""
-        if self.elsewhere is not None:
-            return self.elsewhere(folder, self.mine, rank)
-        return write_data(layer, folder, self.mine, memory, rank=rank)
 
 
 def shard_name(rank: int) -> str:
@@ -55,7 +48,7 @@ def write_checkpoint(layer: FileLayer, job: WriteJob, memory: memoryview) -> Pub
     """Write and publish a checkpoint whose tensors lie in `memory` as the layout says. Raises `OSError`."""
 
     def write(folder: Path) -> Manifest:
-        shard, tensors = job.write_data(layer, folder, memory)
+        shard, tensors = write_data(layer, folder, job.mine, memory)
         return replace(job.manifest, files=(shard, write_tree(layer, folder, job.tree)), tensors=tensors)
 
     return publish(layer, job.home, job.manifest.step, job.manifest.lease, write)

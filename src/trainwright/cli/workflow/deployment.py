@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, ClassVar
 
 from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, read_source, refuse_unknown
-from trainwright.engine import load_function
+from trainwright.engine.function_reference import load_function
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import InputError, ServeError

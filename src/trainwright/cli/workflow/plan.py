@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from trainwright.cli._plan_inputs import cluster_of
 from trainwright.cli.formatting import size
 from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source, read_text_of, refuse_unknown
-from trainwright.engine import load_function
+from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, TrainwrightError
 from trainwright.plan import Oracle
 from trainwright.plan.memory.budget import read_size

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol
 
-from trainwright.engine import load_function
+from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, closest
 from trainwright.ledger import State, open_ledger, state_of
 from trainwright.study import Study

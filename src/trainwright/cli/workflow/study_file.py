@@ -8,7 +8,7 @@ from typing import Any
 import trainwright as tw
 from trainwright.cli.workflow.stage import StudyJob
 from trainwright.cli.workflow.stages import ORDER, make_stages
-from trainwright.engine import load_function, load_module
+from trainwright.engine.function_reference import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml
 from trainwright.plugins import make

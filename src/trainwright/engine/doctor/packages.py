@@ -1,14 +1,16 @@
-"""Examine Python, the required packages, and each extra with what it would add."""
+"""Examine Python, the required packages, and each extra with what it would add.
+
+Each finding is a name, a state, what is told, and what would mend it.
+"""
 
 import json
 import re
 import sys
 from collections.abc import Iterator
 
-from trainwright.engine.doctor.finding import Area, Finding, Grade
 from trainwright.engine.doctor.machine import Machine
 
-__all__ = ["GIVES", "examine_packages", "imported"]
+__all__ = ["GIVES", "examine_extras", "examine_packages", "fits", "imported"]
 
 GIVES = {
     "torch": "training with trial.prepare, checkpoints, profiles, data-parallel trials",
@@ -53,86 +55,72 @@ for name in sys.argv[1:]:
 
 def imported(host: Machine) -> dict[str, dict[str, object]]:
     """Import the core packages, and torch if it is there, in a process of its own; what came of each, by name."""
-    names = [name for name, _, extra in _read_requirements(host) if not extra] + ["torch"] * (
-        host.version("torch") is not None
-    )
-    done = host.run([sys.executable, "-c", _PROBE, *names], _SECONDS)
+    names = [name for name, _, extra in _read_requirements(host) if not extra]
+    names += ["torch"] * (host.version("torch") is not None)
+    status, output = host.run([sys.executable, "-c", _PROBE, *names], _SECONDS)
     found: dict[str, dict[str, object]] = {}
     begun = ""
-    for line in done.out.splitlines():
+    for line in output.splitlines():
         try:
             told = json.loads(line)
         except ValueError:  # something that a package prints when it is imported
             continue
         begun = told.get("begun", begun)
         found[begun] = told
-    if done.status != 0 and begun and "begun" in found.get(begun, {}):
-        how = f"ended the interpreter (status {done.status})" if done.status is not None else "did not end in time"
+    if status != 0 and begun and "begun" in found.get(begun, {}):
+        how = f"ended the interpreter (status {status})" if status is not None else "did not end in time"
         found[begun] = {"failed": begun, "error": f"the import {how}"}
     return found
 
 
-def examine_packages(host: Machine, probed: dict[str, dict[str, object]]) -> Iterator[Finding]:
-    """Yield Python, the core packages and torch, then each extra."""
+def examine_packages(host: Machine, probed: dict[str, dict[str, object]]) -> Iterator[tuple[str, ...]]:
+    """Yield Python, the core packages and torch."""
     written = ".".join(map(str, host.python))
     if host.python < _LOWEST_PYTHON:
-        yield _make_finding("python", Grade.BROKEN, f"{written} is too old", "use Python 3.11 or newer")
+        yield "python", "broken", f"{written} is too old", "use Python 3.11 or newer"
     else:
-        yield _make_finding("python", Grade.FINE, f"{written} ({sys.executable})")
-    asked = list(_read_requirements(host))
-    if not asked:
-        says = "its package metadata is not there, so that versions and extras cannot be checked"
-        yield _make_finding("trainwright", Grade.POOR, says, "pip install --editable . (in the checkout)")
-        return
-    for name, bounds, extra in asked:
-        if not extra or (extra == "torch" and name == "torch" and host.version("torch") is not None):
-            yield _examine_package(host, name, bounds, probed.get(name))
-    known = host.extras()
-    if unknown := [extra for extra in GIVES if extra not in known]:
-        says = f"was installed from an older checkout, which has no extra {', '.join(unknown)}"
-        yield _make_finding("trainwright", Grade.POOR, says, "pip install --editable . (in the checkout)")
-    for extra in GIVES:
-        if packages := [(name, bounds) for name, bounds, of in asked if of == extra]:
-            yield _examine_extra(host, extra, packages)
+        yield "python", "fine", f"{written} ({sys.executable})"
+    for name, bounds, extra in _read_requirements(host):
+        if not extra or (extra == name == "torch" and host.version("torch") is not None):
+            yield name, *_examine_package(host, name, bounds, probed.get(name))
 
 
-def _make_finding(name: str, state: Grade, says: str, mend: str = "") -> Finding:
-    return Finding(area=Area.INSTALLED, name=name, state=state, says=says, mend=mend)
-
-
-def _examine_package(host: Machine, name: str, bounds: str, told: dict[str, object] | None) -> Finding:
+def _examine_package(host: Machine, name: str, bounds: str, told: dict[str, object] | None) -> tuple[str, ...]:
     version = host.version(name)
     line = f'pip install "{name}{bounds}"'
     if version is None:
-        return _make_finding(name, Grade.BROKEN, "is not installed", line)
+        return "broken", "is not installed", line
     if not fits(version, bounds):
-        return _make_finding(name, Grade.BROKEN, f"{version} does not meet {bounds}", line)
+        return "broken", f"{version} does not meet {bounds}", line
     if told is not None and "failed" in told:
         python = ".".join(map(str, host.python[:2]))
         mend = f"install a build of {name} for Python {python} and the other packages' versions (constraints.txt)"
-        return _make_finding(name, Grade.BROKEN, f"{version} cannot be imported: {told['error']}", mend)
+        return "broken", f"{version} cannot be imported: {told['error']}", mend
     build = ""
     if name == "torch" and told is not None:
         build = f", built for CUDA or ROCm {told['cuda']}" if told.get("cuda") else ", built for processors alone"
-    return _make_finding(name, Grade.FINE, f"{version}{build}")
+    return "fine", f"{version}{build}"
 
 
-def _examine_extra(host: Machine, extra: str, asked: list[tuple[str, str]]) -> Finding:
-    versions = {name: host.version(name) for name, _ in asked}
-    missing = [name for name, version in versions.items() if version is None]
-    old = [
-        f"{name} {versions[name]} (needs {bounds})"
-        for name, bounds in asked
-        if not _meets_bounds(versions[name], bounds)
-    ]
-    line = f'pip install ".[{extra}]"'
-    if missing:
-        without = "" if len(missing) == len(asked) else f" ({', '.join(missing)} missing)"
-        return Finding(area=Area.EXTRAS, name=extra, state=Grade.ABSENT, says=f"{GIVES[extra]}{without}", mend=line)
-    if old:
-        return Finding(area=Area.EXTRAS, name=extra, state=Grade.POOR, says=f"too old: {', '.join(old)}", mend=line)
-    told = ", ".join(f"{name} {version}" for name, version in versions.items())
-    return Finding(area=Area.EXTRAS, name=extra, state=Grade.FINE, says=told)
+def examine_extras(host: Machine) -> Iterator[tuple[str, ...]]:
+    """Yield each extra of which packages are asked for: what it gives, and whether all of them are there."""
+    asked = list(_read_requirements(host))
+    for extra, gives in GIVES.items():
+        versions = {name: (host.version(name), bounds) for name, bounds, of in asked if of == extra}
+        missing = [name for name, (version, _) in versions.items() if version is None]
+        old = [
+            f"{name} {version} (needs {bounds})"
+            for name, (version, bounds) in versions.items()
+            if version is not None and not fits(version, bounds)
+        ]
+        line = f'pip install ".[{extra}]"'
+        if missing:
+            part = "" if len(missing) == len(versions) else f" ({', '.join(missing)} missing)"
+            yield extra, "absent", f"{gives}{part}", line
+        elif old:
+            yield extra, "poor", f"too old: {', '.join(old)}", line
+        elif versions:
+            yield extra, "fine", ", ".join(f"{name} {version}" for name, (version, _) in versions.items())
 
 
 def _read_requirements(host: Machine) -> Iterator[tuple[str, str, str]]:
@@ -142,10 +130,6 @@ def _read_requirements(host: Machine) -> Iterator[tuple[str, str, str]]:
         extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", line)
         if found is not None and not (extra is not None and extra[1] == "all"):
             yield found["name"].lower(), found["bounds"].strip(" ()"), extra[1] if extra is not None else ""
-
-
-def _meets_bounds(version: str | None, bounds: str) -> bool:
-    return version is None or fits(version, bounds)
 
 
 def fits(version: str, bounds: str) -> bool:

@@ -16,8 +16,9 @@ from typing import Any
 from trainwright.engine.function_reference import IN_WORKER, LOADING
 from trainwright.engine.protocol import Died, Outcome, Raised
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
+from trainwright.train import Assignment
 
-__all__ = ["ChildProcess", "WorkerProcess"]
+__all__ = ["ChildProcess", "WorkerProcess", "log_path", "thread_variables"]
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
@@ -138,6 +139,20 @@ class WorkerProcess(ChildProcess):
         """End the process: at once, or by closing its connection and waiting a little."""
         self.connection.close()
         super().close(kill=kill)
+
+
+def log_path(directory: Path | None, assignment: Assignment) -> str | None:
+    """Return the file of the output of a run's rank below a study's folder; None without one."""
+    if directory is None:
+        return None
+    rank = f"-rank-{assignment.rank}" if assignment.rank else ""
+    return str(directory / "logs" / f"trial-{assignment.trial:06d}" / f"lease-{assignment.lease}{rank}.log")
+
+
+def thread_variables(threads: int) -> dict[str, str]:
+    """Return the environment of a worker of so many threads; idle ones would spin on other workers' cores."""
+    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "PASSIVE")}
 
 
 def _python_path() -> str:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from trainwright.engine.function_reference import FunctionReference
 from trainwright.engine.process.gang import Gang
+from trainwright.engine.process.worker_process import log_path, thread_variables
 from trainwright.engine.protocol import Block, Died, Handler, Outcome, TrainFunction
 from trainwright.engine.ray.cluster import SlotMap, check_cluster, connect, living_nodes, load_ray
 from trainwright.engine.ray.host import DeviceHost, WorkerOrder
@@ -287,7 +288,7 @@ class Ray:
                 driver=listener.address,
                 token=worker.token,
                 home=str(Path.cwd()),
-                environment=_make_environment(self.cpus_per_device),
+                environment=thread_variables(self.cpus_per_device),
                 gpu=self._join_cluster().gpu,
                 memory_bytes=self.memory_bytes,
                 grace_seconds=self.grace_seconds,
@@ -313,11 +314,7 @@ class Ray:
         grant.gang = Gang(assignment, grant.workers, self._make_message)
 
     def _make_message(self, assignment: Assignment) -> tuple[Any, ...]:
-        log = None
-        if self._directory is not None:
-            rank = f"-rank-{assignment.rank}" if assignment.rank else ""
-            name = f"lease-{assignment.lease}{rank}.log"
-            log = str(self._directory / "logs" / f"trial-{assignment.trial:06d}" / name)
+        log = log_path(self._directory, assignment)
         return sys.path, sys.argv, self._reference, assignment, log, self._join_cluster().gpu
 
     def _serve_worker(self, worker: RemoteWorker, handler: Handler) -> bool:
@@ -439,8 +436,3 @@ def _require_open(part: _Part | None) -> _Part:
     if part is None:
         raise EngineError("tw.Ray: it is not open; open it before launching or polling")
     return part
-
-
-def _make_environment(threads: int) -> dict[str, str]:
-    names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return {**dict.fromkeys(names, str(threads)), "OMP_WAIT_POLICY": "PASSIVE"}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.model.chain import Chain, Option, Stage
+from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.pipeline.non_contiguous import PatternPlacement, PlacementSearch
 from trainwright.plan.pipeline.partition import ChainPartition, Way
 from trainwright.plan.pipeline.pipeline_search import PipelineProblem
@@ -48,6 +49,26 @@ class PipelinePlan:
     def step_seconds(self) -> float:
         """Of one step under the schedule."""
         return self.timelines[self.schedule].seconds
+
+    def layout(self, batch: int) -> Layout:
+        """Return what ranks run of the plan, for steps of `batch` samples; zero-bubble is run as 1F1B."""
+        stages = self.chain.stages
+        ranks = max(self.devices) + 1
+        own_order = self.schedule in self.placements
+        schedules = {"zero-bubble": "1f1b", **dict.fromkeys(PATTERNS, "")}
+        return Layout(
+            strategy="pipeline",
+            degrees=Degrees(pipeline=ranks),
+            batch=batch,
+            micro_batch=batch // self.microbatches,
+            microbatches=self.microbatches,
+            memory=None if self.partition.way == "none" else self.memory_bytes,
+            schedule=schedules.get(self.schedule, self.schedule),
+            chunks=2 if self.schedule == "interleaved" else 1,
+            cuts=tuple(stages[part.first - 1].name for part in self.partition.parts[1:]),
+            placement=self.devices,
+            order=tuple(self.to_csv().splitlines()) if own_order else (),
+        )
 
     def to_csv(self) -> str:
         """Return the schedule, a row per device: stage, F, B (I and W if split), micro-batch, as in "0F3"."""

@@ -11,7 +11,7 @@ import numpy as np
 from trainwright.ensemble.combine.uncertainty import Uncertainty
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, MissingExtra, NotReady, Overloaded, RequestError, ServeError
-from trainwright.serve.http.tensors import HEADER_LENGTH, Bytes, described, values_of
+from trainwright.serve.http.tensors import HEADER_LENGTH, SIZE, TrailingBytes, encode_tensor, read_values
 from trainwright.serve.service import Options, Response
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Client:
 
 def encode(x: Array, options: Options, *, binary: bool) -> tuple[bytes, dict[str, str]]:
     """Return body and headers of an inference request for rows x [N, ...]."""
-    tensor, behind = described("input", x, binary=binary)
+    tensor, behind = encode_tensor("input", x, binary=binary)
     asked = {
         "return_members": options.members or None,
         "return_uncertainty": options.uncertainty or None,
@@ -144,8 +144,18 @@ def read_answer(body: bytes, header_length: str | None) -> Response:
     length = len(body) if header_length is None else int(header_length)
     try:
         told = json.loads(body[:length])
-        behind = Bytes(memoryview(body)[length:])
-        outputs = {each["name"]: values_of(each, each["name"], behind) for each in told["outputs"]}
+        behind = TrailingBytes(memoryview(body)[length:])
+        outputs = {
+            one["name"]: read_values(
+                one["datatype"],
+                one["shape"],
+                where=one["name"],
+                data=one.get("data"),
+                size=one.get("parameters", {}).get(SIZE),
+                behind=behind,
+            )
+            for one in told["outputs"]
+        }
         parameters = told["parameters"]
         return Response(
             prediction=outputs["prediction"],

@@ -8,7 +8,7 @@ import pydantic_core
 
 from trainwright.ensemble.metrics import Array
 from trainwright.serve.http.infer_request import InferRequest
-from trainwright.serve.http.tensors import described
+from trainwright.serve.http.tensors import encode_tensor
 from trainwright.serve.service import Response
 
 __all__ = ["VERSION", "json_of", "write_reply"]
@@ -17,15 +17,15 @@ VERSION = "1"  # of the one ensemble that is served
 
 
 def write_reply(
-    answer: Response, asked: InferRequest, *, name: str, threshold: float | None
+    answer: Response, request: InferRequest, *, name: str, threshold: float | None
 ) -> tuple[bytes, int | None]:
     """Return the body, and the length of its JSON part if tensors follow behind it."""
     outputs, behind = [], []
     for output, values in _list_outputs(answer, threshold):
-        if asked.outputs is None or output in asked.outputs:
-            binary = asked.binary if asked.outputs is None else asked.outputs[output]
-            told, content = described(output, values, binary=binary)
-            outputs.append(told)
+        if request.outputs is None or output in request.outputs:
+            binary = request.binary if request.outputs is None else request.outputs[output]
+            tensor, content = encode_tensor(output, values, binary=binary)
+            outputs.append(tensor)
             behind += content
     parameters: dict[str, Any] = {
         "degraded": answer.degraded,
@@ -36,13 +36,13 @@ def write_reply(
     }
     if answer.uncertainty is not None:
         parameters["uncertainty_measure"] = answer.uncertainty.measure
-    if asked.ignored:
-        parameters["parameters_ignored"] = list(asked.ignored)
+    if request.ignored:
+        parameters["parameters_ignored"] = list(request.ignored)
     if answer.trace:
         parameters["trace"] = answer.trace
     reply: dict[str, Any] = {"model_name": name, "model_version": VERSION}
-    if asked.id is not None:
-        reply["id"] = asked.id
+    if request.id is not None:
+        reply["id"] = request.id
     head = json_of({**reply, "parameters": parameters, "outputs": outputs})
     return (b"".join([head, *behind]), len(head)) if behind else (head, None)
 

@@ -1,30 +1,79 @@
-"""Parses the body of an inference request and checks it against the ensemble's input."""
+"""An inference request of the Open Inference Protocol, version 2: what its body holds, checked against the ensemble."""
 
-import math
-import re
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
-import pydantic_core
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError, closest
 from trainwright.serve.http.limits import Limits, TooLarge
-from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Bytes, datatype_of, refuse_extensions, values_of
+from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Datatype, TrailingBytes, datatype_of, read_values
 from trainwright.serve.service import Options
 
-__all__ = ["INPUT", "InferRequest", "Signature", "read_request"]
+__all__ = ["INPUT", "InferBody", "InferRequest", "Signature", "read_request"]
 
 INPUT = "input"
-_MOST_MS = 86_400_000.0
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"')
-_BRACKETS = bytes(each for each in range(256) if each not in b"[]{}")
-_KEYS = ("id", "inputs", "outputs", "parameters")
-_SWITCHES = ("return_members", "return_uncertainty", "trace", "binary_data_output")
-_PARAMETERS = (*_SWITCHES, "deadline_ms", "max_members")
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+
+class _TensorParameters(_Strict):
+    """Other parameters of a tensor are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    binary_data_size: Annotated[int, Field(ge=1)] | None = None
+
+
+class InputTensor(_Strict):
+    """The input: its values as JSON, or as bytes behind the JSON part."""
+
+    name: Literal["input"]
+    datatype: Datatype
+    shape: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=1, max_length=32)]
+    parameters: _TensorParameters = Field(default_factory=_TensorParameters)
+    data: Annotated[list[Any] | None, Field(description="Flat in row-major order, or nested as the shape says.")] = None
+
+
+class _OutputParameters(_Strict):
+    """Other parameters of an output are ignored."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    binary_data: bool | None = None
+
+
+class OutputSelection(_Strict):
+    """An output that is asked for."""
+
+    name: str
+    parameters: _OutputParameters = Field(default_factory=_OutputParameters)
+
+
+class InferParameters(_Strict):
+    """What may be asked for beside the prediction; others are named in the reply's `parameters_ignored`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+    return_members: bool = False
+    return_uncertainty: bool = False
+    trace: bool = False
+    binary_data_output: bool = False
+    deadline_ms: Annotated[float, Field(gt=0, le=86_400_000)] | None = None
+    max_members: Annotated[int, Field(ge=1)] | None = None
+
+
+class InferBody(_Strict):
+    """The JSON part of an inference request."""
+
+    id: str | None = None
+    inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=1)]
+    outputs: Annotated[list[OutputSelection], Field(min_length=1)] | None = None
+    parameters: InferParameters = Field(default_factory=InferParameters)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,15 +87,15 @@ class Signature:
     @classmethod
     def of(cls, ensemble: Ensemble) -> "Signature":
         """Return what the members' samples tell, and the outputs that can be asked for."""
-        told = next((member for member in ensemble.members if member.input_shape is not None), None)
+        sampled = next((member for member in ensemble.members if member.input_shape is not None), None)
         names = ["prediction", "uncertainty_total", "uncertainty_epistemic"]
         if ensemble.output != "values":
             names.append("uncertainty_aleatoric")
         if ensemble.threshold is not None:
             names.append("out_of_range")
         return cls(
-            shape=told.input_shape if told else None,
-            dtype=told.input_dtype if told else None,
+            shape=sampled.input_shape if sampled else None,
+            dtype=sampled.input_dtype if sampled else None,
             outputs=(*names, *(f"member_{member.trial}" for member in ensemble.members)),
         )
 
@@ -54,15 +103,6 @@ class Signature:
     def datatype(self) -> str:
         """The protocol's name of the input's dtype; FP32 if that is unknown."""
         return "FP32" if self.dtype is None else datatype_of(self.dtype)
-
-    @staticmethod
-    def output_shape(name: str, kind: str) -> list[int]:
-        """Return the shape of an output, -1 for any size: rows, then classes or values, then mean and variance."""
-        if name == "out_of_range":
-            return [-1]
-        if name.startswith("uncertainty_"):
-            return [-1] if kind == "classes" else [-1, -1]
-        return [-1, -1, 2] if kind == "moments" else [-1, -1]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,130 +121,95 @@ def read_request(
     body: bytes | bytearray, header_length: str | None, signature: Signature, limits: Limits
 ) -> InferRequest:
     """Return what a request asks for, or raise RequestError: which field, what it holds, what is allowed."""
-    told, behind = _split_body(body, header_length, limits)
-    _refuse_unknown(told, _KEYS, "request")
-    name = told.get("id")
-    if name is not None and not isinstance(name, str):
-        raise RequestError(f"id: got {type(name).__name__}; allowed: a string")
-    parameters = _check_object(told.get("parameters", {}), "parameters")
-    options, binary = _read_options(parameters)
-    outputs, options = _read_outputs(told.get("outputs"), options, binary, signature)
-    return InferRequest(
-        x=_read_input(told, behind, signature, limits),
-        options=options,
-        id=name,
-        outputs=outputs,
-        binary=binary,
-        ignored=tuple(each for each in parameters if each not in _PARAMETERS),
-    )
-
-
-def _split_body(body: bytes | bytearray, header_length: str | None, limits: Limits) -> tuple[dict[str, Any], Bytes]:
-    length = len(body)
-    if header_length is not None:
-        if not (header_length.isascii() and header_length.isdigit()) or len(header_length) > 15:
-            raise RequestError(f"{HEADER_LENGTH}: got {header_length[:20]!r}; allowed: the bytes of the JSON part")
-        if int(header_length) > length:
-            raise RequestError(f"{HEADER_LENGTH}: got {header_length}; allowed: at most the body's {length} bytes")
-        length = int(header_length)
-    # Depth is limited before parsing, since deep JSON exhausts the parser's stack.
-    head = body if length == len(body) else body[:length]
-    # Counted before it is parsed; strings go first, for what they hold are no brackets.
-    marks = np.frombuffer(_STRING.sub(b"", head).translate(None, _BRACKETS), dtype="u1")
-    depth = int(np.where((marks == ord("[")) | (marks == ord("{")), 1, -1).cumsum().max(initial=0))
-    if depth > limits.json_depth:
-        raise RequestError(f"body: got JSON of depth {depth}; allowed: {limits.json_depth}")
+    length = len(body) if header_length is None else _read_length(header_length, len(body))
     try:
-        told = pydantic_core.from_json(head, allow_inf_nan=False)
-    except ValueError as error:
-        raise RequestError(f"body: is no valid JSON ({error}); allowed: an inference request of the protocol") from None
-    return _check_object(told, "request"), Bytes(memoryview(body)[length:])
-
-
-def _check_object(told: object, where: str) -> dict[str, Any]:
-    if not isinstance(told, dict):
-        raise RequestError(f"{where}: got {type(told).__name__}; allowed: a JSON object")
-    return told
-
-
-def _refuse_unknown(told: Mapping[str, Any], names: tuple[str, ...], where: str) -> None:
-    for name in told.keys() - set(names):
-        raise RequestError(f"{where}: got {name[:60]!r}; allowed: {', '.join(names)}{closest(name[:60], names)}")
-
-
-def _read_options(told: Mapping[str, Any]) -> tuple[Options, bool]:
-    for name in _SWITCHES:
-        if not isinstance(told.get(name, False), bool):
-            raise RequestError(f"parameters.{name}: got {str(told[name])[:60]!r}; allowed: true or false")
-    deadline, members = told.get("deadline_ms"), told.get("max_members")
-    if deadline is not None and (
-        type(deadline) not in {int, float} or not (0 < deadline <= _MOST_MS and math.isfinite(deadline))
-    ):
-        raise RequestError(f"parameters.deadline_ms: got {str(deadline)[:60]!r}; allowed: a number > 0, up to a day")
-    if members is not None and (type(members) is not int or members < 1):
-        raise RequestError(f"parameters.max_members: got {str(members)[:60]!r}; allowed: an integer >= 1")
-    options = Options(
-        members=told.get("return_members", False),
-        uncertainty=told.get("return_uncertainty", False),
-        deadline_ms=None if deadline is None else float(deadline),
-        max_members=members,
-        trace=told.get("trace", False),
+        content = InferBody.model_validate_json(body[:length])
+    except ValidationError as error:
+        raise _request_error(error) from None
+    parameters = content.parameters
+    outputs = _select_outputs(content, signature)
+    names = outputs or {}
+    # Who names an output need not set the option that gives it.
+    doubt = any(name.startswith("uncertainty_") or name == "out_of_range" for name in names)
+    members = any(name.startswith("member_") for name in names)
+    return InferRequest(
+        x=_read_input(content.inputs[0], TrailingBytes(memoryview(body)[length:]), signature, limits),
+        options=Options(
+            members=parameters.return_members or members,
+            uncertainty=parameters.return_uncertainty or doubt,
+            deadline_ms=parameters.deadline_ms,
+            max_members=parameters.max_members,
+            trace=parameters.trace,
+        ),
+        id=content.id,
+        outputs=outputs,
+        binary=parameters.binary_data_output,
+        ignored=tuple(parameters.model_extra or ()),
     )
-    return options, told.get("binary_data_output", False)
 
 
-def _read_outputs(
-    told: object, options: Options, binary: bool, signature: Signature
-) -> tuple[dict[str, bool] | None, Options]:
-    """Return which outputs are asked for by name; who names one need not set the option that gives it."""
-    if told is None:
-        return None, options
-    if not isinstance(told, list) or not told:
-        raise RequestError("outputs: got no list of outputs; allowed: one or more objects with a name, or none at all")
+def _read_length(header: str, most: int) -> int:
+    if not (header.isascii() and header.isdigit()) or len(header) > 15 or int(header) > most:
+        raise RequestError(f"{HEADER_LENGTH}: got {header[:20]!r}; allowed: bytes of the JSON part, up to {most}")
+    return int(header)
+
+
+def _request_error(error: ValidationError) -> RequestError:
+    """Return the first thing that is wrong in one sentence."""
+    [first, *_] = error.errors(include_url=False)
+    where = "request"
+    for part in first["loc"]:
+        where = f"{where}[{part}]" if isinstance(part, int) else f"{where}.{part}"
+    where = where.removeprefix("request.")
+    message = first["msg"].removeprefix("Input should be ")
+    if first["type"] == "json_invalid":
+        return RequestError(f"body: is no valid JSON ({message}); allowed: an inference request of the protocol")
+    if first["type"] == "missing":
+        return RequestError(f"{where}: is missing; allowed: an inference request of the protocol")
+    if first["type"] == "extra_forbidden":
+        return RequestError(f"{where}: is unknown; allowed: the fields of the protocol")
+    return RequestError(f"{where}: got {reprlib.repr(first['input'])}; allowed: {message}")
+
+
+def _select_outputs(content: InferBody, signature: Signature) -> dict[str, bool] | None:
+    """Return which outputs are asked for by name, and whether in binary; None if none is."""
+    if content.outputs is None:
+        return None
     found: dict[str, bool] = {}
-    for place, each in enumerate(told):
-        where = f"outputs[{place}]"
-        one = _check_object(each, where)
-        _refuse_unknown(one, ("name", "parameters"), where)
-        name = one.get("name")
-        if not isinstance(name, str) or name not in signature.outputs or name in found:
+    for place, one in enumerate(content.outputs):
+        if one.name not in signature.outputs or one.name in found:
             raise RequestError(
-                f"{where}.name: got {str(name)[:60]!r}; allowed: {', '.join(signature.outputs)}, each once"
-                f"{closest(str(name)[:60], signature.outputs)}"
+                f"outputs[{place}].name: got {one.name[:60]!r}; allowed: {', '.join(signature.outputs)}, each once"
+                f"{closest(one.name[:60], signature.outputs)}"
             )
-        parameters = _check_object(one.get("parameters", {}), f"{where}.parameters")
-        refuse_extensions(parameters, f"{where}.parameters")
-        chosen = parameters.get("binary_data", binary)
-        if not isinstance(chosen, bool):
-            raise RequestError(f"{where}.parameters.binary_data: got {str(chosen)[:60]!r}; allowed: true or false")
-        found[name] = chosen
-    doubt = any(name.startswith("uncertainty_") or name == "out_of_range" for name in found)
-    members = any(name.startswith("member_") for name in found)
-    return found, Options(
-        members=options.members or members,
-        uncertainty=options.uncertainty or doubt,
-        deadline_ms=options.deadline_ms,
-        max_members=options.max_members,
-        trace=options.trace,
+        _refuse_extensions(one.parameters, f"outputs[{place}].parameters")
+        binary = one.parameters.binary_data
+        found[one.name] = content.parameters.binary_data_output if binary is None else binary
+    return found
+
+
+def _refuse_extensions(parameters: BaseModel, where: str) -> None:
+    """Refuse what would change the values of a tensor, or where they are; other parameters of it may be ignored."""
+    for name in parameters.model_extra or ():
+        if name == "classification" or name.startswith("shared_memory_"):
+            raise RequestError(f"{where}: got {name!r}; allowed: values of the tensor itself, in JSON or binary")
+
+
+def _read_input(tensor: InputTensor, behind: TrailingBytes, signature: Signature, limits: Limits) -> Array:
+    rows, *shape = tensor.shape
+    if rows > limits.rows:
+        raise TooLarge(f"inputs[0].shape: got {rows} rows; allowed: {limits.rows} a request; send several")
+    if signature.shape is not None and tuple(shape) != signature.shape:
+        raise RequestError(f"inputs[0].shape: got {str(tensor.shape)[:60]}; allowed: {['N', *signature.shape]}")
+    _refuse_extensions(tensor.parameters, "inputs[0].parameters")
+    found = read_values(
+        tensor.datatype,
+        tensor.shape,
+        where="inputs[0]",
+        data=tensor.data,
+        size=tensor.parameters.binary_data_size,
+        behind=behind,
     )
-
-
-def _read_input(told: Mapping[str, Any], behind: Bytes, signature: Signature, limits: Limits) -> Array:
-    inputs = told.get("inputs")
-    if not isinstance(inputs, list) or len(inputs) != 1:
-        count = len(inputs) if isinstance(inputs, list) else "no list"
-        raise RequestError(f"inputs: got {count}; allowed: a list of one tensor, named {INPUT!r}")
-    one = _check_object(inputs[0], "inputs[0]")
-    _refuse_unknown(one, ("name", "shape", "datatype", "parameters", "data"), "inputs[0]")
-    if one.get("name") != INPUT:
-        raise RequestError(f"inputs[0].name: got {str(one.get('name'))[:60]!r}; allowed: {INPUT!r}")
-    shape = one.get("shape")
-    if isinstance(shape, list) and shape and type(shape[0]) is int and shape[0] > limits.rows:
-        raise TooLarge(f"inputs[0].shape: got {shape[0]} rows; allowed: {limits.rows} a request; send several")
-    wanted = signature.shape
-    if wanted is not None and isinstance(shape, list) and tuple(shape[1:]) != wanted:
-        raise RequestError(f"inputs[0].shape: got {str(shape)[:60]}; allowed: {['N', *wanted]}")
-    found = values_of(one, "inputs[0]", behind)
     behind.finish()
     return found if signature.dtype is None else _cast_values(found, np.dtype(signature.dtype))
 
@@ -220,6 +225,7 @@ def _cast_values(found: Array, dtype: "np.dtype[Any]") -> Array:
             f"inputs[0].datatype: got {datatype_of(found.dtype)}; allowed: {datatype_of(dtype)}, for the networks take "
             f"{dtype}, or another of {', '.join(fitting)}"
         )
+    # Beyond its range a number would become another one, or infinite.
     if dtype.kind != "b":
         limits = np.finfo(dtype) if dtype.kind == "f" else np.iinfo(dtype)
         if found.min() < limits.min or found.max() > limits.max:

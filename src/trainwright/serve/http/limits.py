@@ -16,10 +16,9 @@ class TooLarge(RequestError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Limits(Settings, error=ServeConfigError):
-    """Each is refused with the limit in the response: 413 for bytes and rows, 400 for depth, 408, 503."""
+    """Each is refused with the limit in the response: 413 for bytes and rows, 408, 503."""
 
-    body_bytes: Annotated[int, integer(minimum=1), "of a request's body, inflated"] = 64 * 2**20
+    body_bytes: Annotated[int, integer(minimum=1), "of a request's body"] = 64 * 2**20
     rows: Annotated[int, integer(minimum=1), "of one request"] = 8192
-    json_depth: Annotated[int, integer(minimum=1), "brackets within brackets"] = 32
     connections: Annotated[int, integer(minimum=1), "open ones; the next are refused with 503"] = 1024
     body_seconds: Annotated[float, number(minimum=1), "from the headers to the last byte of a body"] = 30.0

@@ -16,7 +16,7 @@ from trainwright.serve.service import Service
 if TYPE_CHECKING:
     import uvicorn
 
-    from trainwright.serve.http.front import InferenceEndpoint
+    from trainwright.serve.http.infer_endpoint import InferenceEndpoint
 
 __all__ = ["Server"]
 
@@ -49,7 +49,7 @@ class Server:
         self._service, self._host, self._port, self._name = service, host, port, name
         self._limits = Limits() if limits is None else limits
         self.token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else token
-        self._front: InferenceEndpoint | None = None
+        self._endpoint: InferenceEndpoint | None = None
         self._uvicorn: uvicorn.Server | None = None
         self._thread: threading.Thread | None = None
 
@@ -68,7 +68,7 @@ class Server:
         """Listen, and answer on a thread of its own; raises ListenError if the port cannot be had."""
         if self._thread is not None:
             raise ServeError("Server.start: was started before; allowed: once; make another one")
-        uvicorn, front, app = _make_application(self._service, self._name, self._limits, self._host, self.token)
+        uvicorn, endpoint, app = _make_application(self._service, self._name, self._limits, self._host, self.token)
         listener = bind(self._host, self._port)
         self._port = listener.getsockname()[1]
         from trainwright.serve.http.connection import bounded
@@ -85,7 +85,7 @@ class Server:
             timeout_keep_alive=_IDLE_SECONDS,
             timeout_graceful_shutdown=_LAST_REPLIES_SECONDS,
         )
-        self._front, self._uvicorn = front, uvicorn.Server(config)
+        self._endpoint, self._uvicorn = endpoint, uvicorn.Server(config)
         self._thread = threading.Thread(
             target=self._uvicorn.run, kwargs={"sockets": [listener]}, name="trainwright-http", daemon=True
         )
@@ -134,10 +134,10 @@ class Server:
 
     def summary(self) -> Mapping[str, Any]:
         """Return the inference requests by status, the rows, the degraded answers, and the service's state."""
-        if self._front is None:
+        if self._endpoint is None:
             return {"requests": {}, "rows": 0, "degraded": 0, "disconnected": 0, "state": {}}
-        metrics = self._front.metrics
-        return {"requests": metrics.by_status(), **metrics.totals(), "state": dict(self._service.state())}
+        metrics = self._endpoint.metrics
+        return {"requests": metrics.by_status(), **metrics.counts, "state": dict(self._service.state())}
 
     def __enter__(self) -> Self:
         return self.start()
@@ -147,8 +147,8 @@ class Server:
 
     def _drain_service(self, seconds: float, signals: "queue.SimpleQueue[int]") -> bool:
         """End the service while replies go out; return False if a second signal came meanwhile."""
-        if self._front is not None:
-            self._front.draining = True
+        if self._endpoint is not None:
+            self._endpoint.draining = True
         ending = threading.Thread(target=self._service.drain, args=(seconds,), daemon=True)
         ending.start()
         while ending.is_alive():
@@ -161,31 +161,31 @@ class Server:
 def _make_application(
     service: Service, name: str, limits: Limits, host: str, token: str | None
 ) -> tuple[Any, "InferenceEndpoint", Any]:
-    """Return uvicorn, the front and the guarded application; MissingExtra if what they need is not installed."""
+    """Return uvicorn, the endpoint and the guarded application; MissingExtra if what they need is not installed."""
     try:
         import uvicorn
 
         from trainwright.serve.http.app import OPEN_PATHS, application
-        from trainwright.serve.http.front import InferenceEndpoint
+        from trainwright.serve.http.infer_endpoint import InferenceEndpoint
     except ModuleNotFoundError as error:
         raise MissingExtra.of("a server", str(error.name), "serve") from error
-    front = InferenceEndpoint(service, name=name, limits=limits)
+    endpoint = InferenceEndpoint(service, name=name, limits=limits)
     guarded = Guard(
-        application(front),
+        application(endpoint),
         host=host,
         token=token,
         max_body_bytes=limits.body_bytes,
         open_paths=OPEN_PATHS,
         as_json=True,
     )
-    return uvicorn, front, _Counted(guarded, front)
+    return uvicorn, endpoint, _Counted(guarded, endpoint)
 
 
 class _Counted:
     """ASGI: counts every answer by its status, those of the guard too; HEAD is answered as GET, without the body."""
 
-    def __init__(self, application: Any, front: "InferenceEndpoint") -> None:
-        self._application, self._front = application, front
+    def __init__(self, application: Any, endpoint: "InferenceEndpoint") -> None:
+        self._application, self._endpoint = application, endpoint
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         if scope.get("method") == "HEAD":
@@ -195,7 +195,7 @@ class _Counted:
 
         async def counted(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                self._front.metrics.counted(endpoint, message["status"])
+                self._endpoint.metrics.requests[endpoint, message["status"]] += 1
             await send(message)
 
         await self._application(scope, receive, counted)

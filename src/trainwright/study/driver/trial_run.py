@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from trainwright.engine import Block
+from trainwright.engine.protocol import Block
 from trainwright.schedule.rules.promotion_rule import CONTINUE, Verdict
 
 __all__ = ["TrialRun"]

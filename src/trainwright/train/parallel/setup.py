@@ -46,7 +46,7 @@ def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, 
             f"prepare: the optimizer has {len(foreign)} parameters that are not the model's; with a plan it needs the "
             "model's own"
         )
-    parallel = set_up_model(model, plan, sync_bn=sync_bn)
+    parallel = set_up_model(model, plan, optimizer=optimizer, sync_bn=sync_bn)
     # The groups of the optimizer keep their settings; their parameters become those that this rank has now.
     # Names survive the set-up, parameters may not (they become parts or sharded tensors).
     now = dict(parallel.module.named_parameters(remove_duplicate=False))
@@ -57,8 +57,13 @@ def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, 
     return parallel
 
 
-def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Parallel:
-    """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`."""
+def set_up_model(
+    model: nn.Module, plan: Layout, *, optimizer: torch.optim.Optimizer | None = None, sync_bn: bool = False
+) -> Parallel:
+    """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`.
+
+    The state of `optimizer` is part of a memory budget.
+    """
     inner = _checked(plan)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     mesh = mesh_of(plan, device.type)
@@ -78,7 +83,8 @@ def set_up_model(model: nn.Module, plan: Layout, *, sync_bn: bool = False) -> Pa
         divide_sequence(model, mesh.get_group("context"))
     # Recomputation wraps blocks before the strategy does, so that a strategy's exchanges are run again too.
     run_again(model, plan)
-    return Parallel(_cast(_SETUPS[inner](model, plan, mesh), plan, device.type), plan, mesh)
+    setup = _pipeline(model, plan, mesh, optimizer) if inner == "pipeline" else _SETUPS[inner](model, plan, mesh)
+    return Parallel(_cast(setup, plan, device.type), plan, mesh)
 
 
 def _checked(plan: Layout) -> str:
@@ -92,10 +98,9 @@ def _checked(plan: Layout) -> str:
             f"{' and '.join(inner)} together; allowed: one of them, or tensor and pipeline or context, and data",
         )
     name = inner[-1] if inner else "data"
-    if name not in _SETUPS:
-        raise UnsupportedPlan.of(
-            plan.strategy, f"there is no module for {name} parallelism; allowed: {', '.join(_SETUPS)}"
-        )
+    if name not in {*_SETUPS, "pipeline"}:
+        known = ", ".join((*_SETUPS, "pipeline"))
+        raise UnsupportedPlan.of(plan.strategy, f"there is no module for {name} parallelism; allowed: {known}")
     if plan.zero and name not in {"data", "tensor", "context", "pipeline", "channel"}:
         raise UnsupportedPlan.of(
             plan.strategy,
@@ -265,10 +270,10 @@ def _tensor(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
     return Setup(module=model, call=model, alone=averaging.off)
 
 
-def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
+def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch.optim.Optimizer | None) -> Setup:
     if plan.degrees.tensor > 1:
         divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
-    stages = PipelineRunner(model, plan, mesh)
+    stages = PipelineRunner(model, plan, mesh, optimizer)
     averaging = None
     if plan.zero:
         names = tuple(name for name in mesh.mesh_dim_names or () if name not in {"tensor", "pipeline"})
@@ -308,7 +313,6 @@ _SETUPS: dict[str, Callable[[nn.Module, Layout, DeviceMesh], Setup]] = {
     "spatial": _spatial,
     "context": _context,
     "tensor": _tensor,
-    "pipeline": _pipeline,
 }
 _LEFT_OUT = re.compile(r".*did not receive grad for rank \d+:|\n.*", re.DOTALL)
 """What DDP says around the places of parameters."""

@@ -20,7 +20,8 @@ def cuts_of(model: nn.Module, plan: Layout) -> tuple[str, ...]:
     A plan that names none counts the modules of an `nn.Sequential`, or leaves it to us: equal parts of the sequence, or
     of the model's blocks. Raises `UnsupportedPlan` where that does not fit the model.
     """
-    count = plan.degrees.pipeline * (plan.chunks if plan.schedule == "interleaved" else 1)
+    chunks = plan.chunks if plan.schedule == "interleaved" else 1
+    count = len(plan.placement) or plan.degrees.pipeline * chunks
     if plan.cuts:
         if len(plan.cuts) != count - 1:
             raise UnsupportedPlan.of(plan.strategy, f"it names {len(plan.cuts)} cuts for {count} stages")
@@ -71,12 +72,14 @@ def cut_model(model: nn.Module, plan: Layout, cuts: tuple[str, ...]) -> list[nn.
     return stages
 
 
-def tied_parameters(model: nn.Module, stages: list[nn.Module], ranks: int) -> list[tuple[nn.Parameter, list[int]]]:
+def tied_parameters(
+    model: nn.Module, stages: list[nn.Module], ranks_of: tuple[int, ...]
+) -> list[tuple[nn.Parameter, list[int]]]:
     """Return the parameters that stages of several ranks use, with these ranks; in the model's order."""
     users: dict[nn.Parameter, set[int]] = {}
     for index, stage in enumerate(stages):
         for parameter in stage.parameters():
-            users.setdefault(parameter, set()).add(index % ranks)
+            users.setdefault(parameter, set()).add(ranks_of[index])
     return [
         (item, sorted(users[item]))
         for item in model.parameters()

@@ -1,11 +1,15 @@
 """Pipeline parallelism by torch's pipelining: this rank's stages of a model, and the schedule of its micro-batches.
 
-Schedules: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (arXiv 2104.04473, section 2.2).
+Schedules: GPipe (arXiv 1811.06965), 1F1B and interleaved 1F1B (arXiv 2104.04473, section 2.2), and an order of the
+layout's own, such as MadPipe's, in which a device may have stages that are not neighbours.
 """
 
 import functools
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,11 +17,15 @@ import torch.distributed as dist
 from torch import fx, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.plan import Layout
+from trainwright.publishing import write_file
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
+from trainwright.train.parallel.pipeline.stage_plans import plan_stages
+from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
 
 __all__ = ["PipelineRunner"]
@@ -32,22 +40,25 @@ class PipelineRunner(nn.Module):
     dimension are samples. Of a parameter that several stages use each of their ranks has all of the gradient.
     """
 
-    def __init__(self, model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:
+    def __init__(
+        self, model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch.optim.Optimizer | None = None
+    ) -> None:
         super().__init__()
-        self._plan = plan
+        self._plan, self._optimizer = plan, optimizer
         self._group = mesh.get_group("pipeline")
         self._rank, self._ranks = dist.get_rank(self._group), plan.degrees.pipeline
         self._device, self._dtype = next((parameter.device, parameter.dtype) for parameter in model.parameters())
         cuts = cuts_of(model, plan)
         self._count = len(cuts) + 1
-        self._mine = range(self._rank, self._count, self._ranks)
+        self._ranks_of = plan.placement or tuple(index % self._ranks for index in range(self._count))
+        self._mine = [index for index, rank in enumerate(self._ranks_of) if rank == self._rank]
         modes = {module: module.training for module in model.modules()}
         # Training and evaluation are traced apart: dropout and norms take other branches.
         stages = {mode: cut_model(model.train(mode), plan, cuts) for mode in (True, False)}
         for each, mode in modes.items():  # such as norms that keep their statistics
             each.training = mode
         self._pieces = {mode: {index: found[index] for index in self._mine} for mode, found in stages.items()}
-        self._tied = tied_parameters(model, stages[True], self._ranks)
+        self._tied = tied_parameters(model, stages[True], self._ranks_of)
         drop_unused(model, list(self._pieces[True].values()))
         self.module = model
         """The model, without the parameters and buffers that only other ranks' stages use."""
@@ -100,12 +111,9 @@ class PipelineRunner(nn.Module):
             if index in self._mine:
                 inputs, found = found, (pieces[index](*found),)
                 if seen is not None:
-                    seen[index] = (
-                        tuple(_Like.of(item).as_tensor("meta") for item in inputs),
-                        _Like.of(found[0]).as_tensor("meta"),
-                    )
+                    seen[index] = inputs, found[0]
             if index + 1 < self._count:
-                found = self._passed(found, index % self._ranks, (index + 1) % self._ranks)
+                found = self._passed(found, self._ranks_of[index], self._ranks_of[index + 1])
         return found
 
     def _passed(self, found: Any, source: int, target: int) -> Any:
@@ -124,7 +132,7 @@ class PipelineRunner(nn.Module):
 
     def _told(self, found: Any) -> torch.Tensor:
         """Give what the last stage made to all ranks."""
-        source = self._ranks - 1
+        source = self._ranks_of[-1]
         like = [_Like.of(found[0]) if self.last else None]
         dist.broadcast_object_list(like, group=self._group, group_src=source, device=self._device)
         whole = found[0].contiguous() if self.last else like[0].as_tensor(self._device)  # type: ignore[union-attr]
@@ -162,7 +170,7 @@ class PipelineRunner(nn.Module):
         for parameter, ranks in self._tied:
             if self._rank in ranks:
                 self._sum(parameter, ranks)
-        dist.broadcast(total, group=self._group, group_src=self._ranks - 1)
+        dist.broadcast(total, group=self._group, group_src=self._ranks_of[-1])
         return total.to(self._dtype)
 
     def _made(self, inputs: tuple[torch.Tensor, ...]) -> Any:
@@ -174,18 +182,46 @@ class PipelineRunner(nn.Module):
         seen: dict[int, tuple[Any, Any]] = {}
         with restored_after(self.module):
             self._through(inputs, seen)
+        pieces = self._pieces[True] if self._plan.memory is None else self._within_memory(seen)
         device = inputs[0].device
         stages = [
-            PipelineStage(piece, index, self._count, device, *seen[index], group=self._group)
-            for index, piece in self._pieces[True].items()
+            PipelineStage(piece, index, self._count, device, *_shapes(*seen[index]), group=self._group)
+            for index, piece in pieces.items()
         ]
-        settings = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
+        settings: dict[str, Any] = {"n_microbatches": self._plan.microbatches, "loss_fn": self._loss_of}
+        if self._plan.order:
+            schedule = _PipelineScheduleRuntime(stages, **settings)
+            with TemporaryDirectory() as folder:
+                path = Path(folder) / "order.csv"
+                write_file(path, "".join(f"{row}\n" for row in self._plan.order))
+                schedule._load_csv(str(path))  # noqa: SLF001  torch has no public loader; the test of two ranks pins it
+            return schedule
         if self._plan.schedule == "interleaved":
-            return ScheduleInterleaved1F1B(stages, **settings)  # type: ignore[arg-type]
+            return ScheduleInterleaved1F1B(stages, **settings)
         # 1F1B needs as many micro-batches as stages.
         few = self._plan.microbatches < self._count  # then the two are one, and torch has it for GPipe only
         kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
-        return kind(stages[0], **settings)  # type: ignore[arg-type]
+        return kind(stages[0], **settings)
+
+    def _within_memory(self, seen: dict[int, tuple[Any, Any]]) -> dict[int, nn.Module]:
+        """Return this rank's stages as modules that run again what does not fit into the layout's memory budget."""
+        optimizer = self._optimizer
+        return plan_stages(
+            self._pieces[True],
+            {index: inputs for index, (inputs, _) in seen.items()},
+            in_flight={index: self._in_flight(index) for index in self._mine},
+            budget=self._plan.memory,
+            state_bytes=0 if optimizer is None else state_bytes(optimizer),
+            loss=(lambda output: self._loss_of(output, torch.tensor(0))) if self.last else None,
+        )
+
+    def _in_flight(self, index: int) -> int:
+        """Return the micro-batches whose saved values a stage holds at most."""
+        count = self._plan.microbatches
+        if self._plan.order:
+            return _most_in_flight(self._plan.order[self._rank].split(","), index)
+        # One-chunk 1F1B drains from the last stage; the other schedules may hold all of them.
+        return count if self._plan.schedule in {"gpipe", "interleaved"} else min(count, self._count - index)
 
     def _sum(self, parameter: nn.Parameter, ranks: list[int]) -> None:
         """Add up what the stages of several ranks found for one parameter, in the order of the ranks."""
@@ -208,6 +244,22 @@ class PipelineRunner(nn.Module):
         """Return the user's loss of a micro-batch whose output is there already."""
         assert self._loss is not None  # noqa: S101 -- `backward` has set it
         return self._loss(_Given(output), self._parts[int(place)])
+
+
+def _most_in_flight(row: list[str], index: int) -> int:
+    """Return how many micro-batches of a stage are between their forward and backward at most, in a row as "0F3"."""
+    balance: Counter[str] = Counter()
+    most = 0
+    for cell in row:
+        if cell.startswith((f"{index}F", f"{index}B")):
+            balance[cell[len(str(index))]] += 1
+            most = max(most, balance["F"] - balance["B"])
+    return most
+
+
+def _shapes(inputs: tuple[Any, ...], output: Any) -> tuple[tuple[torch.Tensor, ...], torch.Tensor]:
+    """Return what goes into a stage, and what comes out, without their values."""
+    return tuple(_Like.of(item).as_tensor("meta") for item in inputs), _Like.of(output).as_tensor("meta")
 
 
 @dataclass(frozen=True)

@@ -83,20 +83,19 @@ def carry_out(
     acts: Sequence[Act] | None,
     *,
     most_bytes: int | None = None,
-    result: Callable[[Any], Any] | None = None,
 ) -> nn.Module:
     """Return a module that trains as `acts` (see `program.placed`) say and shares everything with `model`.
 
     Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
     itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by
-    bit. Without acts it runs as the model itself always. Batches of more than `most_bytes` are refused; `result` sees
-    what the last stage returns. Raises `ChainError` if a forward or backward of a stage is missing.
+    bit. Without acts it runs as the model itself always. Batches of more than `most_bytes` are refused. Raises
+    `ChainError` if a forward or backward of a stage is missing.
     """
     planned = copy.copy(model)  # the same parameters, buffers and children
     if acts is None:
         planned.forward = PlannedForward(planned, _as_it_is, train=_plain, most_bytes=most_bytes)
     else:
-        make = partial(_Programs, row.again, row.shape, tuple(acts), result)
+        make = partial(_Programs, row.again, row.shape, tuple(acts))
         train = make()
         train.add(row)
         planned.forward = PlannedForward(planned, make, train=train, most_bytes=most_bytes)
@@ -119,9 +118,8 @@ class _Programs:
         cut: Callable[[nn.Module, CallForm], StageRow],
         shape: tuple[Any, ...],
         acts: Sequence[Act],
-        result: Callable[[Any], Any] | None,
     ) -> None:
-        self._cut, self._shape, self._acts, self._result = cut, shape, acts, result
+        self._cut, self._shape, self._acts = cut, shape, acts
         self._known: list[PlanInterpreter] = []
         self._run = torch.compiler.disable(self._trained)  # torch.compile leaves the interpreter, and its hooks, alone
 
@@ -139,8 +137,7 @@ class _Programs:
         program, values = self._of(model, args, kwargs)
         held = [values]
         del values, args, kwargs
-        out = program.run(held)
-        return out if self._result is None else self._result(out)
+        return program.run(held)
 
     def _of(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]

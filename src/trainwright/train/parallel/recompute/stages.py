@@ -143,9 +143,7 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
         graph = tracer.trace(model)
     except Exception as error:
         raise UnsupportedModel(f"{type(model).__name__} cannot be traced ({error})") from error
-    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    (output,) = (node for node in graph.nodes if node.op == "output")
+    inputs, nodes, output = _operations_of(graph)
     starts, carried = [0], [inputs]
     for path in paths:
         # The part begins where the model first calls the module of that path ..
@@ -163,22 +161,17 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
             raise UnsupportedModel(f"what goes to {path!r} and behind it is not one value, but {names}")
         starts.append(at)
         carried.append(alive)
-    parts = [nodes[start:stop] for start, stop in zip(starts, [*starts[1:], len(nodes)], strict=True)]
-    following = [(given, ()) for given in carried[1:]]
-    modules = [_stage(model, carried[i], part, (*following, None)[i], output) for i, part in enumerate(parts)]
-    return [module if i + 1 == len(modules) else _Single(module) for i, module in enumerate(modules)]
+    results = [*(value for (value,) in carried[1:]), output.args[0]]
+    parts = [nodes[start:stop] for start, stop in pairwise([*starts, len(nodes)])]
+    return [_stage(model, *each) for each in zip(carried, parts, results, strict=True)]
 
 
-class _Single(nn.Module):
-    """A part whose one value is not handed on as a tuple."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, *args: Any) -> Any:
-        (value,) = self.part(*args)
-        return value
+def _operations_of(graph: fx.Graph) -> tuple[list[fx.Node], list[fx.Node], fx.Node]:
+    """Return the inputs of a traced model, its operations in order, and its output."""
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
+    (output,) = (node for node in graph.nodes if node.op == "output")
+    return inputs, nodes, output
 
 
 def _alive(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], place: int) -> list[fx.Node]:
@@ -242,24 +235,25 @@ class _Whole(nn.Module):
 
 
 def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep: bool) -> StageRow:
-    nodes = [node for node in graph.nodes if node.op not in {"placeholder", "get_attr", "output"}]
-    inputs = [node for node in graph.nodes if node.op == "placeholder"]
-    (output,) = (node for node in graph.nodes if node.op == "output")
+    inputs, nodes, output = _operations_of(graph)
     places = {node: place for place, node in enumerate(nodes)}
     last = {node: max((places.get(user, len(nodes)) for user in node.users), default=-1) for node in (*inputs, *nodes)}
     main = _cuts(model, nodes, last, skips=skips)
     starts = [0, *main]
     carried = [tuple(inputs)]
     carried += [(node, *(each for each in inputs if last[each] >= place)) for place, node in main.items()]
-    parts = [nodes[start:stop] for start, stop in zip(starts, [*starts[1:], len(nodes)], strict=True)]
+    parts = [nodes[start:stop] for start, stop in pairwise([*starts, len(nodes)])]
     reads = [_missing(part, (*given, *part)) for part, given in zip(parts, carried, strict=True)]
     wanted = {node for each in reads for node in each}
     makes = [[node for node in part if node in wanted] for part in parts]
     stages, names = [], []
     for number, part in enumerate(parts):
-        following = (carried[number + 1], makes[number]) if number + 1 < len(carried) else None
-        stages.append(_stage(model, (*carried[number], *reads[number]), part, following, output))
-        names.append(str(part[-1].target) if part[-1].op == "call_module" else part[-1].name)
+        result: Any = output.args[0] if number + 1 == len(parts) else tuple(carried[number + 1])
+        if makes[number]:
+            result = result, tuple(makes[number])
+        stages.append(_stage(model, (*carried[number], *reads[number]), part, result))
+        first = next((node for node in part if _begins(model, node)), part[0])
+        names.append(str(first.target) if first.op == "call_module" else first.name)
     return StageRow(
         stages=tuple(stages),
         names=tuple(names),
@@ -339,10 +333,9 @@ def _stage(
     model: nn.Module,
     carried: Sequence[fx.Node],
     nodes: Sequence[fx.Node],
-    following: tuple[Sequence[fx.Node], Sequence[fx.Node]] | None,
-    output: fx.Node,
+    result: Any,
 ) -> fx.GraphModule:
-    """Return the part of a traced model from the values that it takes to those that it hands on, and those to skip."""
+    """Return the part of a traced model from the values that it takes to a tree of those that it returns."""
     graph = fx.Graph()
     made = {node: graph.placeholder(node.name) for node in carried}
 
@@ -353,10 +346,6 @@ def _stage(
 
     for node in nodes:
         made[node] = graph.node_copy(node, known)
-    if following is None:
-        graph.output(fx.map_arg(output.args[0], known))
-    else:
-        handed, beside = (tuple(made[node] for node in each) for each in following)
-        graph.output((handed, beside) if beside else handed)
+    graph.output(fx.map_arg(result, known))
     graph.lint()
     return fx.GraphModule(model, graph)

@@ -9,18 +9,16 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 
 from trainwright.errors import NotReady, RequestError
-from trainwright.serve.http.encoding import ENCODINGS, accepted, compressed, inflated
 from trainwright.serve.http.infer_reply import VERSION, json_of, write_reply
-from trainwright.serve.http.infer_request import InferRequest, Signature, read_request
+from trainwright.serve.http.infer_request import INPUT, InferRequest, Signature, read_request
 from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.metrics import Metrics
-from trainwright.serve.http.model_metadata import PLATFORM, config, inputs_and_outputs, statistics
 from trainwright.serve.http.tensors import HEADER_LENGTH
 from trainwright.serve.service import Response, Service
 
-__all__ = ["DEGRADED", "InferenceEndpoint", "Refused"]
+__all__ = ["InferenceEndpoint", "Refused"]
 
-DEGRADED = "X-Trainwright-Degraded"
+_DEGRADED = "X-Trainwright-Degraded"
 _BINARY, _JSON = "application/octet-stream", "application/json"
 _MOMENT_SECONDS = 0.02  # that an answer may take before its client is watched, which takes a task
 _LARGE_BYTES = 2**20  # bodies from here on are parsed beside the event loop, so that others are heard meanwhile
@@ -43,7 +41,7 @@ class InferenceEndpoint:
         self.metrics = Metrics(service.state)
         self.draining = False
 
-    def known(self, model: str, version: str | None = None) -> None:
+    def check_model(self, model: str, version: str | None = None) -> None:
         """Refuse the name or version of anything else than what is served."""
         if model != self.name:
             raise Refused(404, f"model: got {model[:80]!r}; allowed: {self.name}")
@@ -56,17 +54,9 @@ class InferenceEndpoint:
 
     async def infer(self, request: Request) -> HttpResponse:
         """Return the reply to one inference request; whoever leaves before has the request cancelled."""
-        begun = time.perf_counter()
-        try:
-            return await self._infer_request(request)
-        except Exception:
-            self.metrics.refused.observe(time.perf_counter() - begun)
-            raise
-
-    async def _infer_request(self, request: Request) -> HttpResponse:
         if self.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=5.0)
-        length, encoding = _read_headers(request)
+        length = _read_header_length(request)
         try:
             async with asyncio.timeout(self.limits.body_seconds):
                 body = bytearray()
@@ -77,43 +67,43 @@ class InferenceEndpoint:
         except ClientDisconnect:
             return self._count_disconnected()
         started = time.perf_counter()
-        if encoding is not None:
-            body = await asyncio.to_thread(inflated, body, encoding, self.limits.body_bytes)
         if len(body) < _LARGE_BYTES:
-            asked = read_request(body, length, self.signature, self.limits)
+            parsed = read_request(body, length, self.signature, self.limits)
         else:
-            asked = await asyncio.to_thread(read_request, body, length, self.signature, self.limits)
+            parsed = await asyncio.to_thread(read_request, body, length, self.signature, self.limits)
         # From here on the service works; the client is watched only if that takes long.
-        parsed = time.perf_counter()
-        answer = await self._await_answer(asked, request)
+        submitted = time.perf_counter()
+        answer = await self._await_answer(parsed, request)
         if answer is None:
             return self._count_disconnected()
         answered = time.perf_counter()
-        response = await self._make_reply(answer, asked, accepted(request.headers.get("accept-encoding")))
-        for phase, seconds in (
-            (self.metrics.parse, parsed - started),
-            (self.metrics.answer, answered - parsed),
-            (self.metrics.reply, time.perf_counter() - answered),
-        ):
-            phase.observe(seconds)
-        self.metrics.last_seconds = time.time()
-        self.metrics.rows.inc(len(asked.x))
-        self.metrics.request_rows.observe(len(asked.x))
+        response = self._make_reply(answer, parsed)
+        self.metrics.parse.observe(submitted - started)
+        self.metrics.answer.observe(answered - submitted)
+        self.metrics.reply.observe(time.perf_counter() - answered)
+        self.metrics.counts["rows"] += len(parsed.x)
+        self.metrics.request_rows.observe(len(parsed.x))
         return response
 
     def model(self) -> Mapping[str, Any]:
         """Return the metadata of the protocol; -1 stands for any size."""
-        inputs, outputs = inputs_and_outputs(self.signature, self.service.ensemble.output)
-        names = {"name": self.name, "versions": [VERSION], "platform": PLATFORM}
-        return {**names, "inputs": inputs, "outputs": outputs}
-
-    def config(self) -> Mapping[str, Any]:
-        """Return the model configuration of the protocol."""
-        return config(self.name, self.signature, self.service.ensemble.output, rows=self.limits.rows)
-
-    def statistics(self) -> Mapping[str, Any]:
-        """Return the statistics of the protocol."""
-        return statistics(self.name, self.metrics)
+        signature, kind = self.signature, self.service.ensemble.output
+        shape = [-1] if signature.shape is None else [-1, *signature.shape]
+        outputs = [
+            {
+                "name": name,
+                "datatype": "BOOL" if name == "out_of_range" else "FP64",
+                "shape": _output_shape(name, kind),
+            }
+            for name in signature.outputs
+        ]
+        return {
+            "name": self.name,
+            "versions": [VERSION],
+            "platform": "trainwright_ensemble",
+            "inputs": [{"name": INPUT, "datatype": signature.datatype, "shape": shape}],
+            "outputs": outputs,
+        }
 
     def ensemble(self) -> Mapping[str, Any]:
         """Return who is in the ensemble, and how it is served now."""
@@ -131,9 +121,9 @@ class InferenceEndpoint:
             "state": dict(self.service.state()),
         }
 
-    async def _await_answer(self, asked: InferRequest, request: Request) -> Response | None:
+    async def _await_answer(self, parsed: InferRequest, request: Request) -> Response | None:
         """Return the service's answer, or None if the client leaves while it is waited for longer than a moment."""
-        future = asyncio.wrap_future(self.service.submit(asked.x, asked.options))
+        future = asyncio.wrap_future(self.service.submit(parsed.x, parsed.options))
         gone: list[asyncio.Future[Any]] = []
 
         def watch() -> None:
@@ -153,28 +143,32 @@ class InferenceEndpoint:
             if gone:
                 gone[0].cancel()
 
-    async def _make_reply(self, answer: Response, asked: InferRequest, encoding: str | None) -> HttpResponse:
+    def _make_reply(self, answer: Response, parsed: InferRequest) -> HttpResponse:
         threshold = self.service.ensemble.threshold
-        body, length = write_reply(answer, asked, name=self.name, threshold=threshold)
+        body, length = write_reply(answer, parsed, name=self.name, threshold=threshold)
         headers = {} if length is None else {HEADER_LENGTH: str(length)}
-        if encoding is not None:
-            large = len(body) >= _LARGE_BYTES
-            shorter = await asyncio.to_thread(compressed, body, encoding) if large else compressed(body, encoding)
-            if shorter is not None:
-                body, headers["Content-Encoding"] = shorter, encoding
         if answer.degraded:
-            self.metrics.degraded.inc()
-            headers[DEGRADED] = ",".join(str(trial) for trial in answer.missing)
+            self.metrics.counts["degraded"] += 1
+            headers[_DEGRADED] = ",".join(str(trial) for trial in answer.missing)
         return HttpResponse(body, headers=headers, media_type=_JSON if length is None else _BINARY)
 
     def _count_disconnected(self) -> HttpResponse:
-        self.metrics.disconnected.inc()
+        self.metrics.counts["disconnected"] += 1
         # Nobody reads it.
         return HttpResponse(json_of({"error": "the client left"}), status_code=400)
 
 
-def _read_headers(request: Request) -> tuple[str | None, str | None]:
-    """Return the length of the JSON part and the encoding of the body; refuse a body that is something else.
+def _output_shape(name: str, kind: str) -> list[int]:
+    """Return the shape of an output, -1 for any size: rows, then classes or values, then mean and variance."""
+    if name == "out_of_range":
+        return [-1]
+    if name.startswith("uncertainty_"):
+        return [-1] if kind == "classes" else [-1, -1]
+    return [-1, -1, 2] if kind == "moments" else [-1, -1]
+
+
+def _read_header_length(request: Request) -> str | None:
+    """Return the length of the JSON part; refuse a body that is something else than JSON and tensors.
 
     One without a type is what the protocol's own clients send: binary if the length is there, else JSON. Those types
     that a page of another site may send unasked are refused, beside the guard, which refuses such a page.
@@ -187,6 +181,6 @@ def _read_headers(request: Request) -> tuple[str | None, str | None]:
         if kind == _BINARY and length is None:
             raise RequestError(f"{HEADER_LENGTH}: is missing; allowed: the bytes of the JSON part of {_BINARY}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in {"identity", *ENCODINGS}:
-        raise Refused(415, f"Content-Encoding: got {encoding[:80]!r}; allowed: {', '.join(ENCODINGS)} or identity")
-    return length, None if encoding == "identity" else encoding
+    if encoding != "identity":
+        raise Refused(415, f"Content-Encoding: got {encoding[:80]!r}; allowed: none, or identity")
+    return length
