@@ -7,8 +7,7 @@ from typing import ClassVar
 import numpy as np
 
 from trainwright.ensemble import AllMembersRule
-from trainwright.ensemble.combine.rule import CombinationRule, combine
-from trainwright.ensemble.combine.rules import WeightedMean
+from trainwright.ensemble.combine.rules import CombinationRule, WeightedMean, combine
 from trainwright.ensemble.metrics import SMALLEST, Array
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng

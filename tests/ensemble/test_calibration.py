@@ -13,9 +13,8 @@ from trainwright.ensemble.combine.calibration import (
     reliability,
     score_probabilities,
 )
-from trainwright.ensemble.combine.coverage import coverage, crps, mixture_quantiles
-from trainwright.ensemble.combine.rule import combine
-from trainwright.ensemble.combine.rules import NormalMixture
+from trainwright.ensemble.combine.rules import NormalMixture, combine
+from trainwright.ensemble.combine.uncertainty import coverage, crps, mixture_quantiles
 from trainwright.ensemble.metrics import cross_entropy, normal_nll
 from trainwright.errors import EnsembleError
 

@@ -76,7 +76,7 @@ class TestDamage:
             ("cross_entropy", 1.2, "sums to 1.2"),
             ("accuracy", np.inf, "is not finite"),
             ("accuracy", -0.1, "is negative"),
-            ("accuracy", 0.3, "sums to "),
+            ("accuracy", 0.3, "sums to 1.17799"),
         ],
     )
     def test_predictions_that_are_none(self, study, metric, value, why):

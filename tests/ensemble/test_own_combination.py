@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from trainwright import plugins
-from trainwright.ensemble.combine.rule import combine, combine_arrived
-from trainwright.ensemble.combine.rules import PlainMean, make_rule
+from trainwright.ensemble.combine.rules import PlainMean, combine, combine_arrived, make_rule
 from trainwright.errors import EnsembleError
 from trainwright.testing.combination import CombinationConformance
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from trainwright.ensemble import BudgetedGreedy, Ensemble, EnsembleSettings, leave
-from trainwright.ensemble.combine.rule import combine
-from trainwright.ensemble.combine.rules import RULES, default_rule
+from trainwright.ensemble.combine.rules import RULES, combine, default_rule
 from trainwright.errors import EnsembleError
 
 ROWS = 30

@@ -5,7 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble.combine.rule import combine
 from trainwright.ensemble.combine.rules import (
     RULES,
     GeometricMean,
@@ -14,6 +13,7 @@ from trainwright.ensemble.combine.rules import (
     NormalMixture,
     PlainMean,
     WeightedMean,
+    combine,
     make_rule,
 )
 from trainwright.errors import EnsembleError

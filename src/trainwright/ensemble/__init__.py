@@ -1,6 +1,6 @@
 """Ensembles: what trials leave behind, selection of members under budgets, and held-out scores."""
 
-from trainwright.ensemble.combine.rule import AllMembersRule
+from trainwright.ensemble.combine.rules import AllMembersRule
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.ensemble_settings import EnsembleSettings
 from trainwright.ensemble.library.library import Library

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainwright.ensemble.combine.calibration import Calibration, calibrate
-from trainwright.ensemble.combine.rule import CombinationRule, combine
-from trainwright.ensemble.combine.rules import default_rule, find_rule, make_rule
+from trainwright.ensemble.combine.rules import CombinationRule, combine, default_rule, find_rule, make_rule
 from trainwright.ensemble.combine.uncertainty import Uncertainty, decompose_uncertainty
 from trainwright.ensemble.ensemble_report import EnsembleReport, make_report
 from trainwright.ensemble.export.folder import read_export, write_export

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from trainwright.ensemble.combine.calibration import Calibration, reliability, score_probabilities
-from trainwright.ensemble.combine.coverage import coverage, crps
-from trainwright.ensemble.combine.rule import CombinationRule, combine
+from trainwright.ensemble.combine.rules import CombinationRule, combine
+from trainwright.ensemble.combine.uncertainty import coverage, crps
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 from trainwright.strict_json import plain

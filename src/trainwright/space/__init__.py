@@ -2,10 +2,9 @@
 
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import all_of, any_of, equals, greater, less, not_, one_of
-from trainwright.space.fixed import Constant, Derived
-from trainwright.space.numeric import Float, Int
-from trainwright.space.priors import Beta, Normal
-from trainwright.space.requirements import require
+from trainwright.space.numeric import Beta, Float, Int, Normal
+from trainwright.space.parameters import Constant, Derived
+from trainwright.space.rules import require
 from trainwright.space.space import Space
 
 __all__ = [

@@ -1,7 +1,11 @@
-"""Parameters that are numbers: Float and Int."""
+"""Parameters that are numbers, Float and Int, and priors: laws of their unit column, truncated to it.
+
+A prior's unit u in [0, 1] is the one after the log if the parameter has one: `Normal(0.5, 0.125)` on
+`Float(1e-5, 1e-1, log=True)` is centred on 1e-3 with a standard deviation of half a decade.
+"""
 
 import math
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, ClassVar
@@ -15,10 +19,74 @@ from trainwright.space.canonical import format_number, is_number, to_python
 from trainwright.space.conditions import Condition
 from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying
-from trainwright.space.priors import Beta, Normal, Prior
 from trainwright.validators import Validator, check, flag, integer, number
 
-__all__ = ["Float", "Int", "NumericParameter"]
+__all__ = ["Beta", "Float", "Int", "Normal", "NumericParameter", "Prior", "prior_from_json"]
+
+
+@dataclass(frozen=True)
+class Normal:
+    """The normal law with `mean` in [0, 1] and standard deviation `sd` > 0 on the unit column, truncated to [0, 1]."""
+
+    mean: float
+    sd: float
+
+    def check_arguments(self, name: str) -> None:
+        """Raise SpaceError if the settings make no law."""
+        # A place on the unit column: 0 is the parameter's low, 1 its high.
+        check(self.mean, number(minimum=0, maximum=1), f"{name}: Normal.mean", SpaceError)
+        check(self.sd, number(above=0), f"{name}: Normal.sd", SpaceError)
+
+    def quantile(self, p: Array) -> Array:
+        """Return the units below which a share p of the draws lies."""
+        from scipy.special import ndtr, ndtri
+
+        # The shares of the untruncated law below 0 and below 1; draws lie between them.
+        below, above = ndtr(-self.mean / self.sd), ndtr((1 - self.mean) / self.sd)
+        units: Array = self.mean + self.sd * ndtri(below + p * (above - below))
+        return np.minimum(np.maximum(units, 0.0), 1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prior as data."""
+        return {"normal": [float(self.mean), float(self.sd)]}
+
+
+@dataclass(frozen=True)
+class Beta:
+    """The beta law with shapes `a` > 0 and `b` > 0 on the unit column."""
+
+    a: float
+    b: float
+
+    def check_arguments(self, name: str) -> None:
+        """Raise SpaceError if the settings make no law."""
+        for shape, value in asdict(self).items():
+            check(value, number(above=0), f"{name}: Beta.{shape}", SpaceError)
+
+    def quantile(self, p: Array) -> Array:
+        """Return the units below which a share p of the draws lies."""
+        from scipy.special import betaincinv
+
+        units: Array = betaincinv(self.a, self.b, p)
+        return units
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prior as data."""
+        return {"beta": [float(self.a), float(self.b)]}
+
+
+Prior = Normal | Beta
+
+
+def prior_from_json(document: Any) -> Prior:
+    """Return the prior that `to_json` wrote."""
+    laws: dict[str, type[Normal | Beta]] = {"normal": Normal, "beta": Beta}
+    if isinstance(document, dict) and len(document) == 1:
+        [(law, numbers)] = document.items()
+        if law in laws and isinstance(numbers, list | tuple) and len(numbers) == 2:
+            return laws[law](*numbers)
+    raise SpaceError(f'prior {document!r} cannot be read; write {{"normal": [mean, sd]}} or {{"beta": [a, b]}}')
+
 
 MOST_POINTS = 2**50  # above, a float's 53 bits do not tell neighbouring cells of the unit interval apart
 MOST_LOG = 2**40  # likewise for whole numbers on a log scale

@@ -20,11 +20,9 @@ from trainwright.space.checking import RuleViolation, describe_breach, read_para
 from trainwright.space.columns import Column
 from trainwright.space.configuration import Configuration
 from trainwright.space.documents import describe_differences, space_from_json, space_to_json
-from trainwright.space.fixed import Constant, Derived
-from trainwright.space.parameters import Parameter
-from trainwright.space.requirements import Requirement
+from trainwright.space.parameters import Constant, Derived, Parameter
 from trainwright.space.row_schema import RowSchema
-from trainwright.space.rules import BoundRules, RowTable
+from trainwright.space.rules import BoundRules, Requirement, RowTable
 from trainwright.space.sampling import MOST_LEGAL, draw_legal, enumerate_legal
 
 __all__ = ["Space"]

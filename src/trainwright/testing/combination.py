@@ -14,8 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainwright.ensemble.combine.rule import CombinationRule, combine, combine_arrived
-from trainwright.ensemble.combine.rules import make_rule
+from trainwright.ensemble.combine.rules import CombinationRule, combine, combine_arrived, make_rule
 from trainwright.ensemble.metrics import Array
 from trainwright.randomness import rng
 
@@ -61,10 +60,14 @@ class CombinationConformance:
     def test_states_are_not_changed(self) -> None:
         """A state may be kept: adding a member to it gives another one."""
         rule, predictions = self.make_rule(), self.predictions()
-        state = rule.add(rule.init(self.ROWS, self.COLUMNS), 0, predictions[0], 0.5)
-        before = pickle.dumps(state)
-        rule.finish(rule.add(state, 1, predictions[1], 0.5))
-        assert pickle.dumps(state) == before
+        state = rule.init(self.ROWS, self.COLUMNS)
+        for member, prediction in enumerate(predictions):
+            before = pickle.dumps(state)
+            later = rule.add(state, member, prediction, 0.5)
+            assert pickle.dumps(state) == before
+            state = later
+        rule.finish(state)
+        assert pickle.dumps(state) == pickle.dumps(later)
 
     def test_permuted_members(self) -> None:
         """Members under other numbers, with their weights, give the same to 1e-12; a fitted rule knows its members."""

@@ -8,10 +8,9 @@ from typing import overload
 import numpy as np
 
 from trainwright.ensemble.library.cost import measure
-from trainwright.ensemble.library.member import Member, read_member
+from trainwright.ensemble.library.member import Member, Split, read_member
 from trainwright.ensemble.library.networks import build_network
-from trainwright.ensemble.library.predictions import Output, check_kept
-from trainwright.ensemble.library.split_rows import split_rows
+from trainwright.ensemble.library.predictions import Output, check_kept, digest_of
 from trainwright.ensemble.metrics import Array, Metric, default_metric, find_metric
 from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 from trainwright.ensemble.selection.front import Front, find_front, make_point
@@ -19,8 +18,13 @@ from trainwright.ensemble.selection.greedy import BudgetedGreedy, cost_columns, 
 from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
 from trainwright.ledger import Offer, State, TrialState, open_ledger, state_of
 from trainwright.pareto import non_dominated
+from trainwright.randomness import rng
 
-__all__ = ["Library", "find_newest_offer"]
+__all__ = ["SEEN", "Library", "find_newest_offer", "split_rows"]
+
+
+SEEN = "validation"  # the split's name
+_TURNS = ("selection", "selection", "selection", "calibration", "test")  # 60 %, 20 %, 20 %
 
 
 class Library:
@@ -261,3 +265,39 @@ def _refuse_mixed_devices(members: list[Member]) -> None:
             f"Library.select: got seconds measured on different devices ({listed}); allowed: one kind of device; "
             "time them all here: Library.measured, or trainwright ensemble --measure"
         )
+
+
+def split_rows(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
+    """Return members that left nothing but "validation" with its rows divided too, as all others are given.
+
+    Classes are in all parts in equal shares as far as their numbers allow. The rows drawn depend on the seed alone.
+    """
+    if any(set(member.splits) != {SEEN} for member in members):
+        return tuple(members)
+    first = members[0]
+    targets = first.targets(SEEN)
+    # The same seed for every member: all are divided alike, whatever trial they come from.
+    order = rng(seed, "divided validation rows", 0).permutation(len(targets))
+    if first.output == "classes":
+        order = order[np.argsort(targets[order], kind="stable")]  # rows of a class go to the parts in turn
+    parts: dict[str, Array] = {
+        name: np.sort(np.concatenate([order[at :: len(_TURNS)] for at, turn in enumerate(_TURNS) if turn == name]))
+        for name in dict.fromkeys(_TURNS)
+    }
+    parts = {name: rows for name, rows in parts.items() if len(rows)}
+    ids = first.row_ids(SEEN)
+    # New digests, since a part of the rows is another set of rows.
+    digests = {
+        name: digest_of(first.data, name, first.output, targets[rows], rows if ids is None else ids[rows])
+        for name, rows in parts.items()
+    }
+    return tuple(replace(member, splits={**member.splits, **_cut_split(member, parts, digests)}) for member in members)
+
+
+def _cut_split(member: Member, parts: Mapping[str, Array], digests: Mapping[str, str]) -> dict[str, Split]:
+    """Return the parts of a member's validation rows as splits."""
+    whole = member.splits[SEEN]
+    return {
+        name: replace(whole, rows=len(places), digest=digests[name], source=SEEN, source_rows=whole.rows, places=places)
+        for name, places in parts.items()
+    }

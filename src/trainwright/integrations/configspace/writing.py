@@ -16,10 +16,8 @@ from trainwright.integrations.configspace.condition_clauses import ConditionClau
 from trainwright.integrations.configspace.forbidden_clauses import Forbidden, values_of
 from trainwright.randomness import rng
 from trainwright.space.choice import Choice
-from trainwright.space.fixed import Constant
-from trainwright.space.numeric import Float, Int
-from trainwright.space.parameters import Varying
-from trainwright.space.priors import Beta, Normal
+from trainwright.space.numeric import Beta, Float, Int, Normal
+from trainwright.space.parameters import Constant, Varying
 from trainwright.space.space import Space
 
 __all__ = ["MOST_LISTED", "to_configspace"]

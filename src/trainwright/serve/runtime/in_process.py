@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.combine.rule import CombinationRule, combine
+from trainwright.ensemble.combine.rules import CombinationRule, combine
 from trainwright.ensemble.library.networks import apply_link, build_network, check_outputs, shape_outputs
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError

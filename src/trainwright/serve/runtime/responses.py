@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.combine.rule import combine_arrived
+from trainwright.ensemble.combine.rules import combine_arrived
 from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.library.networks import check_outputs
 from trainwright.ensemble.metrics import Array
