@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import trainwright as tw
+from trainwright.cli.workflow.stage_records import StageRecords
 from trainwright.cluster import Cluster
 from trainwright.ledger import DirectoryLedger, facts, open_ledger
-from trainwright.study.stages import StageRecords
 
 BIG = 200_000
 

@@ -113,7 +113,7 @@ def _play(rule: Any, trials: list[Points], epochs: int) -> tuple[int, int, float
             loss = curve[max(at for at in curve if at <= max(epoch, points[0][0]))]
             began = time.perf_counter()
             index = rule.fold(index, Reported(trial=trial, epoch=epoch, losses=(loss,)))
-            seen = TrialView(number=trial, epoch=epoch, losses=(loss,), best_loss=loss)
+            seen = TrialView(number=trial, epoch=epoch, losses=(loss,))
             verdict = rule.on_report(index, RuleView(remaining=0), seen)
             seconds.append(time.perf_counter() - began)
             if isinstance(verdict, Stop):

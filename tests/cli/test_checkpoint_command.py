@@ -134,15 +134,15 @@ class TestBench:
     @pytest.mark.parametrize(
         ("lines", "factory", "sentence"),
         [
-            ([], "{}", "factory: got '{}'; allowed: MODULE:FUNCTION"),
-            ([], ".x:build", "factory: got '.x:build'; allowed: MODULE:FUNCTION"),
-            ([], "no_such_module:build", "importing no_such_module fails: ModuleNotFoundError: No module named"),
-            (["import no_such_dependency"], "{}:build", "importing {} fails: ModuleNotFoundError"),
-            (["def build():"], "{}:build", "importing {} fails: "),
-            (["def build(): return 3"], "{}:biuld", "{} has no function 'biuld' (did you mean 'build'?)"),
+            ([], "{}", "factory: got '{}'; allowed: 'module:function'"),
+            ([], ".x:build", "factory: '.x' is no module's name; allowed: 'module:function'"),
+            ([], "no_such_module:build", "factory: there is no module 'no_such_module' on the path"),
+            (["import no_such_dependency"], "{}:build", "ModuleNotFoundError: No module named 'no_such_dependency'"),
+            (["def build():"], "{}:build", "factory: "),
+            (["def build(): return 3"], "{}:biuld", "factory: {} has no 'biuld'; functions there: build (did"),
             (["def build(): return 3"], "{}:build", "factory: got int; allowed: a torch.nn.Module"),
-            (["def build(): return 1 / 0"], "{}:build", "{}:build() fails: ZeroDivisionError: division by zero"),
-            (["def build(size): pass"], "{}:build", "{}:build() fails: TypeError: build() missing 1 required"),
+            (["def build(): return 1 / 0"], "{}:build", "factory: {}:build failed with ZeroDivisionError: "),
+            (["def build(size): pass"], "{}:build", "factory: {}:build failed with TypeError: build() missing"),
         ],
     )
     def test_factories_that_make_nothing(self, checkpoint, module, lines, factory, sentence):

@@ -131,16 +131,13 @@ class TestTimes:
         assert run.full == 2
         assert run.resizes == sum(trials // 2 ** (k + 1) for k in range(rungs))
 
-    def test_restarts_and_decisions_take_their_time(self):
-        """A promotion costs a restart of its size; decisions queue for the one driver."""
+    def test_restarts_take_their_time(self):
+        """A promotion costs a restart."""
         task = written(lambda trial, epoch: trial)
         rule = ASHA(max_epochs=3, eta=3, kind="promotion")
-        setting = Simulated(cluster=Cluster(3, 1), task=task, restart_seconds={1: 5.0, 2: 7.0})
+        setting = Simulated(cluster=Cluster(3, 1), task=task, restart_seconds=5.0)
         run = simulate(Scheduler(rule), setting, trials=3, seed=0)
         assert run.makespan_seconds == 1 + 5 + 2
-        slow = Simulated(cluster=Cluster(3, 1), task=task, decision_seconds={0: 10.0, 1: 0.0})
-        run = simulate(Scheduler(FixedEpochs(1)), slow, trials=3, seed=0)
-        assert run.makespan_seconds == 1 + 10  # the first result is known then, and the others cost nothing
 
     def test_stragglers_and_drops(self):
         """Stragglers take longer, never less; at a high rate all trials fail, and the run ends."""
@@ -190,7 +187,6 @@ class TestWhatMustNeverHappen:
             drops_per_second=data.draw(st.sampled_from([0.0, 0.005])),
             node_mtbf_seconds=data.draw(st.sampled_from([None, 100.0])),
             repair_seconds=data.draw(st.sampled_from([0.0, 20.0, 200.0])),
-            decision_seconds=data.draw(st.sampled_from([0.0, 0.5, {0: 1.0, 3: 0.0}])),
         )
         trials, seed = data.draw(st.integers(1, 14)), data.draw(st.integers(0, 5))
         run, seen = watched(Scheduler(rule, policy), setting, trials, seed)
@@ -323,7 +319,6 @@ HARD = Simulated(
     drops_per_second=0.001,
     node_mtbf_seconds=500.0,
     repair_seconds=50.0,
-    decision_seconds=0.01,
 )
 SCRIPT = """
 from test_simulated import HARD, digests
@@ -376,7 +371,6 @@ class TestRefusals:
         [
             ({"restart_seconds": -1.0}, r"Simulated.restart_seconds: got -1.0; allowed: a number >= 0"),
             ({"drops_per_second": -0.5}, r"Simulated.drops_per_second: got -0.5"),
-            ({"decision_seconds": {0: -1.0}}, r"Simulated.decision_seconds: got \{0: -1.0\}"),
             ({"node_mtbf_seconds": 0.0}, r"Simulated.node_mtbf_seconds: got 0.0; allowed: a number > 0"),
             ({"stragglers": math.nan}, r"Simulated.stragglers: got nan"),
         ],

@@ -33,7 +33,7 @@ def told(task, trials, **more):
     def hear(trial, epoch, losses, rests):
         heard[trial, epoch] = losses, rests
 
-    run = simulated(task, trials, told=hear, **more)
+    run = simulated(task, trials, on_result=hear, **more)
     return run, heard
 
 

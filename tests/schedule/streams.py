@@ -33,7 +33,7 @@ def streams(draw, most=200):
 def judge(rule, index, trial, epoch, loss):
     """Fold one report and return the index and the verdict."""
     index = rule.fold(index, Reported(trial=trial, epoch=epoch, losses=(loss,)))
-    return index, rule.on_report(index, VIEW, TrialView(number=trial, epoch=epoch, losses=(loss,), best_loss=loss))
+    return index, rule.on_report(index, VIEW, TrialView(number=trial, epoch=epoch, losses=(loss,)))
 
 
 @st.composite

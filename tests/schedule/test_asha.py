@@ -108,7 +108,7 @@ def test_failed_trials_take_no_place():
 def test_next_epoch_and_survival():
     """The next verdict falls at the next rung, then at the end; each rung halves the chance for eta = 2."""
     rule = ASHA(max_epochs=20, eta=2)
-    at = {epoch: TrialView(number=0, epoch=epoch, losses=(0.0,), best_loss=0.0) for epoch in (0, 1, 5, 16, 19)}
+    at = {epoch: TrialView(number=0, epoch=epoch, losses=(0.0,)) for epoch in (0, 1, 5, 16, 19)}
     assert [rule.next_epoch(rule.empty(), view) for view in at.values()] == [1, 2, 8, 20, 20]
     assert [len(rule.survival(rule.empty(), VIEW, view)) for view in at.values()] == [5, 4, 2, 0, 0]
     assert rule.survival(rule.empty(), VIEW, at[5]) == (0.5, 0.25)

@@ -31,7 +31,7 @@ def test_who_is_worse_than_all_who_ended_well_is_stopped():
     assert verdict == Continue(Reason(rule="Extrapolate", epoch=3, value=0.9, threshold=0.9))
     index, verdict = judge(rule, index, 5, 4, 0.91)  # later than the rung, which it has not passed before
     assert verdict == Stop(Reason(rule="Extrapolate", epoch=3, value=0.91, threshold=0.9))
-    seen = TrialView(number=7, epoch=3, losses=(5.0,), best_loss=5.0)
+    seen = TrialView(number=7, epoch=3, losses=(5.0,))
     assert isinstance(rule.on_report(index, RuleView(remaining=0), seen), Continue), "a verdict stays as it was"
     index, verdict = judge(rule, index, 6, 3, float("inf"))
     assert isinstance(verdict, Stop)

@@ -74,7 +74,7 @@ def test_the_best_loss_counts_and_not_the_last():
 def test_next_epoch():
     """The next verdict falls at the next compared epoch: 2, 5, 8, ..."""
     rule = Median(min_epochs=2, interval=3)
-    views = [TrialView(number=0, epoch=epoch, losses=(0.0,), best_loss=0.0) for epoch in range(7)]
+    views = [TrialView(number=0, epoch=epoch, losses=(0.0,)) for epoch in range(7)]
     assert [rule.next_epoch(rule.empty(), view) for view in views] == [2, 2, 5, 5, 5, 8, 8]
 
 

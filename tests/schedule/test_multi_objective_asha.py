@@ -78,7 +78,7 @@ def test_equals_ranking_all_anew(seed, order, kind, values, eta):
         index = rule.fold(index, Reported(trial=trial, epoch=1, losses=losses, violation=violation))
         records[trial] = (losses, violation)
         best = ranked(records, order)[: max(kind == "stopping", len(records) // eta)]
-        now = TrialView(number=trial, epoch=1, losses=losses, best_loss=losses[0])
+        now = TrialView(number=trial, epoch=1, losses=losses)
         verdict = rule.on_report(index, VIEW, now)
         if trial in best:
             assert isinstance(verdict, Continue)
@@ -100,7 +100,7 @@ def test_infeasible_trials_come_last():
     for trial, (loss, violation) in enumerate([(0.0, 2.0), (0.0, 1.0), (9.0, 0.0), (0.0, 0.5), (8.0, 0.0)]):
         event = Reported(trial=trial, epoch=1, losses=(loss, loss), violation=violation)
         index = rule.fold(index, event)
-        now = TrialView(number=trial, epoch=1, losses=event.losses, best_loss=loss)
+        now = TrialView(number=trial, epoch=1, losses=event.losses)
         kinds.append(type(rule.on_report(index, VIEW, now)))
     assert kinds == [Continue, Continue, Continue, Continue, Continue]
     assert index.tables[1].best == [4, 2]

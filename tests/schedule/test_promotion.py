@@ -83,7 +83,7 @@ def follow(rule, brute, events, trials, check=lambda event, new: None):
         check(event, new)
         if isinstance(event, Reported) and not again:
             epochs[event.trial] = event.epoch
-            now = TrialView(number=event.trial, epoch=event.epoch, losses=event.losses, best_loss=0.0)
+            now = TrialView(number=event.trial, epoch=event.epoch, losses=event.losses)
             assert isinstance(rule.on_report(index, view, now), Pause if pauses else Continue)
         assert rule.on_free(index, view) == brute.answer(view.remaining)
 
@@ -322,7 +322,7 @@ def test_brackets_are_drawn_by_weight_and_compared_apart():
     """Each trial's bracket follows from seed and number; each is an ASHA of its own."""
     rule = Hyperband(max_epochs=27)
     index = rule.fold(rule.empty(), Opened(seed=7))
-    homes = [rule.next_epoch(index, TrialView(number=n, epoch=0, losses=(0.0,), best_loss=0.0)) for n in range(4000)]
+    homes = [rule.next_epoch(index, TrialView(number=n, epoch=0, losses=(0.0,))) for n in range(4000)]
     shares = [homes.count(first) / 4000 for first in (1, 3, 9, 27)]
     assert shares == pytest.approx([weight / sum(rule.weights) for weight in rule.weights], abs=0.03)
     plain = {first: ASHA(max_epochs=27, min_epochs=first) for first in (1, 3, 9)}
@@ -338,7 +338,7 @@ def test_brackets_are_drawn_by_weight_and_compared_apart():
 
 def test_another_seed_draws_other_brackets():
     rule = Hyperband(max_epochs=27)
-    trials = [TrialView(number=n, epoch=0, losses=(0.0,), best_loss=0.0) for n in range(50)]
+    trials = [TrialView(number=n, epoch=0, losses=(0.0,)) for n in range(50)]
     drawn = [[rule.next_epoch(rule.fold(rule.empty(), Opened(seed=s)), t) for t in trials] for s in (1, 1, 2)]
     assert drawn[0] == drawn[1] != drawn[2]
 

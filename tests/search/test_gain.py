@@ -9,7 +9,7 @@ import trainwright as tw
 from trainwright.errors import InputError, SearchError
 from trainwright.search import SearchView
 from trainwright.search.bayes.estimate import Estimate
-from trainwright.study import Budget
+from trainwright.study.driver.budget import Budget
 from trainwright.study.job import JobNote
 from trainwright.testing.searcher import play
 

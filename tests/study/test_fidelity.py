@@ -78,6 +78,6 @@ def replayed(rule, reports):
         tw.Simulated(cluster=tw.Cluster(1, WORKERS), task=table),
         trials=len(numbers),
         seed=1,
-        told=lambda trial, epoch, losses, rests: order.append((trial, epoch, rests)),
+        on_result=lambda trial, epoch, losses, rests: order.append((trial, epoch, rests)),
     )
     return order

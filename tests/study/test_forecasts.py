@@ -7,7 +7,7 @@ import pytest
 import trainwright as tw
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import InputError
-from trainwright.study import Spread
+from trainwright.study.forecast.forecast import Spread
 
 SPACE = tw.Space(rate=tw.Float(1e-3, 1.0, log=True))
 ENGINE = tw.Simulated(cluster=tw.Cluster(4, 4), task=tw.Parametric(epoch_seconds=10.0))

@@ -17,8 +17,7 @@ from trainwright.ledger import TrialState, parse_objectives
 from trainwright.ledger.trials import Report
 from trainwright.schedule import Pause, Reason, Stop
 from trainwright.schedule.rules.promotion_rule import CONTINUE
-from trainwright.study.driver.trial_outcomes import end_record
-from trainwright.study.driver.trial_run import TrialRun
+from trainwright.study.driver.trial_run import TrialRun, end_record
 
 SCRIPT = Path(__file__).with_name("signalled.py")
 LONG = 600.0

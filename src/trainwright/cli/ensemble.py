@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli._functions import function_of, made_by
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table, size
-from trainwright.cli.options import options_of
+from trainwright.cli.inputs import call_function
+from trainwright.cli.options import StudyFolder, options_of
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSettings, StoredSettings
 from trainwright.ensemble.library.library import Library
 from trainwright.ensemble.metrics import METRICS
@@ -24,7 +24,7 @@ _POINTS = 12  # of the front that are shown
 
 @options_of(EnsembleSettings)
 def ensemble(
-    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    directory: StudyFolder,
     *,
     changes: dict[str, Any],
     measure: Annotated[
@@ -32,18 +32,17 @@ def ensemble(
     ] = False,
     sample: Annotated[
         str | None,
-        typer.Option("--sample", help="With --measure: MODULE:FUNCTION that returns a batch."),
+        typer.Option(help="With --measure: MODULE:FUNCTION that returns a batch."),
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="With --measure: as in serve run.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Export the ensemble into this new folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Export the ensemble into this new folder.")] = None,
     self_contained: Annotated[
         bool, typer.Option("--self-contained", help="Export networks too, so that loading needs no factory.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Where the pictures go, to look alone; see above [DIR/ensemble.html].")
+        Path | None, typer.Option(help="Where the pictures go, to look alone; see above [DIR/ensemble.html].")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+) -> Result:
     """Select an ensemble from the models of a study, calibrate it, and say how good it is and what it costs.
 
     What is not given is as it was when the study's ensemble was chosen: by `trainwright run` with [ensemble], or else
@@ -57,9 +56,7 @@ def ensemble(
     settings = replace(StoredSettings.settings_of(directory), **changes)
     library = Library.open(directory, trust=trust)
     if measure:
-        library = library.measured(
-            None if sample is None else made_by("--sample", sample, function_of("--sample", sample))
-        )
+        library = library.measured(None if sample is None else call_function("--sample", sample))
     choice = settings.choose(library)
     # An ensemble that a run chose and exported must not be replaced by a look at another.
     tried = measure or (stored is not None and stored.by_run and stored.settings != settings)
@@ -70,8 +67,7 @@ def ensemble(
 
     content = _collect_content(choice) | {"page": str(page), "export": None if exported is None else str(exported)}
     _show_content(content)
-    if json:
-        print_json(content)
+    return Result(content)
 
 
 def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:

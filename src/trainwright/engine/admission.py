@@ -95,6 +95,7 @@ class AdmissionControl(EngineWrapper):
         if admission.runs:
             self._admitted.add(assignment.trial)
             super().launch(assignment, block)
+        # What has run once fits somewhere; the study has to go back to those devices.
         elif assignment.trial in self._admitted:
             # It ran on other devices: no failure of the trial, which can go back to those.
             self._refused.append((assignment.trial, Died(why=admission.sentence)))
@@ -103,6 +104,7 @@ class AdmissionControl(EngineWrapper):
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Hand refusals to `handler`, and whatever else has happened."""
+        # Outcomes are told by `poll` alone, as those of every engine.
         refused, self._refused = self._refused, []
         for trial, outcome in refused:
             handler.exited(trial, outcome)

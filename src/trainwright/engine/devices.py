@@ -22,6 +22,7 @@ def cores() -> int:
     """Return the number of processors that this process may use: bound to, or granted by a container's limit."""
     whole = os.cpu_count() or 1
     bound = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else whole
+    # A launcher that binds has divided them; otherwise its processes on this host share.
     mine = bound if bound < whole else max(1, bound // local_size())
     granted = cgroup_cores()
     return mine if granted is None else min(mine, max(1, math.floor(granted)))
@@ -29,12 +30,13 @@ def cores() -> int:
 
 def visible_gpus() -> tuple[str, ...]:
     """Return the NVIDIA GPUs that this process may use, as CUDA_VISIBLE_DEVICES would name them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
-        found = tuple(name for name in (part.strip() for part in given.split(",")) if name and name != "-1")
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if named is not None:
+        found = tuple(name for name in (part.strip() for part in named.split(",")) if name and name != "-1")
     else:
         found = tuple(str(i) for i, _ in enumerate(sorted(Path("/proc/driver/nvidia/gpus").glob("*"))))
     place, size = local_rank(), local_size()
+    # With fewer GPUs than processes each of them sees them all.
     if place is None or len(found) < size or os.environ.get("SLURM_GPUS_PER_TASK"):
         # Alone here, or bound to its own already.
         return found
@@ -58,5 +60,6 @@ def local_size(environment: Mapping[str, str] = os.environ) -> int:
 
 def _first_number(names: tuple[str, ...], environment: Mapping[str, str]) -> int | None:
     """Return the number with which the first of these variables starts that is set: Slurm writes "4(x2)" for 4, 4."""
+    # Launchers are asked in a fixed order; the first that set its variable counts.
     found = (re.match(r"\d+", environment.get(name, "")) for name in names)
     return next((int(number[0]) for number in found if number is not None), None)

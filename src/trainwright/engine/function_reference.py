@@ -62,6 +62,7 @@ class FunctionReference:
             return replace(cls.of(function.objective), optuna=function.unseen)
         name = getattr(function, "__qualname__", None)
         module = getattr(function, "__module__", None)
+        # Qualified names with <locals> or <lambda> lead nowhere from outside.
         if name is not None and "<" in name:
             raise EngineError(
                 f"train: {name} is defined inside another function or is a lambda, so a worker process "
@@ -79,6 +80,7 @@ class FunctionReference:
         if spec is not None:
             # Started by `python -m package.module`.
             return cls(module=spec.name, name=name)
+        # A script is run again by its path; an interactive session has none.
         path = getattr(main, "__file__", None)
         if path is None or not Path(path).exists():
             raise EngineError(
@@ -110,6 +112,7 @@ def _import_module(name: str) -> ModuleType:
     """Import a module; one that calls `study.run` at its top, as under `python -m`, counts as imported up to there."""
     with contextlib.suppress(_ScriptBoundary):
         return importlib.import_module(name)
+    # The boundary ended its import, and the import system dropped the module: run it again and keep it.
     spec = importlib.util.find_spec(name)
     assert spec is not None and spec.loader is not None  # noqa: S101, PT018 -- it has just been found
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
@@ -119,6 +122,7 @@ def _import_module(name: str) -> ModuleType:
 
 
 def _run_script(path: str) -> ModuleType:
+    # Under the name that multiprocessing gives it, so that what the script pickles is found.
     module = ModuleType(_SCRIPT)
     module.__file__ = path
     sys.modules[_SCRIPT] = sys.modules["__main__"] = module
@@ -155,6 +159,7 @@ def load_module(name: str, what: str = "train") -> ModuleType:
     except TrainwrightError:  # a space or a study in it that cannot be: that has a sentence of its own
         raise
     except Exception as error:
+        # Only if the module itself, or a parent, is missing; an import inside it that fails has another sentence.
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             raise EngineError(
                 f"{what}: there is no module {name!r} on the path; put its file beside the study file, in the current "
@@ -165,6 +170,7 @@ def load_module(name: str, what: str = "train") -> ModuleType:
 
 def load_reference(reference: FunctionReference) -> Callable[..., Any]:
     """Return the function of a reference in a process that is no engine's worker; a script is run to its boundary."""
+    # While it loads, this process counts as a worker, so that `study.run` in the script ends the loading.
     before = os.environ.get(IN_WORKER)
     os.environ[IN_WORKER] = LOADING
     try:
@@ -186,6 +192,7 @@ def _describe_error(error: Exception) -> str:
     kind = type(error).__name__
     if isinstance(error, SyntaxError) and error.filename is not None:
         return f"{kind}: {error.msg} ({Path(error.filename).name}, line {error.lineno})"
+    # The frames of the import system say nothing to whoever wrote the module.
     frames = [each for each in traceback.extract_tb(error.__traceback__) if "importlib" not in each.filename]
     place = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno})" if frames else ""
     return f"{kind}: {error}{place}"

@@ -68,6 +68,7 @@ class Local(Settings, error=EngineError):
                 f"Local.gpus: got {self.gpus!r}, but CUDA_VISIBLE_DEVICES and /proc/driver/nvidia/gpus tell of no GPU "
                 "here; leave gpus out to run on the CPU, or set CUDA_VISIBLE_DEVICES"
             )
+        # Resolved once, so that every slot keeps its GPU.
         self.gpus = visible if self.gpus is None else tuple(map(str, self.gpus))
         self._here = _ThisProcess(gpu=bool(self.gpus))
 
@@ -115,6 +116,7 @@ class Local(Settings, error=EngineError):
         else:
             parts = [range(block[0], block[-1] + 1)]
         workers = {part: self._take_worker(part) for part in parts}
+        # How many devices each process has: with one process for all of them, the whole block.
         assignment = replace(assignment, devices_each=len(block) // len(parts))
         self._busy[assignment.trial] = Gang(assignment, workers, self._make_message)
 
@@ -153,7 +155,9 @@ class Local(Settings, error=EngineError):
         deadline = time.monotonic() + timeout_seconds
         while self._busy:
             left = deadline - time.monotonic()
+            # Limits need a look now and then; without any the wait ends with a message.
             pause = max(0.0, min(left, _WATCH_SECONDS) if limited else left)
+            # All ranks of all trials in one wait, whose cost does not grow with silence.
             lines = {line: (n, rank) for n, gang in self._busy.items() for line, rank in gang.connections.items()}
             ready = wait(list(lines), pause)
             for trial, rank in sorted(lines[line] for line in ready):  # type: ignore[index]
@@ -177,6 +181,7 @@ class Local(Settings, error=EngineError):
         if gang.outcome is None:
             return
         del self._busy[trial]
+        # Threads of a broken process group live on in its processes.
         if not gang.reusable:
             gang.kill()
         elif self.fresh_process:
@@ -222,6 +227,7 @@ class _ThisProcess:
             handler.exited(trial, Died(why=why, blame=False, seconds=time.monotonic() - self._since))
         elif self.queue and self.train is not None:
             assignment = self.queue.popleft()
+            # Reports are judged inside the call of the training function itself.
             channel = _Direct(handler, assignment.trial)
             self._since = time.monotonic()
             try:

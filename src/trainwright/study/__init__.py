@@ -1,9 +1,8 @@
 """The study and its workers, with the driver that joins searcher, scheduler and engine over the ledger."""
 
-from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.failures import StudyFailed
-from trainwright.study.forecast.forecast import Forecast, Spread
+from trainwright.study.forecast.forecast import Forecast
 from trainwright.study.study import Study
 from trainwright.study.worker import Worker
 
-__all__ = ["Budget", "Forecast", "Spread", "Study", "StudyFailed", "Worker"]
+__all__ = ["Forecast", "Study", "StudyFailed", "Worker"]

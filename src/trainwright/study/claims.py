@@ -63,8 +63,10 @@ class Claims:
         the slots in turn: so claimers seldom want the same, however late they hear of each other. Those that are left
         in the end go to whoever comes.
         """
+        # What has been proposed since is a trial of the state; only its number's claim was known before.
         self._taken = {n: owner for n, owner in self._taken.items() if n not in self._state.trials}
         for number, owner in sorted(self._taken.items()):
+            # A number whose claimer died before its proposal would be missing from the study for ever.
             left_over = owner in self._mine or self.dead(owner)
             if left_over and (limit is None or number < limit) and self._win_number(number):
                 return number
@@ -79,6 +81,7 @@ class Claims:
         while free := list(itertools.islice(self._free_numbers(limit), 2 * turns)):
             while free:
                 self._draws += 1
+                # Drawn at random, lest all that come late try the same number first.
                 number = free.pop(int(rng(self._state.seed, "jitter", self.slot, self._draws).integers(len(free))))
                 if self._win_number(number):
                     return number
@@ -135,6 +138,7 @@ class Claims:
             self._new.remove(number)
             return 1
         trial = self._state.trials.get(number)
+        # Each lease is claimed once, so two drivers can never run the same one.
         lease = max(1, trial.lease if trial is not None else 1) + 1
         turn, owner = self._take_over(f"lease/{number}", lease)
         if turn is None:
@@ -155,6 +159,7 @@ class Claims:
         Returns the turn, or None if somebody else has it, and the owner.
         """
         self._join()
+        # Claims are never given back: the turn after a dead owner's is another key.
         while (owner := self._claim(f"{key}/{turn}")) not in self._mine:
             if not self.dead(owner):
                 return None, owner
@@ -180,6 +185,7 @@ class Claims:
         looked, verdict = self._looked.get(writer, (-math.inf, None))
         if now - looked < _GLANCE_SECONDS and not (known is not None and known.left):
             return verdict
+        # A process of this host can be looked at, which is faster than waiting for its silence.
         gone = known.gone() if known is not None else None
         if gone is not None:
             verdict = gone
@@ -233,6 +239,7 @@ class Claims:
         live = strangers = 0
         for name in names[start:] + names[:start]:
             verdict = self.dead(name)
+            # Two live neighbours suffice: each of them watches those after it in turn.
             live += verdict is False
             strangers += verdict is None
             if live == _NEIGHBOURS or strangers == _STRANGERS:
@@ -248,6 +255,7 @@ class Claims:
         """
         held = (Status.PROPOSED, Status.RUNNING)
         trials = map(self._state.trials.__getitem__, self._state.open)
+        # Whoever holds what may yet be missing decides whether the study is over.
         holders = {trial.holder for trial in trials if trial.status in held or trial.resizing}
         holders |= self.waited_for(limit)
         holders |= {owner for n, (lease, owner) in self._rivals.items() if self._state.trials[n].lease < lease}

@@ -18,9 +18,17 @@ from trainwright.search import ExpectedGain
 from trainwright.study.driver.budget import Budget
 from trainwright.train import OptunaObjective
 
-__all__ = ["JobNote"]
+__all__ = ["JobNote", "latest_note"]
 
 _NOTE = "job"
+
+
+def latest_note(state: State, name: str) -> Mapping[str, Any] | None:
+    """Return the note of some name that the latest session wrote, or None."""
+    noted = [
+        (value["session"], key, value) for key, (_, noted_name, value) in state.notes.items() if noted_name == name
+    ]
+    return max(noted, key=lambda item: item[:2])[2] if noted else None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +69,7 @@ class JobNote:
         except (EngineError, TypeError):  # no other process finds it
             return cls(trials=trials, **parts)
         digest = hashlib.blake2b(source.read_bytes(), digest_size=8).hexdigest() if source.is_file() else None
+        # The folder from which the module is imported: as many levels up as its name has dots.
         depth = reference.module.count(".") + (source.name == "__init__.py")
         return cls(
             module=reference.module,
@@ -76,11 +85,8 @@ class JobNote:
     @classmethod
     def last(cls, state: State) -> Self | None:
         """Return the job that the latest session noted, or None."""
-        noted = [(value["session"], key, value) for key, (_, name, value) in state.notes.items() if name == _NOTE]
-        if not noted:
-            return None
-        value = max(noted, key=lambda item: item[:2])[2]
-        return cls(**{field.name: value.get(field.name) for field in fields(cls)})
+        value = latest_note(state, _NOTE)
+        return None if value is None else cls(**{field.name: value.get(field.name) for field in fields(cls)})
 
     def note(self, session: int) -> tuple[str, dict[str, Any]]:
         """Return name and value of the note that keeps it."""

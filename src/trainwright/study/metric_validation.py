@@ -17,6 +17,7 @@ def validate_metrics(outcomes: Sequence[Outcome], metrics: Mapping[str, Any], nu
         if outcome.metric not in metrics:
             got = ", ".join(sorted(metrics)) or "nothing"
             raise ObjectiveError(f"{where}: {outcome.word} {outcome.metric!r} is missing; got: {got}")
+    # Any metric is a number as an objective is; the sentence of a wrong one is the same.
     any_objective = next(outcome for outcome in outcomes if isinstance(outcome, Objective))
     return {name: replace(any_objective, metric=name).number(value, where) for name, value in metrics.items()}
 

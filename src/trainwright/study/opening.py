@@ -21,6 +21,7 @@ def made_ledger(directory: Path | None, ledger: Ledger | str | None) -> Ledger:
     if directory.is_file():
         raise StudyError(f"{directory} is a file; give a directory for the study")
     if directory.is_dir() and not (directory / "ledger").is_dir():
+        # A study writes many files: never among somebody's own.
         foreign = sorted({path.name for path in directory.iterdir()} - _OURS)
         if foreign:
             raise StudyError(
@@ -46,12 +47,12 @@ def compare(
         differences = before.differences(space)
         what = differences[0] if differences else "another space"
         raise StudyError(f"{place} was made with {what}; use a new directory, or the space it was made with")
-    for word, made, given in (
+    for word, existing, wanted in (
         ("objectives", log.objectives, objectives),
         ("constraints", log.state.constraints, constraints),
     ):
-        if made != given:
-            had, now = (", ".join(map(str, outcomes)) or "none" for outcomes in (made, given))
+        if existing != wanted:
+            had, now = (", ".join(map(str, outcomes)) or "none" for outcomes in (existing, wanted))
             raise StudyError(f"{place} was made with {word} {had}, now {now}; use a new directory")
     if log.state.seed != seed:
         raise StudyError(

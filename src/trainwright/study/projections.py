@@ -3,9 +3,8 @@
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
-from trainwright.ledger import Objective, Outcome, Record, Report, State, Status, TrialState, losses_of, violation_of
+from trainwright.ledger import Objective, Outcome, Record, State, Status, TrialState, losses_of, violation_of
 from trainwright.schedule import AnyOf, Continue, Event, Promote, Promoted, PromotionRule, Reported, RuleView, TrialView
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened, Started, Verdict, Wait
@@ -97,26 +96,6 @@ class SearchProjection:
             self.view.result(number, losses, epoch=trial.epoch or None, complete=status is Status.COMPLETE)
 
 
-@dataclass(slots=True)
-class _Course:
-    """How a trial has done up to now, as the holder of one of its leases sees it."""
-
-    lease: int
-    epoch: int = 0  # the highest reported
-    best: float = math.inf
-    losses: dict[int, float] = field(default_factory=dict)
-
-    def add(self, epoch: int, loss: float) -> None:
-        """Take in a report; one of an epoch that an earlier run had reported takes its place."""
-        before = self.losses.get(epoch)
-        self.losses[epoch] = loss
-        self.epoch = max(self.epoch, epoch)
-        if before is not None and before <= self.best < loss:
-            self.best = min(self.losses.values())
-        else:
-            self.best = min(self.best, loss)
-
-
 class RuleProjection:
     """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from.
 
@@ -130,7 +109,6 @@ class RuleProjection:
         self._objectives = tuple(outcome for outcome in outcomes if isinstance(outcome, Objective))
         self.events = 0  # folded so far
         self._opened: float | None = None
-        self._courses: dict[int, _Course] = {}
         self._index = rule.fold(rule.empty(), Opened(seed=seed))
         self.kinds = frozenset() if self._index is None else _RULE_KINDS
 
@@ -156,6 +134,7 @@ class RuleProjection:
             losses = losses_of(self._outcomes, body["metrics"])
             if losses is None:
                 return None
+            # Constraints come behind the objectives; rules see them only as a violation.
             violation = violation_of(self._outcomes, losses)
             losses = losses[: len(self._objectives)]
             return Reported(trial=number, epoch=body["epoch"], losses=losses, violation=violation, at_seconds=at)
@@ -167,50 +146,26 @@ class RuleProjection:
             return judged if pauses or goes_on else None
         if kind == "promoted":
             return Promoted(trial=number, until_epoch=body["until_epoch"], at_seconds=at)
+        # A lost run ends the trial only if its lease is the latest: another may have taken over.
         result = kind == "finished" and body["reason"] != "cancelled"
         if result or (trial.status.ended and record.lease == trial.lease):
             return Ended(trial=number, failed=not trial.has_result, at_seconds=at)
         # Another run of it goes on.
         return None
 
-    def verdict(self, trial: TrialState, view: RuleView, epoch: int) -> Verdict:
-        """Return the rule's verdict on a trial that has reported `epoch`; it is judged by its highest one.
-
-        Amortised O(1): all its reports are looked at once for each run of it, afterwards the new one only. `forget`
-        it when the run is over.
-        """
-        course = self._update_course(trial, epoch)
-        losses = losses_of(self._objectives, trial.reports[course.epoch].metrics)
-        if losses is None or course.epoch >= (self.rule.max_epochs or math.inf):
+    def verdict(self, trial: TrialState, view: RuleView) -> Verdict:
+        """Return the rule's verdict on a trial that has reported; it is judged by its highest epoch."""
+        losses = losses_of(self._objectives, trial.reports[trial.epoch].metrics)
+        if losses is None or trial.epoch >= (self.rule.max_epochs or math.inf):
             # The full length ends a trial by itself: it is complete, not stopped.
             return Continue()
-        seen = TrialView(number=trial.number, epoch=course.epoch, losses=losses, best_loss=course.best)
+        seen = TrialView(number=trial.number, epoch=trial.epoch, losses=losses)
         return self.rule.on_report(self._index, view, seen)
-
-    def forget(self, trial: int) -> None:
-        """Drop the losses of a trial that has ended or rests: if it comes back its reports are looked at again."""
-        self._courses.pop(trial, None)
-
-    def _update_course(self, trial: TrialState, epoch: int) -> "_Course":
-        """Return the trial's course with its report of `epoch` in it."""
-        course = self._courses.get(trial.number)
-        if course is None or course.lease != trial.lease:
-            # Others may have run it meanwhile.
-            course = self._courses[trial.number] = _Course(lease=trial.lease)
-            for other, report in trial.reports.items():
-                course.add(other, self._first_loss(report))
-        else:
-            course.add(epoch, self._first_loss(trial.reports[epoch]))
-        return course
-
-    def _first_loss(self, report: Report) -> float:
-        first = self._objectives[0]
-        return first.loss(report.metrics.get(first.metric, math.nan))
 
     def survival(self, running: RunningTrial, view: RuleView) -> tuple[float, ...]:
         """Return the chances of the trial of a running trial to reach the later rungs."""
         losses = (running.loss,) * len(self._objectives)
-        seen = TrialView(number=running.trial, epoch=running.epoch, losses=losses, best_loss=running.loss)
+        seen = TrialView(number=running.trial, epoch=running.epoch, losses=losses)
         return self.rule.survival(self._index, view, seen)
 
     def on_free(self, view: RuleView) -> Promote | New | Wait:
@@ -232,5 +187,6 @@ class DeviceSecondsProjection:
         """Take one trial's time anew."""
         if trial is not None:
             now = trial.device_seconds
+            # The difference alone, so that a look at the sum costs nothing.
             self.device_seconds += now - self._spent.get(trial.number, 0.0)
             self._spent[trial.number] = now

@@ -76,6 +76,7 @@ class Results:
         limits = [outcome for outcome in self.state.outcomes if np.isfinite(outcome.limit)]
         over = np.maximum(0.0, self.losses - self.state.limits)
         spread = np.ptp(self.losses, axis=0)
+        # The distance from each limit in units of that outcome's spread, so that units do not matter.
         near = self.trials[int(np.argmin((over / np.where(spread > 0.0, spread, 1.0)).sum(axis=1)))]
         shown = ", ".join(f"{outcome.metric}={near.values[outcome.metric]:.6g}" for outcome in limits)
         wanted = ", ".join(map(str, limits))
@@ -83,6 +84,7 @@ class Results:
 
     def front(self) -> list[TrialState]:
         """Return the trials that no other beats in every objective: of the feasible ones, if there are any."""
+        # While nothing is feasible the front shows what is nearest to the goals all the same.
         pool = np.flatnonzero(self.feasible) if self.feasible.any() else np.arange(len(self.trials))
         return [self.trials[place] for place in pool[non_dominated(self.goals[pool])].tolist()]
 
@@ -105,6 +107,7 @@ class Results:
         course = []
         ends = [trial.end.at if trial.end is not None else np.inf for trial in self.trials]
         for place in np.argsort(ends, kind="stable").tolist():
+            # The volume is measured only when the front has moved.
             if self.feasible[place] and front.add(self.goals[place], place):
                 volume = max(volume, self._measure_volume(front.losses, reference))
             course.append((self.trials[place].number, volume))
@@ -161,6 +164,7 @@ def recommended(state: State, space: Space, by: By) -> TrialState:
         return best
     from trainwright.search.bayes.estimate import Estimate
 
+    # The estimate smooths over noise: the best of many noisy results is the luckiest one.
     view = SearchView(space, state.seed, bounds=state.limits)
     SearchProjection(view, state.outcomes).catch_up(state.trials)
     feasible = np.flatnonzero(results.feasible)

@@ -19,13 +19,13 @@ class RetryOnFullDisk:
     """Waits for room for `give_up_seconds` in all, from the first failure to the next success; then never again.
 
     Whoever waits stands still, and so do the trials that wait for their reports to be taken: nothing that they did is
-    lost, and nothing is done in vain. Ctrl-C ends the waiting, and so does `told`.
+    lost, and nothing is done in vain. Ctrl-C ends the waiting, and so does `interrupted`.
     """
 
     def __init__(self, give_up_seconds: float = 0.0, say: Callable[[str], None] = print) -> None:
         self._give_up_seconds = give_up_seconds
         self._say = say
-        self.told: Callable[[], bool] = lambda: False
+        self.interrupted: Callable[[], bool] = lambda: False
         """Whether the process was told to leave."""
         self._since: float | None = None
         self._pause = _FIRST_PAUSE_SECONDS
@@ -54,6 +54,7 @@ class RetryOnFullDisk:
             self._since = now
             if self._give_up_seconds:
                 self._say(f"waiting {self._give_up_seconds:g} s for room, then giving up: {error}")
+        # Counted from the first failure of the series, not from each.
         left = self._since + self._give_up_seconds - now
         if left <= 0:
             raise error
@@ -67,6 +68,6 @@ class RetryOnFullDisk:
     def _sleep_until(self, seconds: float) -> None:
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self.told():
+            if self.interrupted():
                 raise KeyboardInterrupt
             time.sleep(min(_LOOK_SECONDS, left))

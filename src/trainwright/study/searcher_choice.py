@@ -9,6 +9,7 @@ from trainwright.errors import StudyError
 from trainwright.ledger import Record, State, facts
 from trainwright.plugins import describe, make
 from trainwright.search import DefaultSearcher, Searcher
+from trainwright.study.job import latest_note
 from trainwright.study.study_log import StudyLog
 
 __all__ = ["SearcherNote", "Searching"]
@@ -27,6 +28,7 @@ class SearcherNote:
     @classmethod
     def of(cls, searcher: Searcher) -> Self:
         """Return the fact of a searcher."""
+        # A table can be compared and made again; a user's own class only by its text.
         table, kind = describe("searcher", searcher), type(searcher)
         if table is not None:
             settings = ", ".join(f"{key}={_shorten(value)}" for key, value in table.items() if key != "name")
@@ -38,11 +40,8 @@ class SearcherNote:
     @classmethod
     def last(cls, state: State) -> Self | None:
         """Return the fact that was noted last, or None."""
-        noted = [(value["session"], key, value) for key, (_, name, value) in state.notes.items() if name == _NOTE]
-        if not noted:
-            return None
-        value = max(noted, key=lambda item: item[:2])[2]
-        return cls(table=value["table"], text=value["text"])
+        value = latest_note(state, _NOTE)
+        return None if value is None else cls(table=value["table"], text=value["text"])
 
     def record(self, session: int) -> Record:
         """Return the record that notes it."""
@@ -71,12 +70,12 @@ class Searching:
         self._searcher = searcher
         self._noted: Searcher | None = None  # the one that the ledger names
 
-    def choose(self, given: Searcher | None, how: str) -> Searcher:
-        """Return the searcher given, or the study object's, or the one that the study was searched by last.
+    def choose(self, preferred: Searcher | None, how: str) -> Searcher:
+        """Return the preferred searcher, or the study object's, or the one that the study was searched by last.
 
         Raises `StudyError` that says `how` to give one that cannot be made from the study's records.
         """
-        found = given if given is not None else self._searcher
+        found = preferred if preferred is not None else self._searcher
         if found is None:
             fact = SearcherNote.last(self._log.state)
             found = self._searcher = DefaultSearcher() if fact is None else fact.build(how)
@@ -87,6 +86,7 @@ class Searching:
         if searcher is self._noted:
             return
         fact, last = SearcherNote.of(searcher), SearcherNote.last(self._log.state)
+        # A worker that joins takes the study's searcher; it does not rename it for all.
         if fact != last and (again or last is None):
             self._log.append(fact.record(self._log.state.sessions))
         self._searcher = self._noted = searcher

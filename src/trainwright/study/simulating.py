@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from itertools import pairwise
 from statistics import median, mode
-from typing import Protocol, overload
+from typing import TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -14,106 +14,82 @@ from trainwright.errors import StudyError
 from trainwright.ledger import Objective, State, TrialState, losses_of
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import Searcher
-from trainwright.space import Space
 from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts
+from trainwright.study.inspecting import Inspecting
 
-__all__ = ["Simulating", "measured"]
-
-
-class _Study(Protocol):
-    space: Space
-
-    @property
-    def state(self) -> State: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def objectives(self) -> tuple[Objective, ...]: ...
+__all__ = ["Simulating", "SimulationOptions"]
 
 
 AnyScheduler = Scheduler | PromotionRule | AllocationPolicy
 
 
-class Simulating:
+class SimulationOptions(TypedDict, total=False):
+    """What `Study.simulate` takes beside schedulers and engine; see there."""
+
+    trials: int | None
+    wall_seconds: float | None
+    device_seconds: float | None
+    seeds: int
+    processes: int
+    gantt: bool
+
+
+class Simulating(Inspecting):
     """The part of a study that simulates."""
 
     @overload
     def simulate(
-        self: _Study,
+        self,
         scheduler: AnyScheduler,
         *,
         engine: Simulated,
-        trials: int | None = None,
-        wall_seconds: float | None = None,
-        device_seconds: float | None = None,
-        seeds: int = 30,
         searcher: Searcher | None = None,
-        processes: int = 1,
-        gantt: bool = False,
+        **options: Unpack[SimulationOptions],
     ) -> Forecast: ...
     @overload
     def simulate(
-        self: _Study,
+        self,
         scheduler: Mapping[str, AnyScheduler],
         *,
         engine: Simulated,
-        trials: int | None = None,
-        wall_seconds: float | None = None,
-        device_seconds: float | None = None,
-        seeds: int = 30,
         searcher: Searcher | None = None,
-        processes: int = 1,
-        gantt: bool = False,
+        **options: Unpack[SimulationOptions],
     ) -> dict[str, Forecast]: ...
     def simulate(
-        self: _Study,
+        self,
         scheduler: AnyScheduler | Mapping[str, AnyScheduler],
         *,
         engine: Simulated,
-        trials: int | None = None,
-        wall_seconds: float | None = None,
-        device_seconds: float | None = None,
-        seeds: int = 30,
         searcher: Searcher | None = None,
-        processes: int = 1,
-        gantt: bool = False,
+        **options: Unpack[SimulationOptions],
     ) -> Forecast | dict[str, Forecast]:
-        """Forecast a study of so many trials, or of so much time, under a scheduler or several by name on `engine`.
+        """Forecast a study of so many `trials`, or of so much time, under a scheduler or several by name on `engine`.
 
-        At the end of `wall_seconds`, or when `device_seconds` are used, all that runs is cut off. `seeds` studies are
-        simulated, under the same draws for each scheduler; nothing is trained and nothing recorded. With a `searcher`
-        trials have the parameters that it proposes, which the engine's task must know (a table). `processes` simulate
-        at once, with the same result. With `gantt` the first study of each keeps who held what.
+        At the end of `wall_seconds`, or when `device_seconds` are used, all that runs is cut off. `seeds` studies (30)
+        are simulated, under the same draws for each scheduler; nothing is trained and nothing recorded. With a
+        `searcher` trials have the parameters that it proposes, which the engine's task must know (a table). So many
+        `processes` (1) simulate at once, with the same result. With `gantt` the first study of each keeps who held
+        what.
         """
-        given = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
+        by_name = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
         search = None
         if searcher is not None:
             count = len(self.objectives)
             bounds = tuple(self.state.limits[:count])
             search = SearchSetup(searcher=searcher, space=self.space, objectives=count, bounds=bounds)
-        found = forecasts(
-            {name: Scheduler.of(each) for name, each in given.items()},
-            engine,
-            trials=trials,
-            wall_seconds=wall_seconds,
-            device_seconds=device_seconds,
-            seeds=seeds,
-            first_seed=self.seed,
-            search=search,
-            processes=processes,
-            gantt=gantt,
-        )
+        schedulers = {name: Scheduler.of(each) for name, each in by_name.items()}
+        found = forecasts(schedulers, engine, first_seed=self.seed, search=search, **options)
         return found if isinstance(scheduler, Mapping) else found[""]
 
-    def measured(self: _Study, cluster: Cluster) -> Simulated:
+    def measured(self, cluster: Cluster) -> Simulated:
         """Return a simulated `cluster` whose trials are this study's own, drawn anew, with its restarts' cost.
 
         A trial that was stopped goes on, if another rule lets it, as those went on that were not.
         """
-        return measured(self.state, cluster)
+        return _measure_study(self.state, cluster)
 
 
-def measured(state: State, cluster: Cluster) -> Simulated:
+def _measure_study(state: State, cluster: Cluster) -> Simulated:
     """Return the simulated cluster of a study's own curves, times of epochs and times of restarts."""
     objectives = [outcome for outcome in state.outcomes if isinstance(outcome, Objective)]
     curves, times, params = [], [], []
@@ -129,14 +105,15 @@ def measured(state: State, cluster: Cluster) -> Simulated:
     known = tuple(map(len, curves))
     longest = max(known)
     full = [curve for curve in curves if len(curve) == longest]
+    # Curves of stopped trials are continued as the longest ones went on, in the median.
     further = np.median([_make_finite(curve) for curve in full], axis=0)
     sizes = [max(1, len(lease.devices)) for trial in state.trials.values() for lease in trial.leases.values()]
     trials = state.trials.values()
     start = median(_measure_gaps(state) or [0.0])
     # A study without restarts knows at least what a start takes.
-    restarts = [cost for trial in trials for cost in _measure_restarts(trial)] or [
-        cost for trial in trials for _, cost in _measure_starts(trial)
-    ]
+    starts = [(lease > min(trial.leases), cost) for trial in trials for lease, cost in _measure_starts(trial)]
+    restarts = [cost for again, cost in starts if again] or [cost for _, cost in starts]
+    # Without checkpoints every restart began at the first epoch, and will in the simulation.
     again = [lease for trial in trials for lease in trial.leases.values() if lease.number > 1]
     return Simulated(
         cluster=cluster,
@@ -191,15 +168,11 @@ def _measure_gaps(state: State) -> list[float]:
         for lease in trial.leases.values():
             reports = [report for report in trial.reports.values() if report.lease == lease.number]
             if reports:
+                # By the clock of the reports: a lease's own start includes the wait for its process.
                 began = min(report.at - report.wall_seconds for report in reports)
                 runs.setdefault((lease.writer, lease.slot), []).append((began, max(report.at for report in reports)))
     pairs = [pair for each in runs.values() for pair in pairwise(sorted(each))]
     return [max(0.0, after[0] - before[1]) for before, after in pairs]
-
-
-def _measure_restarts(trial: TrialState) -> list[float]:
-    """Return how much longer than most the first epochs of later runs took, from the starts of these runs."""
-    return [cost for lease, cost in _measure_starts(trial) if lease > min(trial.leases)]
 
 
 def _measure_starts(trial: TrialState) -> list[tuple[int, float]]:

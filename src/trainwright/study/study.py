@@ -25,13 +25,10 @@ from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher, SearchView
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
-from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
-from trainwright.study.driver.failures import StudyFailed, hide_our_frames
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
-from trainwright.study.driver.team import TeamSettings, WorkerResult
-from trainwright.study.inspecting import Inspecting
 from trainwright.study.job import JobNote
 from trainwright.study.metric_validation import second_result_error, validate_metrics
 from trainwright.study.opening import compare, found_ledger, made_ledger
@@ -45,7 +42,7 @@ from trainwright.validators import check, instance_of, integer, optional
 __all__ = ["Study"]
 
 
-class Study(Inspecting, Simulating):
+class Study(Simulating):
     """A search over `space` for `objectives` ("min val_loss", or several), kept in `directory` or only in memory.
 
     `constraints` ("peak_bytes <= 8e9") limit further metrics: a trial that breaks one has a result, but is infeasible.
@@ -116,6 +113,7 @@ class Study(Inspecting, Simulating):
         view = self._searcher_view()
         searcher = self.searching.choose(None, "Study.open(..., searcher=...)")
         wanted = count or 1
+        # Configurations that a dead process had asked for come first: their trials exist.
         asked = list(itertools.islice(self._log.take_orphans(), wanted))
         numbers = [self._claim_number() for _ in range(wanted - len(asked))]
         if numbers:
@@ -137,6 +135,7 @@ class Study(Inspecting, Simulating):
         A configuration that the study has is not entered again, so that a script may be run twice.
         """
         key = self.space.configuration_of(dict(configuration)).key
+        # Equal configurations have equal keys, however their values were written.
         known = next((trial for trial in self.trials if trial.key == key), None)
         if known is not None:
             return known
@@ -250,74 +249,56 @@ class Study(Inspecting, Simulating):
         if scheduler is None and (job := JobNote.last(self._log.state)) is not None:
             scheduler = job.scheduler("study.run(..., scheduler=...)")
         chosen = self.searching.choose(searcher, "study.run(..., searcher=...)")
-        with Heartbeat(self._log.ledger) as heartbeat:
-            self._run_driver(
-                train, budget, chosen, Scheduler.of(scheduler), engine, heartbeat=heartbeat, progress=progress
-            )
+        self.work(train, budget, searcher=chosen, scheduler=Scheduler.of(scheduler), engine=engine, progress=progress)
 
-    def join(
+    def work(
         self,
         train: TrainFunction,
         budget: Budget,
+        *,
         searcher: Searcher,
         scheduler: Scheduler,
-        engine: Engine,
-        *,
-        rank: int | None,
-        team: TeamSettings,
+        engine: Engine | None = None,
         progress: bool = True,
-    ) -> WorkerResult:
-        """Work as a member of a team, as `Worker` sets it up; return what came of it."""
-        with Heartbeat(self._log.ledger) as heartbeat:
-            own = replace(team, slot=self._log.claims.take_slot(rank))
-            late = self._run_driver(
-                train, budget, searcher, scheduler, engine, heartbeat=heartbeat, progress=progress, team=own
-            )
-        ours = sum(trial.has_result and self._log.ours(trial.holder) for trial in self.trials)
-        return WorkerResult(results=ours, out_of_time=late and budget.trials is not None)
-
-    def _run_driver(
-        self,
-        train: TrainFunction,
-        budget: Budget,
-        searcher: Searcher,
-        scheduler: Scheduler,
-        engine: Engine | None,
-        *,
-        heartbeat: Heartbeat,
-        progress: bool,
+        rank: int | None = None,
         team: TeamSettings | None = None,
-    ) -> bool:
-        """Run trials; return whether the wall time ended that. `heartbeat` beats already, as that takes a while."""
+    ) -> WorkerResult:
+        """Run trials until the budget is used, alone or in a `team` as `Worker` sets it up; return what came of it."""
+        log, state = self._log, self._log.state
         if budget.stop_when is not None:
             budget.stop_when.check(len(self.objectives))
-        view = SearchView(
-            self.space,
-            self._log.state.seed,
-            len(self.objectives),
-            budget.trials,
-            epochs=scheduler.rule.max_epochs,
-            rungs=rungs_of(scheduler.rule),
-            slot=None if team is None else team.slot,
-            bounds=self._log.state.limits,
-        )
-        rule = RuleProjection(scheduler.rule, self._log.state.outcomes, self.seed)
-        self._log.refresh()
-        for record in self._log.replay(rule.kinds):
-            rule.fold(record, self._log.state.trials.get(record.trial) if record.trial is not None else None)
-        rule.open()
-        job = JobNote.of(train, budget.trials, scheduler, budget.stop_when)
-        if JobNote.last(self._log.state) != job and (team is None or JobNote.last(self._log.state) is None):
-            self._log.append(facts.note(*job.note(self._log.state.sessions)))
-        self.searching.note(searcher, again=team is None)
-        seen = SearchProjection(view, self._log.state.outcomes)
-        seen.catch_up(self._log.state.trials)
-        with Progress(budget.trials, shown=progress) as shown:
+        # It beats from the start, as reading a long ledger takes a while.
+        with Heartbeat(log.ledger) as heartbeat:
+            if team is not None:
+                team = replace(team, slot=log.claims.take_slot(rank))
+            view = SearchView(
+                self.space,
+                state.seed,
+                len(self.objectives),
+                budget.trials,
+                epochs=scheduler.rule.max_epochs,
+                rungs=rungs_of(scheduler.rule),
+                slot=None if team is None else team.slot,
+                bounds=state.limits,
+            )
+            rule = RuleProjection(scheduler.rule, state.outcomes, self.seed)
+            log.refresh()
+            # The rule's index is rebuilt from the records, so that a resumed study decides as an uninterrupted one.
+            for record in log.replay(rule.kinds):
+                rule.fold(record, state.trials.get(record.trial) if record.trial is not None else None)
+            rule.open()
+            job = JobNote.of(train, budget.trials, scheduler, budget.stop_when)
+            if JobNote.last(state) != job and (team is None or JobNote.last(state) is None):
+                log.append(facts.note(*job.note(state.sessions)))
+            self.searching.note(searcher, again=team is None)
+            seen = SearchProjection(view, state.outcomes)
+            seen.catch_up(state.trials)
+            shown = Progress(budget.trials, shown=progress)
             retry = None if team is None else RetryOnFullDisk(team.give_up_seconds, shown.say)
-            with self._log.running(rule, seen, retry=retry):
+            with log.running(rule, seen, retry=retry):
                 self._greet_user(shown)
                 driver = Driver(
-                    self._log,
+                    log,
                     rule,
                     view,
                     searcher,
@@ -328,12 +309,9 @@ class Study(Inspecting, Simulating):
                     progress=shown,
                     team=team,
                 )
-                try:
-                    driver.run(train)
-                except StudyFailed:
-                    hide_our_frames()
-                    raise
-                return driver.leaving.out_of_time
+                driver.run(train)
+        ours = sum(trial.has_result and log.ours(trial.holder) for trial in self.trials)
+        return WorkerResult(results=ours, out_of_time=driver.leaving.out_of_time and budget.trials is not None)
 
     def _greet_user(self, shown: Progress) -> None:
         """Say what a person should know of a study that is resumed."""

@@ -92,6 +92,7 @@ class StudyLog:
             for record in records:
                 writer = record.writer
                 if record.kind in kinds and self.state.knows(record):
+                    # Within one writer the order of its records is certain, whatever its clock says.
                     latest[writer] = max(record.at, latest.get(writer, 0.0))
                     found.append((latest[writer], record.seq, record))
         return [record for _, _, record in sorted(found, key=lambda entry: (entry[0], entry[2].writer, entry[1]))]
@@ -164,6 +165,7 @@ class StudyLog:
 
     def close(self) -> None:
         """Say goodbye and let go of the ledger's files."""
+        # Writers that this process was before a failed write have left as well.
         former = sorted(self._mine - {self.ledger.writer})
         if self.ledger.writer in self._mine:
             self._fold_records(self.retry(lambda: self.ledger.append([facts.left(former)])))

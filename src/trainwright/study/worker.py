@@ -7,15 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from trainwright.engine import Engine, Local, TrainFunction
+from trainwright.engine import Engine, TrainFunction
 from trainwright.engine.devices import rank
 from trainwright.engine.function_reference import load_function, script_boundary
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
 from trainwright.settings import Settings
-from trainwright.study.driver.budget import Budget
-from trainwright.study.driver.team import TeamSettings, WorkerResult
+from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.job import JobNote
 from trainwright.study.searcher_choice import SearcherNote
 from trainwright.study.study import Study
@@ -64,7 +63,7 @@ class Worker(Settings, error=StudyError):
         `trials` and `stop_when` left out are the study's; `wall_seconds` ends this worker only. Raises `StudyError`
         where there is no study, or this worker would run something else than the others.
         """
-        given = Budget(
+        limits = Budget(
             trials=trials,
             wall_seconds=wall_seconds,
             device_seconds=device_seconds,
@@ -72,9 +71,9 @@ class Worker(Settings, error=StudyError):
             stop_when=stop_when,
             grace_seconds=self.grace_seconds,
         )
-        return self.work(given, progress=progress).results
+        return self.work(limits, progress=progress).results
 
-    def work(self, given: Budget, *, progress: bool = True) -> WorkerResult:
+    def work(self, limits: Budget, *, progress: bool = True) -> WorkerResult:
         """Work as `run` does; return also whether the wall time was over before the work was."""
         script_boundary()
         study = self.where if isinstance(self.where, Study) else Study.open(self.where)
@@ -83,20 +82,21 @@ class Worker(Settings, error=StudyError):
             known = JobNote.last(study.state)
             train, scheduler = self._choose_parts(known)
             searcher = study.searching.choose(self.searcher, "Worker(..., searcher=...)")
-            budget = given if known is None else known.complete(given)
+            budget = limits if known is None else known.complete(limits)
             if budget.endless:
                 raise StudyError("worker: the study has no budget yet; give --trials, or --wall-seconds")
+            # A worker that would run something else would mix two studies in one ledger.
             different = None if known is None else known.difference(JobNote.of(train, budget.trials, scheduler))
             if (fact := SearcherNote.last(study.state)) is not None and different is None:
                 different = fact.difference(SearcherNote.of(searcher))
             if different is not None and not self.other_job:
                 raise StudyError(f"worker: {different}; start it with the same, or say that it may (--other-job)")
-            return study.join(
+            return study.work(
                 train,
                 budget,
-                searcher,
-                scheduler,
-                self.engine if self.engine is not None else Local(),
+                searcher=searcher,
+                scheduler=scheduler,
+                engine=self.engine,
                 progress=progress,
                 rank=self.rank if self.rank is not None else rank(),
                 team=TeamSettings(wait=self.wait, give_up_seconds=self.give_up_seconds),

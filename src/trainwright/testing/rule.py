@@ -90,7 +90,7 @@ def play(
                 assert len(views) < trials, "a new trial was asked for beyond the budget"
                 number = len(views)
                 losses = (0.0,) * objectives
-                views[number] = TrialView(number=number, epoch=0, losses=losses, best_loss=float("inf"))
+                views[number] = TrialView(number=number, epoch=0, losses=losses)
             elif isinstance(answer, Promote):
                 number = answer.trial
                 assert number in played.paused, "only a paused trial can be promoted, and only once"
@@ -123,7 +123,7 @@ def play(
             continue
         epoch = min(length, before.epoch + int(generator.integers(1, stride + 1)))
         losses = tuple(loss(number + 128 * objective, epoch) for objective in range(objectives))
-        now = replace(before, epoch=epoch, losses=losses, best_loss=min(before.best_loss, losses[0]))
+        now = replace(before, epoch=epoch, losses=losses)
         due = rule.next_epoch(played.index, before) if before.epoch else 1
         again = epoch <= views[number].epoch
         old = _copy(played.index) if again else None
@@ -235,7 +235,7 @@ class RuleConformance:
         for number in range(40, -1, -1):
             for epoch in range(1, (rule.max_epochs or _LONGEST) + 1):
                 losses = (64.0 - epoch,) * self.objectives
-                now = TrialView(number=number, epoch=epoch, losses=losses, best_loss=losses[0])
+                now = TrialView(number=number, epoch=epoch, losses=losses)
                 verdict = _tell(rule, played, now, RuleView(remaining=0), seen=now)
                 assert not isinstance(verdict, Stop), f"trial {number} of equals was stopped at epoch {epoch}"
 
@@ -253,7 +253,7 @@ class RuleConformance:
         """The chances of reaching the later rungs are probabilities, and the farther rung is no likelier."""
         rule = self.make_rule()
         for epoch in range(rule.max_epochs or _LONGEST):
-            trial = TrialView(number=0, epoch=epoch, losses=(0.5,) * self.objectives, best_loss=0.5)
+            trial = TrialView(number=0, epoch=epoch, losses=(0.5,) * self.objectives)
             chances = rule.survival(rule.empty(), RuleView(remaining=1), trial)
             assert all(0.0 <= chance <= 1.0 for chance in chances)
             assert list(chances) == sorted(chances, reverse=True)

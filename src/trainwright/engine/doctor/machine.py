@@ -31,7 +31,9 @@ def _read_requirements() -> tuple[str, ...]:
 def _run_command(command: Sequence[str], seconds: float) -> tuple[int | None, str]:
     """Run a command for at most so many seconds; return its status, None if it did not end, and its output."""
     try:
-        done = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=seconds)
+        done = subprocess.run(
+            list(command), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=seconds
+        )
     except (OSError, subprocess.SubprocessError) as error:
         return None, str(error)
     return done.returncode, done.stdout

@@ -30,46 +30,31 @@ _ASKED = re.compile(r"(?P<name>[\w.-]+)(?:\[[^]]*\])?\s*(?P<bounds>[^;]*)(?:;(?P
 _SECONDS = 120.0
 _LOWEST_PYTHON = (3, 11)
 
-# Runs in a process of its own: a package that crashes or hangs the interpreter is told by name as well.
-_PROBE = """
-import importlib, json, sys, time
-for name in sys.argv[1:]:
-    begun = time.perf_counter()
-    print(json.dumps({"begun": name}), flush=True)
-    try:
-        module = importlib.import_module(name)
-        found = {"imported": name, "seconds": time.perf_counter() - begun}
-        if name == "torch":
-            found["cuda"] = module.version.cuda or getattr(module.version, "hip", None)
-            count = module.cuda.device_count() if found["cuda"] else 0
-            found["gpus"] = [
-                {"name": each.name, "bytes": each.total_memory}
-                for each in map(module.cuda.get_device_properties, range(count))
-            ]
-            found["numpy"] = int(module.zeros(1).numpy().shape[0])  # fails where the two were built for other versions
-    except Exception as error:
-        found = {"failed": name, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
-    print(json.dumps(found), flush=True)
+_TORCH = """
+import json, torch
+torch.zeros(1).numpy()  # fails where the two were built for other versions
+cuda = torch.version.cuda or getattr(torch.version, "hip", None)
+gpus = map(torch.cuda.get_device_properties, range(torch.cuda.device_count() if cuda else 0))
+print(json.dumps({"cuda": cuda, "gpus": [{"name": each.name, "bytes": each.total_memory} for each in gpus]}))
 """
 
 
 def imported(host: Machine) -> dict[str, dict[str, object]]:
-    """Import the core packages, and torch if it is there, in a process of its own; what came of each, by name."""
+    """Import the core packages, and torch if it is there, each in a process of its own; what came of each, by name."""
     names = [name for name, _, extra in _read_requirements(host) if not extra]
     names += ["torch"] * (host.version("torch") is not None)
-    status, output = host.run([sys.executable, "-c", _PROBE, *names], _SECONDS)
     found: dict[str, dict[str, object]] = {}
-    begun = ""
-    for line in output.splitlines():
-        try:
-            told = json.loads(line)
-        except ValueError:  # something that a package prints when it is imported
-            continue
-        begun = told.get("begun", begun)
-        found[begun] = told
-    if status != 0 and begun and "begun" in found.get(begun, {}):
-        how = f"ended the interpreter (status {status})" if status is not None else "did not end in time"
-        found[begun] = {"failed": begun, "error": f"the import {how}"}
+    for name in names:
+        # In another process, since a package may crash or hang the interpreter.
+        code = _TORCH if name == "torch" else f"import {name}"
+        status, output = host.run([sys.executable, "-c", code], _SECONDS)
+        last = output.strip().rpartition("\n")[2]
+        if status == 0:
+            found[name] = json.loads(last) if last.startswith("{") else {}
+        elif status is None:
+            found[name] = {"error": "the import did not end in time"}
+        else:
+            found[name] = {"error": last if status > 0 and last else f"the import ended with status {status}"}
     return found
 
 
@@ -85,20 +70,20 @@ def examine_packages(host: Machine, probed: dict[str, dict[str, object]]) -> Ite
             yield name, *_examine_package(host, name, bounds, probed.get(name))
 
 
-def _examine_package(host: Machine, name: str, bounds: str, told: dict[str, object] | None) -> tuple[str, ...]:
+def _examine_package(host: Machine, name: str, bounds: str, probe: dict[str, object] | None) -> tuple[str, ...]:
     version = host.version(name)
     line = f'pip install "{name}{bounds}"'
     if version is None:
         return "broken", "is not installed", line
     if not fits(version, bounds):
         return "broken", f"{version} does not meet {bounds}", line
-    if told is not None and "failed" in told:
+    if probe is not None and "error" in probe:
         python = ".".join(map(str, host.python[:2]))
         mend = f"install a build of {name} for Python {python} and the other packages' versions (constraints.txt)"
-        return "broken", f"{version} cannot be imported: {told['error']}", mend
+        return "broken", f"{version} cannot be imported: {probe['error']}", mend
     build = ""
-    if name == "torch" and told is not None:
-        build = f", built for CUDA or ROCm {told['cuda']}" if told.get("cuda") else ", built for processors alone"
+    if name == "torch" and probe is not None:
+        build = f", built for CUDA or ROCm {probe['cuda']}" if probe.get("cuda") else ", built for processors alone"
     return "fine", f"{version}{build}"
 
 

@@ -88,6 +88,7 @@ class Gang(Generic[_Worker]):
         self._failed_at = 0.0  # when the first of them did
         self._first: Outcome | None = None  # of rank 0
         self._asked: int | None = None  # the rank that waits for an answer
+        # Rank 0 listens on this machine unless the engine found an address on another.
         address = assignment.address or (free_address() if len(workers) > 1 else "")
         for rank, worker in self._living.items():
             worker.run(message(replace(assignment, rank=rank, world_size=len(workers), address=address)))
@@ -129,6 +130,7 @@ class Gang(Generic[_Worker]):
 
     def _send_answer(self, rank: int, said: bool | None) -> None:
         if said is None:
+            # The answer comes later: the rank waits, and its devices with it.
             self._asked = rank
         else:
             self._living[rank].connection.send(said)
@@ -146,6 +148,7 @@ class Gang(Generic[_Worker]):
             return
         if timeout_seconds is not None and self._ranks[0].seconds > timeout_seconds:
             self._terminate_all("timeout", f"it ran longer than timeout_seconds={timeout_seconds:g}", grace)
+        # All ranks share the limit: the trial is one.
         if memory_bytes is not None and not self._ranks[0].terminating:
             resident = sum(worker.resident_bytes() for worker in self._living.values())
             if resident > memory_bytes:
@@ -164,10 +167,12 @@ class Gang(Generic[_Worker]):
             worker.terminate(failure, message, grace)
 
     def _note_death(self, rank: int) -> None:
+        # The reason of its end is known to its process's guard alone.
         self._silent.append((rank, self._living.pop(rank).outcome()))
 
     def _note_end(self, rank: int, outcome: Outcome) -> None:
         del self._living[rank]
+        # Only rank 0 reports, so its outcome is the trial's if all end well.
         if rank == 0:
             self._first = outcome
         if isinstance(outcome, Raised | Died):
@@ -193,6 +198,7 @@ class Gang(Generic[_Worker]):
         for worker in self._living.values():
             worker.close(kill=True)
         self._living.clear()
+        # A rank that went away is the cause; those that failed may have failed because of it.
         rank, outcome = (self._silent or self._failed)[0]
         of_all = len(self._ranks) == 1 or self._ranks[0].terminating
         self.outcome = outcome if of_all else _of_rank(rank, outcome)
@@ -214,6 +220,7 @@ def free_address(host: str = "127.0.0.1") -> str:
     It is used only seconds later. Ports that the system gives to outgoing connections would often be taken by then.
     """
     for _ in range(_TRIES):
+        # Drawn at random, since other studies on this host look for ports as well.
         address = host, _FIRST_PORT + secrets.randbelow(_PORTS)
         with closing(socket.socket()) as probe, suppress(OSError):
             probe.bind(address)

@@ -66,6 +66,7 @@ def verify_trial(
 
 
 def _prove_resume(runs: "_Runs", steps: int | None, seed: int, drop: tuple[str, ...]) -> Proof:
+    # Twice uninterrupted first: what does not repeat itself cannot prove a resume.
     whole, again = runs.run("a"), runs.run("again")
     place = _choose_interruption(runs.function, whole.run, steps, seed)
     idle = idle_generators(whole.run.of(*_STEPS))
@@ -114,6 +115,7 @@ def _choose_interruption(name: str, whole: ProofRun, steps: int | None, seed: in
             f"verify-resume: {name} saves its first checkpoint after step {first} of {last}, so that none can be "
             "resumed; give more epochs"
         )
+    # A random step shows what a fixed one, such as the end of an epoch, would hide.
     draws = rng(seed, "verify-resume", 0)
     kill_at = int(draws.integers(first + 1, last + 1)) if steps is None else steps
     if not first < kill_at <= last:

@@ -33,6 +33,7 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     has to be ended after any other.
     """
     started = time.monotonic()
+    # Before anything of the user's runs, so that a trial is the same in whatever process.
     seed_all(assignment.seed)
     try:
         channel = join(assignment, channel, gpu=gpu)
@@ -50,6 +51,7 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too
+        # Optuna's way to end a trial, which functions written for it use.
         if is_pruning(error) and trial.end_by_itself():
             return StoppedEarly(**_close_trial(trial, started))
         return Raised(
@@ -91,6 +93,7 @@ def _classify_failure(error: BaseException) -> str:
         return "bad_objective"
     if isinstance(error, TrialMisuse):
         return "misuse"
+    # A full disk is no fault of the trial, which can run again where there is room.
     cause = error.__cause__
     if (
         isinstance(error, CheckpointError)
@@ -123,6 +126,7 @@ def raised_at(error: BaseException) -> RaisedAt | None:
         return RaisedAt(type(error).__name__, error.filename, error.lineno, (error.text or "").strip()[:_LONGEST])
     lines = [(file, line) for file, line in _walk_lines(error.__traceback__) if not _is_ours(file)]
     own = [each for each in lines if not each[0].startswith(_LIBRARIES)]
+    # A user's project may itself be installed; the standard library never counts.
     installed = [each for each in lines if "site-packages" in each[0]]
     if not (found := own or installed):
         return None

@@ -41,6 +41,7 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
     _die_with(parent)
     # A crash leaves the lines of Python that led to it in the trial's log.
     faulthandler.enable()
+    # Read inside a signal handler, which must not wait.
     os.set_blocking(terminating, False)
     ignore_launcher(ends=lambda: _has_byte(terminating))
     connection: Connection[Any, Any] = Connection(descriptor)
@@ -52,6 +53,7 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
             path, arguments, reference, assignment, log, gpu = connection.recv()
         except (EOFError, OSError):
             return
+        # As in the driver, so that modules are found and scripts see their arguments.
         sys.path[:], sys.argv[:] = path, arguments
         # The trial before may have changed the directory.
         os.chdir(home)
@@ -100,6 +102,7 @@ def _die_with(parent: int) -> None:
     """Ask the kernel to kill this process when its driver is gone, and look whether it is gone already."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    # The driver may have died before the kernel was asked.
     if os.getppid() != parent:
         os._exit(1)
 
@@ -115,6 +118,7 @@ def _redirect_output(log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     sys.stdout.flush()
     sys.stderr.flush()
+    # Appended, since a lease may run twice; by descriptor, so that output of C code is caught too.
     handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(handle, 1)
     os.dup2(handle, 2)

@@ -1,4 +1,4 @@
-"""One worker process as the driver sees it: started, given an assignment, watched, and killed if need be."""
+"""One worker process as the driver sees it: started, existing an assignment, watched, and killed if need be."""
 
 import contextlib
 import os
@@ -37,6 +37,7 @@ class ChildProcess:
     def __init__(self, environment: Mapping[str, str], line: socket.socket) -> None:
         terminating, self._terminating = os.pipe()
         weakref.finalize(self, os.close, self._terminating)
+        # Only these two are inherited; everything else of the driver stays closed.
         descriptors = [line.fileno(), terminating]
         try:
             with line, signals_held():
@@ -93,6 +94,7 @@ class ChildProcess:
         if self._verdict is not None:
             failure, message = self._verdict
             return Raised(failure=failure, message=message, seconds=self.seconds)
+        # A crash is the program's own; another signal came from outside.
         if code < 0 and signal.Signals(-code) in _CRASHES:
             message = f"the worker process crashed with {signal.Signals(-code).name}"
             return Raised(failure="killed", message=message, seconds=self.seconds)
@@ -158,11 +160,12 @@ def thread_variables(threads: int) -> dict[str, str]:
 def _python_path() -> str:
     """Return a PYTHONPATH with which a child finds this very package."""
     home = str(Path(__file__).parents[3])
-    given = os.environ.get("PYTHONPATH", "")
-    return home if not given else f"{home}{os.pathsep}{given}"
+    existing = os.environ.get("PYTHONPATH", "")
+    return home if not existing else f"{home}{os.pathsep}{existing}"
 
 
 def _find_family(pid: int) -> list[int]:
+    # Children are followed by /proc, since a trial's own processes may have left its group.
     pids, front = [pid], [pid]
     while front:
         parent = front.pop()

@@ -1,29 +1,30 @@
 """The Ray engine: trials on the devices of a Ray cluster, each device with an actor that guards a worker process."""
 
-import secrets
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from hashlib import blake2s
+from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from trainwright.engine.function_reference import FunctionReference
 from trainwright.engine.process.gang import Gang
 from trainwright.engine.process.worker_process import log_path, thread_variables
 from trainwright.engine.protocol import Block, Died, Handler, Outcome, TrainFunction
-from trainwright.engine.ray.cluster import SlotMap, check_cluster, connect, living_nodes, load_ray
+from trainwright.engine.ray.cluster import PlacementGroups, SlotMap, check_cluster, connect, living_nodes, load_ray
 from trainwright.engine.ray.host import DeviceHost, WorkerOrder
-from trainwright.engine.ray.placement_groups import PlacementGroups
 from trainwright.engine.ray.remote_worker import RemoteWorker, WorkerListener
 from trainwright.errors import EngineError
+from trainwright.settings import Settings
 from trainwright.train import Assignment
-from trainwright.validators import check, integer, number, optional, text
+from trainwright.validators import integer, number, optional, text
 
 __all__ = ["Grant", "Ray"]
 
 _Part = TypeVar("_Part")
+_ALL_WORKERS = optional(integer(minimum=1), words="None for all that the cluster has")
+_ALL_GPUS = optional(integer(minimum=0), words="None for all that a node has")
+_LIMIT = optional(number(above=0), words="None for no limit")
 _LOOK_SECONDS = 0.25
 """How often actors that have ended and times that are over are looked for; reports wait for none of this."""
 _AGAIN_SECONDS = 1.0
@@ -48,7 +49,8 @@ class Grant:
     """Its ranks, once all their processes are there."""
 
 
-class Ray:
+@dataclass(eq=False)
+class Ray(Settings, error=EngineError):
     """Run trials on the devices of a Ray cluster.
 
     It is the cluster that this process has joined, or that `address` or else RAY_ADDRESS names ("auto": the one of this
@@ -59,46 +61,21 @@ class Ray:
     each node, 0 none. All are held from `open` to `close`. A trial of several devices is as many processes, one a
     device, the ranks of a group of torch.distributed. A run longer than `timeout_seconds`, or a rank with more
     resident memory than `memory_bytes`, is asked to end and killed `grace_seconds` later. What does not start within
-    `start_seconds` is lost, and every `sweep_seconds` what was left behind in the study's name is removed.
+    `start_seconds` is lost. When this process dies, Ray ends its actors and placement groups.
     """
 
-    def __init__(
-        self,
-        workers: int | None = None,
-        *,
-        gpus_per_node: int | None = None,
-        cpus_per_device: int = 1,
-        address: str | None = None,
-        timeout_seconds: float | None = None,
-        memory_bytes: int | None = None,
-        grace_seconds: float = 5.0,
-        start_seconds: float = 120.0,
-        sweep_seconds: float = 60.0,
-    ) -> None:
-        limit = optional(number(above=0), words="None for no limit")
-        for name, value, validator in (
-            ("workers", workers, optional(integer(minimum=1), words="None for all that the cluster has")),
-            ("gpus_per_node", gpus_per_node, optional(integer(minimum=0), words="None for all that a node has")),
-            ("cpus_per_device", cpus_per_device, integer(minimum=1)),
-            ("address", address, optional(text("'HOST:PORT', 'auto', 'local'"))),
-            ("timeout_seconds", timeout_seconds, limit),
-            ("memory_bytes", memory_bytes, limit),
-            ("grace_seconds", grace_seconds, number(minimum=0)),
-            ("start_seconds", start_seconds, number(above=0)),
-            ("sweep_seconds", sweep_seconds, number(above=0)),
-        ):
-            check(value, validator, f"Ray.{name}", EngineError)
-        self.workers = workers
-        self.gpus_per_node = gpus_per_node
-        self.cpus_per_device = cpus_per_device
-        self.address = address
-        self.timeout_seconds = timeout_seconds
-        self.memory_bytes = memory_bytes
-        self.grace_seconds = grace_seconds
-        self.start_seconds = start_seconds
-        self.sweep_seconds = sweep_seconds
-        self.removed: list[str] = []
-        """The names of actors and placement groups that were left behind and have been removed."""
+    workers: Annotated[int | None, _ALL_WORKERS, "devices at most"] = None
+    _: KW_ONLY
+    gpus_per_node: Annotated[int | None, _ALL_GPUS, "GPUs of each node"] = None
+    cpus_per_device: Annotated[int, integer(minimum=1), "logical CPUs of a device"] = 1
+    address: Annotated[str | None, optional(text("'HOST:PORT', 'auto', 'local'")), "cluster to join"] = None
+    timeout_seconds: Annotated[float | None, _LIMIT, "seconds of a run at most"] = None
+    memory_bytes: Annotated[int | None, _LIMIT, "resident memory of a rank at most"] = None
+    grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
+    start_seconds: Annotated[float, number(above=0), "seconds for a process to start"] = 120.0
+
+    def check_together(self) -> None:
+        """Begin without a cluster: it is joined when its slots are asked for."""
         self._ray: Any = None
         self._slot_map: SlotMap | None = None
         self._head = ""
@@ -109,12 +86,12 @@ class Ray:
         self._host: Any = None
         self._reference: FunctionReference | None = None
         self._directory: Path | None = None
-        self._actors: dict[int, tuple[str, Any]] = {}  # by slot: name and handle
+        self._actors: dict[int, Any] = {}  # handles by slot
         self._idle: dict[int, RemoteWorker] = {}  # by slot
         self._grants: dict[int, Grant] = {}  # by trial
         self._seats: dict[RemoteWorker, tuple[Grant, int]] = {}  # whom a worker serves, and as which rank
         self._over: list[tuple[int, Outcome]] = []  # ends of launches that came to nothing
-        self._looked = self._looked_at_nodes = self._swept = 0.0
+        self._looked = self._looked_at_nodes = 0.0
         self._nodes_doubtful = False
 
     # What it has.
@@ -164,26 +141,14 @@ class Ray:
         self._reference = FunctionReference.of(train)
         slot_map = self._join_cluster()
         self._directory = None if directory is None else directory.resolve()
-        study = (
-            secrets.token_hex(6)
-            if directory is None
-            else blake2s(str(self._directory).encode(), digest_size=6).hexdigest()
-        )
         self._listener = WorkerListener(str(self._ray.util.get_node_ip_address()))
         self._host = self._ray.remote(DeviceHost)
-        self._placement_groups = PlacementGroups(
-            self._ray,
-            slot_map,
-            prefix=f"trainwright-{study}-",
-            own=secrets.token_hex(4),
-            cpus_per_device=self.cpus_per_device,
-        )
+        self._placement_groups = PlacementGroups(self._ray, slot_map, cpus_per_device=self.cpus_per_device)
         try:
             self._placement_groups.wait(self.start_seconds)
         except EngineError:
             self.close()
             raise
-        self._swept = time.monotonic()
 
     @property
     def holds(self) -> bool:
@@ -193,10 +158,12 @@ class Ray:
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Hand the assignment to the worker of each slot, starting those that are not there."""
         taken = {slot: grant.trial for grant in self._grants.values() for slot in grant.block}
+        # A device must never be given twice, whatever a policy asks for.
         wrong = [slot for slot in block if slot in taken or not 0 <= slot < self.slots]
         if wrong:
             holder = f"trial {taken[wrong[0]]} has it" if wrong[0] in taken else f"it has {self.slots} slots"
             raise EngineError(f"tw.Ray: slot {wrong[0]} cannot be given to trial {assignment.trial}: {holder}")
+        # The driver planned before it knew: told at once, it plans again.
         if self.gone.intersection(block):
             self._over.append((assignment.trial, Died(why="its node is gone", blame=False)))
             return
@@ -223,14 +190,14 @@ class Ray:
             if over or not self._grants:
                 return
             ready = _require_open(self._listener).wait(min(left, _LOOK_SECONDS))
-            told = False
+            notified = False
             for worker in sorted(ready, key=lambda worker: worker.slot):
-                told |= self._serve_worker(worker, handler)
+                notified |= self._serve_worker(worker, handler)
             if time.monotonic() - self._looked >= _LOOK_SECONDS:
                 self._look_around(handler)
             for grant in [grant for grant in self._grants.values() if grant.gang is None]:
                 self._begin_trial(grant)
-            if (told or left <= 0) and not self._over:
+            if (notified or left <= 0) and not self._over:
                 return
 
     def close(self) -> None:
@@ -255,10 +222,10 @@ class Ray:
                 self._slot_map, self._ours = None, False
 
     def _end_actors(self, endings: list[Any]) -> None:
-        stops = [actor.stop.remote() for _, actor in self._actors.values()]
+        stops = [actor.stop.remote() for actor in self._actors.values()]
         if stops:
             self._ray.wait(stops, num_returns=len(stops), timeout=_FAREWELL_SECONDS)
-        for _, actor in self._actors.values():
+        for actor in self._actors.values():
             self._ray.kill(actor)
         if endings:
             self._ray.wait(endings, num_returns=len(endings), timeout=_FAREWELL_SECONDS)
@@ -280,7 +247,7 @@ class Ray:
             if self._nodes_doubtful:
                 self._check_cluster()
             self._actors[slot] = placement_groups.actor(self._host, slot)
-        _, actor = self._actors[slot]
+        actor = self._actors[slot]
         worker = RemoteWorker(self._ray, actor, slot, listener)
         listener.expect(worker)
         worker.ending = actor.work.remote(
@@ -300,6 +267,7 @@ class Ray:
     def _begin_trial(self, grant: Grant) -> None:
         """Let a trial begin if the processes of all its ranks are there: all or none."""
         ranks = list(grant.workers.values())
+        # A group of processes starts with all its ranks or not at all.
         if not all(worker.connected for worker in ranks):
             return
         assignment = grant.assignment
@@ -353,17 +321,19 @@ class Ray:
     def _end_worker(self, worker: RemoteWorker) -> None:
         """End a worker process, and its actor if that is lost or has never shown a process."""
         worker.close(kill=True)
+        # An actor without a process tells nothing: its node may be gone.
         if worker.actor_lost or not worker.connected:
             self._nodes_doubtful = True
-            known = self._actors.pop(worker.slot, None)
-            if known is not None:
-                self._ray.kill(known[1])
+            actor = self._actors.pop(worker.slot, None)
+            if actor is not None:
+                self._ray.kill(actor)
 
     # Looking after all of them.
 
     def _look_around(self, handler: Handler) -> None:
-        """Look for workers that have ended, times that are over, nodes that are gone, and what was left behind."""
+        """Look for workers that have ended, times that are over, and nodes that are gone."""
         now = self._looked = time.monotonic()
+        # One wait over all actors' endings, which asks Ray once.
         by_ending = {worker.ending: worker for worker in (*self._seats, *self._idle.values())}
         done, _ = self._ray.wait(list(by_ending), num_returns=len(by_ending), timeout=0, fetch_local=False)
         for ending in done:
@@ -384,14 +354,10 @@ class Ray:
         starting = any(grant.gang is None for grant in self._grants.values())
         if (starting or self._nodes_doubtful) and now - self._looked_at_nodes >= _NODE_SECONDS:
             self._look_at_nodes()
-        placement_groups = _require_open(self._placement_groups)
-        if now - self._swept >= (self.grace_seconds if placement_groups.suspects else self.sweep_seconds):
-            self._swept = now
-            self._look_at_nodes()
-            self.removed += placement_groups.sweep({name for name, _ in self._actors.values()})
 
     def _watch_start(self, grant: Grant, now: float) -> None:
         """Try again what did not start, and give up a slot where nothing has started in time. No trial is to blame."""
+        # Processes that have come wait for the others.
         missing = {part: worker for part, worker in grant.workers.items() if worker.ended or not worker.connected}
         for part, worker in missing.items():
             if worker.ended and worker.seconds > _AGAIN_SECONDS:
@@ -422,6 +388,7 @@ class Ray:
         self._looked_at_nodes, self._nodes_doubtful = time.monotonic(), False
         before = placement_groups.gone
         placement_groups.look()
+        # Idle workers of a lost node have nobody who would miss them.
         for slot in placement_groups.gone - before:
             worker = self._idle.pop(slot, None)
             if worker is not None:

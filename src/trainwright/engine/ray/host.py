@@ -51,6 +51,7 @@ class DeviceHost:
         import asyncio
 
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "") if order.gpu else ""
+        # A worker that sees other GPUs than its own would take a neighbour's memory.
         if order.gpu and (len(self._gpus) != 1 or visible != self._gpus[0]):
             return Died(why=f"Ray gave it the GPUs {self._gpus} and shows it {visible!r}, where one was asked for")
         with contextlib.suppress(OSError):
@@ -66,6 +67,7 @@ class DeviceHost:
         except OSError as error:
             return Died(why=f"its node could not reach the driver at {order.driver[0]}:{order.driver[1]}: {error}")
         self._process = process = ChildProcess({**order.environment, "CUDA_VISIBLE_DEVICES": visible}, line)
+        # Looked at by the actor, as the driver cannot see the memory of another node.
         while not process.ended:
             if order.memory_bytes is not None and not process.terminating:
                 resident = process.resident_bytes()

@@ -31,6 +31,7 @@ class RemoteWorker:
         self.slot = slot
         self.actor = actor
         self.actor_lost = False
+        # Any process of the network may knock at the listener; only this one knows the token.
         self.token = secrets.token_bytes(_TOKEN_BYTES)
         self.ending: Any = None
         self.ended = False
@@ -81,6 +82,7 @@ class RemoteWorker:
         """Have the process asked to end, and killed with its children after `grace_seconds`."""
         if self._verdict is None:
             self._verdict = failure, message
+            # The actor kills the process itself; the driver steps in only if that hangs.
             self._kill_at = time.monotonic() + grace_seconds + _LAST_WORDS_SECONDS
             self.actor.terminate.remote(failure, message, grace_seconds)
 
@@ -93,8 +95,8 @@ class RemoteWorker:
         """Return what the end of the process means for its trial."""
         self._listener.forget(self)
         try:
-            told: Outcome = self._ray.get(self.ending, timeout=_LAST_WORDS_SECONDS)
-            outcome = replace(told, seconds=self.seconds)
+            ended: Outcome = self._ray.get(self.ending, timeout=_LAST_WORDS_SECONDS)
+            outcome = replace(ended, seconds=self.seconds)
         except self._ray.exceptions.GetTimeoutError:
             self._ray.kill(self.actor)
             self.actor_lost = True
@@ -109,6 +111,7 @@ class RemoteWorker:
             reason = _line_of(error)
             why = f"the trial's actor is gone: {reason}"
             outcome = Died(why=why, blame="node has died" not in reason, seconds=self.seconds)
+        # The engine had asked for this end: its reason counts.
         if self._verdict is not None and isinstance(outcome, Died):
             return Raised(failure=self._verdict[0], message=self._verdict[1], seconds=outcome.seconds)
         return outcome
@@ -166,6 +169,7 @@ class WorkerListener:
                 self._greet(key.fileobj)
             else:
                 ready.append(key.data)
+        # Whoever does not say who it is must not keep a connection for ever.
         late = time.monotonic() - _GREET_SECONDS
         for guest in [guest for guest, (since, _) in self._guests.items() if since < late]:
             self._dismiss(guest)

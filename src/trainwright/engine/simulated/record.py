@@ -86,7 +86,7 @@ class StudyRecorder:
     _bests: list[tuple[float, float]] = field(default_factory=list)  # time and loss, each better than before
     _bars: list[DeviceHold] = field(default_factory=list)
 
-    def held(self, trial: int, block: Block, at: float) -> None:
+    def begin_hold(self, trial: int, block: Block, at: float) -> None:
         """Note that a trial holds a block from now on."""
         self._holds[trial] = block, at
         if trial in self._waiting:
@@ -95,11 +95,12 @@ class StudyRecorder:
             if at > since:
                 self._waits.append(at - since)
 
-    def released(self, trial: int, at: float, why: str) -> None:
+    def end_hold(self, trial: int, at: float, why: str) -> None:
         """Note that it lets go of it, and that its time of waiting begins if it could train on."""
         block, since = self._holds.pop(trial)
         self._last = at
         self._device_seconds += len(block) * (at - since)
+        # It could train on at once, so from here on it waits for devices.
         if why in {"resize", "rest", "node lost"}:
             # A trial that was held waits since then.
             self._waiting.setdefault(trial, (at, len(block)))
@@ -112,32 +113,32 @@ class StudyRecorder:
         if self.gantt:
             self._bars.append(DeviceHold(trial=trial, block=block, start=since, end=at, why=why))
 
-    def busy(self) -> int:
+    def count_busy(self) -> int:
         """Return how many devices are held. O(trials that run)."""
         return sum(len(block) for block, _ in self._holds.values())
 
-    def spent(self, at: float) -> float:
+    def sum_seconds(self, at: float) -> float:
         """Return the device seconds held up to now. O(trials that run)."""
         return self._device_seconds + sum(len(block) * (at - since) for block, since in self._holds.values())
 
-    def completed(self, loss: float) -> None:
+    def note_complete(self, loss: float) -> None:
         """Note the last loss of a trial that had its whole length."""
         self.full_loss = min(self.full_loss, loss)
 
-    def stays(self, trial: int, at: float) -> None:
+    def begin_wait(self, trial: int, at: float) -> None:
         """Note that a trial waits at a checkpoint, on its devices."""
         self._waiting[trial] = at, len(self._holds[trial][0])
 
-    def goes(self, trial: int, at: float) -> None:
+    def end_wait(self, trial: int, at: float) -> None:
         """Note that it trains on there."""
         since, _ = self._waiting.pop(trial)
         self._waits.append(at - since)
 
-    def trained(self, device_seconds: float) -> None:
+    def add_training(self, device_seconds: float) -> None:
         """Note device time in which a trial trained."""
         self._trained += device_seconds
 
-    def reported(self, loss: float, at: float) -> None:
+    def note_loss(self, loss: float, at: float) -> None:
         """Note a report, if it is the best so far."""
         if not self._bests or loss < self._bests[-1][1]:
             self._bests.append((at, loss))
@@ -147,9 +148,11 @@ class StudyRecorder:
     ) -> SimulatedStudy:
         """Return the whole; who still holds devices lets go of them now, for `why`."""
         for trial in list(self._holds):
-            self.released(trial, at, why)
+            self.end_hold(trial, at, why)
         best = self._bests[-1][1] if self._bests else math.inf
+        # When a loss within one per cent of the final best was first there.
         close = next((time for time, loss in self._bests if loss <= best + 0.01 * abs(best)), math.inf)
+        # All devices until the last was given back.
         total = self._last * self.setting.cluster.devices
         return SimulatedStudy(
             makespan_seconds=self._last,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import EngineError
-from trainwright.schedule.allocator.estimates import interpolated
+from trainwright.schedule.allocator.estimates import interpolate_speedup
 from trainwright.settings import Settings
 from trainwright.validators import Validator, flag, integer, number, optional
 
@@ -20,14 +20,8 @@ def _is_speedup_curve(value: Any) -> bool:
     )
 
 
-def _is_cost(value: Any) -> bool:
-    costs = value.values() if isinstance(value, Mapping) else [value]
-    return bool(costs) and all(map(_NOT_NEGATIVE.accepts, costs))
-
-
 _NOT_NEGATIVE = number(minimum=0)
 _CURVE = Validator(_is_speedup_curve, "factors and speed-ups > 0, such as {1: 1.0, 2: 1.8, 4: 3.1}")
-_COST = Validator(_is_cost, "a number >= 0, or such numbers by count")
 _TIME = optional(number(above=0), words="None for no limit")
 
 
@@ -43,7 +37,7 @@ class Scaling(Settings, error=EngineError):
 
     def speedup(self, factor: float) -> float:
         """Return how many times as fast a trial is on `factor` times its devices."""
-        return interpolated(self.curve, factor, self.alpha)
+        return interpolate_speedup(self.curve, factor, self.alpha)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,14 +68,12 @@ class Simulated(Settings, error=EngineError):
     """What `study.simulate` simulates: trials of `task` on `cluster`.
 
     The seconds of the task are those on `task_devices` devices (None: on those of a new trial, the fewest of all
-    schedulers that are compared); on others `scaling` says how fast a trial is.
-    A new trial trains after `start_seconds`; `restart_seconds` is the cost of going on elsewhere (one number, or by the
-    number of devices). `stragglers` s makes each run of a trial 1 + |z| times as long, z normal with spread s;
-    `drops_per_second` is the rate at which it fails. Nodes fail after `node_mtbf_seconds` on average (None: never) and
-    are back `repair_seconds` later; what ran there goes on from its last epoch, with the devices of a new trial. Unless
-    trials `resume`, whoever goes on trains again from the first epoch. One decision takes `decision_seconds` of the one
-    driver (one number, or by the number of results known: the next smaller entry counts). Every draw is a function of
-    the seed, the trial and its run.
+    schedulers that are compared); on others `scaling` says how fast a trial is. A new trial trains after
+    `start_seconds`; `restart_seconds` is the cost of going on elsewhere. `stragglers` s makes each run of a trial
+    1 + |z| times as long, z normal with spread s; `drops_per_second` is the rate at which it fails. Nodes fail after
+    `node_mtbf_seconds` on average (None: never) and are back `repair_seconds` later; what ran there goes on from its
+    last epoch, with the devices of a new trial. Unless trials `resume`, whoever goes on trains again from the first
+    epoch. Every draw is a function of the seed, the trial and its run.
     """
 
     cluster: Cluster
@@ -89,7 +81,7 @@ class Simulated(Settings, error=EngineError):
     task_devices: Annotated[int | None, optional(integer(minimum=1)), "devices of the task's seconds"] = None
     scaling: Scaling = field(default_factory=Scaling)
     start_seconds: Annotated[float, _NOT_NEGATIVE, "until a new trial trains"] = 0.0
-    restart_seconds: Annotated[float | Mapping[int, float], _COST, "to continue elsewhere"] = 30.0
+    restart_seconds: Annotated[float, _NOT_NEGATIVE, "to continue elsewhere"] = 30.0
     resume: Annotated[bool, flag(), "continue from the last epoch"] = True
     stragglers: Annotated[float, _NOT_NEGATIVE, "spread of how much longer a run takes"] = 0.0
     drops_per_second: Annotated[float, _NOT_NEGATIVE, "rate at which a run fails"] = 0.0
@@ -97,18 +89,3 @@ class Simulated(Settings, error=EngineError):
         float | None, optional(number(above=0), words="None for never"), "mean time between failures of a node"
     ] = None
     repair_seconds: Annotated[float, _NOT_NEGATIVE, "until a failed node is back"] = 3600.0
-    decision_seconds: Annotated[float | Mapping[int, float], _COST, "time of one decision"] = 0.0
-
-    def restart(self, devices: int) -> float:
-        """Return the seconds until a trial trains again, on so many devices."""
-        return _cost_at(self.restart_seconds, devices)
-
-    def decision(self, results: int) -> float:
-        """Return the seconds of a decision when so many results are known."""
-        return _cost_at(self.decision_seconds, results)
-
-
-def _cost_at(cost: float | Mapping[int, float], at: int) -> float:
-    if not isinstance(cost, Mapping):
-        return cost
-    return next((cost[key] for key in sorted(cost, reverse=True) if key <= at), cost[min(cost)])

@@ -3,14 +3,13 @@
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from trainwright.engine.simulated.callbacks import Configure, Told
-from trainwright.engine.simulated.draws import Draws
-from trainwright.engine.simulated.event_queue import NANO, Event, EventKind, EventQueue
 from trainwright.engine.simulated.record import SimulatedStudy, Stall, StudyRecorder
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
-from trainwright.engine.simulated.trial import SimulatedTrial
+from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedTrial
+from trainwright.engine.simulated.task import Draws
 from trainwright.errors import ScheduleError
 from trainwright.schedule import (
     DeviceAllocator,
@@ -31,6 +30,13 @@ from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened
 
 __all__ = ["simulate"]
 
+Configure = Callable[[int], Mapping[str, Any] | None]
+"""Returns the parameters of a new trial; None for none."""
+OnResult = Callable[[int, int, tuple[float, ...], bool], None]
+"""Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused.
+
+A trial that was promoted result_epochs its last report again, and that it does not rest any more.
+"""
 _IDLE = 1000  # events a node without any training, after which nothing more is expected
 
 
@@ -44,17 +50,18 @@ def simulate(
     seed: int,
     objectives: int = 1,
     configure: Configure = lambda _: None,
-    told: Told | None = None,
-    tells: Iterable[int] = (),
+    on_result: OnResult | None = None,
+    result_epochs: Iterable[int] = (),
     gantt: bool = False,
 ) -> SimulatedStudy:
     """Simulate a study until its budget is used and return what came of it.
 
     The budget is a number of `trials`, of which a failed one is not replaced, or of seconds of the clock or of
     devices; at the end of the time all that runs is cut off. `configure` gives the parameters of a new trial,
-    `told` hears what came of them, as a searcher would: at every epoch that the rule judges, and at those of
-    `tells`. `gantt` keeps who held which devices when. Raises `InputError` for what cannot run, `SchedulerStalled`
-    if the policy goes round in circles; a trial that waits for devices for ever ends the run, which names it.
+    `on_result` hears what came of them, as a searcher would: at every epoch that the rule judges, and at
+    `result_epochs`. `gantt` keeps who held which devices when. Raises `InputError` for what cannot run,
+    `SchedulerStalled` if the policy goes round in circles; a trial that waits for devices for ever ends the run, which
+    names it.
     """
     limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
     scheduler.rule.check(objectives, trials)
@@ -67,8 +74,8 @@ def simulate(
         limits,
         seed,
         configure=configure,
-        told=told,
-        tells=tuple(sorted(tells)) if told is not None else (),
+        on_result=on_result,
+        result_epochs=tuple(sorted(result_epochs)) if on_result is not None else (),
         recorder=StudyRecorder(setting, gantt=gantt),
     ).run()
 
@@ -84,8 +91,8 @@ class _Simulation:
         seed: int,
         *,
         configure: Configure,
-        told: Told | None,
-        tells: tuple[int, ...],
+        on_result: OnResult | None,
+        result_epochs: tuple[int, ...],
         recorder: StudyRecorder,
     ) -> None:
         self.rule = scheduler.rule
@@ -93,8 +100,8 @@ class _Simulation:
         self.limits = limits
         self.seed = seed
         self.configure = configure
-        self.told = told
-        self.tells = tells
+        self.on_result = on_result
+        self.result_epochs = result_epochs
         self.recorder = recorder
         self.task_devices = setting.task_devices or scheduler.policy.start
         self.length: int = scheduler.rule.max_epochs or 0
@@ -122,24 +129,25 @@ class _Simulation:
             slots=cluster.devices,
             rungs=(*getattr(self.rule, "rungs", ()), self.length),
             survival=self._survival,
-            seconds_left=self._left,
+            seconds_left=self._seconds_left,
             # As in a study, where the start of each trial is measured before any can grow.
-            estimates=Estimates(restart_seconds=setting.restart(scheduler.policy.start)),
+            estimates=Estimates(restart_seconds=setting.restart_seconds),
         )
 
     def run(self) -> SimulatedStudy:
         if self.setting.node_mtbf_seconds is not None:
             for node in range(self.setting.cluster.nodes):
-                self._fate(node, 0)
-        self._plan(None)
-        while self.events and not self._over():
+                self._plan_failure(node, 0)
+        self._plan_devices(None)
+        while self.events and not self._is_over():
             event = self.events.pop()
-            if self._void(event):
+            if self._is_void(event):
                 continue
-            if event[0] / NANO > (end := self._end()):
+            # The budget of device seconds ends sooner the more devices are busy, so it is looked at before each event.
+            if event[0] / NANO > (end := self._end_time()):
                 return self._result(end, "out of time")
             self.events.note(event)
-            self._happen(event)
+            self._handle(event)
         return self._result(self.clock, "stalled")
 
     def _result(self, at: float, why: str) -> SimulatedStudy:
@@ -152,26 +160,27 @@ class _Simulation:
         done = len(self.trials), self.learning_curves.substitutions, stalls, self.events.digest
         return self.recorder.result(at, *done, why=why)
 
-    def _end(self) -> float:
+    def _end_time(self) -> float:
         """Return when the budget of time is used if nothing more happens."""
-        return math.inf if self.limits.timeless else self.clock + self._left(self.recorder.busy())
+        return math.inf if self.limits.timeless else self.clock + self._seconds_left(self.recorder.count_busy())
 
-    def _left(self, devices: int | None = None) -> float:
+    def _seconds_left(self, devices: int | None = None) -> float:
         """Return the seconds until the budget of time is used, if so many devices (None: all) are held from now on."""
         if self.limits.timeless:
             return math.inf
         wall, shared = self.limits.wall_seconds, self.limits.device_seconds
         busy = self.device_allocator.slots if devices is None else devices
-        return seconds_left(wall, shared, at=self.clock, spent=self.recorder.spent(self.clock), devices=busy)
+        return seconds_left(wall, shared, at=self.clock, spent=self.recorder.sum_seconds(self.clock), devices=busy)
 
-    def _over(self) -> bool:
+    def _is_over(self) -> bool:
         """Whether nothing trains and nothing will: no timer is set, and no node comes back that could be used."""
         if self.training or self.timer is not None:
             return False
+        # A node that comes back may be what a waiting trial needs.
         waits = self.device_allocator.preempted or self.interrupted or self.device_allocator.running
         return not self.down or (self.nothing and not waits) or self.idle > _IDLE * (1 + self.setting.cluster.nodes)
 
-    def _void(self, event: Event) -> bool:
+    def _is_void(self, event: Event) -> bool:
         """Whether an event has been overtaken by another."""
         nanoseconds, kind, _, number, version = event
         if kind is EventKind.REPORTED or kind is EventKind.CHECKPOINT:
@@ -180,26 +189,25 @@ class _Simulation:
             return number not in self.device_allocator.running or self.trials[number].runs != version
         return kind is EventKind.TIMER and nanoseconds != self.timer
 
-    def _happen(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         nanoseconds, kind, _, number, version = event
         self.idle = 0 if self.training else self.idle + 1
-        # The one driver decides on one event after the other, and takes its time for each.
-        self.clock = max(self.clock, nanoseconds / NANO) + self.setting.decision(self.recorder.results)
+        self.clock = max(self.clock, nanoseconds / NANO)
         at_checkpoint = None
         if kind is EventKind.REPORTED:
-            at_checkpoint = self._report(self.trials[number])
+            at_checkpoint = self._take_report(self.trials[number])
         elif kind is EventKind.CHECKPOINT:
-            at_checkpoint = self._pass(self.trials[number])
+            at_checkpoint = self._pass_checkpoint(self.trials[number])
         elif kind is EventKind.FAILED:
-            self._fail(self.trials[number])
+            self._fail_trial(self.trials[number])
         elif kind is EventKind.NODE_LOST:
-            self._lose(number, version)
+            self._lose_node(number, version)
         elif kind is EventKind.NODE_BACK:
             self.down.remove(number)
-            self.device_allocator.free_slots.give(self._slots(number))
+            self.device_allocator.free_slots.give(self._node_slots(number))
         else:
             self.timer = None
-        self._plan(at_checkpoint)
+        self._plan_devices(at_checkpoint)
 
     # What waits for devices.
 
@@ -209,12 +217,12 @@ class _Simulation:
         if self.interrupted:
             number = self.interrupted.popleft()
             return PendingTrial(number, self.trials[number].checkpoint)
-        answer = self.rule.on_free(self.index, self._view())
+        answer = self.rule.on_free(self.index, self._rule_view())
         if isinstance(answer, Promote):
-            self._fold(Promoted(trial=answer.trial, until_epoch=answer.until_epoch, at_seconds=self.clock))
+            self._fold_event(Promoted(trial=answer.trial, until_epoch=answer.until_epoch, at_seconds=self.clock))
             trial = self.trials[answer.trial]
-            if self.told is not None:
-                self.told(trial.number, trial.reported, trial.course.losses(trial.reported), False)
+            if self.on_result is not None:
+                self.on_result(trial.number, trial.reported, trial.course.losses(trial.reported), False)
             return PendingTrial(trial.number, trial.checkpoint)
         if isinstance(answer, New) and not new:
             return None
@@ -233,109 +241,109 @@ class _Simulation:
 
     # Events.
 
-    def _report(self, trial: SimulatedTrial) -> int | None:
+    def _take_report(self, trial: SimulatedTrial) -> int | None:
         """Let a trial report; return its number if it goes on where it is, or may."""
         epoch, number = trial.until, trial.number
-        self._trained(trial, epoch)
+        self._note_training(trial, epoch)
+        # Rules that read whole curves get the epochs that were skipped, with the losses that they had.
         for each in range(trial.reported + 1 if self.curves else epoch, epoch + 1):
             losses = tuple(loss if math.isfinite(loss) else math.inf for loss in trial.course.losses(each))
-            trial.best = min(trial.best, losses[0])
-            self._fold(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
-        trial.reported = epoch
+            self._fold_event(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
+        trial.reported, trial.loss = epoch, losses[0]
         self.device_allocator.note_report(number, epoch, losses[0], self.clock)
-        self.recorder.reported(losses[0], self.clock)
+        self.recorder.note_loss(losses[0], self.clock)
         if epoch >= self.length:
-            self.recorder.completed(losses[0])
-            self._finish(trial, losses, "full")
+            self.recorder.note_complete(losses[0])
+            self._finish_trial(trial, losses, "full")
             return None
-        seen = TrialView(number=number, epoch=epoch, losses=losses, best_loss=trial.best)
-        verdict = self.rule.on_report(self.index, self._view(), seen)
+        seen = TrialView(number=number, epoch=epoch, losses=losses)
+        verdict = self.rule.on_report(self.index, self._rule_view(), seen)
         if isinstance(verdict, Stop):
-            self._finish(trial, losses, "stopped")
+            self._finish_trial(trial, losses, "stopped")
             return None
         pauses = isinstance(verdict, Pause)
         if verdict.reason is not None:
-            self._fold(Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=self.clock))
-        if self.told is not None:
-            self.told(number, epoch, losses, pauses)
+            self._fold_event(Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=self.clock))
+        if self.on_result is not None:
+            self.on_result(number, epoch, losses, pauses)
         if pauses:
-            self._release(trial, "pause")
+            self._release_devices(trial, "pause")
             self.device_allocator.note_ended(number)
             return None
         return number
 
-    def _finish(self, trial: SimulatedTrial, losses: tuple[float, ...], why: str) -> None:
-        self._release(trial, why)
+    def _finish_trial(self, trial: SimulatedTrial, losses: tuple[float, ...], why: str) -> None:
+        self._release_devices(trial, why)
         self.device_allocator.note_ended(trial.number)
-        self._fold(Ended(trial=trial.number, failed=False, at_seconds=self.clock))
-        if self.told is not None:
-            self.told(trial.number, trial.reported, losses, True)
+        self._fold_event(Ended(trial=trial.number, failed=False, at_seconds=self.clock))
+        if self.on_result is not None:
+            self.on_result(trial.number, trial.reported, losses, True)
 
-    def _fail(self, trial: SimulatedTrial) -> None:
-        self._release(trial, "failed")
+    def _fail_trial(self, trial: SimulatedTrial) -> None:
+        self._release_devices(trial, "failed")
         self.device_allocator.note_ended(trial.number)
-        self._fold(Ended(trial=trial.number, failed=True, at_seconds=self.clock))
-        if self.told is not None:
-            self.told(trial.number, trial.reported, (), True)
+        self._fold_event(Ended(trial=trial.number, failed=True, at_seconds=self.clock))
+        if self.on_result is not None:
+            self.on_result(trial.number, trial.reported, (), True)
 
-    def _pass(self, trial: SimulatedTrial) -> int:
+    def _pass_checkpoint(self, trial: SimulatedTrial) -> int:
         """Let a trial pass a checkpoint between two reports that count."""
-        self._trained(trial, trial.until)
+        self._note_training(trial, trial.until)
         self.device_allocator.note_report(trial.number, trial.until, trial.course.losses(trial.until)[0], self.clock)
         return trial.number
 
-    def _lose(self, node: int, life: int) -> None:
+    def _lose_node(self, node: int, life: int) -> None:
         """Let what ran on a node, or was about to, go on elsewhere from its last epoch; the node is out for a while."""
-        slots = self._slots(node)
+        slots = self._node_slots(node)
         for number, running in list(self.device_allocator.running.items()):
             if any(slot in slots for slot in (*running.block, *(running.target or ()))):
                 trial = self.trials[number]
                 if trial.trains:
-                    self._trained(trial, trial.behind(self.clock))
-                self._release(trial, "node lost")
+                    self._note_training(trial, trial.behind(self.clock))
+                self._release_devices(trial, "node lost")
                 self.device_allocator.note_ended(number)
                 self.interrupted.append(number)
         self.device_allocator.free_slots.withdraw(slots)
         self.down.add(node)
         back = self.clock + self.setting.repair_seconds
         self.events.push(back, EventKind.NODE_BACK, node, 0)
-        self._fate(node, life + 1, after=back)
+        self._plan_failure(node, life + 1, after=back)
 
-    def _fate(self, node: int, life: int, after: float = 0.0) -> None:
+    def _plan_failure(self, node: int, life: int, after: float = 0.0) -> None:
         mean = self.setting.node_mtbf_seconds or math.inf
         self.events.push(after + mean * self.lifetimes.at(node, life), EventKind.NODE_LOST, node, life)
 
-    def _slots(self, node: int) -> range:
+    def _node_slots(self, node: int) -> range:
         size = self.setting.cluster.devices_per_node
         return range(node * size, (node + 1) * size)
 
     # What the policy plans.
 
-    def _plan(self, at_checkpoint: int | None) -> None:
+    def _plan_devices(self, at_checkpoint: int | None) -> None:
         """Let the policy plan, and do what it says; the trial at a checkpoint moves now, is held, or trains on."""
-        self._act(self.device_allocator.plan(self.clock), at_checkpoint)
+        self._carry_out(self.device_allocator.plan(self.clock), at_checkpoint)
         if at_checkpoint is not None:
             trial, running = self.trials[at_checkpoint], self.device_allocator.running[at_checkpoint]
             if not running.is_settled:
-                self._leave(trial)
+                self._leave_checkpoint(trial)
                 # Its devices are free: plan again.
-                self._plan(None)
+                self._plan_devices(None)
             elif not running.is_held:
-                self._train(trial, self.clock)
+                self._train_on(trial, self.clock)
         if self.device_allocator.wake_at is not None:
             # One nanosecond later, lest rounding wakes the policy too early.
             at = self.device_allocator.wake_at + 1 / NANO
             if self.timer is None or at * NANO < self.timer:
                 self.timer = self.events.push(at, EventKind.TIMER, 0, 0)
 
-    def _act(self, actions: Iterable[Action], at_checkpoint: int | None) -> None:
+    def _carry_out(self, actions: Iterable[Action], at_checkpoint: int | None) -> None:
         for action in actions:
             if action.kind == "start":
-                self._fold(Started(trial=action.trial, at_seconds=self.clock))
-                self._launch(self.trials[action.trial], self.device_allocator.running[action.trial])
+                self._fold_event(Started(trial=action.trial, at_seconds=self.clock))
+                self._begin_run(self.trials[action.trial], self.device_allocator.running[action.trial])
             elif action.kind == "resume":
-                self.recorder.goes(action.trial, self.clock)
-                self._train(self.trials[action.trial], self.clock)
+                self.recorder.end_wait(action.trial, self.clock)
+                self._train_on(self.trials[action.trial], self.clock)
             elif action.trial == at_checkpoint:
                 # Settled once everything is planned.
                 continue
@@ -344,38 +352,39 @@ class _Simulation:
                 if trial.trains:
                     self._stop_over(trial)
                 elif action.kind != "replan":
-                    self._leave(trial)  # it was held for this change
+                    # It was held for this change.
+                    self._leave_checkpoint(trial)
         if at_checkpoint is not None and self.device_allocator.running[at_checkpoint].is_held:
-            self.recorder.stays(at_checkpoint, self.clock)
+            self.recorder.begin_wait(at_checkpoint, self.clock)
 
-    def _leave(self, trial: SimulatedTrial) -> None:
+    def _leave_checkpoint(self, trial: SimulatedTrial) -> None:
         """At a checkpoint a trial goes where it is to go."""
         number, running = trial.number, self.device_allocator.running[trial.number]
         if running.target is None:
-            self._release(trial, "rest")
+            self._release_devices(trial, "rest")
             self.device_allocator.note_preempted(number)
         else:
-            self._release(trial, "resize")
+            self._release_devices(trial, "resize")
             self.device_allocator.note_resized(number, self.clock)
-            self._launch(trial, running)
+            self._begin_run(trial, running)
 
-    def _release(self, trial: SimulatedTrial, why: str) -> None:
+    def _release_devices(self, trial: SimulatedTrial, why: str) -> None:
         """Note that a trial is no more on its devices; what was to happen to it there does not."""
-        self._halt(trial)
-        self.recorder.released(trial.number, self.clock, why)
+        self._halt_trial(trial)
+        self.recorder.end_hold(trial.number, self.clock, why)
 
-    def _halt(self, trial: SimulatedTrial) -> None:
+    def _halt_trial(self, trial: SimulatedTrial) -> None:
         trial.version += 1
         self.training -= trial.trains
         trial.trains = False
 
     # Training.
 
-    def _launch(self, trial: SimulatedTrial, running: RunningTrial) -> None:
+    def _begin_run(self, trial: SimulatedTrial, running: RunningTrial) -> None:
         """Begin a run on the running trial's block."""
         size = len(running.block)
         trial.runs += 1
-        self.recorder.held(trial.number, running.block, self.clock)
+        self.recorder.begin_hold(trial.number, running.block, self.clock)
         self.events.note_start(trial.number, running.block[0], size)
         if size not in self.paces:
             self.paces[size] = self.setting.scaling.speedup(size / self.task_devices)
@@ -384,53 +393,55 @@ class _Simulation:
             trial.pace /= 1 + abs(self.setting.stragglers * self.luck.at(trial.number, trial.runs))
         cost = self.setting.start_seconds
         if trial.started:
-            cost = self.setting.restart(size)
+            cost = self.setting.restart_seconds
             self.device_allocator.estimates.saw_restart(size, cost)
             if not self.setting.resume:
                 trial.checkpoint = 0
         trial.started = True
-        self._train(trial, self.clock + cost)
+        self._train_on(trial, self.clock + cost)
         running.measured_from = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:
             life = self.drops.at(trial.number, trial.runs) / self.setting.drops_per_second
             self.events.push(self.clock + life, EventKind.FAILED, trial.number, trial.runs)
 
-    def _train(self, trial: SimulatedTrial, began: float) -> None:
+    def _train_on(self, trial: SimulatedTrial, began: float) -> None:
         """Train on from the checkpoint to the next epoch whose report may count."""
         epoch = max(trial.checkpoint, trial.reported)
-        seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.best,), best_loss=trial.best)
+        seen = TrialView(number=trial.number, epoch=epoch, losses=(trial.loss,))
         trial.began = began
+        # Epochs in which nothing can be decided are passed without an event, which makes long trials cheap.
         following = max(epoch + 1, self.rule.next_epoch(self.index, seen))
-        told = bisect_right(self.tells, epoch)
-        if told < len(self.tells):
-            following = min(following, self.tells[told])
+        place = bisect_right(self.result_epochs, epoch)
+        if place < len(self.result_epochs):
+            following = min(following, self.result_epochs[place])
         self._go_to(trial, min(self.length, following), EventKind.REPORTED)
 
     def _stop_over(self, trial: SimulatedTrial) -> None:
         """Let a running trial come by at the end of its present epoch, unless its next event comes first."""
+        # The epoch that is under way, or the first after the checkpoint.
         epoch = max(trial.checkpoint + 1, trial.ahead(self.clock))
         if epoch < trial.until:
             self._go_to(trial, epoch, EventKind.CHECKPOINT)
 
     def _go_to(self, trial: SimulatedTrial, epoch: int, kind: EventKind) -> None:
-        self._halt(trial)
+        self._halt_trial(trial)
         trial.trains, trial.until = True, epoch
         self.training += 1
         self.events.push(trial.began + trial.seconds(epoch), kind, trial.number, trial.version)
 
-    def _trained(self, trial: SimulatedTrial, epoch: int) -> None:
-        self.recorder.trained(trial.seconds(epoch) * len(self.device_allocator.running[trial.number].block))
+    def _note_training(self, trial: SimulatedTrial, epoch: int) -> None:
+        self.recorder.add_training(trial.seconds(epoch) * len(self.device_allocator.running[trial.number].block))
         trial.checkpoint = epoch
-        self._halt(trial)
+        self._halt_trial(trial)
 
     # Small things.
 
-    def _fold(self, event: RuleEvent) -> None:
+    def _fold_event(self, event: RuleEvent) -> None:
         self.index, self.nothing = self.rule.fold(self.index, event), False
 
-    def _view(self) -> RuleView:
+    def _rule_view(self) -> RuleView:
         return RuleView(remaining=self.limits.remaining(len(self.trials)), seed=self.seed, at_seconds=self.clock)
 
     def _survival(self, running: RunningTrial) -> tuple[float, ...]:
-        seen = TrialView(number=running.trial, epoch=running.epoch, losses=(running.loss,), best_loss=running.loss)
-        return self.rule.survival(self.index, self._view(), seen)
+        seen = TrialView(number=running.trial, epoch=running.epoch, losses=(running.loss,))
+        return self.rule.survival(self.index, self._rule_view(), seen)

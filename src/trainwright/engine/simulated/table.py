@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainwright.engine.simulated.draws import Draws
+from trainwright.engine.simulated.task import Draws
 from trainwright.errors import EngineError, MissingExtra, closest
 from trainwright.randomness import rng
 
@@ -75,6 +75,7 @@ def tables(
     """
     columns = _load_columns(source)
     names = (loss,) if isinstance(loss, str) else tuple(loss)
+    # Inside, lower is always better.
     sign = {"min": 1.0, "max": -1.0}.get(direction)
     if sign is None:
         raise EngineError(f"tables: direction: got {direction!r}; allowed: 'min', 'max'")
@@ -120,6 +121,7 @@ def _find_column(columns: Columns, name: str) -> np.ndarray:
 def _split_runs(columns: Columns, run: str) -> list[np.ndarray]:
     """Return the places of each run in a long table, runs in the order in which they come first."""
     _, first, inverse = np.unique(_find_column(columns, run), return_index=True, return_inverse=True)
+    # Stable, so that the epochs of a run stay in the order of the table.
     places = np.argsort(inverse, kind="stable")
     groups = np.split(places, np.cumsum(np.bincount(inverse))[:-1])
     return [groups[each] for each in np.argsort(first)]
@@ -201,6 +203,7 @@ class _Rows:
             raise EngineError("tables: a searcher proposes configurations, of which this table has none; give params=")
         if self.nearest is None:
             self.nearest = _Nearest(self.table.params)
+        # A distance of rounding errors is none.
         row, distance = self.nearest.of(params)
         if distance > 1e-12:
             shown = ", ".join(f"{name}={value}" for name, value in params.items())
@@ -258,6 +261,7 @@ class _Nearest:
             else:
                 away = (placed - scale.place(value)) ** 2
                 total += np.where(np.isfinite(away), away, 1.0)
+        # The first of equally near rows, so that the choice does not depend on anything else.
         row = int(total.argmin())
         return row, float(total[row])
 
@@ -274,6 +278,7 @@ class _Scale:
         if len(numbers) < sum(value is not None for value in column) or not numbers:
             return None
         low, high = min(numbers), max(numbers)
+        # A range over two decades was probably sampled by logarithms.
         log = low > 0 and high > 100 * low
         if log:
             low, high = math.log(low), math.log(high)

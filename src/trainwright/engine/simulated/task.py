@@ -1,16 +1,46 @@
-"""Learning curves of simulated trials: losses by epoch, and seconds of each epoch."""
+"""Learning curves of simulated trials, losses by epoch and seconds of each epoch, and the draws that they rest on."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol
 
-from trainwright.engine.simulated.draws import Draws
+import numpy as np
+
 from trainwright.errors import EngineError
+from trainwright.randomness import rng
 from trainwright.settings import Settings
 from trainwright.validators import number
 
-__all__ = ["LearningCurve", "LearningCurves", "Parametric", "Task"]
+__all__ = ["Draws", "LearningCurve", "LearningCurves", "Parametric", "Task"]
+
+_CHUNK = 1024  # draws at a time: one generator per draw would cost more than the event itself
+_KEPT = 64  # chunks
+
+
+class Draws:
+    """Standard draws by number, each a function of (seed, purpose, series, number) alone."""
+
+    def __init__(self, seed: int, purpose: str, kind: str = "normal") -> None:
+        self._seed = seed
+        self._purpose = purpose
+        self._kind = kind
+        self._chunks: dict[tuple[int, int], list[float]] = {}
+
+    def at(self, number: int, series: int = 0) -> float:
+        """Return the draw of `number` in a `series`."""
+        # A chunk's generator depends on its number alone, so draws do not depend on the order of asking.
+        key = series, number // _CHUNK
+        chunk = self._chunks.get(key)
+        if chunk is None:
+            if len(self._chunks) >= _KEPT:
+                del self._chunks[next(iter(self._chunks))]
+            generator = rng(self._seed, self._purpose, key[1], series)
+            draw: Callable[[int], np.ndarray] = (
+                generator.standard_normal if self._kind == "normal" else generator.standard_exponential
+            )
+            chunk = self._chunks[key] = draw(_CHUNK).tolist()
+        return chunk[number % _CHUNK]
 
 
 class LearningCurve(Protocol):

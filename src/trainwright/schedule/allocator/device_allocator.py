@@ -71,7 +71,7 @@ class DeviceAllocator:
     slots: int
     rungs: tuple[int, ...]  # epochs at which trials are compared, and the last epoch
     survival: Callable[[RunningTrial], tuple[float, ...]]
-    seconds_left: Callable[[], float] = field(default_factory=lambda: _endless)  # until the time budget is used
+    seconds_left: Callable[[], float] = field(default_factory=lambda: _no_limit)  # until the time budget is used
     estimates: Estimates = field(default_factory=Estimates)
     running: dict[int, RunningTrial] = field(default_factory=dict)
     preempted: dict[int, RunningTrial] = field(default_factory=dict)
@@ -95,6 +95,8 @@ class DeviceAllocator:
         # Seconds per epoch since the last report; together with those on the starting size they give a speed-up.
         if running.measured_from is not None and epoch > running.measured_from[0]:
             running.epoch_seconds = (at - running.measured_from[1]) / (epoch - running.measured_from[0])
+            # Only epochs on the starting size are comparable between trials; those on others give the trial's own
+            # speed-up.
             if len(running.block) == self.policy.start:
                 self.estimates.saw_epoch(running.epoch_seconds)
                 running.start_epoch_seconds = running.epoch_seconds
@@ -105,6 +107,7 @@ class DeviceAllocator:
         running.measured_from = epoch, at
         running.epoch, running.loss, running.replans = epoch, loss, False
         self.touched.add(trial)
+        # A report may pass several rungs at once, as after a restart from a late checkpoint.
         while running.rungs < len(self.rungs) and self.rungs[running.rungs] <= epoch:
             running.rung_epoch = self.rungs[running.rungs]
             running.rungs += 1
@@ -171,6 +174,7 @@ class DeviceAllocator:
 
     def start_next(self, *, new: bool = True) -> bool:
         """Start the next pending trial on the devices of a new trial; return whether there was one."""
+        # The block is taken first: a trial that is handed out by its source must be started.
         block = self.free_slots.take(self.policy.start)
         if block is None:
             return False
@@ -179,10 +183,11 @@ class DeviceAllocator:
             self.free_slots.give(block)
             return False
         running = RunningTrial(trial=pending.trial, block=block, epoch=pending.epoch)
-        running.measured_from = None if pending.epoch else (0, self.at)  # the first epoch after a restart is longer
+        # The first epoch after a restart is longer.
+        running.measured_from = None if pending.epoch else (0, self.at)
         running.rungs = bisect(self.rungs, pending.epoch)
         running.rung_epoch = self.rungs[running.rungs - 1] if running.rungs else 0
-        self._start(running)
+        self._start_running(running)
         return True
 
     def restart(self, trial: int, size: int) -> bool:
@@ -192,10 +197,10 @@ class DeviceAllocator:
             return False
         running = self.preempted.pop(trial)
         running.block, running.resized_at, running.measured_from = block, self.at, None
-        self._start(running)
+        self._start_running(running)
         return True
 
-    def _start(self, running: RunningTrial) -> None:
+    def _start_running(self, running: RunningTrial) -> None:
         self.running[running.trial] = running
         self.touched.add(running.trial)
         self._actions.append(Action("start", running.trial, running.block))
@@ -212,7 +217,8 @@ class DeviceAllocator:
         )
         if block is None:
             return False
-        if running.target is not None:  # a second growth before the checkpoint replaces the first
+        # A second growth before the checkpoint replaces the first.
+        if running.target is not None:
             self.free_slots.give(set(running.target).difference(block, running.block))
             self._actions = [
                 action for action in self._actions if action != Action("resize", running.trial, running.target)
@@ -254,6 +260,7 @@ class DeviceAllocator:
 
     def remaining_epochs(self, running: RunningTrial) -> float:
         """Return the expected number of epochs that a trial still has to train, given its chance to pass each rung."""
+        # The next rung is reached for sure; each stretch after it counts by the chance that the trial gets there.
         chances = (1.0, *self.survival(running))
         total, before = 0.0, running.epoch
         for chance, rung in zip(chances, self.rungs[running.rungs :], strict=False):
@@ -262,5 +269,5 @@ class DeviceAllocator:
         return total
 
 
-def _endless() -> float:
+def _no_limit() -> float:
     return math.inf

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from trainwright.errors import ScheduleError
 
-__all__ = ["Estimates", "interpolated", "seconds_left"]
+__all__ = ["Estimates", "interpolate_speedup", "seconds_left"]
 
 
 @dataclass(slots=True)
@@ -35,7 +35,7 @@ class Estimates:
 
     def speedup(self, ratio: float) -> float:
         """Return how many times as fast a trial is on `ratio` times its devices."""
-        return interpolated(self._curve, ratio, self.alpha)
+        return interpolate_speedup(self._curve, ratio, self.alpha)
 
     @property
     def known(self) -> float:
@@ -50,6 +50,7 @@ class Estimates:
     def saw_epoch(self, seconds: float) -> None:
         """Note the seconds of an epoch of a trial of the starting size."""
         insort(self._epochs, seconds)
+        # Both ends are dropped, so that the median follows the latest without being pulled by outliers.
         if len(self._epochs) > 64:
             del self._epochs[0], self._epochs[-1]
 
@@ -69,11 +70,12 @@ class Estimates:
         insort(self._restarts.setdefault(0, []), seconds)
 
 
-def interpolated(curve: Mapping[float, float], factor: float, alpha: float) -> float:
+def interpolate_speedup(curve: Mapping[float, float], factor: float, alpha: float) -> float:
     """Return the speed-up on `factor` times the devices by a curve of factors, `factor**alpha` if it is empty.
 
     It is 1 at 1, interpolated on logarithms between points, and goes on with the slope of the last two outside.
     """
+    # Every curve passes through (1, 1): as many devices are as fast.
     points = sorted({1.0: 1.0, **curve}.items())
     if len(points) == 1:
         return float(factor**alpha)

@@ -40,6 +40,7 @@ class FixedBlocks:
 
     def __init__(self, slots: int, slots_per_node: int, size: int) -> None:
         stride = slots_per_node if size <= slots_per_node else -(-size // slots_per_node) * slots_per_node
+        # Tiles lie side by side inside a node, and begin at a node where one needs several of them.
         starts = (
             node + tile
             for node in range(0, slots, stride)
@@ -76,6 +77,7 @@ class FixedBlocks:
         """Take back whole tiles; a node that was left out brings back those that have no slots of another such."""
         returned = set(slots)
         self._out -= returned
+        # A tile is free again as a whole: its first slot stands for it.
         for start in self._starts & {slot - slot % self._stride % self._size for slot in returned}:
             if self._out.isdisjoint(range(start, start + self._size)):
                 heapq.heappush(self._tiles, start)
@@ -105,7 +107,7 @@ class BuddyAllocator:
         self.free = slots
         if self._rest:
             self._counts[self._nodes] = self._rest
-            self._split(self._nodes * slots_per_node, self._rest)
+            self._split_part(self._nodes * slots_per_node, self._rest)
 
     def sizes(self) -> tuple[int, ...]:
         """Return powers of two up to the node, and its doublings."""
@@ -123,7 +125,8 @@ class BuddyAllocator:
         node = self.slots_per_node
         # Blocks inside a node are powers of two; larger ones are whole nodes.
         wanted = 1 << (size - 1).bit_length()
-        if wanted > node or size == node:  # of a node of 6, 5 slots are the whole
+        # Of a node of 6, 5 slots are the whole.
+        if wanted > node or size == node:
             count = -(-size // node)
             if count > len(self._whole):
                 return None
@@ -136,7 +139,7 @@ class BuddyAllocator:
                 return None
             whole = heapq.heappop(self._whole)
             self._counts[whole] = node
-            self._split(whole * node, node)
+            self._split_part(whole * node, node)
             start = self._part_of(wanted)
             assert start is not None  # noqa: S101 -- a power of two below the node is in its largest part
         self.free -= wanted
@@ -147,13 +150,14 @@ class BuddyAllocator:
         """Whole nodes are added to whole nodes; inside a node the buddies are, or the trial changes its place."""
         node = self.slots_per_node
         if len(block) % node == 0:
+            # Whole nodes need not be neighbours, so nothing has to move.
             more = self.take(-(-(size - len(block)) // node) * node) if size > len(block) else ()
             return None if more is None else tuple(sorted((*block, *more)))
         start, length = block[0], len(block)
         grown: list[int] = []
         # Merge with free buddies around the block as long as they are free.
         while length < size and length * 2 < node:
-            buddy = self._buddy(start, length)
+            buddy = self._find_buddy(start, length)
             if self._part.get(buddy) != length:
                 break
             grown.append(buddy)
@@ -165,11 +169,12 @@ class BuddyAllocator:
                 self._take_part(buddy, have)
                 at, have = min(at, buddy), have * 2
             return tuple(range(at, at + have))
+        # The rest of its own node is free: the trial keeps its place and takes the whole of it.
         if size >= node and self._counts.get(start // node, 0) == node - len(block):
-            return self._around(block, size)
+            return self._take_rest_of_node(block, size)
         return self.take(size)
 
-    def _around(self, block: Block, size: int) -> Block | None:
+    def _take_rest_of_node(self, block: Block, size: int) -> Block | None:
         """Take the rest of the block's node, and more nodes."""
         node = self.slots_per_node
         home = block[0] // node
@@ -192,10 +197,10 @@ class BuddyAllocator:
                 heapq.heappush(self._whole, number)
                 continue
             self._counts[number] = self._counts.get(number, 0) + len(returned)
-            for first, length in _runs(returned):
-                for start, size in _aligned(first - number * node, length):
+            for first, length in _neighbour_runs(returned):
+                for start, size in _aligned_parts(first - number * node, length):
                     self._add_part(number * node + start, size)
-            self._merge(number)
+            self._merge_node(number)
 
     def withdraw(self, node: range) -> None:
         """Leave out a whole node."""
@@ -203,7 +208,7 @@ class BuddyAllocator:
         heapq.heapify(self._whole)
         self.free -= len(node)
 
-    def _merge(self, number: int) -> None:
+    def _merge_node(self, number: int) -> None:
         """Make a node whole again if all of it is free."""
         node = self.slots_per_node
         if number < self._nodes and self._counts.get(number) == node:
@@ -212,22 +217,23 @@ class BuddyAllocator:
             del self._counts[number]
             heapq.heappush(self._whole, number)
 
-    def _split(self, start: int, size: int) -> None:
-        for offset, part in _aligned(0, size):
-            self._put(start + offset, part)
+    def _split_part(self, start: int, size: int) -> None:
+        for offset, part in _aligned_parts(0, size):
+            self._put_part(start + offset, part)
 
-    def _put(self, start: int, size: int) -> None:
+    def _put_part(self, start: int, size: int) -> None:
         self._part[start] = size
         heapq.heappush(self._parts.setdefault(size, []), start)
 
     def _add_part(self, start: int, size: int) -> None:
         """Free a part, joined with its buddy as often as that is free."""
-        while self._part.get(buddy := self._buddy(start, size)) == size:
+        # Buddies join as far up as they are free, which keeps large blocks available.
+        while self._part.get(buddy := self._find_buddy(start, size)) == size:
             del self._part[buddy]
             start, size = min(start, buddy), size * 2
-        self._put(start, size)
+        self._put_part(start, size)
 
-    def _buddy(self, start: int, size: int) -> int:
+    def _find_buddy(self, start: int, size: int) -> int:
         """Return the start of the part with which this one makes one twice as large; -1 if the node ends before."""
         offset = start % self.slots_per_node
         buddy = offset ^ size
@@ -237,6 +243,7 @@ class BuddyAllocator:
         """Return the start of a part of just this size, split off the smallest that holds it."""
         for found in sorted(found for found in self._parts if found >= size):
             heap = self._parts[found]
+            # Parts that were joined or taken by name are still in the heap; they are dropped here.
             while heap and self._part.get(heap[0]) != found:
                 heapq.heappop(heap)
             if heap:
@@ -244,7 +251,7 @@ class BuddyAllocator:
                 del self._part[start]
                 while larger > size:
                     larger //= 2
-                    self._put(start + larger, larger)
+                    self._put_part(start + larger, larger)
                 return start
         return None
 
@@ -255,7 +262,7 @@ class BuddyAllocator:
         self._counts[start // self.slots_per_node] -= size
 
 
-def _aligned(start: int, size: int) -> Iterator[tuple[int, int]]:
+def _aligned_parts(start: int, size: int) -> Iterator[tuple[int, int]]:
     """Yield the powers of two that make up so many slots from `start` within a node, each aligned to its size."""
     while size:
         part = 1 << (size.bit_length() - 1)
@@ -265,7 +272,7 @@ def _aligned(start: int, size: int) -> Iterator[tuple[int, int]]:
         start, size = start + part, size - part
 
 
-def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _neighbour_runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield start and length of each run of neighbours in ascending slots."""
     first = 0
     for place in range(1, len(slots) + 1):

@@ -77,25 +77,28 @@ class _Planner:
 
     def plan(self, allocator: DeviceAllocator) -> None:
         running = allocator.changed
+        # Only a report at just the epoch of a rung earns devices, as published.
         if running is not None and running.is_settled and running.rungs and running.epoch == running.rung_epoch:
-            self._wish(allocator, running)
+            self._note_wish(allocator, running)
         if self.policy.mode == "block":
-            self._begin(allocator, new=True)
+            self._start_waiting(allocator, new=True)
             self._serve_those_that_rest(allocator)
             return
         if running is not None:
             retreat(allocator, running)
-        self._begin(allocator, new=allocator.new_trial_waits())
+        self._start_waiting(allocator, new=allocator.new_trial_waits())
         if allocator.new_trial_waits():
             return
-        self._grant(allocator)
+        self._grant_wishes(allocator)
         if self.wishes:
             allocator.plan_again_at(self.wishes[0].until)
         else:
-            self._begin(allocator, new=True)  # too late to be complete, but nobody else has use for the devices
+            # Too late to be complete, but nobody else has use for the devices.
+            self._start_waiting(allocator, new=True)
 
-    def _wish(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
+    def _note_wish(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Note what the trial's last rung has earned it, if it has not got it."""
+        # A later rung replaces what an earlier one has earned.
         self.wishes = [wish for wish in self.wishes if wish.running.trial != running.trial]
         size = self.policy.start * self.policy.factor**running.rungs
         # A trial wants the size that its rungs have earned, and is served in the order of rungs, then loss.
@@ -107,14 +110,14 @@ class _Planner:
         else:
             self.wishes.sort(key=lambda wish: (-wish.running.rungs, wish.running.loss, wish.running.trial))
 
-    def _grant(self, allocator: DeviceAllocator) -> None:
+    def _grant_wishes(self, allocator: DeviceAllocator) -> None:
         """Serve the wishes in order, as far as devices are free."""
         while self.wishes:
             wish = self.wishes[0]
-            size = self._worthwhile(allocator, wish) if wish.running.is_settled else 0
+            size = self._worthwhile_size(allocator, wish) if wish.running.is_settled else 0
             if size:
                 if wish.until == math.inf:
-                    now, then = self._seconds(allocator, wish.running, size)
+                    now, then = self._remaining_seconds(allocator, wish.running, size)
                     wish.until = allocator.at + (self.policy.wait_seconds or now - then)
                 # Wait for the full size until waiting costs more than growth saves; then take what there is.
                 late = allocator.at >= wish.until
@@ -134,7 +137,7 @@ class _Planner:
                     return
             del self.wishes[0]
 
-    def _worthwhile(self, allocator: DeviceAllocator, wish: _Wish) -> int:
+    def _worthwhile_size(self, allocator: DeviceAllocator, wish: _Wish) -> int:
         """Return the size up to which growth pays, 0 if none does."""
         running, found = wish.running, 0
         if allocator.running.get(running.trial) is not running:
@@ -146,26 +149,28 @@ class _Planner:
         # Sizes up to the knee: each doubling must be faster by the margin.
         for size in allocator.sizes():
             if before < size <= most:
-                if self._faster(allocator, before, size) < MARGIN ** math.log2(size / before):
-                    break  # the knee of the speed
+                if self._relative_speed(allocator, before, size) < MARGIN ** math.log2(size / before):
+                    # The knee of the speed.
+                    break
                 before = found = size
         if not found:
             return 0
-        now, then = self._seconds(allocator, running, found)
+        now, then = self._remaining_seconds(allocator, running, found)
         return found if now > MARGIN * then else 0
 
-    def _faster(self, allocator: DeviceAllocator, before: int, size: int) -> float:
+    def _relative_speed(self, allocator: DeviceAllocator, before: int, size: int) -> float:
         speed = allocator.estimates.speedup
         return speed(size / self.policy.start) / speed(before / self.policy.start)
 
-    def _seconds(self, allocator: DeviceAllocator, running: RunningTrial, size: int) -> tuple[float, float]:
+    def _remaining_seconds(self, allocator: DeviceAllocator, running: RunningTrial, size: int) -> tuple[float, float]:
         """Return the seconds that a trial expects still to take as it is, and on so many devices, restart included."""
         have = len(running.block)
         base = allocator.estimates.epoch_seconds() or 0.0
+        # A trial whose epochs were not measured on these devices is as fast as the estimate says.
         now = allocator.remaining_epochs(running) * (
             running.epoch_seconds or base / allocator.estimates.speedup(have / self.policy.start)
         )
-        return now, now / self._faster(allocator, have, size) + allocator.estimates.restart(size)
+        return now, now / self._relative_speed(allocator, have, size) + allocator.estimates.restart(size)
 
     def _serve_those_that_rest(self, allocator: DeviceAllocator) -> None:
         """Let those go on for whom enough devices are free at once, first come, first served."""
@@ -180,6 +185,6 @@ class _Planner:
                 left.append(wish)
         self.wishes = left
 
-    def _begin(self, allocator: DeviceAllocator, *, new: bool) -> None:
+    def _start_waiting(self, allocator: DeviceAllocator, *, new: bool) -> None:
         while allocator.free >= self.policy.start and allocator.start_next(new=new):
             pass

@@ -61,6 +61,7 @@ def fill(ends: Floats, costs: Floats, supply: float) -> NDArray[np.intp]:
     """
     columns = np.arange(ends.shape[1])
     least = ends.argmin(axis=0)
+    # The latest end is always one of these: between two of them no choice changes.
     levels = np.unique(ends[np.isfinite(ends)])
 
     def chosen(level: float) -> NDArray[np.intp]:
@@ -109,6 +110,7 @@ class Rows:
     def drop(self, trial: int) -> None:
         """Forget a trial; the last takes its place."""
         place, last = self._places.pop(trial), self.trials.pop()
+        # The last row moves into the gap, so that the columns stay dense.
         if last != trial:
             self._columns[:, place] = self._columns[:, len(self.trials)]
             self._places[last], self.trials[place] = place, last
@@ -138,46 +140,48 @@ class _Planner:
 
     def plan(self, allocator: DeviceAllocator) -> None:
         running = allocator.changed
-        self._serve(allocator)
+        self._serve_wishes(allocator)
         if running is not None:
             retreat(allocator, running)
-        self._begin(allocator, new=allocator.new_trial_waits())
+        self._start_waiting(allocator, new=allocator.new_trial_waits())
         if allocator.new_trial_waits():
             if running is not None and running.is_settled and allocator.free < self.policy.start:
-                self._shrink(allocator, running)
+                self._shrink_trial(allocator, running)
         else:
             reserved: float = allocator.free
             if allocator.rungs and allocator.estimates.epoch_seconds() is not None:
                 if running is not None and running.is_settled and running.rungs < len(allocator.rungs):
-                    self._grow(allocator, running)
-                reserved = self._look(allocator) if allocator.free and not self.wishes else allocator.free
-            if allocator.source.waits():  # too late to be complete, but nobody else has use for these devices
-                self._begin(allocator, new=True, reserved=reserved)
+                    self._grow_trial(allocator, running)
+                reserved = self._ask_last_ones(allocator) if allocator.free and not self.wishes else allocator.free
+            # Too late to be complete, but nobody else has use for these devices.
+            if allocator.source.waits():
+                self._start_waiting(allocator, new=True, reserved=reserved)
         later = [wish.until for wish in self.wishes if wish.until > allocator.at]
         if later:
             allocator.plan_again_at(min(later))
 
-    def _begin(self, allocator: DeviceAllocator, *, new: bool, reserved: float = 0.0) -> None:
+    def _start_waiting(self, allocator: DeviceAllocator, *, new: bool, reserved: float = 0.0) -> None:
         """Start what waits, with or without new trials, on all free devices but so many."""
         while allocator.free - reserved >= self.policy.start and allocator.start_next(new=new):
             pass
 
     # Growth.
 
-    def _grow(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
+    def _grow_trial(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Let a trial at a checkpoint take its share, or wait at its rung for devices that will soon be free."""
-        want = self._share(allocator, running)
+        want = self._fair_size(allocator, running)
         size = want
+        # What is wanted may not be free as one block: half of it is tried then.
         while size > running.size and not (allocator.free >= size - running.size and allocator.resize(running, size)):
             size //= 2
         if running.is_settled and want > running.size and running.epoch == running.rung_epoch:
-            self._wait(allocator, running)
+            self._hold_at_rung(allocator, running)
 
-    def _share(self, allocator: DeviceAllocator, running: RunningTrial) -> int:
+    def _fair_size(self, allocator: DeviceAllocator, running: RunningTrial) -> int:
         """Return the size by which this trial ends no later than the last of all has to."""
-        self._update(allocator)
+        self._update_rows(allocator)
         rows, place = self.rows, self.rows.place(running.trial)
-        due, work, chance = self._checkpoints(allocator)
+        due, work, chance = self._next_checkpoints(allocator)
         size = rows.column("size")
         due[place], work[place], chance[place] = (
             allocator.at,
@@ -185,15 +189,17 @@ class _Planner:
             1.0,
         )
         # The sizes of all trials together, so that the latest expected end is least.
-        ends, costs = self._choices(allocator, due, work, size, _DOUBLINGS)
+        ends, costs = self._list_choices(allocator, due, work, size, _DOUBLINGS)
+        # Devices of trials that will not survive their next rung are counted as free by then.
         supply = allocator.free + float(((1 - chance) * size).sum())
         return int(running.size) << int(fill(ends, costs * chance, supply)[place])
 
-    def _choices(
+    def _list_choices(
         self, allocator: DeviceAllocator, due: Floats, work: Floats, size: Floats, most: int
     ) -> tuple[Floats, Floats]:
         """Return, by doublings, when each trial would end (inf: not worth it, or not possible) and devices it takes."""
-        sizes, place = np.unique(size, return_inverse=True)  # they are few
+        # They are few.
+        sizes, place = np.unique(size, return_inverse=True)
         cap = min(self.policy.cap or allocator.slots, allocator.slots)
         # What is not measured is tried two doublings at a time: a belief in its speed can be far off.
         step = 4 * np.maximum(size, self.policy.start * allocator.estimates.known)
@@ -206,6 +212,7 @@ class _Planner:
             ]
             then = work / np.array(speeds)[place]
             restart = allocator.estimates.restart(int(larger[0]))
+            # A doubling must pay for its restart and a margin, and stay within what has nearly been measured.
             allowed = (now > (1 + self.policy.delta) * (then + restart)) & (larger <= np.minimum(cap, step))
             if not allowed.any():
                 break
@@ -214,7 +221,7 @@ class _Planner:
             now = then
         return np.array(ends), np.array(costs)
 
-    def _wait(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
+    def _hold_at_rung(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Hold a trial at its rung if others are about to free what it wants."""
         place = self.rows.place(running.trial)
         # Waiting is worth a share of what the doubling would save up to the next rung.
@@ -222,14 +229,15 @@ class _Planner:
         ratio = running.size / self.policy.start
         saved = segment / allocator.estimates.speedup(ratio) - segment / allocator.estimates.speedup(2 * ratio)
         until = allocator.at + saved * _PATIENCE
-        soon = (self._due() < until) & (np.arange(len(self.rows)) != place)
+        # Others that come to a rung before the wait is over may free their devices there.
+        soon = (self._next_rung_times() < until) & (np.arange(len(self.rows)) != place)
         held_size = sum(wish.running.size for wish in self.wishes)
         coming = float(self.rows.column("size")[soon].sum()) - held_size
         if until > allocator.at and coming + allocator.free >= running.size + held_size:
             allocator.hold(running)
             self.wishes.append(_Wish(running, until))
 
-    def _serve(self, allocator: DeviceAllocator) -> None:
+    def _serve_wishes(self, allocator: DeviceAllocator) -> None:
         """Let those that wait grow as soon as they can, in the order in which they came, or go on when it is late."""
         for wish in list(self.wishes):
             grows = wish.running.is_held and allocator.resize(wish.running, wish.running.size * 2)
@@ -238,24 +246,26 @@ class _Planner:
                 if not grows and wish.running.is_held and wish.running.trial in allocator.running:
                     allocator.resume(wish.running)
 
-    def _look(self, allocator: DeviceAllocator) -> float:
+    def _ask_last_ones(self, allocator: DeviceAllocator) -> float:
         """Ask those that would end last to look in at their next checkpoint, as many as could grow.
 
         Return the devices that are kept for them.
         """
-        self._update(allocator)
+        self._update_rows(allocator)
         rows = self.rows
         if not len(rows):
             return 0.0
-        due, work, _ = self._checkpoints(allocator)
-        ends, _ = self._choices(allocator, due, work, rows.column("size"), 1)
+        due, work, _ = self._next_checkpoints(allocator)
+        ends, _ = self._list_choices(allocator, due, work, rows.column("size"), 1)
         if len(ends) == 1:
-            return 0.0  # no growth is worth it
+            # No growth is worth it.
+            return 0.0
         # Trials that end last are asked first, as many as could grow on the free devices.
         order = np.argsort(-ends[0], kind="stable")
         size, settled, looked = (rows.column(name) for name in ("size", "settled", "looked"))
         wanted = np.where((settled > 0) & np.isfinite(ends[1]), size, 0.0)[order]
-        free = allocator.free - (np.cumsum(wanted) - wanted)  # for each, after those that end later
+        # For each, after those that end later.
+        free = allocator.free - (np.cumsum(wanted) - wanted)
         short = free < size[order]
         last = int(short.argmax()) if short.any() else len(order)
         for place in order[:last][(wanted[:last] > 0) & (looked[order[:last]] == 0)].tolist():
@@ -265,7 +275,7 @@ class _Planner:
 
     # What is known of all.
 
-    def _update(self, allocator: DeviceAllocator) -> None:
+    def _update_rows(self, allocator: DeviceAllocator) -> None:
         """Bring the rows up to what the allocator knows."""
         base = allocator.estimates.epoch_seconds() or 0.0
         for trial in sorted(allocator.touched):
@@ -275,7 +285,8 @@ class _Planner:
                     self.rows.drop(trial)
                 continue
             epoch, since = running.measured_from or (running.epoch, allocator.at)
-            last = running.rungs >= len(allocator.rungs) - 1  # its next report is its last
+            # Its next report is its last.
+            last = running.rungs >= len(allocator.rungs) - 1
             togo = allocator.rungs[min(running.rungs, len(allocator.rungs) - 1)] - epoch
             chance = 1.0 if last else next(iter(allocator.survival(running)), 1.0)
             after = (
@@ -289,24 +300,26 @@ class _Planner:
             self.rows.put(trial, since, togo, after, chance, alone, running.size, speed, idle, running.replans)
         allocator.touched.clear()
 
-    def _due(self) -> Floats:
+    def _next_rung_times(self) -> Floats:
         """Return when each trial comes to its next rung."""
         rows = self.rows
         due: Floats = rows.column("since") + rows.column("togo") * rows.column("alone") / rows.column("speed")
         return due
 
-    def _checkpoints(self, allocator: DeviceAllocator) -> tuple[Floats, Floats, Floats]:
+    def _next_checkpoints(self, allocator: DeviceAllocator) -> tuple[Floats, Floats, Floats]:
         """Return when each trial can change its size, what it expects to do then, and the chance that it goes on."""
         rows = self.rows
         alone, speed, chance = (rows.column(name) for name in ("alone", "speed", "chance"))
-        left = np.maximum(self._due() - allocator.at, 0.0)
-        first = np.minimum(left, alone / speed)  # its epoch, at most
+        # A trial can change its size at its next epoch; at a rung only if it survives.
+        left = np.maximum(self._next_rung_times() - allocator.at, 0.0)
+        # Its epoch, at most.
+        first = np.minimum(left, alone / speed)
         rung = left <= first
         after = rows.column("after") * alone
         work = np.where(rung, after, (left - first) * speed + chance * after)
         return allocator.at + first, work, np.where(rung, chance, 1.0)
 
-    def _shrink(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
+    def _shrink_trial(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Let a trial at a checkpoint give half of its devices to work that waits, if that is worth it."""
         base, half = allocator.estimates.epoch_seconds(), running.size // 2
         restart = allocator.estimates.restart(half)

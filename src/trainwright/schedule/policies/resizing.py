@@ -49,6 +49,7 @@ def retreat(allocator: DeviceAllocator, running: RunningTrial) -> bool:
     if not (running.is_settled and running.start_epoch_seconds and running.epoch_seconds):
         return False
     work, start = allocator.remaining_epochs(running), allocator.policy.start
+    # Measured epochs say that growth did not pay on these devices, whatever was believed before.
     smaller = [size for size in allocator.sizes() if start <= size < len(running.block)]
     # The expected end on each smaller size, restart included.
     ends = [

@@ -69,6 +69,7 @@ class AnyOf:
     def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:
         """Return the strictest of the two verdicts; the first rule's on a tie."""
         verdicts = self.first.on_report(index[0], view, trial), self.second.on_report(index[1], view, trial)
+        # The strictest verdict wins: stop over pause over continue.
         for kind in (Stop, Pause):
             for verdict in verdicts:
                 if isinstance(verdict, kind):

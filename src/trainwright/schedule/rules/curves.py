@@ -61,6 +61,7 @@ class CurveRule(BaseRule, Settings, error=ScheduleError):
         """Judge a report, unless it is an old one."""
         if isinstance(event, Reported):
             curve = index.curves.setdefault(event.trial, self.curve(event.trial))
+            # A repeated epoch, as after a restart, has been judged.
             if event.epoch > curve.epoch:
                 curve.epoch = event.epoch
                 curve.verdict = self.judge(index, curve, event.losses[0])
@@ -107,11 +108,11 @@ class Median(CurveRule):
             return curve.verdict if isinstance(curve.verdict, Stop) else CONTINUE
         # The trial's best loss is compared with the running means of the others, as published.
         others = index.epochs.setdefault(curve.epoch, OrderStatistics())
-        verdict = self._compared(others, curve.epoch, curve.best)
+        verdict = self._compare_median(others, curve.epoch, curve.best)
         others.push(LossEntry(curve.total / curve.count, curve.trial))
         return verdict
 
-    def _compared(self, others: OrderStatistics, epoch: int, best: float) -> Verdict:
+    def _compare_median(self, others: OrderStatistics, epoch: int, best: float) -> Verdict:
         if len(others) < self.min_trials:
             return CONTINUE
         median = others.quantile((len(others) - 1) / 2)
@@ -166,7 +167,8 @@ class Patience(CurveRule):
             return CONTINUE
         threshold = before[1] - self.min_delta
         reason = Reason(rule="Patience", epoch=curve.epoch, value=now, threshold=threshold)
-        stays = now >= threshold  # with min_delta=0 an equal loss is no progress
+        # With min_delta=0 an equal loss is no progress.
+        stays = now >= threshold
         return Stop(reason) if stays else Continue(reason)
 
     def next_epoch(self, index: Curves, trial: TrialView) -> int:

@@ -128,6 +128,7 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
             index.started.add(event.trial)
             if event.epoch >= self.epochs and event.trial not in index.settled:
                 index.settled.add(event.trial)
+                # The loss at the barrier decides, whatever is reported behind it.
                 heapq.heappush(index.waiting, LossEntry(event.losses[0], event.trial))
                 index.prune()
         elif isinstance(event, Promoted):
@@ -153,13 +154,14 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
         # The barrier opens when the quorum of all trials, started or still allowed, has come.
         everyone = len(index.started) + view.remaining
         is_open = bool(index.chosen) or len(index.settled) >= self.quorum * everyone
-        if is_open and index.waiting and len(index.chosen - index.failed) < self._places(everyone):
+        if is_open and index.waiting and len(index.chosen - index.failed) < self._count_places(everyone):
             return Promote(index.waiting[0].trial, self.max_epochs)
         return New() if view.remaining > 0 else WAIT
 
-    def _places(self, everyone: int) -> int:
+    def _count_places(self, everyone: int) -> int:
         if self.top_k >= 1:
             return int(self.top_k)
+        # As a fraction, since 0.1 * 30 is more than 3 in floating point.
         share = Fraction(self.top_k).limit_denominator(1000)
         return max(1, everyone * share.numerator // share.denominator)
 
@@ -177,4 +179,4 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
         if trial.epoch >= self.epochs:
             return ()
         everyone = max(1, len(index.started) + view.remaining)
-        return (min(1.0, self._places(everyone) / everyone),)
+        return (min(1.0, self._count_places(everyone) / everyone),)

@@ -61,6 +61,7 @@ class Extrapolate(RungRule):
     def fold(self, index: _Index, event: Event) -> _Index:  # type: ignore[override]  # its own index
         """Record a report at every rung newly reached; a complete trial moves the thresholds."""
         index.fold(event)
+        # Thresholds rest on complete trials alone: only their ends are known.
         if isinstance(event, Reported) and event.epoch >= self.max_epochs and event.trial not in index.known:
             index.known.add(event.trial)
             insort(index.complete, (event.losses[0], event.trial))
@@ -68,7 +69,7 @@ class Extrapolate(RungRule):
                 # The threshold of a rung: the worst loss there among the best complete trials.
                 best = index.complete[: math.ceil(self.share * len(index.complete))]
                 for rung in index.rungs.values():
-                    agrees = _agreement([rung.losses[trial] for _, trial in index.complete]) > _AGREES
+                    agrees = _rank_agreement([rung.losses[trial] for _, trial in index.complete]) > _AGREES
                     rung.threshold = max(rung.losses[trial] for _, trial in best) if agrees else None
         return index
 
@@ -78,7 +79,7 @@ class Extrapolate(RungRule):
         return tuple(float(self.share) ** k for k in range(1, index.later(trial) + 1))
 
 
-def _agreement(losses: list[float]) -> float:
+def _rank_agreement(losses: list[float]) -> float:
     """Return the rank correlation of losses with the order in which they are given; of equal ones the first is less."""
     count = len(losses)
     if count < 2:

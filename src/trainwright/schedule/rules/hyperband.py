@@ -36,6 +36,7 @@ class _Drawn:
         """Return the bracket of a trial."""
         if trial in self.homes:
             return self.homes[trial]
+        # Drawn from seed and number, every worker knows the bracket without asking.
         place = int(rng(self.seed, "bracket", trial).integers(sum(self.weights)))
         return bisect_right(list(accumulate(self.weights)), place)
 

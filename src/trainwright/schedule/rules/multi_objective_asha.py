@@ -37,7 +37,7 @@ class _FrontRung(RungTable):
         self.losses[event.trial] = event.losses
         self.violations[event.trial] = event.violation
         passing = max(self.least, len(self.losses) * self.eta.denominator // self.eta.numerator)
-        self.best = self._ranked()[:passing]
+        self.best = self._rank_trials()[:passing]
         return event.trial in self.best, None
 
     def wait(self, event: Reported) -> None:
@@ -52,10 +52,11 @@ class _FrontRung(RungTable):
         """Forget who is gone."""
         self.waiting = {trial for trial in self.waiting if not gone(trial)}
 
-    def _ranked(self) -> list[int]:
+    def _rank_trials(self) -> list[int]:
         trials = np.array(sorted(self.losses))
         losses = np.array([self.losses[trial] for trial in trials.tolist()])
         violations = np.array([self.violations[trial] for trial in trials.tolist()])
+        # Objectives are scaled by rank, so that their units do not matter.
         scaled = np.column_stack([np.unique(column, return_inverse=True)[1] for column in losses.T]).astype(float)
         scaled /= np.maximum(scaled.max(axis=0), 1.0)
         place, front = np.zeros(len(trials)), np.zeros(len(trials), dtype=np.int64)
@@ -64,26 +65,27 @@ class _FrontRung(RungTable):
         front[feasible] = ranks(losses[feasible])
         for level in np.unique(front[feasible]):
             members = np.flatnonzero((front == level) & feasible)
-            order = spread(scaled[members]) if self.order == "epsnet" else crowded(scaled[members])
+            order = order_by_spread(scaled[members]) if self.order == "epsnet" else order_by_crowding(scaled[members])
             place[members[order]] = np.arange(len(members))
         return [int(trial) for trial in trials[np.lexsort((trials, place, front, np.maximum(violations, 0.0)))]]
 
 
-def spread(points: Array) -> list[int]:
+def order_by_spread(points: Array) -> list[int]:
     """Return the order of an epsilon net: the best in objective 0, then repeatedly the farthest from those chosen."""
     chosen = int(np.argmin(points[:, 0]))
     order, distances = [chosen], np.full(len(points), np.inf)
     while len(order) < len(points):
         # Repeatedly the point that is farthest from all chosen so far.
         squares = ((points - points[chosen]) ** 2).sum(axis=1)
-        distances = np.minimum(distances, np.round(squares, 9))  # equal ones must not differ by how they were rounded
+        # Equal ones must not differ by how they were rounded.
+        distances = np.minimum(distances, np.round(squares, 9))
         distances[chosen] = -1.0
         chosen = int(np.argmax(distances))
         order.append(chosen)
     return order
 
 
-def crowded(points: Array) -> list[int]:
+def order_by_crowding(points: Array) -> list[int]:
     """Return the order by crowding distance, largest first (Deb et al., IEEE TEVC 6 (2002)); ends come first."""
     distances = np.zeros(len(points))
     for column in points.T:

@@ -67,25 +67,27 @@ class _Index(Rungs):
                 self.noise.setdefault(rung, _Noise()).add(self.curves[event.trial], others, rung)
             self.losses[rung][event.trial] = event.losses[0]
         # Another rung opens while the two top rungs rank their common trials differently.
-        while self.ladder[self.open] != self.last and self._concerns(entered) and not self._agree():
+        while self.ladder[self.open] != self.last and self._concerns_top(entered) and not self._rankings_agree():
             self.open += 1
             self.top = self.ladder[self.open]
         return entered
 
-    def _concerns(self, entered: tuple[int, ...]) -> bool:
+    def _concerns_top(self, entered: tuple[int, ...]) -> bool:
         return any(rung in entered for rung in self.ladder[self.open - 1 : self.open + 1])
 
-    def _agree(self) -> bool:
+    def _rankings_agree(self) -> bool:
         """Whether the two top rungs rank their common trials alike, up to epsilon in the lower one's losses."""
         lower, upper = (self.losses[rung] for rung in self.ladder[self.open - 1 : self.open + 1])
+        # The trial at each place of the upper ranking is compared with the one at that place of the lower.
         ranked = sorted((loss, trial) for trial, loss in upper.items())
         theirs = np.array([lower[trial] for _, trial in ranked])
         places = np.sort(theirs)
         near = np.zeros(len(places))
-        np.subtract(theirs, places, out=near, where=theirs != places)  # infinities are equal
-        return bool((np.abs(near) <= self._epsilon()).all())
+        # Infinities are equal.
+        np.subtract(theirs, places, out=near, where=theirs != places)
+        return bool((np.abs(near) <= self._tolerance()).all())
 
-    def _epsilon(self) -> float:
+    def _tolerance(self) -> float:
         if self.epsilon is not None:
             return self.epsilon
         noise = self.noise.get(self.ladder[self.open - 1])

@@ -157,12 +157,11 @@ WAIT = Wait()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialView:
-    """A trial at the moment of a report: its epoch, the loss there, and the best loss so far (first objective)."""
+    """A trial at the moment of a report: its highest epoch, and the losses there, one per objective."""
 
     number: int
     epoch: int
     losses: tuple[float, ...]
-    best_loss: float
 
     @property
     def loss(self) -> float:

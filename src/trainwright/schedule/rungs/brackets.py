@@ -78,33 +78,33 @@ class Brackets:
     def fold(self, event: Event) -> None:
         """Take an event."""
         if isinstance(event, Started):
-            self._home(event.trial, event.at_seconds)
+            self._find_bracket(event.trial, event.at_seconds)
         elif isinstance(event, Reported):
-            self._report(self._home(event.trial, event.at_seconds), event)
+            self._take_report(self._find_bracket(event.trial, event.at_seconds), event)
         elif isinstance(event, Promoted):
-            self._promote(self._home(event.trial, event.at_seconds), event)
+            self._take_promotion(self._find_bracket(event.trial, event.at_seconds), event)
         elif isinstance(event, Ended):
-            self._end(self._home(event.trial, event.at_seconds), event)
-        while self.queue and self._stale(self.queue[0][3], self.queue[0][4]):
+            self._take_end(self._find_bracket(event.trial, event.at_seconds), event)
+        while self.queue and self._is_stale(self.queue[0][3], self.queue[0][4]):
             heapq.heappop(self.queue)
         self.live = [home for home in self.live if not home.stages[-1].closed]
 
-    def _stale(self, trial: int, until: int) -> bool:
+    def _is_stale(self, trial: int, until: int) -> bool:
         home = self.homes[trial]
         return home.until[trial] >= until or trial in home.ended
 
-    def _block(self, trial: int) -> tuple[int, int]:
+    def _find_block(self, trial: int) -> tuple[int, int]:
         """Return the number of a trial's block, and which of the ladders it has."""
         cycle, rest = divmod(trial, sum(self.sizes))
         ladder_place = bisect_right(list(accumulate(self.sizes)), rest)
         return cycle * len(self.sizes) + ladder_place, ladder_place
 
-    def _home(self, trial: int, at_seconds: float) -> _Bracket:
+    def _find_bracket(self, trial: int, at_seconds: float) -> _Bracket:
         """Return the bracket of a trial; a newcomer joins that of its block, or a new one if it has closed."""
         if trial in self.homes:
             return self.homes[trial]
         # A bracket that closed early is continued by a new one for the rest of its block.
-        block, ladder_place = self._block(trial)
+        block, ladder_place = self._find_block(trial)
         home = self.filling.get(block)
         if home is None or (home.stages and home.stages[0].full):
             size = self.sizes[ladder_place] - (0 if home is None else len(home.stages[0].members))
@@ -122,57 +122,62 @@ class Brackets:
             first.latest = max(first.latest, at_seconds)
         return home
 
-    def _report(self, home: _Bracket, event: Reported) -> None:
+    def _take_report(self, home: _Bracket, event: Reported) -> None:
         values = home.values.setdefault(event.trial, [])
         known = len(values)
         reached = sum(stage.rung <= event.epoch for stage in home.stages)
+        # A report that jumps over rungs counts at each of them.
         values += [event.losses[0]] * (reached - known)
         if event.epoch >= self.last:
-            home.until[event.trial] = self.last  # it is complete
+            # It is complete.
+            home.until[event.trial] = self.last
         for place in range(known, reached):
             stage = home.stages[place]
             waited_for = event.trial in stage.members and event.trial not in stage.out and not stage.closed
             if waited_for and event.trial not in stage.losses:
                 stage.losses[event.trial] = event.losses[0]
                 stage.latest = max(stage.latest, event.at_seconds)
-                self._settle(home, place, event.at_seconds, self.queue)
+                self._close_if_settled(home, place, event.at_seconds, self.queue)
 
-    def _promote(self, home: _Bracket, event: Promoted) -> None:
+    def _take_promotion(self, home: _Bracket, event: Promoted) -> None:
         home.until[event.trial] = max(home.until[event.trial], event.until_epoch)
         for place, stage in enumerate(home.stages):
             if stage.closed or event.until_epoch <= stage.rung:
                 continue
+            # Whoever promoted knew that the rung was closed: here it closes once its reports have been read.
             stage.due = place == 0
             if self.straggler_seconds is None:
-                self._settle(home, place, event.at_seconds, self.queue)
+                self._close_if_settled(home, place, event.at_seconds, self.queue)
             elif event.trial in stage.losses:
-                self._close(home, place, event.at_seconds, self.queue)  # its latecomers were not waited for
+                # Its latecomers were not waited for.
+                self._close_rung(home, place, event.at_seconds, self.queue)
             break
 
-    def _end(self, home: _Bracket, event: Ended) -> None:
+    def _take_end(self, home: _Bracket, event: Ended) -> None:
         home.ended.add(event.trial)
         for place, stage in enumerate(home.stages):
             if event.trial in stage.members and event.trial not in stage.losses and not stage.closed:
                 stage.out.add(event.trial)
-                self._settle(home, place, event.at_seconds, self.queue)
+                self._close_if_settled(home, place, event.at_seconds, self.queue)
 
-    def _settle(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
+    def _close_if_settled(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
         stage = home.stages[place]
         if (stage.full or stage.due) and stage.settled and not stage.closed:
-            self._close(home, place, at_seconds, queue)
+            self._close_rung(home, place, at_seconds, queue)
 
-    def _winners(self, home: _Bracket, stage: _Stage) -> list[tuple[float, int]]:
+    def _find_winners(self, home: _Bracket, stage: _Stage) -> list[tuple[float, int]]:
         """Return those that go on, best first: floor(members/eta), at least one."""
+        # A trial that ended after its report cannot continue, so it takes nobody's place.
         came = sorted((loss, trial) for trial, loss in stage.losses.items() if trial not in home.ended)
         return came[: max(1, len(stage.members) * self.eta.denominator // self.eta.numerator)]
 
-    def _close(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
+    def _close_rung(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
         """Close a rung: its best become the members of the next, and are promoted unless they are there already."""
         stage = home.stages[place]
         stage.full = stage.closed = True
         home.dropped |= stage.members - stage.losses.keys() - stage.out
         # The winners become the members of the next rung; those that are past it already need no promotion.
-        winners = self._winners(home, stage)
+        winners = self._find_winners(home, stage)
         follows = home.stages[place + 1] if place + 1 < len(home.stages) else None
         until = self.last if follows is None else follows.rung
         if follows is not None:
@@ -180,10 +185,11 @@ class Brackets:
         for loss, trial in winners:
             if follows is not None and len(home.values[trial]) > place + 1:
                 follows.losses[trial] = home.values[trial][place + 1]
+            # From the highest rung down, then by age of the bracket, then by loss.
             elif home.until[trial] < until:
                 heapq.heappush(queue, (-stage.rung, home.order, loss, trial, until))
         if follows is not None:
-            self._settle(home, place + 1, at_seconds, queue)
+            self._close_if_settled(home, place + 1, at_seconds, queue)
 
     def verdict(self, trial: TrialView) -> Verdict:
         """Pause at the epoch up to which the trial may go; stop if its rung closed without it."""
@@ -212,7 +218,8 @@ class Brackets:
                     again += [] if self.straggler_seconds is None else [late]
                 else:
                     queue: list[_Promotion] = []
-                    self._close(deepcopy(home), place, view.at_seconds, queue)  # as the promotion will, once accepted
+                    # As the promotion will, once accepted.
+                    self._close_rung(deepcopy(home), place, view.at_seconds, queue)
                     if queue:
                         return Promote(queue[0][3], queue[0][4])
         return Wait(min(again)) if again else None
@@ -222,11 +229,11 @@ class Brackets:
         home = self.homes.get(trial.number)
         if home is not None and trial.number in home.dropped:
             return trial.epoch + 1
-        return next((rung for rung in self._ladder(trial) if rung > trial.epoch), self.last)
+        return next((rung for rung in self._ladder_of(trial) if rung > trial.epoch), self.last)
 
     def later(self, trial: TrialView) -> int:
         """Return how many rungs are still before the trial."""
-        return sum(rung > trial.epoch for rung in self._ladder(trial))
+        return sum(rung > trial.epoch for rung in self._ladder_of(trial))
 
-    def _ladder(self, trial: TrialView) -> tuple[int, ...]:
-        return self.ladders[self._block(trial.number)[1]]
+    def _ladder_of(self, trial: TrialView) -> tuple[int, ...]:
+        return self.ladders[self._find_block(trial.number)[1]]

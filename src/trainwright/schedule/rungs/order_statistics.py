@@ -33,12 +33,13 @@ class OrderStatistics:
     __hash__ = None  # type: ignore[assignment]  # it changes
 
     @property
-    def kept(self) -> int:
+    def count_below(self) -> int:
         """How many entries are kept."""
         return len(self._kept)
 
     def push(self, entry: LossEntry) -> None:
         """Add an entry to the side where it belongs, so that the cut stays a cut."""
+        # The greatest kept entry separates the halves: what is less belongs below it.
         if self._kept and entry < self.greatest_below():
             heapq.heappush(self._kept, (-entry.loss, -entry.trial))
         else:

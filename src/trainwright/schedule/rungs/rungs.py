@@ -63,6 +63,7 @@ class RankRung(RungTable):
         """Record and cut again."""
         entry = LossEntry(event.losses[0], event.trial)
         self.halves.push(entry)
+        # Exact integers: floor(n / eta) of a fraction, never of a float.
         passing = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
         self.halves.cut(passing)
         if not passing:
@@ -76,7 +77,7 @@ class RankRung(RungTable):
 
     def first(self) -> int | None:
         """Return the least that waits if it is on the better side of the cut."""
-        if not self.waiting or not self.halves.kept or self.waiting[0] > self.halves.greatest_below():
+        if not self.waiting or not self.halves.count_below or self.waiting[0] > self.halves.greatest_below():
             return None
         return self.waiting[0].trial
 
@@ -96,6 +97,7 @@ class QuantileRung(RungTable):
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         """Compare, then record."""
         loss, before = event.losses[0], len(self.halves)
+        # The own loss is not among those that it is compared with.
         threshold = self.halves.quantile(float((before - 1) / self.eta)) if before else loss
         self.halves.push(LossEntry(loss, event.trial))
         return loss <= threshold, threshold
@@ -131,23 +133,23 @@ class Rungs:
     def fold(self, event: Event) -> tuple[int, ...]:
         """Take an event and return the rungs that it entered."""
         if isinstance(event, Reported):
-            return self._report(event)
+            return self._take_report(event)
         if isinstance(event, Judged):
-            self._judge(event)
+            self._take_verdict(event)
         elif isinstance(event, Promoted):
-            self._promote(event)
+            self._take_promotion(event)
         elif isinstance(event, Ended) and self.pausing:
             place = self.places.setdefault(event.trial, Place())
             place.ended = True
-            self._leave(place)
+            self._end_wait(place)
         return ()
 
-    def _report(self, event: Reported) -> tuple[int, ...]:
+    def _take_report(self, event: Reported) -> tuple[int, ...]:
         place = self.places.setdefault(event.trial, Place())
         entered = tuple(rung for rung in self.tables if place.rung < rung <= event.epoch)
         if not entered:
             return ()
-        self._leave(place)
+        self._end_wait(place)
         # A report past several rungs is recorded at each; the highest decides.
         for rung in entered:
             goes_on, threshold = self.tables[rung].enter(event)
@@ -159,7 +161,8 @@ class Rungs:
         elif not self.pausing:
             place.verdict = Stop(reason)
         elif event.epoch >= self.last:
-            place.verdict = Continue(reason)  # it is complete
+            # It is complete.
+            place.verdict = Continue(reason)
         else:
             place.verdict = Pause(reason)
             if not place.ended:
@@ -167,24 +170,26 @@ class Rungs:
                 self.tables[rung].wait(event)
         return entered
 
-    def _judge(self, event: Judged) -> None:
+    def _take_verdict(self, event: Judged) -> None:
         place = self.places.get(event.trial)
         if place is None or place.report is None or place.rung != event.epoch:
             return
+        # Another driver let it continue: it knew reports that this one reads later.
         if not event.pauses:
-            self._leave(place)
+            self._end_wait(place)
         elif not (place.waits or place.ended) and place.until <= place.rung:
             reason = Reason(rule=self.name, epoch=place.rung, value=place.report.losses[0])
             place.waits, place.verdict = True, Pause(reason)
             self.tables[place.rung].wait(place.report)
 
-    def _promote(self, event: Promoted) -> None:
+    def _take_promotion(self, event: Promoted) -> None:
         place = self.places.setdefault(event.trial, Place())
+        # Promotions may be read out of order; the farthest counts.
         place.until = max(place.until, event.until_epoch)
         if place.until > place.rung:
-            self._leave(place)
+            self._end_wait(place)
 
-    def _leave(self, place: Place) -> None:
+    def _end_wait(self, place: Place) -> None:
         """End a trial's wait; heaps forget such trials once they come to the top."""
         if place.waits:
             place.waits, place.verdict = False, CONTINUE
@@ -208,6 +213,7 @@ class Rungs:
         place = self.places.get(trial.number)
         if place is None:
             return CONTINUE
+        # A verdict holds for the report that reached the rung; a pause or a stop holds until it is carried out.
         news = place.epoch == trial.epoch or place.waits or isinstance(place.verdict, Stop)
         return place.verdict if news else CONTINUE
 

@@ -83,7 +83,7 @@ class Allocator:
         return bool(self._launches)
 
     @property
-    def held(self) -> list[int]:
+    def waiting(self) -> list[int]:
         """The trials that wait at a report."""
         return list(self._waiting_since)
 
@@ -91,6 +91,7 @@ class Allocator:
         """Ask the policy what to do; let trials train on that were held for too long."""
         for action in self.device_allocator.plan(time.monotonic()):
             self._carry_out(action)
+        # The other ranks of a held trial wait in a collective, which has a timeout.
         late = time.monotonic() - _HOLD_SECONDS
         for trial in [trial for trial, since in self._waiting_since.items() if since < late]:
             self.device_allocator.resume(self.device_allocator.running[trial])
@@ -122,6 +123,7 @@ class Allocator:
 
         A node is withdrawn once no trial holds slots on it.
         """
+        # By its first slot: the node as a whole is lost or not.
         for first in {slot // per_node * per_node for slot in gone} - self._lost_nodes:
             node = range(first, first + per_node)
             held = (
@@ -177,6 +179,7 @@ class Allocator:
         running = self.device_allocator.running[trial]
         if running.is_settled:
             self.plan()
+        # It keeps its devices while the policy collects more of them.
         if running.is_held and self._holds:
             self._waiting_since[trial] = time.monotonic()
             return None

@@ -1,4 +1,4 @@
-"""Budget: when a run of a study ends."""
+"""When a run of a study ends; settings of a run that is one worker of a team, and its result."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -7,7 +7,7 @@ from trainwright.search import ExpectedGain
 from trainwright.settings import Settings
 from trainwright.validators import instance_of, integer, number, optional
 
-__all__ = ["Budget"]
+__all__ = ["Budget", "TeamSettings", "WorkerResult"]
 
 
 _LIMIT = optional(number(above=0))
@@ -35,3 +35,23 @@ class Budget(Settings, label="run"):
     def endless(self) -> bool:
         """Whether nothing is sure to end the run, short of the space's last configuration."""
         return self.trials is None and self.wall_seconds is None and self.device_seconds is None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeamSettings:
+    """A worker has a slot of its own; it waits for what others run, to take it over if they die.
+
+    A full ledger ends it after `give_up_seconds`.
+    """
+
+    slot: int = 0
+    wait: bool = True
+    give_up_seconds: float = 600.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerResult:
+    """How many results are this member's, and whether its wall time was over before the study had all its trials."""
+
+    results: int
+    out_of_time: bool

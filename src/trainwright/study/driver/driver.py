@@ -14,17 +14,14 @@ from trainwright.schedule import Continue, DeviceAllocator, Pause, Scheduler, St
 from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
-from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.budget import Budget, TeamSettings
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
 from trainwright.study.driver.gc_freeze import gc_frozen
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.leaving import Leaving
-from trainwright.study.driver.progress import Progress
-from trainwright.study.driver.repeats import Repeats
-from trainwright.study.driver.team import TeamSettings
-from trainwright.study.driver.trial_outcomes import NO_ROOM, end_record, preemption_record
+from trainwright.study.driver.progress import Progress, Repeats
 from trainwright.study.driver.trial_queue import TrialQueue
-from trainwright.study.driver.trial_run import TrialRun
+from trainwright.study.driver.trial_run import NO_ROOM, TrialRun, end_record, preemption_record
 from trainwright.study.projections import RuleProjection
 from trainwright.study.retry import RetryOnFullDisk
 from trainwright.study.study_log import StudyLog
@@ -87,7 +84,7 @@ class Driver:
         self._rejected = 0  # trials that a verdict never let start
         self._repeats = Repeats(log.directory, progress.say)
         self._checkpoint_retry = RetryOnFullDisk(0.0 if team is None else team.give_up_seconds, progress.say)
-        self._checkpoint_retry.told = log.retry.told = lambda: self.leaving.told
+        self._checkpoint_retry.interrupted = log.retry.interrupted = lambda: self.leaving.signalled
 
     def run(self, train: TrainFunction) -> None:
         """Run trials until the budget is used or nothing is left to do; leave nothing running, whatever happens.
@@ -120,7 +117,7 @@ class Driver:
                 if not self.leaving.cut_short():
                     raise
             except EngineError:
-                if not self.leaving.told:
+                if not self.leaving.signalled:
                     # After a signal the engine's cluster may have ended by the same signal.
                     raise
             finally:
@@ -128,7 +125,7 @@ class Driver:
                     self.engine.close()
                 finally:
                     self._preempt_all(self.queue.release())
-        if self.leaving.told:
+        if self.leaving.signalled:
             raise KeyboardInterrupt
 
     def _run_loop(self) -> None:
@@ -138,7 +135,7 @@ class Driver:
             self.queue.take_over(self.log.state.open)
             while not (why := self.leaving.due()):
                 if self._run_step():
-                    self.progress.say_if(self.queue.shortfall())
+                    self.progress.say(self.queue.shortfall())
                     return
                 self.heartbeat.check()
         except KeyboardInterrupt:  # a further signal, or a handler of the program's own
@@ -167,7 +164,6 @@ class Driver:
                 return True
             self._await_news()
         self._watch_writers()
-        self.progress.tick(self.log.state, len(self.allocator.runs))
         return False
 
     def _is_done(self, allowed: int | None) -> bool:
@@ -192,6 +188,7 @@ class Driver:
 
     def _withdraw_lost_nodes(self) -> None:
         """Use lost nodes no more; raise `EngineError` when too few slots are left for any trial."""
+        # Lost nodes leave the allocator once no trial holds slots on them.
         lost = self.allocator.withdraw(self.engine.gone, self.engine.slots_per_node)
         if lost and not self.allocator.runs and self.allocator.device_allocator.free < self.scheduler.policy.start:
             raise EngineError(
@@ -204,7 +201,7 @@ class Driver:
         self.leaving.begin(why)
         if not self.allocator.runs:
             return
-        for number in self.allocator.held:
+        for number in self.allocator.waiting:
             self.allocator.runs[number].preempted = True
             self.engine.answer(number, False)
         trials = "1 trial has" if len(self.allocator.runs) == 1 else f"{len(self.allocator.runs)} trials have"
@@ -223,6 +220,7 @@ class Driver:
             self.engine.answer(number, goes_on and not run.superseded)
 
     def _start_trial(self, number: int, block: Block, before: int | None) -> None:
+        # The start is durable before the trial runs: a crash in between loses nothing but time.
         lease = self._write_start(number, block)
         self.allocator.arrive(number)
         if lease is None:
@@ -260,6 +258,7 @@ class Driver:
         if lease is None:
             return None
         trial = self.log.state.trials.get(number)
+        # What is known of checkpoints now tells later whether the run began from one.
         known = max(trial.checkpoints, default=0) if trial is not None else 0
         devices = self.engine.devices(block)
         start = facts.started(number, lease, slot=self._slot_name(block), devices=devices, resumed_epoch=known)
@@ -274,9 +273,10 @@ class Driver:
     def _preempt_all(self, unstarted: list[tuple[int, int]]) -> None:
         """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
         now = time.monotonic()
-        held = [(number, run.lease, now - run.since) for number, run in self.allocator.end_all()]
+        running = [(number, run.lease, now - run.since) for number, run in self.allocator.end_all()]
+        # Every trial is tried, so that one refused write costs one preemption and not all.
         trouble: LedgerError | None = None
-        for number, lease, seconds in [*held, *((number, lease, 0.0) for number, lease in unstarted)]:
+        for number, lease, seconds in [*running, *((number, lease, 0.0) for number, lease in unstarted)]:
             try:
                 self.log.append(preemption_record(self.log.state.trials[number], lease, seconds, why=self.leaving.why))
             except LedgerError as error:  # the next may be written all the same
@@ -346,7 +346,7 @@ class Driver:
         run.refusal = refusal(self.log.state.outcomes, metrics, f"at epoch {epoch}")
         if run.refusal is not None:
             return
-        run.verdict = self.rule.verdict(self.log.state.trials[number], self.queue.view(), epoch)
+        run.verdict = self.rule.verdict(self.log.state.trials[number], self.queue.view())
         reason = run.verdict.reason
         if reason is not None:
             self.log.append(
@@ -363,11 +363,11 @@ class Driver:
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
         run = self.allocator.end(trial)
-        self.rule.forget(trial)
         self._note_superseded(trial, run)
         state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
         leaving = self.leaving.why or ("too little time for an epoch" if run.preempted else "")
         self.log.append(*outcome.records, end_record(state, run, outcome, outcomes, leaving=leaving))
+        # A death on devices that the trial has just been given is no fault of its own: it goes back to those before.
         before = run.before if isinstance(outcome, Died) else None
         if state.resizing:
             self.allocator.depart(trial)
@@ -395,6 +395,7 @@ class Driver:
         same: list[int] = []
         if not state.results:
             same = alike(state, trial, self._failed_before)
+            # Another worker's first success may be on its way: read it before the run is given up.
             if broken >= _HOPELESS or len(same) >= _ALIKE:
                 # Others may have had success since we read.
                 self.log.refresh()

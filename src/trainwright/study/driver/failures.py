@@ -1,24 +1,20 @@
 """Decide when failures end a run: many without one result, two alike, or one that every trial would meet."""
 
 import shlex
-import sys
-import traceback
 from collections.abc import Collection
 from pathlib import Path
-from types import TracebackType
 
 from trainwright.engine.admission import REJECTED
 from trainwright.errors import TrainwrightError
 from trainwright.ledger import Failure, State, Status, TrialState
 
-__all__ = ["StudyFailed", "alike", "failed_numbers", "gave_up", "hide_our_frames", "sentence_of"]
+__all__ = ["StudyFailed", "alike", "failed_numbers", "gave_up", "sentence_of"]
 
 MISUSE = "misuse"
 """The failure of a function that asks of its trial what no trial has."""
 
 _BY_CONFIGURATION = frozenset({"out_of_memory", "timeout", REJECTED})
 _NOT_FINITE = (" is nan ", " is inf ", " is -inf ")
-_OURS = str(Path(__file__).parents[2])
 
 
 class StudyFailed(TrainwrightError):
@@ -45,6 +41,7 @@ def alike(state: State, trial: TrialState, before: Collection[int]) -> list[int]
     known = _failure_key(trial)
     if known is None:
         return []
+    # A trial that came further shows that the line can be passed.
     same, others = [], 0
     for number, other in state.trials.items():
         if number not in before and gave_up(other) and _failure_key(other) == known:
@@ -89,24 +86,3 @@ def _log_hint(trial: TrialState, directory: Path | None) -> str:
         return ""
     log = directory / "logs" / f"trial-{trial.number:06d}" / f"lease-{trial.lease}.log"
     return f"; its output: {log}" if log.exists() else ""
-
-
-def hide_our_frames() -> None:
-    """Have Python print a `StudyFailed` that nobody catches without the frames of ours, which tell its reader nothing.
-
-    Only the last hook before the interpreter ends can leave them out: frames join a traceback after they are left.
-    """
-    before = sys.excepthook
-    if getattr(before, "hides_our_frames", False):
-        return
-
-    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, StudyFailed):
-            frames = [each for each in traceback.extract_tb(trace) if not each.filename.startswith(_OURS)]
-            text = "".join(["Traceback (most recent call last):\n", *traceback.format_list(frames)])
-            sys.stderr.write(f"{text}{kind.__name__}: {error}\n")
-        else:
-            before(kind, error, trace)
-
-    hook.hides_our_frames = True  # type: ignore[attr-defined]  # so that it is put there once
-    sys.excepthook = hook

@@ -31,6 +31,7 @@ class Heartbeat:
         self._thread.join()
 
     def _send_heartbeats(self) -> None:
+        # Several beats within a lease, so that a slow file system may swallow some of them.
         while not self._stop.wait(self._ledger.lease_seconds / _BEATS):
             try:
                 self._ledger.heartbeat()

@@ -4,23 +4,84 @@ A launcher's signal gives them the grace; the end of the wall time is known befo
 A further signal ends the driver at once.
 """
 
+import math
+import statistics
 import time
 from collections.abc import Callable, Mapping
 
+from trainwright.ledger import Record, TrialState
 from trainwright.schedule.allocator.estimates import seconds_left
 from trainwright.signals import StopSignals
 from trainwright.study.driver.budget import Budget
-from trainwright.study.driver.time_left import TimeLeft
 from trainwright.study.driver.trial_run import TrialRun
 from trainwright.study.projections import DeviceSecondsProjection
 from trainwright.study.study_log import StudyLog
 
-__all__ = ["Leaving"]
+__all__ = ["Leaving", "TimeLeft"]
 
 _OUT_OF_TIME = "wall seconds"
 """Why a driver leaves whose time is over."""
 _LATE_SECONDS = 1.0
 """For which a driver may look late at its clock before it is interrupted."""
+
+_EARLY_SHARE = 0.1
+"""A run leaves before its end by the grace, but by no more than this share of its time."""
+_SPARE_SHARE = 0.1
+"""By how much longer an epoch may take than the trial's last ones."""
+_KNOWN = 3
+"""The last epochs of a trial from which the next one is estimated."""
+
+
+class TimeLeft:
+    """The wall time of one run, and how long epochs take: a projection of reports.
+
+    A trial's next epoch is expected to take the median of its last three and a tenth. Of a trial without a report only
+    a bound is known: the shortest epoch of the study.
+    """
+
+    kinds = frozenset({"reported"})
+    """The records that it is told of."""
+
+    def __init__(self, wall_seconds: float | None, grace_seconds: float, trials: Mapping[int, TrialState]) -> None:
+        self.end = math.inf if wall_seconds is None else time.monotonic() + wall_seconds
+        """When the time is over, by the monotonic clock."""
+        # A short run must not spend most of its time on leaving.
+        early = 0.0 if wall_seconds is None else min(grace_seconds, _EARLY_SHARE * wall_seconds)
+        self._leave_at = self.end - early
+        self._last: dict[int, tuple[int, float]] = {}  # of each trial: lease and seconds of its last report
+        self._epochs: dict[int, tuple[float, ...]] = {}  # seconds of its last epochs
+        self._shortest = 0.0
+        for number, trial in trials.items() if wall_seconds is not None else ():
+            for _, report in sorted(trial.reports.items()):
+                self._add_report(number, report.lease, report.wall_seconds)
+
+    @property
+    def over(self) -> bool:
+        """Whether to leave now: what runs has the grace for its epoch."""
+        return time.monotonic() >= self._leave_at
+
+    def fits(self, number: int | None = None) -> bool:
+        """Whether an epoch of a trial (None: of any) that begins now can end in time, as far as that is known."""
+        if math.isinf(self.end):
+            return True
+        known = self._epochs.get(number) if number is not None else None
+        seconds = (1 + _SPARE_SHARE) * statistics.median(known) if known else self._shortest
+        return time.monotonic() + seconds <= self.end
+
+    def fold(self, record: Record, trial: TrialState | None) -> None:
+        """Measure the epoch that has ended with a report."""
+        if trial is not None:
+            self._add_report(trial.number, record.lease or 1, record.body["wall_seconds"])
+
+    def _add_report(self, number: int, lease: int, seconds: float) -> None:
+        """Take a report made so many seconds after the start of its lease; 0 is one told after the death of a run."""
+        before_lease, before = self._last.get(number, (0, 0.0))
+        self._last[number] = lease, seconds
+        # Seconds count from the start of a lease: the first report of another begins anew.
+        took = seconds - before if lease == before_lease else seconds
+        if took > 0.0:
+            self._epochs[number] = (*self._epochs.get(number, ()), took)[-_KNOWN:]
+            self._shortest = min(self._shortest or math.inf, took)
 
 
 class Leaving:
@@ -54,7 +115,7 @@ class Leaving:
         return self.begun or self.signals.received or (_OUT_OF_TIME if self.time.over else "")
 
     @property
-    def told(self) -> bool:
+    def signalled(self) -> bool:
         """Whether a signal came."""
         return self.signals.received is not None
 
@@ -77,18 +138,20 @@ class Leaving:
         """Leave from now on."""
         self.signals.lift()
         self.begun = why
+        # The end of the wall time is fixed; after a signal the grace counts from now.
         self._until = self.time.end if self.out_of_time else time.monotonic() + self._budget.grace_seconds
 
     def cut_short(self) -> bool:
         """Whether a KeyboardInterrupt was the end of the time, a further signal or the end of the grace."""
-        if self.signals.urgent and not self.told:
+        if self.signals.urgent and not self.signalled:
             self.begun = _OUT_OF_TIME
         return self.signals.urgent
 
     def due(self) -> str:
         """Return why to leave now; "" while there is time for work."""
-        if self.told:
+        if self.signalled:
             return self.why
+        # With nothing running, leave as soon as no further epoch could end in time.
         if self.time.over or not (self._running or self.time.fits()):
             self._say(f"the budget of {self._budget.wall_seconds:g} wall seconds is used")
             return _OUT_OF_TIME

@@ -72,6 +72,7 @@ class TrialQueue:
     def next_trial(self, *, new: bool = True) -> PendingTrial | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
         self.ask_at, self.was_asked = None, True
+        # Interrupted trials first: their training is paid for already.
         number = self._next_interrupted()
         if number is None:
             # The searcher is to see earlier proposals as pending.
@@ -131,6 +132,7 @@ class TrialQueue:
             self._contested.add(number)
             self._log.refresh()
             return False
+        # Claiming reads records: somebody may have run the trial meanwhile.
         if trial.lease == paused and trial.at_rung:
             self._log.append(facts.promoted(number, lease, until_epoch=answer.until_epoch))
             self._promoted[number] = lease
@@ -159,6 +161,7 @@ class TrialQueue:
         if self._is_search_over():
             return None
         claims = self._log.claims
+        # The number is claimed before the searcher is asked, since its draws depend on it.
         number = claims.number(limit, team=self._team)
         if number is None:
             return None
@@ -176,6 +179,7 @@ class TrialQueue:
 
     def _is_search_over(self) -> bool:
         stop = self._budget.stop_when
+        # Asked once for each step of the searcher: the estimate costs a fit.
         if stop is None or (step := stop.step(self._view)) == self._step_at_stop:
             return self.exhausted
         self._step_at_stop = step
@@ -190,6 +194,7 @@ class TrialQueue:
 
     def enough(self) -> bool:
         """Whether all results that the budget allows are there, or would be if every running trial gives one."""
+        # Each trial that runs or was handed out is expected to give a result, so that none starts in vain.
         expected = self._log.state.results + len(self._allocator.runs) + self.granted
         return self._budget.trials is not None and expected >= self._budget.trials
 
@@ -235,6 +240,7 @@ class TrialQueue:
 
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Take note of trials that other writers lost, let go of or enqueued."""
+        # What this process wrote it has queued itself.
         if trial is None or self._log.ours(record.writer):
             return
         if not trial.resizing and (record.kind != "proposed" or self._log.offered(trial)):
@@ -251,6 +257,7 @@ class TrialQueue:
             trial = self._log.state.trials[number]
             if trial.status.ended or self._is_busy(number):
                 continue
+            # A live driver's trial is left to it; only a dead one's is taken over.
             held = trial.status in {Status.RUNNING, Status.PROPOSED} or trial.resizing
             if held and not self._log.orphaned(trial):
                 continue
@@ -300,8 +307,7 @@ class TrialQueue:
 
     def _settle_verdict(self, trial: TrialState) -> bool:
         """End or pause a trial that was judged before its driver died, but of which that was not written."""
-        verdict = self._rule.verdict(trial, self.view(), trial.epoch) if trial.reports else None
-        self._rule.forget(trial.number)
+        verdict = self._rule.verdict(trial, self.view()) if trial.reports else None
         if not isinstance(verdict, Stop | Pause):
             return False
         number, lease, epoch = trial.number, trial.lease, trial.epoch

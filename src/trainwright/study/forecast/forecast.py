@@ -144,6 +144,7 @@ def forecasts(
     # Every choice of a BestStatic is one more scheduler; the choices are merged when all have been simulated.
     choices = {name: _list_choices(scheduler, engine) for name, scheduler in schedulers.items()}
     if engine.task_devices is None:
+        # The task's seconds are those of the smallest new trial, the same for all that are compared.
         fewest = min(choice.policy.start for each in choices.values() for choice in each)
         engine = replace(engine, task_devices=fewest)
     numbers = range(first_seed, first_seed + seeds)
@@ -163,8 +164,8 @@ def forecasts(
     runs = iter(_run_all(cases, processes))
     found: dict[str, Forecast] = {}
     for name, each in choices.items():
-        made = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
-        found[name] = min(made, key=lambda forecast: (forecast.makespan_seconds.mean, forecast.full_loss.mean))
+        summaries = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
+        found[name] = min(summaries, key=lambda forecast: (forecast.makespan_seconds.mean, forecast.full_loss.mean))
     return found
 
 
@@ -184,6 +185,7 @@ def _run_all(cases: Sequence[_Case], processes: int) -> list[SimulatedStudy]:
     if processes == 1:
         return [_run_case(case) for case in cases]
     with ThreadPoolExecutor(processes) as pool:
+        # Cases are dealt out in turn, since those of one scheduler take about equally long.
         shares = list(pool.map(_run_elsewhere, [cases[each::processes] for each in range(processes)]))
     return [shares[place % processes][place // processes] for place in range(len(cases))]
 
@@ -224,7 +226,7 @@ def _run_case(case: _Case) -> SimulatedStudy:
     searching: dict[str, Any] = {}
     if case.search is not None:
         asked = _SearcherRun(case, case.search)
-        searching = {"configure": asked.configure, "told": asked.told, "tells": asked.view.ladder}
+        searching = {"configure": asked.configure, "on_result": asked.on_result, "result_epochs": asked.view.ladder}
         searching["objectives"] = case.search.objectives
     limits = asdict(case.limits)
     return simulate(case.scheduler, case.engine, **limits, seed=case.seed, gantt=case.gantt, **searching)
@@ -255,7 +257,8 @@ class _SearcherRun:
         self.view.propose(number, self._proposed[number])
         return proposal.params
 
-    def told(self, trial: int, epoch: int, losses: tuple[float, ...], rests: bool) -> None:
+    def on_result(self, trial: int, epoch: int, losses: tuple[float, ...], rests: bool) -> None:
+        # It was promoted: the searcher had seen it rest.
         if trial in self._resting:
             self._resting.remove(trial)
             self.view.propose(trial, self._proposed[trial])

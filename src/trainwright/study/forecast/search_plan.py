@@ -1,21 +1,110 @@
-"""Plan a search before it starts: which configurations fit into memory, how a trial scales, the total cost."""
+"""Plan a search before it starts: which configurations fit into memory, how a trial scales, the total cost.
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+The cost comes from simulated studies whose epochs take what the oracle predicts.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import median
 from typing import Any
 
+import numpy as np
+
+from trainwright.engine.simulated.settings import Scaling, Simulated
+from trainwright.engine.simulated.task import LearningCurve, LearningCurves, Parametric
+from trainwright.errors import StudyError, TrainwrightError
 from trainwright.plan import Oracle, ScalingCurve, Verdict, judge
+from trainwright.plan.precisions import Profiles
 from trainwright.randomness import rng
 from trainwright.schedule import Scheduler
-from trainwright.search import Searcher
+from trainwright.search import RandomSearcher, Searcher
 from trainwright.space import Space
-from trainwright.study.forecast.search_cost import ProfileOf, SearchCost, search_cost
+from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts
 
-__all__ = ["Looked", "SearchPlan", "plan_search"]
+__all__ = ["JudgedConfiguration", "Predicted", "ProfileOf", "SearchCost", "SearchPlan", "plan_search"]
+
+ProfileOf = Callable[[Mapping[str, Any]], tuple[Profiles, int]]
+"""Gives a configuration's profile, and its batch."""
+
+_AT_ONCE = 1e-6  # seconds of a trial that is refused before it starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchCost:
+    """Device-hours and wall time over simulated studies, and how many configurations do not fit into memory."""
+
+    device_hours: float
+    """Median."""
+    device_hours_90: float
+    """What nine of ten studies stay below."""
+    wall_seconds: float
+    wall_seconds_90: float
+    infeasible: float
+    """Share of the different configurations that were looked at."""
+    configurations: int
+    trials: int
+    forecast: Forecast
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Predicted:
+    """A task of the simulated engine: losses are parametric, an epoch takes the predicted seconds of its configuration.
+
+    A configuration that does not fit on `devices` devices, whatever is repaired, ends at once with an infinite loss.
+    `asked` keeps what was predicted of each configuration, None where it does not fit.
+    """
+
+    oracle: Oracle
+    profile_of: ProfileOf
+    samples: int
+    devices: int = 1
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    losses: Parametric = field(default_factory=Parametric)
+    asked: dict[tuple[tuple[str, str], ...], float | None] = field(default_factory=dict)
+
+    def learning_curves(self, seed: int) -> LearningCurves:
+        """Return the learning curves of the study with this seed."""
+        return _PredictedCurves(self, seed)
+
+    def epoch_seconds(self, params: Mapping[str, Any]) -> float | None:
+        """Return the seconds of an epoch of a configuration, None if it does not fit."""
+        # Searchers propose a configuration again in many simulated studies; the oracle is asked once.
+        key = tuple(sorted((name, repr(value)) for name, value in params.items()))
+        if key not in self.asked:
+            profile, batch = self.profile_of(params)
+            plan = judge(self.oracle, profile, batch=batch, devices=self.devices, **self.settings).plan
+            steps = math.ceil(self.samples / batch)
+            self.asked[key] = None if plan is None else steps * plan.seconds_per_iteration
+        return self.asked[key]
+
+
+class _PredictedCurves:
+    substitutions = 0
+
+    def __init__(self, task: Predicted, seed: int) -> None:
+        self._task, self._parametric = task, task.losses.learning_curves(seed)
+
+    def of(self, trial: int, params: Mapping[str, Any] | None) -> LearningCurve:
+        if params is None:
+            raise StudyError("plan_search: trials have no parameters; give a searcher")
+        return _PredictedCurve(self._parametric.of(trial, params), self._task.epoch_seconds(params))
+
+
+@dataclass(slots=True)
+class _PredictedCurve:
+    parametric: LearningCurve
+    epoch_seconds: float | None
+
+    def losses(self, epoch: int) -> tuple[float, ...]:
+        return (math.inf,) if self.epoch_seconds is None else self.parametric.losses(epoch)
+
+    def seconds(self, epoch: int) -> float:
+        return epoch * (_AT_ONCE if self.epoch_seconds is None else self.epoch_seconds)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Looked:
+class JudgedConfiguration:
     """One configuration of the space, and the verdict on its memory."""
 
     params: Mapping[str, Any]
@@ -24,39 +113,27 @@ class Looked:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SearchPlan:
-    """Verdicts on configurations drawn from the space, the scaling of the first that fits, and the search's cost.
+    """Verdicts on configurations drawn from the space, the scaling of the first that fits, and the search's cost."""
 
-    Curve and cost are None where no configuration fits.
-    """
-
-    looked: tuple[Looked, ...]
-    curve: ScalingCurve | None
-    cost: SearchCost | None
-
-    @property
-    def fitting(self) -> int:
-        """How many of the configurations fit, as they are or repaired."""
-        return sum(each.verdict.runs for each in self.looked)
-
-    @property
-    def largest(self) -> Looked:
-        """The configuration that wants most memory."""
-        return max(self.looked, key=lambda each: each.verdict.wanted_bytes)
+    judged: tuple[JudgedConfiguration, ...]
+    curve: ScalingCurve
+    cost: SearchCost
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan's figures, without the simulated studies."""
-        states = [each.verdict.state for each in self.looked]
+        states = [each.verdict.state for each in self.judged]
+        largest = _find_largest(self.judged)
         names = ("device_hours", "device_hours_90", "wall_seconds", "wall_seconds_90", "infeasible", "configurations")
         return {
             "configurations": {state: states.count(state) for state in ("fits", "repaired", "rejected")},
             "largest": {
-                "params": dict(self.largest.params),
-                "verdict": self.largest.verdict.sentence,
-                "bytes": self.largest.verdict.wanted_bytes,
-                "allowed_bytes": self.largest.verdict.allowed_bytes,
+                "params": dict(largest.params),
+                "verdict": largest.verdict.sentence,
+                "bytes": largest.verdict.wanted_bytes,
+                "allowed_bytes": largest.verdict.allowed_bytes,
             },
-            "scaling": None if self.curve is None else asdict(self.curve),
-            "cost": None if self.cost is None else {name: getattr(self.cost, name) for name in names},
+            "scaling": asdict(self.curve),
+            "cost": {name: getattr(self.cost, name) for name in names},
         }
 
 
@@ -77,32 +154,52 @@ def plan_search(
 ) -> SearchPlan:
     """Return what is known of a search of `trials` trials before it starts.
 
-    `configurations` are drawn from the space at random and judged on `devices` devices; the other arguments are those
-    of `search_cost`.
+    `configurations` are drawn from the space at random and judged on `devices` devices, those of a new trial; on other
+    `sizes` times as many a trial is as fast as the scaling curve of the first that fits says. The cost is that of
+    `seeds` simulated studies; `samples` are those of an epoch, `settings` precision, optimizer and max_memory_bytes.
+    The searcher proposes as in a study (default: at random), but is told of losses that mean nothing. Raises
+    `TrainwrightError` if none of the configurations fits.
     """
-    drawn = space.decode(space.sample(rng(0, "search cost", 0), configurations))
-    looked = []
+    judged = []
     curve = None
-    for params in drawn:
+    for params in space.decode(space.sample(rng(0, "search cost", 0), configurations)):
         profile, batch = profile_of(params)
         verdict = judge(oracle, profile, batch=batch, devices=devices, **settings)
-        looked.append(Looked(params=dict(params), verdict=verdict))
-        if curve is None and verdict.runs:
+        judged.append(JudgedConfiguration(params=dict(params), verdict=verdict))
+        # One that fits only when it is repaired has no time on its own devices: another is looked for.
+        if verdict.runs and (curve is None or not curve.feasible[0]):
             wanted = [devices * size for size in sizes if devices * size <= oracle.cluster.devices]
             curve = oracle.scaling_curve(profile, batch=batch, devices=wanted, **settings)
-    cost = None
-    if curve is not None:
-        cost = search_cost(
-            oracle,
-            profile_of,
-            space=space,
-            scheduler=scheduler,
-            trials=trials,
-            samples=samples,
-            searcher=searcher,
-            devices=devices,
-            seeds=seeds,
-            sizes=sizes,
-            **settings,
+    if curve is None:
+        raise TrainwrightError(
+            f"plan: none of {len(judged)} configurations fits; the largest "
+            f"{_find_largest(judged).verdict.sentence}; give more memory, or a smaller space"
         )
-    return SearchPlan(looked=tuple(looked), curve=curve, cost=cost)
+    task = Predicted(oracle=oracle, profile_of=profile_of, samples=samples, devices=devices, settings=settings)
+    engine = Simulated(
+        cluster=oracle.cluster,
+        task=task,
+        task_devices=devices,
+        scaling=Scaling(curve=curve.speedups(devices=devices)) if curve.feasible[0] else Scaling(),
+    )
+    search = SearchSetup(searcher=searcher or RandomSearcher(), space=space)
+    forecast = forecasts({"": scheduler}, engine, trials=trials, seeds=seeds, search=search)[""]
+    hours = [run.device_seconds / 3600 for run in forecast.runs]
+    walls = [run.makespan_seconds for run in forecast.runs]
+    asked = list(task.asked.values())
+    cost = SearchCost(
+        device_hours=median(hours),
+        device_hours_90=float(np.quantile(hours, 0.9)),
+        wall_seconds=median(walls),
+        wall_seconds_90=float(np.quantile(walls, 0.9)),
+        infeasible=sum(seconds is None for seconds in asked) / len(asked),
+        configurations=len(asked),
+        trials=trials,
+        forecast=forecast,
+    )
+    return SearchPlan(judged=tuple(judged), curve=curve, cost=cost)
+
+
+def _find_largest(judged: Sequence[JudgedConfiguration]) -> JudgedConfiguration:
+    """Return the configuration that wants most memory."""
+    return max(judged, key=lambda each: each.verdict.wanted_bytes)

@@ -1,12 +1,15 @@
-"""The event queue of a simulation: a total order of events, their digest, and a guard against endless loops."""
+"""The state of a simulation: its event queue and its trials."""
 
 import hashlib
 import heapq
+import math
+from dataclasses import dataclass
 from enum import IntEnum
 
+from trainwright.engine.simulated.task import LearningCurve
 from trainwright.errors import SchedulerStalled
 
-__all__ = ["NANO", "EventKind", "EventQueue"]
+__all__ = ["NANO", "Event", "EventKind", "EventQueue", "SimulatedTrial"]
 
 NANO = 1_000_000_000
 """Nanoseconds a second: virtual times are whole ones, so that sums do not depend on the machine."""
@@ -43,6 +46,7 @@ class EventQueue:
 
     def push(self, at: float, kind: EventKind, number: int, version: int) -> int:
         """Enter an event at so many seconds, or now if that is past, and return its nanoseconds."""
+        # Whole nanoseconds, so that equal times are equal on every machine.
         nanoseconds = max(self.now, round(at * NANO))
         self._sequence += 1
         heapq.heappush(self._heap, (nanoseconds, kind, self._sequence, number, version))
@@ -55,6 +59,7 @@ class EventQueue:
     def note(self, event: Event) -> None:
         """Enter an event that happens into the digest; raise `SchedulerStalled` if time goes on no more."""
         nanoseconds, kind, _, number, _ = event
+        # Timers move the clock without anything happening, so they count as standing still.
         self._still = self._still + 1 if nanoseconds == self.now or kind is EventKind.TIMER else 0
         if self._still > self._most:
             raise SchedulerStalled(
@@ -72,3 +77,44 @@ class EventQueue:
     def digest(self) -> str:
         """SHA-256 over all that was noted, in its order."""
         return self._hash.hexdigest()
+
+
+@dataclass(slots=True)
+class SimulatedTrial:
+    """Its state between two events."""
+
+    number: int
+    course: LearningCurve
+    started: bool = False
+    trains: bool = False  # or restarts; else it has ended, waits, or is held at a checkpoint
+    runs: int = 0  # how often it was started
+    version: int = 0  # events of an earlier one are void
+    checkpoint: int = 0  # the epoch from which it goes on
+    reported: int = 0  # the last epoch reported
+    loss: float = math.inf  # reported there
+    began: float = 0.0  # when it trained on from its checkpoint, in seconds
+    pace: float = 1.0  # speed on its devices, and its luck with them
+    until: int = 0  # the epoch of its next event
+
+    def seconds(self, epoch: int) -> float:
+        """Return the seconds from its checkpoint to the end of an epoch."""
+        return (self.course.seconds(epoch) - self.course.seconds(self.checkpoint)) / self.pace
+
+    def ahead(self, clock: float) -> int:
+        """Return its first epoch, while it runs, whose end is not before `clock`."""
+        # Seconds of training on the task's own devices since the checkpoint.
+        spent = (clock - self.began) * self.pace
+        low, high, base = self.checkpoint, self.until, self.course.seconds(self.checkpoint)
+        while low < high:
+            middle = (low + high) // 2
+            if self.course.seconds(middle) - base >= spent - 1e-6:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+    def behind(self, clock: float) -> int:
+        """Return its last epoch, while it runs, whose end is not after `clock`."""
+        epoch, spent = self.ahead(clock), (clock - self.began) * self.pace
+        over = self.course.seconds(epoch) - self.course.seconds(self.checkpoint) > spent + 1e-6
+        return max(self.checkpoint, epoch - over)
