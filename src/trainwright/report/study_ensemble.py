@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from trainwright.ensemble import Ensemble, Front
+from trainwright.ensemble import Ensemble, Front, Library
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, StoredSettings
 from trainwright.ensemble.metrics import METRICS
 from trainwright.ensemble.selection.candidates import make_scorer
@@ -54,7 +54,7 @@ class StudyEnsemble:
     def test_score(self, ensemble: Ensemble) -> tuple[str, float] | None:
         """Return the name and value of the score on the test rows, which no choice was made on; None without them."""
         split = self.chosen.settings.test_split
-        if any(split not in member.splits or split in member.sources for member in ensemble.members):
+        if any(split not in m.splits or m.splits[split].source is not None for m in ensemble.members):
             return None
         metric = "accuracy" if ensemble.members[0].output == "classes" else "squared_error"
         return metric, ensemble.score(split, metric)
@@ -82,7 +82,7 @@ def choose_study_ensemble(state: State, directory: str | Path) -> StudyEnsemble 
     if not any(trial.offered for trial in state.trials.values()):
         return None
     settings = StoredSettings.settings_of(directory)
-    return StudyEnsemble.of(settings.choose(settings.open_library(directory, state)))
+    return StudyEnsemble.of(settings.choose(Library.of(state, directory)))
 
 
 def summarise_current_ensemble(state: State, directory: str | Path) -> CurrentEnsemble | None:

@@ -247,17 +247,6 @@ class FormatConformance:
     def hide_pickles(self, folder: Path, payload: Callable[[], bytes]) -> None:
         """Put further files into `folder` where a pickle lies hidden; formats with more places to hide say more."""
 
-    def check_large(self, size: int = (1 << 31) + (1 << 20)) -> None:
-        """Check a tensor of more than 2 GiB: some minutes and three times its memory, so no test by its own name."""
-        large = torch.arange(size // 8, dtype=torch.int64)
-        kind = self.make()
-        with _folder() as folder:
-            path = folder / f"large{kind.suffix}"
-            kind.write(path, {"before": torch.ones(3), "large": large, "after": torch.zeros(3)})
-            with kind.open(path) as stored:
-                assert torch.equal(stored["large"], large)
-                assert torch.equal(stored["after"], torch.zeros(3))
-
 
 class _Payload:
     """Unpickled by a careless reader, it leaves a mark."""
