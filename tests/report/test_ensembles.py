@@ -53,7 +53,7 @@ def library(directory, numbers, *, timed=True, rows=ROWS, epoch=1):
             logits[np.arange(rows), labels[:rows]] += 1.0 + number / 20
             predictions[name] = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
         cost = MemberCost(
-            parameter_count=10, weight_bytes=4000 + number, device="cpu", threads=1, dtype="float32",
+            parameter_count=10, weight_bytes=4000 + number, device="cpu",
             seconds=128e-6 * (1 + number),
         )  # fmt: skip
         trial = Leaver(directory, ledger, number, next_epoch=epoch, scratch={"ensemble.cost": cost} if timed else {})

@@ -36,7 +36,7 @@ def options_of(settings: type, *only: str, **names: str) -> Callable[[Command], 
     """Return a decorator that puts a settings class's options in the place of a command's parameter `changes`.
 
     An option is called as its field with dashes, unless `names` has other words for the field, such as
-    "--common-rows/--all-rows"; `only` names the fields to take, all if none. Not given, an option is not in `changes`,
+    "--keep/--drop"; `only` names the fields to take, all if none. Not given, an option is not in `changes`,
     whatever the field's default.
     """
     fields = [field for field in settings_of(settings) if not only or field.name in only]

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from trainwright.ensemble import Library
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, StoredSettings
 from trainwright.ensemble.metrics import METRICS
 from trainwright.ledger import State
@@ -20,7 +21,7 @@ def choose_study_ensemble(state: State, directory: str | Path) -> ChosenEnsemble
     if not any(trial.offered for trial in state.trials.values()):
         return None
     settings = StoredSettings.settings_of(directory)
-    return settings.choose(settings.open_library(directory, state))
+    return settings.choose(Library.of(state, directory))
 
 
 def summarise_current_ensemble(state: State, directory: str | Path) -> dict[str, Any] | None:

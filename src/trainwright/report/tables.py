@@ -131,7 +131,7 @@ def _bar_shares(value: float | None, factor: float) -> float | None:
 
 def _test_score(ensemble: Ensemble, split: str) -> tuple[str, float] | None:
     # Rows that a choice was made on would flatter the ensemble: they are no test.
-    if any(split not in member.splits or split in member.sources for member in ensemble.members):
+    if any(split not in m.splits or m.splits[split].source is not None for m in ensemble.members):
         return None
     metric = "accuracy" if ensemble.members[0].output == "classes" else "squared_error"
     return metric, ensemble.score(split, metric)

@@ -9,7 +9,7 @@ from trainwright.schedule import AnyOf, Continue, Event, Promote, Promoted, Prom
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened, Started, Verdict, Wait
 from trainwright.search import SearchView
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 
 __all__ = ["DeviceSecondsProjection", "RuleProjection", "SearchProjection", "rungs_of"]
 

@@ -23,7 +23,8 @@ from trainwright.ledger import (
 )
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher, SearchView
-from trainwright.space import Configuration, Space
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.heartbeat import Heartbeat

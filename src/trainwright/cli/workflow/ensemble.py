@@ -6,7 +6,7 @@ from typing import Annotated, Any, ClassVar
 
 from trainwright.cli.formatting import size
 from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun, take_base
-from trainwright.ensemble import EnsembleSettings
+from trainwright.ensemble import EnsembleSettings, Library
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.errors import InputError
 from trainwright.report.html import write_ensemble_page
@@ -45,7 +45,7 @@ class EnsembleStage(EnsembleSettings, label=""):
         """Select, calibrate, draw the page and export."""
         folder = work.folder
         settings = take_base(self, EnsembleSettings)
-        choice = settings.choose(settings.open_library(folder))
+        choice = settings.choose(Library.open(folder))
         chosen = choice.ensemble
         page = write_ensemble_page(choice, folder / _PAGE)
         StoredSettings(settings=settings, by_run=True).write(folder)
