@@ -135,6 +135,7 @@ class _Simulation:
         )
 
     def run(self) -> SimulatedStudy:
+        # The first failure of each node; the next one is drawn when it is back.
         if self.setting.node_mtbf_seconds is not None:
             for node in range(self.setting.cluster.nodes):
                 self._plan_failure(node, 0)
