@@ -4,7 +4,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainwright.ledger import Dropped, State, open_ledger, state_of, under_way
+from trainwright.ledger import Dropped, State, open_ledger, state_of
+from trainwright.ledger.standing import under_way
 from trainwright.report import tables
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureGroup, FigureSource

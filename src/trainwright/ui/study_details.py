@@ -5,7 +5,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainwright.ledger import Lease, Status
+from trainwright.ledger import Status
+from trainwright.ledger.trials import Lease
 from trainwright.report.overview import Overview
 from trainwright.ui.study_follower import StudyFollower
 
