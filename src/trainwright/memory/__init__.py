@@ -5,7 +5,7 @@ from typing import Any, Literal
 from trainwright.errors import BudgetError
 from trainwright.memory.chain_files import load_chain
 from trainwright.model.chain import Chain, Stage
-from trainwright.plan.memory.budget import read_size
+from trainwright.plan.byte_sizes import read_size
 from trainwright.plan.memory.operations import Link
 from trainwright.plan.memory.plan_record import CompiledPlan, Plan
 from trainwright.plan.memory.planning import plan_chain

@@ -5,7 +5,7 @@ from typing import Literal, get_args
 
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.budget import format_bytes, read_budget
+from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.checkpointing import keep_all
 from trainwright.plan.memory.exact import SearchResult, solve_exact
 from trainwright.plan.memory.minimum_budget import lowest_plan, lowest_with_copies
