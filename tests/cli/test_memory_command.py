@@ -90,7 +90,7 @@ def test_a_compiled_plan(trainwright, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("--backend", "jit"), "--backend: got 'jit'; allowed: eager, compile"),
+        (("--backend", "jit"), "--backend: got 'jit'; allowed: 'eager', 'compile'"),
         (("--backend", "compile"), "--backend: got 'compile' for the file"),
         (("--backend", "compile", "--offload"), "--offload: got it with --backend compile"),
         (("--backend", "compile", "--solver", "dp"), "--solver: got it with --backend compile"),

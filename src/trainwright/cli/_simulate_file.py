@@ -1,9 +1,9 @@
 """The [simulate] table of a study file, as clusters and schedulers to simulate."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.settings import Scaling, Simulated
@@ -13,20 +13,35 @@ from trainwright.errors import InputError
 from trainwright.files import read_toml
 from trainwright.plugins import make
 from trainwright.schedule import Scheduler
-from trainwright.settings import refuse_unknown
+from trainwright.settings import Settings, refuse_unknown, settings_of
 from trainwright.study import Study
+from trainwright.validators import check, each, instance_of, integer, number
 
 __all__ = ["Plan", "read_plan"]
 
-_ENGINE = (
-    "task_devices", "start_seconds", "restart_seconds", "resume", "stragglers", "drops_per_second", "node_mtbf_seconds",
-    "repair_seconds",
-)  # fmt: skip
-_KEYS = ("gpus", "gpus_per_node", "trials", "seeds", "task", "scaling", "schedulers", *_ENGINE)
-_TABLE = (
-    "loss", "seconds", "params", "run", "direction", "missing", "epoch_seconds", "speed_jitter",
-)  # fmt: skip
 _OWN = "this file"
+_A_TABLE = instance_of(dict, words="a table, its entries below its name in brackets")
+_COUNT = integer(minimum=1)
+_SCALING = "an exponent such as 0.9, or speed-ups such as {2 = 1.8, 4 = 3}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulateTable(Settings, label=""):
+    """The table [simulate] of a study file, without the settings of the engine that may be in it too."""
+
+    gpus: Annotated[int | list[int], _COUNT | each(_COUNT, least=1), "devices of the cluster"]
+    gpus_per_node: Annotated[int, _COUNT, "devices of a node"] = 8
+    trials: Annotated[int, _COUNT, "trials of the study"]
+    seeds: Annotated[int, _COUNT, "how many studies to simulate of each kind"] = 30
+    task: Annotated[dict[str, Any], _A_TABLE, "what a trial does"] = field(default_factory=dict)
+    scaling: Annotated[float | dict[str, float], number() | instance_of(dict, words=_SCALING), "speed by devices"] = (
+        field(default_factory=dict)
+    )
+    schedulers: Annotated[dict[str, Any], _A_TABLE, "what is compared"] = field(default_factory=dict)
+
+
+_ENGINE = tuple(each.name for each in settings_of(Simulated) if each.name not in {"cluster", "task", "scaling"})
+_CURVES = ("loss", "seconds", "params", "run", "direction", "missing", "epoch_seconds", "speed_jitter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,53 +56,46 @@ class Plan:
     """Returns the engine of so many devices."""
 
 
-def read_plan(
-    path: Path, *, gpus: list[int] | None = None, trials: int | None = None, seeds: int | None = None
-) -> Plan:
-    """Return what a study file's [simulate] asks for; the arguments override it."""
+def read_plan(path: Path, **changes: Any) -> Plan:
+    """Return what a study file's [simulate] asks for; `changes` that are not None override its entries."""
     content = read_toml(path, "study file", allowed="a study file (.toml) with a [simulate] table")
-    table = content.get("simulate", {})
-    _check_table(table, f"{path}, [simulate]")
-    refuse_unknown(table, _KEYS, f"{path}, [simulate]")
     where = f"{path}, [simulate]"
-    sizes = _check_numbers(gpus or table.get("gpus"), f"{where} gpus")
-    per_node = _check_numbers(table.get("gpus_per_node", 8), f"{where} gpus_per_node")[0]
-    wanted = trials if trials is not None else table.get("trials", content.get("study", {}).get("trials"))
-    settings = {name: _by_number(table[name]) for name in _ENGINE if name in table}
-    scaling = _make_scaling(table.get("scaling", {}), where)
-    task = table.get("task", {})
-    _check_table(task, f"{where} task")
-    source = _study_of(task, path, where)
-    result = None if source is not None else _make_task(task, path, where)
+    entries = content.get("simulate", {})
+    check(entries, _A_TABLE, where)
+    refuse_unknown(entries, [*(each.name for each in settings_of(SimulateTable)), *_ENGINE], where)
+    known = {name: content["study"][name] for name in ("trials",) if name in content.get("study", {})}
+    known |= {name: value for name, value in entries.items() if name not in _ENGINE}
+    known |= {name: value for name, value in changes.items() if value is not None}
+    table = SimulateTable.from_table(known, where)
+    settings = {name: _by_number(entries[name]) for name in _ENGINE if name in entries}
+    settings["scaling"] = _make_scaling(table.scaling, where)
+    source = _study_of(table.task, path, where)
+    task = None if source is not None else _make_task(table.task, path, where)
 
     def engine(devices: int) -> Simulated:
-        cluster = _make_cluster(devices, per_node)
+        cluster = _make_cluster(devices, table.gpus_per_node)
         if source is None:
-            return Simulated(cluster=cluster, task=result or Parametric(), scaling=scaling, **settings)
+            return Simulated(cluster=cluster, task=task or Parametric(), **settings)
         with Study.open(source) as study:
-            measured = study.measured(cluster)
-        known = {field.name: getattr(measured, field.name) for field in fields(measured)}
-        return Simulated(**{**known, "scaling": scaling, **settings})
+            return replace(study.measured(cluster), **settings)
 
     return Plan(
-        gpus=tuple(sizes),
+        gpus=(table.gpus,) if isinstance(table.gpus, int) else tuple(table.gpus),
         schedulers=_make_schedulers(content, table, where),
-        trials=_check_numbers(wanted, f"{where} trials")[0],
-        seeds=seeds if seeds is not None else _check_numbers(table.get("seeds", 30), f"{where} seeds")[0],
+        trials=table.trials,
+        seeds=table.seeds,
         engine=engine,
     )
 
 
-def _make_schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where: str) -> dict[str, Scheduler]:
+def _make_schedulers(content: Mapping[str, Any], table: SimulateTable, where: str) -> dict[str, Scheduler]:
     """Return the file's own rule and policy, and those of [simulate.schedulers], which may name only one of the two."""
     source = {kind: content[kind] for kind in ("rule", "policy") if kind in content}
-    named = table.get("schedulers", {})
-    _check_table(named, f"{where} schedulers")
-    if not source and not named:
+    if not source and not table.schedulers:
         raise InputError(f"{where}: no scheduler; give a [rule], or [simulate.schedulers.NAME] with rule and policy")
     found = {_OWN: _make_scheduler(source)} if source else {}
-    for name, parts in named.items():
-        _check_table(parts, f"{where} schedulers.{name}")
+    for name, parts in table.schedulers.items():
+        check(parts, _A_TABLE, f"{where} schedulers.{name}")
         refuse_unknown(parts, ("rule", "policy"), f"{where} schedulers.{name}")
         found[name] = _make_scheduler({**source, **parts})
     return found
@@ -95,20 +103,15 @@ def _make_schedulers(content: Mapping[str, Any], table: Mapping[str, Any], where
 
 def _make_scheduler(parts: Mapping[str, Any]) -> Scheduler:
     for kind, table in parts.items():
-        _check_table(table, f"[{kind}]")
+        check(table, _A_TABLE, f"[{kind}]")
     return Scheduler(**{kind: make(kind, table) for kind, table in parts.items()})
 
 
-def _make_scaling(values: Any, where: str) -> Scaling:
+def _make_scaling(speeds: float | Mapping[str, float], where: str) -> Scaling:
     # One number is the exponent of a power law of devices.
-    if isinstance(values, int | float) and not isinstance(values, bool):
-        return Scaling(alpha=values)
-    if not isinstance(values, Mapping):
-        raise InputError(
-            f"{where} scaling: got {values!r}; allowed: an exponent such as 0.9, or speed-ups such as "
-            "{2 = 1.8, 4 = 3}"
-        )
-    return Scaling(curve={_check_number(key, f"{where} scaling"): float(value) for key, value in values.items()})
+    if not isinstance(speeds, Mapping):
+        return Scaling(alpha=speeds)
+    return Scaling(curve={_read_number(key, f"{where} scaling"): float(value) for key, value in speeds.items()})
 
 
 def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
@@ -120,8 +123,8 @@ def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
 
 def _make_task(values: Mapping[str, Any], path: Path, where: str) -> Task:
     if "table" in values:
-        refuse_unknown(values, ("table", *_TABLE), f"{where} task")
-        return tables(path.parent / str(values["table"]), **{key: values[key] for key in _TABLE if key in values})
+        refuse_unknown(values, ("table", *_CURVES), f"{where} task")
+        return tables(path.parent / str(values["table"]), **{key: values[key] for key in _CURVES if key in values})
     refuse_unknown(values, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
     return Parametric(**values)
 
@@ -139,28 +142,15 @@ def _make_cluster(devices: int, per_node: int) -> Cluster:
     return Cluster(devices // per_node, per_node)
 
 
-def _check_numbers(values: Any, where: str) -> list[int]:
-    found = values if isinstance(values, list) else [values]
-    if not found or any(isinstance(item, bool) or not isinstance(item, int) or item < 1 for item in found):
-        shown = "nothing" if values is None else repr(values)
-        raise InputError(f"{where}: got {shown}; allowed: a whole number >= 1")
-    return found
-
-
 def _by_number(value: Any) -> Any:
     """Return a table by numbers, which TOML's keys are not, as such."""
     if not isinstance(value, Mapping):
         return value
-    return {int(_check_number(key, "[simulate]")): item for key, item in value.items()}
+    return {int(_read_number(key, "[simulate]")): item for key, item in value.items()}
 
 
-def _check_number(text: str, where: str) -> float:
+def _read_number(text: str, where: str) -> float:
     try:
         return float(text)
     except ValueError:
         raise InputError(f"{where}: got the key {text!r}; allowed: numbers of devices, such as 2") from None
-
-
-def _check_table(values: Any, where: str) -> None:
-    if not isinstance(values, dict):
-        raise InputError(f"{where}: got {values!r}; allowed: a table, its entries below its name in brackets")

@@ -11,13 +11,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from trainwright.cli._usage import UsageError, sentence
+from trainwright.cli.command import INTERRUPTED, add_command
+from trainwright.cli.usage import UsageError, sentence
 from trainwright.errors import InputError, TrainwrightError
 from trainwright.signals import LAUNCHER_SIGNALS, raise_interrupt
 
 __all__ = ["COMMANDS", "build_app", "main"]
-
-_INTERRUPTED = 130
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("trainwright.cli.run", "Run a study file, all its stages, or go on with it."),
@@ -54,7 +53,7 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if hasattr(module, "app"):  # a command with commands of its own
             app.add_typer(module.app, short_help=short_help)
         else:
-            app.command(short_help=short_help)(getattr(module, name))
+            add_command(app, getattr(module, name), short_help)
     return app
 
 
@@ -96,13 +95,13 @@ def main() -> NoReturn:
         _exit_failed(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         _exit_interrupted()
-    if status == _INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+    if status == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
         _exit_interrupted()
     sys.exit(status or 0)
 
 
 def _exit_interrupted() -> NoReturn:
-    _exit_failed("interrupted; the same command goes on from here", _INTERRUPTED)
+    _exit_failed("interrupted; the same command goes on from here", INTERRUPTED)
 
 
 def _exit_failed(message: str, status: int) -> NoReturn:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli._json import print_json
 from trainwright.cli._simulate_file import read_plan
+from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
 from trainwright.engine.devices import cores
 from trainwright.plugins import describe
@@ -22,17 +22,12 @@ __all__ = ["simulate"]
 def simulate(
     file: Annotated[Path, typer.Argument(help="A study file (.toml) with a [simulate] table.")],
     *,
-    gpus: Annotated[list[int] | None, typer.Option("--gpus", help="Devices of the cluster; may be repeated.")] = None,
-    trials: Annotated[int | None, typer.Option("--trials", help="Trials of the study.")] = None,
-    seeds: Annotated[int | None, typer.Option("--seeds", help="How many studies to simulate of each kind.")] = None,
-    processes: Annotated[
-        int | None, typer.Option("--processes", help="Simulations at once; default: all cores.")
-    ] = None,
-    gantt: Annotated[
-        Path | None, typer.Option("--gantt", help="Draw who held which device when: .html or .svg.")
-    ] = None,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+    gpus: Annotated[list[int] | None, typer.Option(help="Devices of the cluster; may be repeated.")] = None,
+    trials: Annotated[int | None, typer.Option(help="Trials of the study.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="How many studies to simulate of each kind.")] = None,
+    processes: Annotated[int | None, typer.Option(help="Simulations at once; default: all cores.")] = None,
+    gantt: Annotated[Path | None, typer.Option(help="Draw who held which device when: .html or .svg.")] = None,
+) -> Result:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
     if gantt is not None:
         check_gantt(gantt)
@@ -57,18 +52,12 @@ def simulate(
         }
         write_gantt(gantt, panels)
         print(f"gantt: {gantt}")
-    if json:
-        print_json(
-            {
-                "trials": plan.trials,
-                "seeds": plan.seeds,
-                "forecasts": [
-                    {"gpus": devices, "scheduler": name, **_collect_content(forecast)}
-                    for devices, item in found.items()
-                    for name, forecast in item.items()
-                ],
-            }
-        )
+    content = [
+        {"gpus": devices, "scheduler": name, **_collect_content(forecast)}
+        for devices, item in found.items()
+        for name, forecast in item.items()
+    ]
+    return Result({"trials": plan.trials, "seeds": plan.seeds, "forecasts": content})
 
 
 _SPREADS = (

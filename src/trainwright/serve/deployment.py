@@ -16,7 +16,7 @@ from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.batching import request_of
 from trainwright.serve.runtime.in_process import InProcessRuntime
 from trainwright.serve.runtime.settings import DeploymentSettings
-from trainwright.serve.runtime.worker_processes import WorkerRuntime
+from trainwright.serve.runtime.worker_runtime import WorkerRuntime
 from trainwright.serve.service import Options, Response
 
 if TYPE_CHECKING:
@@ -198,8 +198,9 @@ class Deployment:
             return "has not started"
         if isinstance(self._runtime, InProcessRuntime):
             return "has ended"
-        starting, every = self._runtime.not_ready(), len(self._runtime.instances())
-        return f"{starting} of {every} workers cannot answer now, so members are below the quorum"
+        states = [instance["state"] for instance in self._runtime.instances()]
+        starting = len(states) - states.count("ready")
+        return f"{starting} of {len(states)} workers cannot answer now, so members are below the quorum"
 
 
 def _read_inputs(ensemble: Ensemble, sample: "Array | torch.Tensor | None") -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -12,18 +12,13 @@ import numpy as np
 from trainwright.engine import Engine, Local, TrainFunction
 from trainwright.engine.function_reference import script_boundary
 from trainwright.errors import StudyError, TrialError
-from trainwright.ledger import (
-    Ledger,
-    TrialState,
-    facts,
-    is_url,
-    parse_constraints,
-    parse_objectives,
-    refusal,
-)
+from trainwright.ledger import Ledger, TrialState, facts
+from trainwright.ledger.objectives import parse_constraints, parse_objectives, refusal
+from trainwright.ledger.opening import is_url
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher, SearchView
-from trainwright.space import Configuration, Space
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.heartbeat import Heartbeat

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source
 from trainwright.cli.workflow.stage_records import StageRecords, digest_of
+from trainwright.settings import Settings
 
 __all__ = ["SearchStage"]
 
@@ -13,7 +14,7 @@ _CODE = "training code"
 
 
 @dataclass(frozen=True, slots=True)
-class SearchStage:
+class SearchStage(Settings):
     """Run trials until the budget is used; unchanged once it is, until file, training code, budget or ledger differ."""
 
     name: ClassVar[str] = "search"

@@ -14,7 +14,7 @@ from typing import Any
 
 from trainwright.engine.protocol import Died, Outcome, Raised, Returned, StoppedEarly, TrainFunction
 from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError, TrialMisuse
-from trainwright.ledger import RaisedAt
+from trainwright.ledger.trials import RaisedAt
 from trainwright.train import Assignment, Channel, Trial, TrialEnd, as_number, seed_all
 from trainwright.train.group import GroupFailed, join, part
 from trainwright.train.misuse import is_pruning

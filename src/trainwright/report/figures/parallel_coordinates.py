@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, layout, rounded, thinned
 from trainwright.report.formatting import count, escape, number, shown
 from trainwright.report.overview import Overview
-from trainwright.space import Choice, Column, Space
+from trainwright.space import Choice, Space
+from trainwright.space.columns import Column
 
 __all__ = ["parallel_coordinates"]
 

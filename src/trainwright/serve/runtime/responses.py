@@ -1,18 +1,56 @@
 """Responses from predictions: the ensemble's rule over the members that answered, and the reasons for the others."""
 
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.combine.rule import PredictionSlots
+from trainwright.ensemble.combine.rules import combine_arrived
 from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.library.networks import check_outputs
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError, RequestError
+from trainwright.errors import EnsembleError, RequestError, ServeError, TrainwrightError
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.service import Response
 
-__all__ = ["answer_of", "make_answer"]
+__all__ = ["FinishedRequest", "answer_of", "answer_request", "make_answer"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FinishedRequest:
+    """A request for which all has come that counts."""
+
+    request: Request
+    predictions: Mapping[int, Array]  # per member; they may lie in shared memory
+    missing: Mapping[int, str]
+    refusal: TrainwrightError | None  # what is said instead of an answer
+
+
+def answer_request(ensemble: Ensemble, finished: FinishedRequest) -> None:
+    """Set the result of a finished request's future, unless it was cancelled."""
+    request = finished.request
+    if not request.future.set_running_or_notify_cancel():
+        return
+    if finished.refusal is not None:
+        request.future.set_exception(finished.refusal)
+        return
+    trace = {}
+    if request.options.trace:
+        trial = [member.trial for member in ensemble.members]
+        trace = {
+            "queue_ms": 1e3 * (request.begun - request.admitted),
+            "predict_ms": {trial[member]: 1e3 * one for member, one in request.seconds.items()},
+            "total_ms": 1e3 * (time.monotonic() - request.admitted),
+        }
+    try:
+        answer = answer_of(ensemble, request, finished.predictions, finished.missing, trace)
+    except TrainwrightError as error:
+        request.future.set_exception(error)
+    except Exception as error:  # noqa: BLE001 - one request's trouble must not end the thread that answers all
+        request.future.set_exception(ServeError(f"request: cannot be combined ({type(error).__name__}: {error})"))
+    else:
+        request.future.set_result(answer)
 
 
 def answer_of(
@@ -34,14 +72,9 @@ def answer_of(
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
     # Members combine in their order, so that the sum does not depend on who was first.
-    slots = PredictionSlots(
-        rule=ensemble.rule, weights=[request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
-    )
-    for member, prediction in found.items():
-        slots.put(member, prediction)
-    combined = slots.combined()
-    calibration = ensemble.calibration
-    prediction = combined.prediction if calibration is None else calibration.apply(combined.prediction)
+    weights = [request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
+    combined, _ = combine_arrived(ensemble.rule, found, weights)
+    prediction = combined if ensemble.calibration is None else ensemble.calibration.apply(combined)
     return make_answer(ensemble, request, prediction, members=found, missing=missing, trace=trace)
 
 

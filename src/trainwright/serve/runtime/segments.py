@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from trainwright.errors import DeadlinePassed, NotReady, RequestError, TrainwrightError
-from trainwright.serve.runtime.accumulate import Accumulator, Arrival, SegmentSlot
 from trainwright.serve.runtime.arena import Arena
 from trainwright.serve.runtime.batching import Batcher, Piece, Request
-from trainwright.serve.runtime.combiner import Finished
+from trainwright.serve.runtime.responses import FinishedRequest
+from trainwright.serve.runtime.segment_slots import Accumulator, Arrival, SegmentSlot
 from trainwright.serve.runtime.settings import DeploymentSettings
 
 __all__ = ["LATE", "Segments"]
@@ -24,10 +24,10 @@ LATE = "its answer did not come before the deadline"
 
 
 class Segments:
-    """The rows that wait, the slots in use, and the deadlines; `hand_over` gets each request when it is finished."""
+    """The rows that wait, the slots in use, and the deadlines; `deliver` gets each request when it is finished."""
 
     def __init__(
-        self, *, slots: int, arena: Arena, settings: DeploymentSettings, deliver: Callable[[Request, Finished], None]
+        self, *, slots: int, arena: Arena, settings: DeploymentSettings, deliver: Callable[[FinishedRequest], None]
     ) -> None:
         self.batcher = Batcher()
         self.accumulator = Accumulator(slots)
@@ -144,7 +144,7 @@ class Segments:
             self._release_pieces(pieces)
         for piece in pieces:
             piece.live = False
-        self._deliver(request, Finished(request=request, predictions=found, missing=missing, refusal=refusal))
+        self._deliver(FinishedRequest(request=request, predictions=found, missing=missing, refusal=refusal))
 
     def release(self, request: Request) -> None:
         """Let go of a finished request's slots, once its predictions have been read."""

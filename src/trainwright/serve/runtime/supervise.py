@@ -15,7 +15,7 @@ from typing import Any
 
 from trainwright.serve.placement.devices import thread_environment
 from trainwright.serve.runtime.arena import Arena
-from trainwright.serve.runtime.messages import send_json
+from trainwright.serve.runtime.messages import send_message
 from trainwright.serve.runtime.settings import DeploymentSettings
 
 __all__ = ["Health", "ServingProcess"]
@@ -51,13 +51,10 @@ class ServingProcess:
         """Number of the process."""
         return self._process.pid
 
-    def send(self, message: Mapping[str, Any] | bytes) -> None:
+    def send(self, message: Any) -> None:
         """Send a task or a JSON object; a process that has died is not told, its silence will say so."""
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            if isinstance(message, bytes):
-                self.line.send_bytes(message)
-            else:
-                send_json(self.line, message)
+            send_message(self.line, message)
 
     @property
     def ended(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 from trainwright.errors import TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
-from trainwright.serve.runtime.pool import ServingPool
+from trainwright.serve.runtime.worker_pool import WorkerPool
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
 __all__ = ["UnitMoves"]
@@ -21,7 +21,7 @@ __all__ = ["UnitMoves"]
 class UnitMoves:
     """The moves so far, and the units that wait for one; `enqueue` runs an action on the dispatcher's thread."""
 
-    def __init__(self, pool: ServingPool, enqueue: Callable[[Callable[[], None]], None]) -> None:
+    def __init__(self, pool: WorkerPool, enqueue: Callable[[Callable[[], None]], None]) -> None:
         self._pool, self._enqueue = pool, enqueue
         self.moves: list[dict[str, Any]] = []  # unit, from, to, why, and what became of it
         self._waiting: deque[UnitQueue] = deque()

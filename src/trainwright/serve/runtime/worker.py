@@ -2,12 +2,11 @@
 
 The main thread reads the line, joins small tasks and cuts large ones to its batch. Another one waits for the line's end
 and nothing else, so that this ends the process at once, whatever it computes, and work is heard without a thread in
-between: what is not read waits in the line, which holds more than a front has under way (`pool.credits_of`).
+between: what is not read waits in the line, which holds more than a front has under way (`worker_pool.credits_of`).
 """
 
 import contextlib
 import importlib
-import json
 import math
 import os
 import select
@@ -25,11 +24,11 @@ from trainwright.ensemble.metrics import Array
 from trainwright.serve.placement.repeated_timing import timed
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import Runner
-from trainwright.serve.runtime.messages import BEAT, DONE, DROPPED, SlotReport, SlotTask, decode, send_json
+from trainwright.serve.runtime.messages import ALIVE, DONE, DROPPED, SlotReport, SlotTask, receive_message, send_message
 
 __all__ = ["main"]
 
-_BEAT_SECONDS = 0.5
+_ALIVE_SECONDS = 0.5  # between reports of a worker that computes
 _SOON_SECONDS = 1e-3  # a member that usually takes less is waited for, so that one message tells of several
 _START_SECONDS = 0.2  # for which a worker times its batch before it says that it is there
 _BROKEN = 3  # exit status of a process that cannot go on
@@ -42,18 +41,15 @@ def main(argv: Sequence[str]) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     line: Connection[Any, Any] = Connection(int(argv[0]))
     arena = Arena(int(argv[1]))
-    try:
-        told = json.loads(line.recv_bytes())
-    except EOFError:
-        os._exit(0)
+    told = _receive_or_exit(line)
     threading.Thread(target=_exit_with, args=(line,), daemon=True).start()
     try:
         runner, built = _load_members(told)
     except Exception as error:  # noqa: BLE001 - whatever stops a member from loading is the front's to tell
-        _send_message(line, {"refused": f"{type(error).__name__}: {error}"})
+        _send_or_ignore(line, {"refused": f"{type(error).__name__}: {error}"})
         os._exit(_BROKEN)
-    _send_message(line, {"built": built})
-    arena.map(ArenaShape.from_json(_receive_message(line)["map"]))
+    _send_or_ignore(line, {"built": built})
+    arena.map(ArenaShape.from_json(_receive_or_exit(line)["map"]))
     _Worker(line=line, arena=arena, runner=runner, told=told).serve()
 
 
@@ -74,16 +70,16 @@ class _Worker:
         # Seconds of a member's last batch.
         self._usual: dict[int, float] = {}
         # Reports.
-        self._unsent: list[bytes] = []
+        self._unsent: list[SlotReport] = []
         self._held: SlotTask | None = None
-        self._beat = time.monotonic()
+        self._reported = time.monotonic()
 
     def serve(self) -> NoReturn:
         while True:
             tasks = self._take_tasks()
             late = [task for task in tasks if task.deadline < time.monotonic()]
             for task in late:
-                self._report_members(DROPPED, task, None)
+                self._report_members(DROPPED, task, task.members)
             self._flush_reports()
             if tasks := [task for task in tasks if task not in late]:
                 self._compute_tasks(tasks)
@@ -91,10 +87,10 @@ class _Worker:
     def _take_tasks(self) -> list[SlotTask]:
         """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
         # A task that did not fit into the last batch is the first of this one.
-        first = self._held or _receive_message(self._line)
+        first = self._held or SlotTask(*_receive_or_exit(self._line))
         self._held, tasks, rows = None, [first], first.rows
         while rows < first.batch and self._more.poll(0):
-            task = _receive_message(self._line)
+            task = SlotTask(*_receive_or_exit(self._line))
             if task.members != first.members or rows + task.rows > min(first.batch, task.batch):
                 self._held = task
                 break
@@ -106,7 +102,7 @@ class _Worker:
         # Several tasks become one batch; a single one is computed where it lies.
         inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
         x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
-        wanted = [k for k in range(len(self._places)) if tasks[0].members >> k & 1]
+        wanted = tasks[0].members
         batch, left = tasks[0].batch, set(wanted)
         try:
             # Tasks larger than the batch are cut, and each part is reported to be alive.
@@ -119,9 +115,9 @@ class _Worker:
                     if stop == len(x):
                         left.discard(k)
                         for task in tasks:
-                            self._report_members(DONE, task, k, rows=stop - start, seconds=seconds)
-                    elif time.monotonic() > self._beat + _BEAT_SECONDS:
-                        self._report_members(BEAT, tasks[0], k, rows=stop - start, seconds=seconds)
+                            self._report_members(DONE, task, [k], seconds)
+                    elif time.monotonic() > self._reported + _ALIVE_SECONDS:
+                        self._report_members(ALIVE, tasks[0], [k], seconds)
                     if place == len(wanted) or self._usual.get(wanted[place], math.inf) > _SOON_SECONDS:
                         self._flush_reports()
         except Exception as error:  # noqa: BLE001 - a member that refuses these rows must not end the others' requests
@@ -129,7 +125,7 @@ class _Worker:
             broken = isinstance(error, MemoryError) or "CUDA" in str(error)
             for task in tasks:
                 told = {"failed": [task.slot, task.generation], "members": [self._places[k] for k in sorted(left)]}
-                _send_message(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
+                _send_or_ignore(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
             if broken:
                 os._exit(_BROKEN)
 
@@ -143,28 +139,21 @@ class _Worker:
                 place[low - first : high - first] = found[low - start : high - start]
             first += task.rows
 
-    def _report_members(self, kind: int, task: SlotTask, k: int | None, *, rows: int = 0, seconds: float = 0.0) -> None:
-        self._beat = time.monotonic()
-        for one in [k] if k is not None else [k for k in range(len(self._places)) if task.members >> k & 1]:
-            member = self._places[one]
-            report = SlotReport(
-                kind=kind, slot=task.slot, generation=task.generation, member=member, rows=rows, seconds=seconds
-            )
-            self._unsent.append(report.encode())
+    def _report_members(self, kind: int, task: SlotTask, members: Sequence[int], seconds: float = 0.0) -> None:
+        self._reported = time.monotonic()
+        self._unsent += [SlotReport(kind, task.slot, task.generation, self._places[k], seconds) for k in members]
 
     def _flush_reports(self) -> None:
         """Send the reports that wait."""
         if self._unsent:
-            # The serving process is gone: the end of the connection ends this process.
-            with contextlib.suppress(OSError):
-                self._line.send_bytes(b"".join(self._unsent))
+            _send_or_ignore(self._line, self._unsent)
             self._unsent.clear()
 
 
-def _receive_message(line: "Connection[Any, Any]") -> Any:
+def _receive_or_exit(line: "Connection[Any, Any]") -> Any:
     """Return the next message, or end with the connection."""
     try:
-        return decode(line.recv_bytes())
+        return receive_message(line)
     except (EOFError, OSError):
         os._exit(0)
 
@@ -197,9 +186,10 @@ def _load_members(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": told["batch"]}
 
 
-def _send_message(line: "Connection[Any, Any]", message: Mapping[str, Any]) -> None:
+def _send_or_ignore(line: "Connection[Any, Any]", message: Any) -> None:
+    # If the serving process is gone, the end of the connection ends this one.
     with contextlib.suppress(OSError):
-        send_json(line, message)
+        send_message(line, message)
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
 
 from trainwright.serve.placement.deployment_plan import Instance
 from trainwright.serve.placement.units import Unit
-from trainwright.serve.runtime.accumulate import SegmentSlot
 from trainwright.serve.runtime.messages import SlotTask
+from trainwright.serve.runtime.segment_slots import SegmentSlot
 from trainwright.serve.runtime.supervise import Health, ServingProcess
 
 __all__ = ["InFlight", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
@@ -78,21 +76,16 @@ class WorkerSlot:
             # It was silent for want of work.
             self.heard = now
         self.in_flight[slot.number, slot.generation] = InFlight(work=work, left=set(work.members))
-        members = enumerate(self.instance.unit.members)
         task = SlotTask(
             slot=slot.number,
             generation=slot.generation,
             rows=slot.rows,
             batch=self.instance.batch,
             deadline=slot.deadline,
-            members=sum(1 << k for k, member in members if member in work.members),
+            members=tuple(k for k, member in enumerate(self.instance.unit.members) if member in work.members),
         )
-        self.send(task.encode())
-
-    def send(self, message: Mapping[str, Any] | bytes) -> None:
-        """Send its process a message."""
         if self.process is not None:
-            self.process.send(message)
+            self.process.send(task)
 
     def finish_members(self, number: int, generation: int, members: set[int]) -> SegmentSlot | None:
         """Note that its process has done with these members on a slot; return the slot if that ends the lease on it."""

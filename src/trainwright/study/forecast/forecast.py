@@ -18,7 +18,8 @@ from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import EngineError, StudyError, TrainwrightError
 from trainwright.schedule import BestStatic, Scheduler
 from trainwright.search import Searcher, SearchView
-from trainwright.space import Configuration, Space
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 from trainwright.study.projections import rungs_of
 from trainwright.validators import check, instance_of, integer
 

@@ -3,7 +3,6 @@
 import math
 import sys
 from collections.abc import Collection
-from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -19,12 +18,12 @@ from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.supervise import Health, ServingProcess
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
-__all__ = ["ServingPool", "credits_of"]
+__all__ = ["WorkerPool", "credits_of"]
 
 _LINE_HOLDS = 128
 
 
-class ServingPool:
+class WorkerPool:
     """All workers of a plan, and the descriptions that their processes start from."""
 
     def __init__(
@@ -67,15 +66,33 @@ class ServingPool:
         """Return the members that nobody computes any more, and why."""
         return {member: queue.why for queue in self.queues if queue.lost for member in queue.unit.members}
 
-    def shape_with_outputs(self, output_shape: tuple[int, ...]) -> ArenaShape:
-        """Return the layout of the memory, now that it is known what members answer."""
-        return replace(self._layout, output_shape=output_shape)
+    @property
+    def answering(self) -> frozenset[int]:
+        """Positions of the members that some worker can compute now."""
+        return frozenset(member for queue in self.queues if queue.ready for member in queue.unit.members)
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Return each instance with its process and figures."""
+        return [
+            {
+                "unit": worker.instance.unit.name,
+                "device": worker.instance.device.name,
+                "state": worker.state.value,
+                "pid": None if worker.process is None else worker.process.pid,
+                "batch": worker.instance.batch,
+                "batches": worker.batches,
+                "batch_ms": 1e3 * worker.health.median_seconds,
+                "restarts": worker.restarts,
+                "why": worker.why,
+            }
+            for worker in list(self.workers)
+        ]
 
     def open(self, worker: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
         """Start a process for a worker, and return the connection to it."""
         instance = worker.instance
         members = [self._ensemble.members[place] for place in instance.unit.members]
-        told = {
+        start = {
             "runner": self._runner,
             "places": list(instance.unit.members),
             "members": [describe_member(member) for member in members],
@@ -87,7 +104,7 @@ class ServingPool:
             "input_dtype": self._layout.input_dtype,
             "path": [path or str(Path.cwd()) for path in sys.path],
         }
-        worker.process = ServingProcess(arena, told)
+        worker.process = ServingProcess(arena, start)
         worker.state, worker.heard, worker.said = WorkerState.STARTING, now, ""
         return worker.process.line
 

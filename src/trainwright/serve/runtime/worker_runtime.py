@@ -1,9 +1,9 @@
-"""The dispatch loop: assigns rows to slots, slots to idle workers, and results to responses.
+"""Computes requests in worker processes: assigns rows to slots, slots to idle workers, and results to responses.
 
 Queues, slots and workers are touched only by the thread that holds the dispatching lock. The dispatcher's own thread
 runs a pass when a worker reports or a timer is due, and it alone touches processes. Other threads leave actions in an
 inbox; one that admits a request while nobody dispatches runs a pass itself, so that rows reach an idle worker without
-waking another thread. A pass ends with the answers of finished requests; large sums are left to the combiner.
+waking another thread. A pass ends with the answers of finished requests; workers have their next task by then.
 """
 
 import contextlib
@@ -12,43 +12,66 @@ import os
 import selectors
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
+from trainwright.ensemble import Ensemble
 from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
-from trainwright.serve.runtime.combiner import Combiner, Finished
-from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, decode
-from trainwright.serve.runtime.pool import ServingPool
+from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, receive_message
+from trainwright.serve.runtime.responses import FinishedRequest, answer_request
 from trainwright.serve.runtime.segments import LATE, Segments
 from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.unit_moves import UnitMoves
+from trainwright.serve.runtime.worker_pool import WorkerPool, credits_of
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
-__all__ = ["Dispatcher"]
+__all__ = ["WorkerRuntime"]
 
 _TICK_SECONDS = 0.25
 _WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
-_SMALL = 1 << 16  # predictions that are combined at once: waking a thread takes longer than their sum
 _ENDED = "service: has ended; nothing is answered any more"
 
 
-class Dispatcher(threading.Thread):
-    """Serves requests on the workers of a pool, from `start` until `stop`."""
+class WorkerRuntime:
+    """The runtime of a plan with a process per instance: serves requests from `start` until `stop`."""
 
     def __init__(
-        self, *, pool: ServingPool, arena: Arena, combiner: Combiner, settings: DeploymentSettings, layout: ArenaShape
+        self,
+        ensemble: Ensemble,
+        plan: DeploymentPlan,
+        *,
+        settings: DeploymentSettings,
+        input_shape: tuple[int, ...],
+        input_dtype: str,
+        runner: str,
     ) -> None:
-        super().__init__(name="trainwright-dispatch", daemon=True)
-        self._pool, self._arena, self._combiner, self._settings = pool, arena, combiner, settings
+        # A slot for each segment that the busiest unit may have under way, one being filled and one being read.
+        tasks: Counter[tuple[int, ...]] = Counter()
+        for instance in plan.instances:
+            tasks[instance.unit.members] += credits_of(instance, settings.segment_rows)
         # Until the first worker says what members answer, without their shape.
-        self._layout = layout
-        self._segments = Segments(slots=layout.slots, arena=arena, settings=settings, deliver=self._deliver_finished)
+        self._layout = ArenaShape(
+            slots=max(tasks.values()) + 2,
+            rows=settings.segment_rows,
+            members=len(ensemble.members),
+            input_shape=input_shape,
+            input_dtype=input_dtype,
+            output_shape=(),
+        )
+        self._ensemble, self._settings, self._arena = ensemble, settings, Arena.create()
+        self._pool = WorkerPool(ensemble=ensemble, plan=plan, settings=settings, layout=self._layout, runner=runner)
         # In this dispatch pass.
-        self._finished: list[tuple[Request, Finished]] = []
+        self._finished: list[FinishedRequest] = []
+        self._segments = Segments(
+            slots=self._layout.slots, arena=self._arena, settings=settings, deliver=self._finished.append
+        )
+        self._thread = threading.Thread(target=self._run, name="trainwright-dispatch", daemon=True)
         self._inbox: deque[Callable[[], None]] = deque()
         # Of all that is not behind the gate.
         self._dispatching = threading.Lock()
@@ -69,14 +92,39 @@ class Dispatcher(threading.Thread):
         self.over = False
         # Rows a second that the slowest unit can compute, by what its workers said at start.
         self.rate = 1.0
-        self._moves = UnitMoves(pool, self._enqueue_action)
-        self.started = threading.Event()
+        self._moves = UnitMoves(self._pool, self._enqueue_action)
+        self._started = threading.Event()
         # Why it could not start, or failed.
-        self.refusal: TrainwrightError | None = None
+        self._refusal: TrainwrightError | None = None
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._wake, selectors.EVENT_READ, None)
 
     # From other threads.
+
+    def start(self) -> None:
+        """Start the workers and wait until every member can answer; raises ServeError naming the one that cannot."""
+        self._thread.start()
+        self._started.wait()
+        if self._refusal is not None:
+            raise self._refusal
+
+    @property
+    def plan(self) -> DeploymentPlan:
+        """The plan with the units where they are now."""
+        return self._pool.plan
+
+    @property
+    def answering(self) -> frozenset[int]:
+        """Positions of the members that some worker can compute now."""
+        return self._pool.answering
+
+    def lost(self) -> Mapping[int, str]:
+        """Return the members that are computed no more, and why."""
+        return self._pool.lost()
+
+    def instances(self) -> list[dict[str, Any]]:
+        """Return each instance with its process and figures."""
+        return self._pool.instances()
 
     def admit(self, request: Request, limit: int) -> None:
         """Queue a request, or raise Overloaded if others wait and its rows would make them more than `limit`."""
@@ -107,9 +155,10 @@ class Dispatcher(threading.Thread):
 
     def stop(self) -> None:
         """End all workers and the thread; requests under way are refused."""
-        if self.is_alive():
+        if self._thread.is_alive():
             self._enqueue_action(self._mark_over)
-            self.join()
+            self._thread.join()
+        self._arena.close()
 
     @property
     def rows(self) -> int:
@@ -159,14 +208,14 @@ class Dispatcher(threading.Thread):
 
     # The thread.
 
-    def run(self) -> None:
+    def _run(self) -> None:
         """Serve until stopped."""
         refusal: TrainwrightError = NotReady(_ENDED, 1.0)
         try:
             while not self.over:
                 self._dispatch_once()
-        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must be told
-            refusal = self.refusal = ServeError(f"service: its dispatcher failed ({type(error).__name__}: {error})")
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must be message
+            refusal = self._refusal = ServeError(f"service: its dispatcher failed ({type(error).__name__}: {error})")
         finally:
             with self._gate:
                 self.over = True
@@ -181,7 +230,7 @@ class Dispatcher(threading.Thread):
             self._pool.close()
             os.close(self._wake)
             os.close(self._waker)
-            self.started.set()
+            self._started.set()
 
     def _dispatch_once(self) -> None:
         self._asleep = True
@@ -210,18 +259,20 @@ class Dispatcher(threading.Thread):
         self._form_segments(now)
         for queue in self._pool.queues:
             queue.send(now)
-        self._answer_finished()
-        self._due = now + self._until_next(now)
+        released = self._answer_finished()
+        # Slots that were released now may take rows that wait.
+        self._due = now if released and self._segments.batcher.rows else now + self._until_next(now)
 
-    def _answer_finished(self) -> None:
-        finished, self._finished = self._finished, []
-        small = sum(one.size for _, told in finished for one in told.predictions.values()) <= _SMALL
-        for request, told in finished:
-            if small and not self.over:
-                self._combiner.answer(told)
-                self._release_request(request)
-            else:
-                self._combiner.put(told, partial(self._enqueue_action, partial(self._release_request, request)))
+    def _answer_finished(self) -> int:
+        """Answer what is finished, which releases its slots; return how many requests."""
+        count = len(self._finished)
+        while self._finished:
+            finished = self._finished.pop(0)
+            answer_request(self._ensemble, finished)
+            with self._gate:
+                self.open -= 1
+            self._segments.release(finished.request)
+        return count
 
     def _until_next(self, now: float) -> float:
         due = [now + _TICK_SECONDS, self._segments.next_deadline]
@@ -239,14 +290,6 @@ class Dispatcher(threading.Thread):
         with self._gate:
             self._entering -= request.rows
         self._segments.admit(request)
-
-    def _deliver_finished(self, request: Request, finished: Finished) -> None:
-        self._finished.append((request, finished))
-
-    def _release_request(self, request: Request) -> None:
-        with self._gate:
-            self.open -= 1
-        self._segments.release(request)
 
     def _mark_over(self) -> None:
         self.over = True
@@ -278,15 +321,15 @@ class Dispatcher(threading.Thread):
         if process is None:
             return
         try:
-            message = decode(process.line.recv_bytes())
+            message = receive_message(process.line)
         except (EOFError, OSError):
             self._handle_failure(worker, "")
             return
         worker.heard = time.monotonic()
         if isinstance(message, list):
             for report in message:
-                self._handle_report(worker, report)
-        elif isinstance(message, Mapping):
+                self._handle_report(worker, SlotReport(*report))
+        else:
             self._handle_message(worker, message)
 
     def _handle_report(self, worker: WorkerSlot, report: SlotReport) -> None:
@@ -300,21 +343,21 @@ class Dispatcher(threading.Thread):
         if report.kind in {DONE, DROPPED}:
             self._finish_members(worker, number, generation, {member})
 
-    def _handle_message(self, worker: WorkerSlot, told: Mapping[str, Any]) -> None:
-        if "built" in told:
-            self._handle_built(worker, told["built"])
-        elif "refused" in told:
-            worker.said = told["refused"]
-            if not self.started.is_set():
+    def _handle_message(self, worker: WorkerSlot, message: Mapping[str, Any]) -> None:
+        if "built" in message:
+            self._handle_built(worker, message["built"])
+        elif "refused" in message:
+            worker.said = message["refused"]
+            if not self._started.is_set():
                 self._refuse_start(f"unit {worker.instance.unit.name}: {worker.said}")
-        elif told["broken"]:  # the process ends itself, and its work goes to the next one
-            worker.said = told["why"]
+        elif message["broken"]:  # the process ends itself, and its work goes to the next one
+            worker.said = message["why"]
         else:
-            number, generation = told["failed"]
-            trials = ", ".join(str(self._pool.trials[member]) for member in told["members"])
+            number, generation = message["failed"]
+            trials = ", ".join(str(self._pool.trials[member]) for member in message["members"])
             if slot := self._segments.accumulator.find(number, generation):
-                self._segments.refuse(slot, f"trial {trials} refused the rows ({told['why']})")
-            self._finish_members(worker, number, generation, set(told["members"]))
+                self._segments.refuse(slot, f"trial {trials} refused the rows ({message['why']})")
+            self._finish_members(worker, number, generation, set(message["members"]))
 
     def _finish_members(self, worker: WorkerSlot, number: int, generation: int, members: set[int]) -> None:
         if slot := worker.finish_members(number, generation, members):
@@ -335,10 +378,10 @@ class Dispatcher(threading.Thread):
             elif worker.in_flight and worker.health.hung(now - worker.heard):
                 self._handle_failure(worker, f"was silent for {now - worker.heard:.1f} s")
 
-    def _handle_built(self, worker: WorkerSlot, told: Mapping[str, Any]) -> None:
-        shape = tuple(told["output_shape"])
+    def _handle_built(self, worker: WorkerSlot, message: Mapping[str, Any]) -> None:
+        shape = tuple(message["output_shape"])
         if not self._layout.output_shape:
-            self._layout = self._pool.shape_with_outputs(shape)
+            self._layout = replace(self._layout, output_shape=shape)
             self._arena.grow(self._layout)
         elif shape != self._layout.output_shape:
             self._refuse_start(
@@ -347,20 +390,21 @@ class Dispatcher(threading.Thread):
                 "allowed: members with the same outputs"
             )
             return
-        worker.send({"map": self._layout.to_json()})
+        if worker.process is not None:
+            worker.process.send({"map": self._layout.to_json()})
         worker.state = WorkerState.READY
-        worker.health.batch(told["seconds"])
-        worker.rate = told["rows"] / max(told["seconds"], 1e-9)
+        worker.health.batch(message["seconds"])
+        worker.rate = message["rows"] / max(message["seconds"], 1e-9)
         queue = self._pool.queue_of(worker)
         if worker not in queue.workers:
             self._segments.counts["moved"] += self._moves.join(queue, worker)
         if all(queue.ready for queue in self._pool.queues):
             self.rate = min(queue.rate for queue in self._pool.queues)
-            self.started.set()
+            self._started.set()
 
     def _refuse_start(self, why: str) -> None:
-        self.refusal = self.refusal or ServeError(why)
-        self.started.set()
+        self._refusal = self._refusal or ServeError(why)
+        self._started.set()
 
     def _handle_failure(self, worker: WorkerSlot, why: str) -> None:
         """End a worker's process, requeue its work, and decide when the next process starts."""
@@ -387,7 +431,7 @@ class Dispatcher(threading.Thread):
         if any(worker.state is not WorkerState.LOST for worker in self._pool.workers_of(queue.unit)):
             return
         queue.pending.clear()
-        if not self.started.is_set():
+        if not self._started.is_set():
             self._refuse_start(f"unit {queue.unit.name}: cannot start: {queue.why}")
         elif self._settings.move:
             queue.outlook = "; another place is looked for"
