@@ -9,7 +9,7 @@ import typer
 
 from trainwright.cli.command import Result
 from trainwright.errors import EnsembleError, InputError
-from trainwright.ledger import state_counts
+from trainwright.ledger.standing import state_counts
 from trainwright.report.study_ensemble import summarise_current_ensemble
 from trainwright.study import Study
 

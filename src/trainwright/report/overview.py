@@ -9,8 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.ledger import Objective, Outcome, State, Status, TrialState, state_counts
+from trainwright.ledger import Objective, State, Status, TrialState
+from trainwright.ledger.objectives import Outcome
 from trainwright.ledger.rows import final_metrics
+from trainwright.ledger.standing import state_counts
 from trainwright.pareto import non_dominated
 
 __all__ = ["Clock", "Overview"]

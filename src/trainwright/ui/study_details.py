@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainwright.ledger import Lease
+from trainwright.ledger.trials import Lease
 from trainwright.report.overview import Overview
 from trainwright.ui.study_follower import StudyFollower
 
