@@ -124,14 +124,6 @@ class TestEnsemble:
         assert front.points[0].members == (0, 1)
         assert front.pick().score("selection", "cross_entropy") == pytest.approx(front.points[0].loss, abs=1e-12)
 
-    def test_summary(self, front):
-        ensemble = front.pick(max_seconds=0.004)
-        assert front.summary(ensemble) == {
-            "single_test_accuracy": front.single_best.score("test", "accuracy"),
-            "ensemble_test_accuracy": ensemble.score("test", "accuracy"),
-            "ensemble_cost": ensemble.cost_seconds,
-        }
-
     def test_table(self, front):
         rows = front.pick().table()
         assert [row["weight"] for row in rows] == sorted((row["weight"] for row in rows), reverse=True)

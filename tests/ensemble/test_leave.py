@@ -109,7 +109,7 @@ class TestRefusals:
             (
                 np.array([[0.5, 0.5], [3.0, 1.5], [1.0, 0.0]]),
                 LABELS,
-                "row 1 sums to 4.5; allowed: 1 within 0.01; .*logits",
+                "row 1 sums to 4.5; allowed: probabilities .*logits",
             ),
             (PROBABILITIES, np.array([0, 2, 1]), "row 1 has class 2; allowed: 0 to 1"),
             (PROBABILITIES, np.array([0, -1, 1]), "row 1 has class -1; allowed: 0 to 1"),

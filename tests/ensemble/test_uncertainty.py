@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import combine
-from trainwright.ensemble.combine.rules import NormalMixture
+from trainwright.ensemble.combine.rules import NormalMixture, combine
 from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.errors import EnsembleError
 

@@ -97,7 +97,7 @@ def fill(directory, draws, kind):
                 mean = truth + draws.normal(size=len(truth)) / (1 + number / 4)
                 told[name] = mean if kind == "values" else np.stack([mean, np.full(len(truth), 0.1)], axis=-1)
         cost = MemberCost(
-            parameter_count=1, weight_bytes=4 * (number + 1), device="cpu", threads=1, dtype="float32",
+            parameter_count=1, weight_bytes=4 * (number + 1), device="cpu",
             seconds=128e-6 * (1 + number),
         )  # fmt: skip
         trial = Leaver(directory, ledger, number, scratch={"ensemble.cost": cost})
@@ -139,7 +139,7 @@ def doors(folder, said):
     found = {
         "command": serialise_weights(said("ensemble", folder)["pick"]["members"]),
         "status": {int(trial): weight for trial, weight in status["weights"].items()},
-        "report": serialise_weights(choose_study_ensemble(state, folder).pick.table()),
+        "report": serialise_weights(choose_study_ensemble(state, folder).ensemble.table()),
         "live page": on_the_page(folder, state),
     }
     count = len(found["report"])

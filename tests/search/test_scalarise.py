@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from trainwright.search.bayes.scalarisation import penalised, simplex
+from trainwright.search.bayes.loop import penalised, simplex
 
 
 def test_every_objective_pays_twice_for_what_is_beyond_a_bound():

@@ -11,16 +11,18 @@ from trainwright.cli.formatting import print_table, size
 from trainwright.cli.inputs import call_function
 from trainwright.cli.options import StudyFolder, options_of
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSettings, StoredSettings
+from trainwright.ensemble.library.library import Library
 from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import InputError
-from trainwright.report.ensemble_page import write_ensemble_page
+from trainwright.report.html import write_ensemble_page
 
 __all__ = ["ensemble"]
 
 _PAGE, _TRIED_PAGE = "ensemble.html", "ensemble-tried.html"
+_POINTS = 12  # of the front that are shown
 
 
-@options_of(EnsembleSettings, common_rows="--common-rows/--all-rows")
+@options_of(EnsembleSettings)
 def ensemble(
     directory: StudyFolder,
     *,
@@ -52,7 +54,7 @@ def ensemble(
     # Start from the stored settings, so that command, report, page and status choose the same ensemble.
     stored = StoredSettings.read(directory)
     settings = replace(StoredSettings.settings_of(directory), **changes)
-    library = settings.open_library(directory, trust=trust)
+    library = Library.open(directory, trust=trust)
     if measure:
         library = library.measured(None if sample is None else call_function("--sample", sample))
     choice = settings.choose(library)
@@ -71,7 +73,8 @@ def ensemble(
 def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
     """Return what the command says, as JSON."""
     front, report, settings = choice.front, choice.report, choice.settings
-    points = [{"corrected_loss": front.corrected(point), **_describe_point(point)} for point in front.thinned()]
+    # Evenly along the front, from the least loss on.
+    points = [_describe_point(point) for point in front.points[:: -(-len(front.points) // _POINTS)]]
     protection = front.protection
     single = front.single_best
     test = report.rows if report.rows in single.members[0].splits else None
@@ -80,9 +83,7 @@ def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
         "split": front.split,
         "models": len(choice.library.members),
         "excluded": front.excluded,
-        "dropped_rows": choice.dropped_rows,
         "front": points,
-        "hypervolume": front.hypervolume,
         "pick": {"how": settings.pick, **report.to_json()},
         "baselines": {
             name: {
@@ -141,12 +142,11 @@ def _show_content(content: dict[str, Any]) -> None:
     pick, split = content["pick"], content["split"]
     metric = pick["metric"].replace("_", " ")
     print(f"{content['models']} models, selected by {content['metric'].replace('_', ' ')} on {split} rows\n")
-    header = ("members", f"{split} loss", "corrected", "us per row", "weights", "trials")
+    header = ("members", f"{split} loss", "us per row", "weights", "trials")
     rows = [
         (
             len(point["members"]),
             f"{point['loss']:.4f}",
-            f"{point['corrected_loss']:.4f}",
             _microseconds(point["seconds_per_row"]),
             "unknown" if point["bytes"] is None else size(point["bytes"]),
             ", ".join(map(str, point["members"])),
@@ -215,11 +215,6 @@ def _show_judged(pick: dict[str, Any]) -> None:
             )
     if pick["calibration"] is None and pick["output"] != "values":
         print("calibration: not available, the models left no such rows")
-    decision = pick["decision"]
-    if decision is not None:
-        measure = decision["measure"].replace("_", " ")
-        gain = f", {rows} {measure} {decision['before']:.4f} -> {decision['after']:.4f}" if "after" in decision else ""
-        print(f"called 1 above a probability of {decision['applied']:.4f} (by {measure}){gain}")
 
 
 def _microseconds(seconds: float | None) -> str:

@@ -37,10 +37,10 @@ def export(
     ] = False,
 ) -> Result:
     """Write the trials of a study for other tools; to do so again adds what is new."""
-    tables = {"csv": csv, "parquet": parquet, "importance": importance}
-    tables = {name: path for name, path in tables.items() if path is not None}
+    asked = {"csv": csv, "parquet": parquet, "importance": importance}
+    tables = {name: path for name, path in asked.items() if path is not None}
     logs = {"optuna_journal": optuna_journal, "tensorboard": tensorboard, "mlflow": mlflow}
-    written = {name: str(place) for name, place in (logs | tables).items() if place is not None}
+    written = {name: str(place) for name, place in {**logs, **tables}.items() if place is not None}
     if not written:
         raise InputError(
             "export: no file was asked for; give --optuna-journal FILE, --tensorboard FOLDER, --mlflow URI, "
@@ -62,6 +62,7 @@ def export(
     if follow:
         try:
             keep_up(growing)
-        except KeyboardInterrupt:  # the usual end
+        except KeyboardInterrupt:
+            # The usual end of following.
             print()
     return Result(written, lambda: print("\n".join(f"{name}: {place}" for name, place in written.items())))

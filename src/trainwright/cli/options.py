@@ -36,7 +36,7 @@ def options_of(settings: type, *only: str, **names: str) -> Callable[[Command], 
     """Return a decorator that puts a settings class's options in the place of a command's parameter `changes`.
 
     An option is called as its field with dashes, unless `names` has other words for the field, such as
-    "--common-rows/--all-rows"; `only` names the fields to take, all if none. Not given, an option is not in `changes`,
+    "--keep/--drop"; `only` names the fields to take, all if none. Not given, an option is not in `changes`,
     whatever the field's default.
     """
     fields = [field for field in settings_of(settings) if not only or field.name in only]
@@ -52,6 +52,7 @@ def options_of(settings: type, *only: str, **names: str) -> Callable[[Command], 
 
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            # The options stand where the command has `changes`, so that the help keeps its order.
             if parameter.name == _TAKES:
                 parameters.extend(_make_parameter(field, names.get(field.name)) for field in fields)
             else:
@@ -68,5 +69,9 @@ def _make_parameter(field: Setting, words: str | None) -> inspect.Parameter:
     default = "" if field.default in (None, False) else f" [{field.default}]"
     help_text = f"{field.help[:1].upper()}{field.help[1:]}{default}."
     option = typer.Option(words or f"--{field.name.replace('_', '-')}", help=help_text)
-    annotation = Annotated[kinds[0] | None, option]
-    return inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+    return inspect.Parameter(
+        field.name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kinds[0] | None, option],
+    )

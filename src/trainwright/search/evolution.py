@@ -14,7 +14,7 @@ from trainwright.search.quasirandom import spread
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, optional
 
 __all__ = ["EvolutionSearcher"]

@@ -12,7 +12,7 @@ from trainwright.errors import SearchError, SpaceExhausted
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 from trainwright.space.parameters import Varying
 from trainwright.validators import integer
 

@@ -1,4 +1,4 @@
-"""Quasi-random search: the points of a scrambled low-discrepancy sequence, point = trial number."""
+"""Search without feedback: draws from the priors, and the points of a scrambled low-discrepancy sequence."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ from trainwright.randomness import rng
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 from trainwright.validators import one_of
 
-__all__ = ["QuasiRandomSearcher", "from_the_middle", "spread"]
+__all__ = ["QuasiRandomSearcher", "RandomSearcher", "from_the_middle", "spread"]
 
 _BLOCK = 64  # points made at once; the sequence may be entered at any block
 
@@ -91,3 +91,19 @@ def _engine(view: SearchView, sequence: str) -> Any:
 
     kind = qmc.Halton if sequence == "halton" else qmc.Sobol
     return kind(view.space.dimension, scramble=True, seed=int(rng(view.seed, "spread", 0).integers(2**63)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RandomSearcher:
+    """Draw each configuration from the space by trial number, none twice (Bergstra and Bengio, JMLR 2012)."""
+
+    def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
+        """Return one new random configuration per number; O(1) in the length of the study."""
+        taken: set[bytes] = set()
+        proposals = []
+        for number in numbers:
+            proposal = opening(view, number, taken, searcher="random")
+            if proposal is None:
+                proposal = propose(view, draw_new(view, number, taken, "random"), number, searcher="random")
+            proposals.append(proposal)
+        return proposals

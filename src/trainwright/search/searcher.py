@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from trainwright.errors import SpaceExhausted
 from trainwright.randomness import rng
 from trainwright.search.view import SearchView
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 
 __all__ = ["Learner", "Searcher", "draw_new", "opening", "propose"]
 

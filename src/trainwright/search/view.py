@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.space import Configuration, Space
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 
 __all__ = ["SearchView"]
 

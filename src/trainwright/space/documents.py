@@ -7,11 +7,9 @@ from typing import Any
 from trainwright.errors import SpaceError, closest
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import condition_from_json
-from trainwright.space.fixed import Constant, Derived
-from trainwright.space.numeric import Float, Int
-from trainwright.space.parameters import Parameter
-from trainwright.space.priors import prior_from_json
-from trainwright.space.requirements import Requirement, requirement_from_json
+from trainwright.space.numeric import Float, Int, prior_from_json
+from trainwright.space.parameters import Constant, Derived, Parameter
+from trainwright.space.rules import Requirement, requirement_from_json
 
 __all__ = ["describe_differences", "parameter_from_json", "space_from_json", "space_to_json"]
 
@@ -113,7 +111,7 @@ def _typed_repr(value: Any) -> str:
 
 
 def _describe_rule(document: Document) -> str:
-    return repr(document.get("text") or document["function"])
+    return repr(document["text"])
 
 
 def _freeze_list(value: Any) -> Any:

@@ -30,7 +30,6 @@ _values = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_text, inner, max_size=3),
     max_leaves=6,
 )
-_keys = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 _shared = settings(deadline=None, suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow])
 
 bodies = st.dictionaries(_text, _values, max_size=4)
@@ -149,21 +148,6 @@ class LedgerConformance:
         assert [r.seq for r in read if r.writer == first.writer] == [0, 1, 2, 3]
         assert [r.seq for r in read if r.writer == second.writer] == [0, 1]
 
-    def test_cursor_gives_only_news(self) -> None:
-        """A cursor is kept by the reader; what came since is read, at least once and in each writer's order."""
-        first = self.make()
-        second = self.another(first)
-        _, cursor = first.read(None)
-        first.append([Record(kind="a")])
-        second.append([Record(kind="b")])
-        read, cursor = first.read(cursor)
-        assert {record.kind for record in read} == {"a", "b"}
-        second.append([Record(kind="c"), Record(kind="d")])
-        read, later = first.read(cursor)
-        assert [record.kind for record in read if record.kind in "cd"] == ["c", "d"]
-        assert [record.kind for record in first.read(cursor)[0] if record.kind in "cd"] == ["c", "d"]
-        assert first.read(later)[0] == []
-
     def test_blocks_are_one_read(self) -> None:
         """Read in blocks of any size, the records are those of one read, in each writer's order."""
         first = self.make()
@@ -182,41 +166,17 @@ class LedgerConformance:
             assert _by_writer(found) == _by_writer(first.read(None)[0])
 
     def test_claims_are_for_ever(self) -> None:
-        """Whoever claims a key, now or after reopening, is told the token that came first."""
-
-        @settings(_shared, max_examples=self.examples)
-        @given(keys=st.lists(_keys, min_size=1, max_size=4, unique=True))
-        def check(keys: list[str]) -> None:
-            first = self.make()
-            second = self.another(first)
-            assert [second.claim(key, f"second {key}") for key in keys] == [f"second {key}" for key in keys]
-            assert [first.claim(key, "first") for key in keys] == [f"second {key}" for key in keys]
-            second.close()
-            later = self.another(first)
-            assert [later.claim(key, "later") for key in keys] == [f"second {key}" for key in keys]
-
-        check()
-
-    def test_claims_by_one_writer(self) -> None:
-        """A claim repeated with the same token is still won; keys that look like paths are keys like others."""
-        ledger = self.make()
-        for key in ("number/0/0", "number/0", "number", "..", ".", "a b", "%2E", "../study.json", "Ä/é"):
-            assert ledger.claim(key, f"{key}!") == f"{key}!"
-            assert ledger.claim(key, f"{key}!") == f"{key}!"
-            assert ledger.claim(key, "other") == f"{key}!"
-        assert ledger.read(None)[0] == []
-
-    def test_beats(self) -> None:
-        """Counts of beats go up one by one, are seen by others, and are 0 for the unknown."""
+        """Whoever claims a key, now or after reopening, is told the token that came first; any text is a key."""
         first = self.make()
         second = self.another(first)
-        assert first.heartbeats([first.writer, "nobody"]) == {first.writer: 0, "nobody": 0}
-        first.heartbeat()
-        first.heartbeat()
-        second.heartbeat()
-        for ledger in (first, second, self.another(first)):
-            assert ledger.heartbeats([first.writer, second.writer]) == {first.writer: 2, second.writer: 1}
-        assert first.heartbeats([]) == {}
+        keys = ("number/0/0", "number/0", "number", "..", ".", "a b", "%2E", "../study.json", "Ä/é", "x" * 200)
+        for key in keys:
+            assert second.claim(key, f"second {key}") == f"second {key}"
+            assert second.claim(key, f"second {key}") == f"second {key}"
+        assert [first.claim(key, "first") for key in keys] == [f"second {key}" for key in keys]
+        second.close()
+        later = self.another(first)
+        assert [later.claim(key, "later") for key in keys] == [f"second {key}" for key in keys]
         assert first.read(None)[0] == []
 
     def test_silences(self) -> None:

@@ -17,12 +17,59 @@ import numpy as np
 from trainwright.errors import SpaceExhausted
 from trainwright.search.searcher import Searcher
 from trainwright.search.view import SearchView
-from trainwright.space import Choice, Configuration, Float, Int, Space, equals, require
-from trainwright.testing.legal_spaces import PARENTS, parent_space
+from trainwright.space import (
+    Choice,
+    Derived,
+    Float,
+    Int,
+    Space,
+    all_of,
+    any_of,
+    equals,
+    greater,
+    less,
+    not_,
+    one_of,
+    require,
+)
+from trainwright.space.configuration import Configuration
+from trainwright.space.parameters import Parameter
 
-__all__ = ["SearcherConformance", "play"]
+__all__ = ["PARENTS", "SearcherConformance", "parent_space", "play"]
 
 Loss = Callable[[Configuration, int], Sequence[float] | None]  # of a configuration and its number; None: it failed
+
+
+PARENTS: dict[str, tuple[Parameter, object, object]] = {
+    "float": (Float(0.0, 1.0), 0.5, 0.8),
+    "float with odd bounds": (Float(1.3, 3.74), 2.52, 3.74),  # whose middle is not what rounding makes of it
+    "log float": (Float(1e-5, 1e-1, log=True), 1e-3, 1e-5),
+    "stepped float": (Float(0.0, 1.0, step=0.1), 0.5, 0.3),
+    "int": (Int(1, 9), 5, 7),
+    "log int": (Int(1, 256, log=True), 16, 64),
+    "stepped int": (Int(0, 100, step=10), 50, 30),
+    "ordered choice": (Choice("small", "medium", "large", ordered=True), "medium", "large"),
+    "choice": (Choice("a", "b", "c"), "b", "c"),
+}
+"""A parent of each kind, and two of its values to compare it with."""
+
+
+def parent_space(kind: str) -> Space:
+    """Return a space in which one parent of a kind decides, by every comparison, which children live."""
+    parent, value, other = PARENTS[kind]
+    # Choices without order cannot be above or below a value.
+    below, above = (equals, lambda name, value: not_(equals(name, value))) if kind == "choice" else (less, greater)
+    return Space(
+        require("nested + loose <= 1.5"),
+        parent=parent,
+        low=Float(0.0, 1.0, when=below("parent", value)),
+        high=Float(1e-3, 1.0, log=True, when=above("parent", value)),
+        same=Int(1, 9, when=one_of("parent", value, other)),
+        differs=Choice("x", "y", "z", when=not_(equals("parent", value))),
+        nested=Float(0.0, 1.0, when=all_of(greater("high", 0.1), not_(below("parent", other)))),
+        loose=Float(0.0, 1.0, when=any_of(less("low", 0.5), greater("nested", 0.5), equals("same", 3))),
+        size=Derived("nested * 2 + loose"),
+    )
 
 
 def play(searcher: Searcher, view: SearchView, trials: int, loss: Loss, *, start: int = 0) -> list[Configuration]:

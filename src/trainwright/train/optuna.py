@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trainwright.errors import TrialError
-from trainwright.space import Constant, Parameter, Space
+from trainwright.space import Constant, Space
+from trainwright.space.parameters import Parameter
 from trainwright.train.assignment import TrialEnd
 from trainwright.train.recording import SuggestingTrial, drawn, recorded_space
 from trainwright.train.trial import Trial

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
 
     from trainwright.plan import Layout
-    from trainwright.plan.memory.compiled_plan import CompiledPlan
+    from trainwright.plan.memory.plan_record import CompiledPlan
     from trainwright.plan.memory.plan_record import Plan as MemoryPlan
     from trainwright.train.parallel.model import Parallel
     from trainwright.train.trial import Trial

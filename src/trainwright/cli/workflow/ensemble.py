@@ -6,10 +6,10 @@ from typing import Annotated, Any, ClassVar
 
 from trainwright.cli.formatting import size
 from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun, take_base
-from trainwright.ensemble import EnsembleSettings
+from trainwright.ensemble import EnsembleSettings, Library
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.errors import InputError
-from trainwright.report.ensemble_page import write_ensemble_page
+from trainwright.report.html import write_ensemble_page
 from trainwright.validators import flag
 
 __all__ = ["EnsembleStage"]
@@ -27,6 +27,7 @@ class EnsembleStage(EnsembleSettings, label=""):
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, and the digests of what the trials left."""
         state = work.state(self.name)
+        # Digests of what the trials left: the ensemble rests on these files alone.
         library = {
             number: sorted((offer.lease, offer.epoch, dict(offer.digests)) for offer in trial.offered.values())
             for number, trial in sorted(state.trials.items())
@@ -45,7 +46,7 @@ class EnsembleStage(EnsembleSettings, label=""):
         """Select, calibrate, draw the page and export."""
         folder = work.folder
         settings = take_base(self, EnsembleSettings)
-        choice = settings.choose(settings.open_library(folder))
+        choice = settings.choose(Library.open(folder))
         chosen = choice.ensemble
         page = write_ensemble_page(choice, folder / _PAGE)
         StoredSettings(settings=settings, by_run=True).write(folder)

@@ -5,9 +5,7 @@ underconfident, so what is calibrated is the average. Guo et al. (ICML 2017) for
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -59,15 +57,6 @@ class Calibration:
     def apply(self, prediction: Array) -> Array:
         """Return calibrated probabilities [N, C], or means and variances [N, T, 2]; the likeliest class stays."""
         return prediction if self.applied == 1.0 else _correct_prediction(prediction, self.applied)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Calibration":
-        """Return the calibration whose `to_json` this was."""
-        return cls(**content)
 
 
 def calibrate(prediction: Array, targets: Array) -> Calibration:

@@ -3,63 +3,31 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from trainwright.ensemble.export.program import export_network
 from trainwright.ensemble.library.cost import MemberCost, measure
 from trainwright.ensemble.library.member import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
+from trainwright.ensemble.library.networks import LINKS, factory_name, serialise_weights
 from trainwright.ensemble.library.predictions import SplitRows, check_split
-from trainwright.ensemble.library.weights import LINKS, factory_name, serialise_weights
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, SplitOverlapError
 
 if TYPE_CHECKING:
     import torch
 
+    from trainwright.train import Trial
+
 __all__ = ["leave"]
 
 
-class Leaver(Protocol):
-    """The part of a trial that `leave` needs."""
-
-    @property
-    def number(self) -> int:
-        """Number of the trial."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among those of the trial."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of the trial."""
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """Parameters of the trial."""
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch now being worked on, counted from 1."""
-
-    @property
-    def scratch(self) -> MutableMapping[str, Any]:
-        """What lives as long as this trial in this process."""
-
-    def library_directory(self) -> Path:
-        """Return the folder of this trial and lease in the study's library."""
-
-    def offer(self, path: Path, digests: dict[str, str], *, epoch: int) -> None:
-        """Record in the ledger that a complete entry lies at `path`."""
-
-
 def leave(
-    trial: Leaver,
+    trial: "Trial",
     model: object | None = None,
     *,
     predictions: Mapping[str, Any],
@@ -187,7 +155,7 @@ def _refuse_overlap(one: SplitRows, other: SplitRows) -> None:
         )
 
 
-def _measure_cost(trial: Leaver, model: object | None, sample: object | None) -> MemberCost | None:
+def _measure_cost(trial: "Trial", model: object | None, sample: object | None) -> MemberCost | None:
     if model is None:
         return None
     cost: MemberCost | None = trial.scratch.get("ensemble.cost")

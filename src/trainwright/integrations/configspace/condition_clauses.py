@@ -8,9 +8,8 @@ from trainwright.integrations.configspace.forbidden_clauses import values_of
 from trainwright.space.canonical import canonical_json
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import Comparison, Condition
-from trainwright.space.fixed import Constant
 from trainwright.space.numeric import Float, Int
-from trainwright.space.parameters import Varying
+from trainwright.space.parameters import Constant, Varying
 from trainwright.space.space import Space
 
 __all__ = ["ConditionClauses", "make_refusal"]

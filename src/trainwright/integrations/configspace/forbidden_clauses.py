@@ -15,9 +15,8 @@ import numpy as np
 
 from trainwright.errors import SpaceError
 from trainwright.space.expressions import Expression
-from trainwright.space.fixed import Constant
 from trainwright.space.numeric import Float, Int
-from trainwright.space.parameters import Parameter, Varying, make_table
+from trainwright.space.parameters import Constant, Parameter, Varying, make_table
 
 __all__ = ["Forbidden", "values_of"]
 

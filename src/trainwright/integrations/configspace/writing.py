@@ -16,11 +16,8 @@ from trainwright.integrations.configspace.condition_clauses import ConditionClau
 from trainwright.integrations.configspace.forbidden_clauses import Forbidden, values_of
 from trainwright.randomness import rng
 from trainwright.space.choice import Choice
-from trainwright.space.fixed import Constant
-from trainwright.space.numeric import Float, Int
-from trainwright.space.parameters import Varying
-from trainwright.space.priors import Beta, Normal
-from trainwright.space.requirements import TextRequirement
+from trainwright.space.numeric import Beta, Float, Int, Normal
+from trainwright.space.parameters import Constant, Varying
 from trainwright.space.space import Space
 
 __all__ = ["MOST_LISTED", "to_configspace"]
@@ -70,8 +67,6 @@ def _build_space(cs: Any, space: Space, defaults: Mapping[str, Any]) -> Any:
     conditions = ConditionClauses(cs, space, found)
     found.add(*conditions.convert_all())
     for requirement in space.requirements:
-        if not isinstance(requirement, TextRequirement):
-            raise make_refusal(f"requirement {str(requirement)!r} is a function", "write it as a text")
         found.add(*Forbidden(cs, space.parameters, found, requirement.expression, MOST_LISTED).clauses())
     return found
 

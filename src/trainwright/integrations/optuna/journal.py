@@ -17,7 +17,8 @@ from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics
 from trainwright.report.files import target, write
 from trainwright.report.finished_trials import FinishedTrials
-from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
+from trainwright.space import Choice, Constant, Float, Int, Space
+from trainwright.space.parameters import Parameter
 
 __all__ = ["OptunaJournal", "export_optuna_journal"]
 

@@ -25,7 +25,7 @@ from trainwright.integrations.optuna.coordinates import coordinates
 from trainwright.randomness import rng
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 
 if TYPE_CHECKING:
     import optuna

@@ -12,7 +12,8 @@ from optuna.search_space import IntersectionSearchSpace
 from optuna.trial import TrialState
 
 from trainwright.search.view import SearchView
-from trainwright.space import Choice, Float, Int, Parameter, Space
+from trainwright.space import Choice, Float, Int, Space
+from trainwright.space.parameters import Parameter
 
 if TYPE_CHECKING:
     from optuna.study import Study

@@ -10,8 +10,8 @@ from trainwright.randomness import rng
 from trainwright.search.bayes import targets as target_kernels
 from trainwright.search.bayes import trees as tree_kernels
 from trainwright.search.bayes.dominance import Dominance, dominated_shares
+from trainwright.search.bayes.loop import penalised, simplex
 from trainwright.search.bayes.rung_scale import RungScale, scale_size
-from trainwright.search.bayes.scalarisation import penalised, simplex
 from trainwright.search.view import SearchView
 from trainwright.space import Space
 

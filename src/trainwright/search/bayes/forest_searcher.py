@@ -26,7 +26,8 @@ from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, find_ne
 from trainwright.search.searcher import opening, propose
 from trainwright.search.transfer import EarlierStudy, Experience, Recalled, Transfer
 from trainwright.search.view import SearchView
-from trainwright.space import Configuration, Space
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, number, one_of
 
 if TYPE_CHECKING:

@@ -17,11 +17,10 @@ from numpy.typing import NDArray
 from trainwright.randomness import rng
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit
 from trainwright.search.bayes.improvement import Improvement
-from trainwright.search.bayes.loop import BayesianSearcher, good_rows
-from trainwright.search.bayes.scalarisation import penalised, simplex
+from trainwright.search.bayes.loop import BayesianSearcher, good_rows, penalised, simplex
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 from trainwright.validators import integer
 
 __all__ = ["GaussianProcessSearcher"]

@@ -19,10 +19,10 @@ from trainwright.search.quasirandom import from_the_middle, spread
 from trainwright.search.searcher import draw_new, opening, propose
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, optional
 
-__all__ = ["Acquisition", "BayesianSearcher", "find_new", "good_rows", "least_places"]
+__all__ = ["Acquisition", "BayesianSearcher", "find_new", "good_rows", "least_places", "penalised", "simplex"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -31,6 +31,7 @@ _ROUNDS = 2  # of local search around the best candidates
 _STARTS = 5  # rows whose neighbours a round asks, for each appetite
 _APPETITES = 8  # of a batch, whose best rows a round starts from
 _PER_PROPOSAL = 4  # candidates at least, in a batch
+_PENALTY = 2.0  # of a broken bound, times its excess
 
 
 class Acquisition(ABC):
@@ -185,3 +186,21 @@ def _moves(view: SearchView) -> Moves:
     if not isinstance(moves, Moves):
         moves = view.memo["moves"] = Moves(view.space)
     return moves
+
+
+def penalised(targets: Array, objectives: int, bounds: Array) -> Array:
+    """Return the objectives' targets [objectives, rows], each with 2 max(0, y_j - b_j) of every bounded target j.
+
+    `targets` [targets, rows] and `bounds` [targets] (inf = none) hold objectives first, then constraints, in one scale.
+    """
+    over: Array = targets[:objectives]
+    for j in np.flatnonzero(np.isfinite(bounds)):
+        over = over + _PENALTY * np.maximum(0.0, targets[j] - bounds[j])
+    return over
+
+
+def simplex(generator: np.random.Generator, count: int) -> Array:
+    """Return weights drawn uniformly from the simplex: normalised exponentials."""
+    drawn: Array = -np.log1p(-generator.random(count))
+    weights: Array = drawn / drawn.sum()
+    return weights

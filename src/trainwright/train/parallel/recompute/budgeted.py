@@ -9,8 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.optim import Optimizer
 
-from trainwright.plan.memory.compiled_plan import CompiledPlan
-from trainwright.plan.memory.plan_record import Plan
+from trainwright.plan.memory.plan_record import CompiledPlan, Plan
 from trainwright.train.parallel.recompute.compiled import apply_compiled, fit_compiled
 from trainwright.train.parallel.recompute.fitting import apply, fit
 from trainwright.train.parallel.recompute.sample_step import Call
