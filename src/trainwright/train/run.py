@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
-from trainwright.train.batch_slicing import samples_in, slice_batch
+from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
 from trainwright.train.batching import Batching, BatchRule, BatchStep
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
 from trainwright.train.rescaling import RateRule, Rescaling
@@ -74,11 +74,12 @@ class Run:
         self._hooked = hasattr(optimizer, "register_step_post_hook")
         self._count: Callable[[], None] = lambda: None
         self._parallel: Parallel | None = None
-        if slots is None:
+        divided = plan is not None or memory is not None
+        if slots is None and (divided or trial.world_size > 1):
             self._parallel = self._set_up(plan, memory, sync_bn=sync_bn, unused=unused_parameters)
             self._bare = self._parallel.module
             self._micro_batch = micro_batch or (None if plan is None else plan.micro_batch)
-        elif plan is not None or memory is not None or sync_bn or micro_batch is not None or loss is None:
+        elif slots is not None and (divided or sync_bn or micro_batch is not None or loss is None):
             raise TrialError(
                 f"prepare: slots={slots} cuts batches and sums gradients by itself, in run.step; give loss=f, and no "
                 "plan, memory, sync_bn or micro_batch, which is the batch over the slots"
@@ -98,11 +99,9 @@ class Run:
         if slots is not None:
             self._slots = Slots(model, count=slots, trial=trial)
         # What the training calls: the model itself on one device, else what the ranks of the layout train.
-        self.model: torch.nn.Module = self._bare
+        self.model: torch.nn.Module = self._bare if self._parallel is None else self._parallel
         if self._parallel is not None:
             self._parallel.share_batches(lambda: self._share)
-            if plan is not None or memory is not None or trial.world_size > 1:
-                self.model = self._parallel
         # Of steps in one another: of an optimizer that calls its base's torch hooks both.
         self._depth = 0
         if self._hooked:
@@ -159,8 +158,9 @@ class Run:
         self.optimizer.zero_grad(set_to_none=True)
         if self._slots is not None:
             loss = self._slots.backward(batch, self._loss)
+        elif self._parallel is None:
+            loss = train_parts(self.model, self._loss, self._parts(batch))
         else:
-            assert self._parallel is not None  # noqa: S101 -- it is there without slots
             # A pipeline's micro-batches are the layout's.
             whole = self._parallel.plan.degrees.pipeline > 1
             loss = self._parallel.backward(self._loss, [(1.0, batch)] if whole else self._parts(batch))

@@ -14,6 +14,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
+from trainwright.train.batch_slicing import train_parts
 from trainwright.train.parallel.mesh import data_place
 from trainwright.train.parallel.recompute.budgeted import Budgeted
 
@@ -96,21 +97,17 @@ class Parallel(nn.Module):
             if len(parts) > 1:
                 raise UnsupportedPlan.of(self.plan.strategy, "micro-batches are the plan's; give one part, the batch")
             return self._mean(self._setup.backward(loss, parts[0][1]))
-        budget = self._setup.budget
         # A loss is given the model itself where nothing surrounds its forward pass.
         called = self.module if self._setup.call is self.module else self
+        budget = self._setup.budget
+
+        def expect(part: Any) -> None:
+            if budget is not None:
+                wanted = None if part is None else partial(_loss_on, loss, part, _autocast(self.module))
+                budget.expect(wanted, accumulate=len(parts) > 1)
+
         # Gradients are exchanged with the last micro-batch; until then they only add up.
-        total: Any = 0.0
-        for number, (weight, part) in enumerate(parts, 1):
-            with nullcontext() if number == len(parts) else self.no_sync():
-                if budget is not None:
-                    budget.expect(partial(_loss_on, loss, part, _autocast(self.module)), accumulate=len(parts) > 1)
-                value = loss(called, part)
-                if budget is not None:
-                    # Forget the loss, which holds the batch.
-                    budget.expect(None, accumulate=len(parts) > 1)
-                (value if weight == 1.0 else value * weight).backward()
-            total = value.detach() if weight == 1.0 else total + value.detach() * weight
+        total = train_parts(called, loss, parts, alone=self.no_sync, expect=expect)
         if self._setup.finish is not None:
             self._setup.finish()
         return self._mean(total)
