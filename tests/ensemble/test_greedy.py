@@ -28,7 +28,7 @@ def candidates(seed, members=6, rows=17, classes=3, *, ties=False):
     return Candidates(
         trials=np.arange(members) * 3,
         targets=targets,
-        predictions=list(predictions),
+        read=list(predictions).__getitem__,
         true=predictions[:, np.arange(rows), targets],
         seconds=seconds,
         sizes=draws.integers(1, 9, members).astype(float),

@@ -108,8 +108,6 @@ def summarise_current_ensemble(state: State, directory: str | Path) -> CurrentEn
 
 def _score_singles(front: Front) -> list[SingleModel]:
     candidates = front.candidates
-    if candidates is None:
-        return []
     losses = make_scorer(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
     seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
     return [
