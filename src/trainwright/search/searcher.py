@@ -68,6 +68,7 @@ def opening(
 def draw_new(view: SearchView, number: int, taken: set[bytes], purpose: str) -> NDArray[np.float64]:
     """Return a legal random row for trial `number` that is neither tried nor in `taken`, and add its key to `taken`."""
     space = view.space
+    # In most spaces the first draw is new, and no list of what was tried is walked.
     for draw in range(_DRAWS):
         row = space.sample(rng(view.seed, purpose, number, draw), 1)
         key = space.row_keys(row)[0]

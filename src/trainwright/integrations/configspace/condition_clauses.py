@@ -67,6 +67,7 @@ class ConditionClauses:
 
     def _compare_number(self, child: str, comparison: Comparison, parent: Float | Int, *, negated: bool) -> Any:
         ends = (self.found[child], self.found[comparison.name])
+        # Negations are written as comparisons: its own "not equal" may hold for an inactive parent.
         less, equal, more = (
             lambda v, kind=kind: getattr(self.cs, f"{kind}Condition")(*ends, v)
             for kind in ("LessThan", "Equals", "GreaterThan")

@@ -56,6 +56,7 @@ def to_configspace(space: Space) -> Any:
 
 
 def _build_space(cs: Any, space: Space, defaults: Mapping[str, Any]) -> Any:
+    # Parameters first, then what names them.
     found = cs.ConfigurationSpace()
     for name, parameter in space.parameters.items():
         if isinstance(parameter, Constant):

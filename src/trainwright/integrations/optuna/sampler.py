@@ -90,6 +90,7 @@ class TrainwrightSampler(BaseSampler):
     def _propose(
         self, study: "Study", trial: "FrozenTrial", distributions: Mapping[str, BaseDistribution]
     ) -> dict[str, Any]:
+        # A parameter with one value is nothing to search for.
         fixed = {name: _only_value(it) for name, it in distributions.items() if it.single()}
         free = {name: it for name, it in distributions.items() if name not in fixed}
         if not free:

@@ -40,6 +40,7 @@ class Followed:
     def view(self, study: "Study", number: int, distributions: Mapping[str, BaseDistribution]) -> SearchView:
         """Return what a searcher sees for trial `number`: all others that have these parameters within these ranges."""
         names = frozenset(distributions)
+        # The views that were asked last stay; a changed range makes a new one.
         subset = self._views.pop(names, None)
         if subset is None or subset.distributions != distributions:
             subset = _Subset(distributions, self._signs, self._seed)
@@ -64,6 +65,7 @@ class _Subset:
 
     def read(self, trials: Sequence["FrozenTrial"], current: int) -> None:
         """Take in what is new; `current` is the trial that is being asked for."""
+        # Trials that had not ended are looked at again, ended ones never.
         waiting, self._open = [*self._open, *range(self._count, len(trials))], []
         self._count = len(trials)
         for number in waiting:
