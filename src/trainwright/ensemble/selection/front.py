@@ -109,15 +109,7 @@ class Front:
     def protect(self, *, max_seconds: float | None = None, max_bytes: float | None = None) -> Protection:
         """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
         # The strategy gets the same limits, so that every fold chooses under them too.
-        strategy = self.strategy
-        limited = strategy.within(strategy.max_members, max_seconds, max_bytes)
-        return protect(
-            self.candidates,
-            METRICS[self.metric],
-            limited.best,
-            max_members=strategy.max_members,
-            admits=limited.admits,
-        )
+        return protect(self.candidates, METRICS[self.metric], self.strategy.within(max_seconds, max_bytes))
 
     def _pick_fallback(self, protection: Protection) -> Ensemble:
         return self.ensemble(make_point(self.candidates, protection.picks, protection.checked[protection.chosen].loss))
