@@ -26,6 +26,7 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
 from benchmarks.memory.graphs import read_graph
+from benchmarks.memory.pipeline_checks import pattern_breaches, simulate_schedule
 
 from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Stage, pipeline
@@ -37,8 +38,6 @@ from trainwright.plan.pipeline.non_contiguous import (
     place_madpipe,
 )
 from trainwright.plan.pipeline.partition import Cost, StagePart, cut_chain, training_ways
-from trainwright.plan.pipeline.patterns import pattern_breaches
-from trainwright.plan.pipeline.schedules import simulate_schedule
 from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
 
 _LINK = 12e9

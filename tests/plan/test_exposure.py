@@ -6,8 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.plan.parallel.exposure import StageTimes, events_of, exposed_seconds, span_at_full_speed
-from trainwright.plan.parallel.overlap import makespan
+from trainwright.plan.parallel.exposure import StageTimes, events_of, exposed_seconds, makespan, span_at_full_speed
 
 SECONDS = st.floats(min_value=0.0, max_value=10.0, allow_subnormal=False)
 

@@ -139,7 +139,7 @@ def doors(folder, said):
     found = {
         "command": serialise_weights(said("ensemble", folder)["pick"]["members"]),
         "status": {int(trial): weight for trial, weight in status["weights"].items()},
-        "report": serialise_weights(choose_study_ensemble(state, folder).pick.table()),
+        "report": serialise_weights(choose_study_ensemble(state, folder).ensemble.table()),
         "live page": on_the_page(folder, state),
     }
     count = len(found["report"])

@@ -7,7 +7,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import StudyError
-from trainwright.study.searcher_choice import SearcherNote
+from trainwright.study.notes import SearcherNote
 
 TRIALS, CUT = 16, 10  # from twice the columns and two on, the first trials do not depend on the budget
 SPACE = tw.Space(

@@ -87,14 +87,13 @@ def convert(
     *,
     to: Annotated[str, typer.Option(help="torch, safetensors or dcp.")],
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="Let a pickle in a torch file execute its code.")] = False,
 ) -> Result:
     """Write a checkpoint in another format, tensor by tensor, and compare what was written bit by bit.
 
     Exit 1 if something would be lost and --allow-lossy was not given.
     """
     try:
-        done = write(source, target, to, trust=trust, allow_lossy=allow_lossy)
+        done = write(source, target, to, allow_lossy=allow_lossy)
     except CheckpointFormatError as error:
         if "--allow-lossy" not in str(error):
             raise

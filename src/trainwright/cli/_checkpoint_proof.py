@@ -38,9 +38,6 @@ def verify_resume(
         list[str] | None, typer.Option(help="An item, or rng, not to restore, to see that it is needed.")
     ] = None,
     ranks: Annotated[int, typer.Option(help="Processes of each run, as torchrun starts them.")] = 1,
-    resume_ranks: Annotated[
-        int | None, typer.Option(help="Another number of them after a script's interruption.")
-    ] = None,
     param: Annotated[
         list[str] | None, typer.Option(help="A parameter of the trial, NAME=VALUE; text, or else JSON.")
     ] = None,
@@ -53,7 +50,7 @@ def verify_resume(
     It runs four times as it is; its own checkpoints are not touched. Exit 1 if anything differs.
     """
     trial = ":" in target and not Path(target).exists()
-    values = {"--param": param, "--epochs": epochs} if not trial else {"--resume-ranks": resume_ranks, "--": arguments}
+    values = {"--param": param, "--epochs": epochs} if not trial else {"--": arguments}
     foreign = next((option for option, value in values.items() if value), None)
     if foreign is not None:
         raise InputError(
@@ -82,12 +79,10 @@ def verify_resume(
             kill=kill,
             drop=drop or (),
             ranks=ranks,
-            resume_ranks=resume_ranks,
             timeout_seconds=timeout,
         )
-    resized = resume_ranks is not None and resume_ranks != ranks
     how = "killed" if kill or trial else "interrupted"
-    print(_describe_proof(proof, target, how, (ranks, resume_ranks) if resized else None))
+    print(_describe_proof(proof, target, how))
     return Result(asdict(proof), status=0 if proof.equal else 1)
 
 
@@ -102,14 +97,7 @@ def _parse_parameter(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _describe_proof(proof: "Proof", what: str, how: str, resized: tuple[int, int | None] | None) -> str:
-    if proof.equal and resized is not None:
-        return (
-            f"{what}: {how} at step {proof.steps} with {resized[0]} ranks and resumed with {resized[1]}: the "
-            "restored state and the samples after it are equal\n"
-            f"  parameters at step {2 * proof.steps} are apart by up to {proof.max_difference:.2g}: sums over other "
-            "ranks round otherwise, and each rank has its own random draws"
-        )
+def _describe_proof(proof: "Proof", what: str, how: str) -> str:
     if proof.equal:
         return (
             f"{what}: {how} at step {proof.steps} and resumed{_ranks_words(proof)}, it is equal to the last bit\n"

@@ -14,7 +14,7 @@ from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSetti
 from trainwright.ensemble.library.library import Library
 from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import InputError
-from trainwright.report.ensemble_page import write_ensemble_page
+from trainwright.report.html import write_ensemble_page
 
 __all__ = ["ensemble"]
 

@@ -37,10 +37,10 @@ def export(
     ] = False,
 ) -> Result:
     """Write the trials of a study for other tools; to do so again adds what is new."""
-    tables = {"csv": csv, "parquet": parquet, "importance": importance}
-    tables = {name: path for name, path in tables.items() if path is not None}
+    asked = {"csv": csv, "parquet": parquet, "importance": importance}
+    tables = {name: path for name, path in asked.items() if path is not None}
     logs = {"optuna_journal": optuna_journal, "tensorboard": tensorboard, "mlflow": mlflow}
-    written = {name: str(place) for name, place in (logs | tables).items() if place is not None}
+    written = {name: str(place) for name, place in {**logs, **tables}.items() if place is not None}
     if not written:
         raise InputError(
             "export: no file was asked for; give --optuna-journal FILE, --tensorboard FOLDER, --mlflow URI, "

@@ -11,7 +11,7 @@ from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, MissingExtra, TrainwrightError
 from trainwright.model.profile import Profile
 from trainwright.plan import Input
-from trainwright.plan.memory.budget import read_size
+from trainwright.plan.byte_sizes import read_size
 from trainwright.plan.parallel.precision import optimizer_of
 from trainwright.settings import Settings
 from trainwright.validators import integer, optional, text

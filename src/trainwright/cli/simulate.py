@@ -61,8 +61,7 @@ def simulate(
 
 
 _SPREADS = (
-    "makespan_seconds", "gpu_hours", "utilisation", "first_full_seconds", "full", "best_loss", "close_seconds",
-    "resizes", "wait_seconds", "failed",
+    "makespan_seconds", "gpu_hours", "utilisation", "first_full_seconds", "full", "best_loss", "resizes", "failed",
 )  # fmt: skip
 
 

@@ -9,7 +9,7 @@ import typer
 
 from trainwright.cli.command import Result
 from trainwright.errors import EnsembleError, InputError
-from trainwright.ledger import state_counts
+from trainwright.ledger.standing import state_counts
 from trainwright.report.study_ensemble import summarise_current_ensemble
 from trainwright.study import Study
 
@@ -68,7 +68,7 @@ def _describe_ensemble(study: Any) -> dict[str, Any]:
         found = summarise_current_ensemble(study.state, study.directory)
     except EnsembleError as error:  # a library that allows no selection must not cost the rest
         return {"ensemble": {"error": str(error)}}
-    return {} if found is None else {"ensemble": asdict(found)}
+    return {} if found is None else {"ensemble": found}
 
 
 def _describe_grant(trial: Any, word: str) -> dict[str, Any]:

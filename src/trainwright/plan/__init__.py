@@ -1,7 +1,7 @@
 """The oracle: which parallel strategy, how fast, how much memory, and what limits it, before a job is submitted."""
 
 from trainwright.plan.assumptions import Assumptions
-from trainwright.plan.fit.calibration import MeasuredRun
+from trainwright.plan.calibration import MeasuredRun
 from trainwright.plan.forecast import Forecast
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.oracle import NoPlan, Oracle

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from trainwright.errors import InputError, StudyError
 from trainwright.ledger import Cursor, State, Status, TrialState, blocks, fold, open_ledger
-from trainwright.study.job import JobNote
+from trainwright.study.notes import JobNote
 
 __all__ = ["FinishedTrials", "Growing", "follow"]
 

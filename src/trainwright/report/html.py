@@ -1,20 +1,23 @@
-"""The report of a study: one self-contained HTML file."""
+"""The report of a study, and the page of an ensemble: one self-contained HTML file each."""
 
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from trainwright.ledger import Dropped, State, open_ledger, state_of, under_way
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble
+from trainwright.ledger import Dropped, State, open_ledger, state_of
+from trainwright.ledger.standing import under_way
 from trainwright.report import tables
+from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure
-from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureGroup, FigureSource
+from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureGroup, FigureSource, draw_ensemble_report
 from trainwright.report.files import target, write
 from trainwright.report.formatting import DASH, escape
 from trainwright.report.header import footer_html, header_html
 from trainwright.report.overview import Overview
 from trainwright.report.page import Section, figure_html, page_html
 
-__all__ = ["render", "write_report"]
+__all__ = ["render", "write_ensemble_page", "write_report"]
 
 
 def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
@@ -73,6 +76,28 @@ def render(
     )
 
 
+def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
+    """Write the page of an ensemble and the front that it is from as one self-contained HTML file; returns its path.
+
+    An earlier page is replaced as a whole.
+    """
+    where, report = Path(path), chosen.report
+    front, members = [ensemble_front(chosen)], draw_ensemble_report(report)
+    cost = f'<p class="soft">{escape(report.cost)}</p>' if report.cost else ""
+    page = page_html(
+        title="Ensemble",
+        header=f"<h1>Ensemble of {len(chosen.ensemble.members)} from {len(chosen.front.library)} models</h1>{cost}",
+        sections=[
+            ("front", "Loss against cost", _figures_html(front)),
+            ("members", "The ensemble", _figures_html(members) + tables.pick(chosen)),
+        ],
+        figures=[*front, *members],
+        footer="",
+    )
+    write(where, page)
+    return where
+
+
 def _group_html(group: FigureGroup, drawn: DrawnGroup) -> str:
     """Return the inner HTML of a section, "" for one that has nothing to show."""
     texts = [figure_html(figure, alone=len(drawn.figures) == 1) for figure in drawn.figures]
@@ -85,3 +110,7 @@ def _group_html(group: FigureGroup, drawn: DrawnGroup) -> str:
 
 def _wrap_card(inner: str) -> str:
     return f'<div class="card">{inner}</div>' if inner else ""
+
+
+def _figures_html(figures: Sequence[Figure]) -> str:
+    return "\n".join(figure_html(figure, alone=len(figures) == 1) for figure in figures)

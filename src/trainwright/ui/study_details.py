@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainwright.ledger import Lease, Status
+from trainwright.ledger.trials import Lease
 from trainwright.report.overview import Overview
 from trainwright.ui.study_follower import StudyFollower
 
@@ -55,7 +55,7 @@ def study_summary(follower: StudyFollower) -> dict[str, Any]:
             "versions": state.versions,
             "writers": len(state.writers),
             "sessions": state.sessions,
-            "failures": _group_failures(overview),
+            "failures": _list_failures(overview),
             "dropped": [str(item) for item in follower.dropped[:_MOST_DROPPED]],
             "dropped_count": len(follower.dropped),
             "unknown_kinds": state.unknown_kinds,
@@ -143,12 +143,6 @@ def log_tail(directory: Path, trial: int, lease: int, rank: int = 0) -> dict[str
 
 def _describe_attempt(overview: Overview, lease: Lease) -> dict[str, Any]:
     writer = overview.state.writers.get(lease.writer)
-    if lease.end is not None:
-        end = lease.end.reason
-    elif lease.lost:
-        end = "lost"
-    else:
-        end = None
     return {
         "lease": lease.number,
         "host": writer.host if writer is not None else "",
@@ -157,29 +151,19 @@ def _describe_attempt(overview: Overview, lease: Lease) -> dict[str, Any]:
         "from_epoch": lease.resumed_epoch,
         "started": lease.started_at,
         "seconds": lease.seconds,
-        "end": end,
+        "end": lease.end.reason if lease.end is not None else "lost" if lease.lost else None,
     }
 
 
-def _group_failures(overview: Overview) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str], list[int]] = {}
-    traces: dict[tuple[str, str], str] = {}
-    if not overview.count(Status.FAILED):
-        return []
-    for trial in overview.trials:
-        failure = trial.failure if trial.status is Status.FAILED else None
-        if failure is not None:
-            key = (failure.kind, failure.message[:500])
-            groups.setdefault(key, []).append(trial.number)
-            traces.setdefault(key, failure.traceback[-4000:])
-    ordered = sorted(groups.items(), key=lambda pair: (-len(pair[1]), pair[1][0]))
+def _list_failures(overview: Overview) -> list[dict[str, Any]]:
     return [
         {
-            "kind": kind.replace("_", " "),
-            "message": message,
-            "trials": numbers[:_MOST_NUMBERS],
-            "count": len(numbers),
-            "traceback": traces[kind, message],
+            "kind": failure.kind.replace("_", " "),
+            "message": failure.message[:500],
+            "trials": [trial.number for trial in trials[:_MOST_NUMBERS]],
+            "count": len(trials),
+            "traceback": failure.traceback[-4000:],
         }
-        for (kind, message), numbers in ordered[:_MOST_FAILURES]
+        for trials in overview.failures[:_MOST_FAILURES]
+        if (failure := trials[0].failure) is not None
     ]

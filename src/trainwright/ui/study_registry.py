@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from trainwright.errors import InputError
-from trainwright.ledger import is_url, open_ledger
+from trainwright.ledger import open_ledger
+from trainwright.ledger.opening import is_url
 from trainwright.ui.study_follower import StudyFollower
 
 __all__ = ["StudyRegistry"]

@@ -5,11 +5,11 @@ from itertools import combinations, pairwise, product
 
 import numpy as np
 import pytest
+from benchmarks.memory.pipeline_checks import pattern_breaches
 
 from memory_chains import random_chain
 from trainwright.plan.pipeline import non_contiguous
 from trainwright.plan.pipeline.partition import training_ways
-from trainwright.plan.pipeline.patterns import pattern_breaches
 from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
 
 

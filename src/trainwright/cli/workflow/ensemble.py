@@ -9,7 +9,7 @@ from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun, take_
 from trainwright.ensemble import EnsembleSettings, Library
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.errors import InputError
-from trainwright.report.ensemble_page import write_ensemble_page
+from trainwright.report.html import write_ensemble_page
 from trainwright.validators import flag
 
 __all__ = ["EnsembleStage"]

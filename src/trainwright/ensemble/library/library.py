@@ -15,7 +15,8 @@ from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 from trainwright.ensemble.selection.front import Front, find_front, make_point
 from trainwright.ensemble.selection.greedy import BudgetedGreedy, cost_columns, find_baselines
 from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
-from trainwright.ledger import Offer, State, TrialState, open_ledger, state_of
+from trainwright.ledger import State, TrialState, open_ledger, state_of
+from trainwright.ledger.trials import Offer
 from trainwright.pareto import non_dominated
 from trainwright.randomness import rng
 

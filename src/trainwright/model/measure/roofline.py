@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from trainwright.cluster import Device
-from trainwright.cluster.costs.roofline import roofline_seconds
+from trainwright.cluster.device import roofline_seconds
 from trainwright.errors import ProfileError
 from trainwright.model.layer import Layer
 from trainwright.model.profile_fields import ProfileFields

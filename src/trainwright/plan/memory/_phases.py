@@ -7,15 +7,8 @@ has of phase d and stage i whether the value of i leaves for the host after its 
 import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
-from trainwright.plan.memory.copy_schedule import (
-    BACKWARD,
-    DELETE,
-    FORWARD_ALL,
-    FORWARD_KEEP,
-    OFFLOAD,
-    Limits,
-    fastest_schedule,
-)
+from trainwright.plan.memory.copy_schedule import Limits, fastest_schedule
+from trainwright.plan.memory.operations import BACKWARD, DELETE, FORWARD_ALL, FORWARD_KEEP, OFFLOAD
 from trainwright.plan.memory.sizes import Sizes
 
 __all__ = ["anneal_phases", "list_rows"]
@@ -119,7 +112,8 @@ def anneal_phases(
 ) -> tuple[Ints, float]:
     """Return the fastest list found, and its seconds, by changing digits; `phases` end as those of it.
 
-    One try for each row of `draws`, 20 numbers in [0, 1); `heat` falls to zero, as in `_joint.anneal_choices`.
+    One try for each row of `draws`, 20 numbers in [0, 1); a change that loses a share x of the
+    time is kept with probability exp(-x / heat), `heat` falling to zero.
     """
     (limits, hurries), (made, away) = within, phases
     n, tries = sizes.no_grad_forward.size, len(draws)

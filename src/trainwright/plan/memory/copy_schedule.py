@@ -4,29 +4,25 @@
 `simulate` does, without records. Rows are (kind, stage from 1, option); the option of DELETE, OFFLOAD and PREFETCH is
 -1 for a bare output. A key is 2 stage + (1 if saved): a value that may wait on the host.
 
-The kernels of `_joint` and `_phases` call these; see `kernels` about what is cached.
+The kernels of `_phases` call these; see `kernels` about what is cached.
 """
 
 import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
+from trainwright.plan.memory.operations import (
+    BACKWARD,
+    DELETE,
+    FORWARD_ALL,
+    FORWARD_DROP,
+    FORWARD_KEEP,
+    OFFLOAD,
+    PREFETCH,
+)
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = [
-    "BACKWARD",
-    "DELETE",
-    "FORWARD_ALL",
-    "FORWARD_DROP",
-    "FORWARD_KEEP",
-    "OFFLOAD",
-    "PREFETCH",
-    "Limits",
-    "fastest_schedule",
-    "place_copies",
-    "simulate_seconds",
-]
+__all__ = ["Limits", "fastest_schedule", "place_copies", "simulate_seconds"]
 
-FORWARD_ALL, FORWARD_KEEP, FORWARD_DROP, BACKWARD, DELETE, OFFLOAD, PREFETCH = 0, 1, 2, 3, 4, 5, 6
 Limits = tuple[int, tuple[float, float, float, float]]
 """Bytes of room; rates to the host and to the device, each alone, then each while both are busy."""
 _GONE = 1e-12

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from trainwright.errors import BudgetError
 from trainwright.files import write_text
-from trainwright.plan.memory.budget import format_bytes
+from trainwright.plan.byte_sizes import format_bytes
 from trainwright.plan.memory.operations import OperationKind
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.simulate import MemoryPoint

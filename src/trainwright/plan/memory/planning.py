@@ -1,23 +1,22 @@
-"""How a plan is made: the dynamic program, local search beyond it, the exact search of short chains; all simulated."""
+"""How a plan is made: the dynamic program, annealing beyond it, the exact search of short chains; all simulated."""
 
 import math
 from typing import Literal, get_args
 
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.budget import format_bytes, read_budget
+from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.checkpointing import keep_all
 from trainwright.plan.memory.exact import SearchResult, solve_exact
-from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.local_search import improve_plan
-from trainwright.plan.memory.minimum_budget import lowest_with_copies
-from trainwright.plan.memory.offload import lower_bound, plan_offload
-from trainwright.plan.memory.operations import Operation
-from trainwright.plan.memory.persistent import lowest_plan, solve_persistent
+from trainwright.plan.memory.minimum_budget import lowest_plan, lowest_with_copies
+from trainwright.plan.memory.offload import plan_offload
+from trainwright.plan.memory.operations import Link, Operation
+from trainwright.plan.memory.persistent import solve_persistent
+from trainwright.plan.memory.phases import improve_plan
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.simplify import simplify_plan
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skip_connections import SkipGuesses, without_skips
+from trainwright.plan.memory.skips import SkipGuesses
 from trainwright.validators import check, one_of
 
 __all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
@@ -40,7 +39,7 @@ def plan_chain(
 ) -> Plan:
     """Return the fastest plan found for a chain within a budget, with a lower bound on every plan.
 
-    `dp` is the best persistent plan improved by local search; `exact` searches until nothing better can exist, without
+    `dp` is the best persistent plan improved by annealing; `exact` searches until nothing better can exist, without
     the values that skip stages (what it finds is the plan if it fits with them, and a bound in any case); `auto` is
     `dp` and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
     `bandwidth` bytes per second each way. Raises InfeasibleBudget.
@@ -80,12 +79,9 @@ def plan_chain(
         if needed > budget_bytes and operations is None:
             raise _infeasible_budget(chain, budget_bytes, copies=True)
         joint = plan_offload(chain, budget_bytes, link, start=operations, lowest=copied)
-        if joint is not None:
-            known = simulate(chain, joint, budget_bytes=budget_bytes, link=link).seconds
-            lower = min(known, max(least, lower_bound(without_skips(chain), budget_bytes, link)))
         if joint is not None and joint != operations:
             joint = simplify_plan(chain, joint, link=link)
-            return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=lower, link=link)
+            return Plan.of(chain, joint, budget_bytes=budget_bytes, solver="joint", lower_seconds=least, link=link)
     if operations is None:
         raise _infeasible_budget(chain, budget_bytes)
     operations = simplify_plan(chain, operations)
@@ -114,7 +110,7 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
 
     def offer_plan(operations: tuple[Operation, ...]) -> None:
         simulation = simulate(chain, operations)
-        guesses.learn(simulation)
+        guesses.learn(simulation.skip_bytes_by_stage)
         if simulation.peak_bytes <= budget_bytes:
             found.append((simulation.seconds, operations))
 

@@ -3,8 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Operation, OperationKind, Value
+from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
 from trainwright.plan.memory.simulate import simulate
 
 __all__ = ["simplify_plan"]

@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Operation, OperationKind, Value
-from trainwright.plan.memory.skip_accounting import SkipAccounting
+from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
+from trainwright.plan.memory.skips import SkipAccounting
 
 __all__ = ["LaneSpan", "MemoryPoint", "PlanViolation", "Simulation", "simulate"]
 

@@ -1,8 +1,8 @@
 """Where to cut a chain into pipeline stages: the least load of the busiest stage or link, within each device's memory.
 
-A(j, p), the best of layers j.. on p devices, is the least over i of max(load of j..i, link behind i, A(i + 1, p - 1))
-(PipeDream, SOSP 2019, with the true number of micro-batches in flight: the stage that has p - 1 behind it holds
-min(p, m)). O(L^2 P) given the loads. The load of a stage comes from one of three ways to train it:
+The load of a part of `least_load` is that of its stage or of the link behind it, with the true number of micro-batches
+in flight: the stage that has p - 1 behind it holds min(p, m). O(L^2 P) given the loads. The load of a stage comes from
+one of three ways to train it:
 
 - "none": nothing is recomputed;
 - "full": only the inputs of micro-batches in flight are held, everything is recomputed in the backward;
@@ -16,8 +16,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+import numpy as np
+
 from trainwright.errors import PipelineError
 from trainwright.model.chain import Chain
+from trainwright.plan.pipeline.least_load import Floats, Ints, least_load_partitions
 from trainwright.plan.pipeline.rematerialised import RematerialisationTables
 from trainwright.plan.pipeline.stage_memory import StageHolding, WeightBytes, stage_holding, weight_bytes
 from trainwright.plan.pipeline.stage_memory import input_bytes as received
@@ -62,30 +65,24 @@ def cut_chain(
     check(microbatches, integer(minimum=1), "microbatches", PipelineError)
     flying = {left: microbatches if every else min(left, microbatches) for left in range(1, stages + 1)}
     links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
-    # best[first, left]: the least load of layers first.. on `left` stages, and where the first of these ends.
-    best = {(layers + 1, 0): (0.0, 0)}
-    for left in range(1, stages + 1):
+
+    def best_ends(rest: Floats, left: int) -> tuple[Floats, Ints]:
+        loads, ends = np.full(layers + 1, np.inf), np.zeros(layers + 1, np.int64)
         for first in range(1, layers + 1):
-            choice = (math.inf, 0)
-            for last in range(first, layers - left + 2):
-                rest = best.get((last + 1, left - 1))
+            for last in range(first, layers + 1):
                 # Neither the rest nor the link can get better by another cost of this stage.
-                if rest is None or max(rest[0], links[last - 1]) >= choice[0]:
-                    continue
-                load = max(cost(first, last, flying[left]), links[last - 1], rest[0])
-                if load < choice[0]:
-                    choice = (load, last)
-            if choice[1]:
-                best[first, left] = choice
-    if (1, stages) not in best:
+                least = max(rest[last], links[last - 1])
+                if least < loads[first - 1]:
+                    load = max(cost(first, last, flying[left]), least)
+                    if load < loads[first - 1]:
+                        loads[first - 1], ends[first - 1] = load, last
+        return loads, ends
+
+    load, ends = least_load_partitions(layers, stages, best_ends)[-1]
+    if math.isinf(load):
         return None
-    # Follow the choices from the first layer.
-    ends, first = [], 1
-    for left in range(stages, 0, -1):
-        ends.append(best[first, left][1])
-        first = ends[-1] + 1
     parts = parts_of(chain, ends, cost, [flying[left] for left in range(stages, 0, -1)], bandwidth)
-    return None if parts is None else ChainPartition(parts=parts, load_seconds=best[1, stages][0], way=way)
+    return None if parts is None else ChainPartition(parts=parts, load_seconds=load, way=way)
 
 
 def parts_of(

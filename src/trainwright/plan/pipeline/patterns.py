@@ -5,15 +5,9 @@ of its own, which carries one message at a time, either way; a pattern says when
 starts, and micro-batch i does the same i periods later (the 1-periodic patterns of Beaumont et al., Euro-Par 2021).
 """
 
-import math
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-__all__ = ["Pattern", "PatternWork", "pattern_breaches"]
-
-_SLACK = 1e-6
-"""Of a period: by so much a pattern that floating point or an integer programme made may overlap."""
+__all__ = ["Pattern", "PatternWork"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,56 +59,3 @@ class Pattern:
                 at = batch * self.period_seconds
                 lanes[work.device].append((begin + at, latest + at, place, batch, (kind, stage, batch)))
         return [[piece for *_, piece in sorted(lane)] for lane in lanes]
-
-
-def pattern_breaches(pattern: Pattern, rooms: Sequence[int]) -> list[str]:
-    """Return what a pattern does that it must not, micro-batches unrolled one by one; `rooms` are those of devices."""
-    count = 2 + (math.ceil(pattern.latency_seconds / pattern.period_seconds) if pattern.period_seconds else 0)
-    slack = _SLACK * pattern.period_seconds
-    found = list(_late_reads(pattern, slack))
-    lanes: dict[str, list[tuple[float, float]]] = {}
-    changes: list[list[tuple[float, int]]] = [[] for _ in rooms]
-    for batch in range(count):
-        at = batch * pattern.period_seconds
-        for stage, work in enumerate(pattern.works):
-            lane = lanes.setdefault(f"device {work.device}", [])
-            begin, back = pattern.forward_starts[stage] + at, pattern.backward_starts[stage] + at
-            lane += [(begin, begin + work.forward_seconds), (back, back + work.backward_seconds)]
-            changes[work.device] += [(begin + slack, work.each), (back + work.backward_seconds - slack, -work.each)]
-        for stage, seconds in enumerate(pattern.links):
-            starts = (pattern.send_starts[stage] + at, pattern.return_starts[stage] + at)
-            lanes.setdefault(f"link {stage}", []).extend((start, start + seconds) for start in starts)
-    for name, lane in lanes.items():
-        lane.sort()
-        latest = -math.inf
-        for start, end in lane:
-            if end > start and start < latest - slack:
-                found.append(f"{name}: work at {start:g} begins before {latest:g}")
-            latest = max(latest, end)
-    for device, row in enumerate(changes):
-        held = 0
-        for _, change in sorted(row):
-            held += change
-            if held > rooms[device]:
-                found.append(f"device {device}: holds {held} of {rooms[device]}")
-                break
-    return found
-
-
-def _late_reads(pattern: Pattern, slack: float) -> Iterator[str]:
-    """Yield work of a micro-batch that does not wait for what it needs."""
-    last = len(pattern.works) - 1
-    row: list[tuple[str, float, float]] = []
-    for stage, work in enumerate(pattern.works):
-        row.append((f"forward of stage {stage}", pattern.forward_starts[stage], work.forward_seconds))
-        if stage < last:
-            row.append((f"output of stage {stage}", pattern.send_starts[stage], pattern.links[stage]))
-    for stage in range(last, -1, -1):
-        if stage < last:
-            row.append((f"gradient for stage {stage}", pattern.return_starts[stage], pattern.links[stage]))
-        row.append(
-            (f"backward of stage {stage}", pattern.backward_starts[stage], pattern.works[stage].backward_seconds)
-        )
-    for (_, start, seconds), (name, next_start, _) in pairwise(row):
-        if next_start < start + seconds - slack:
-            yield f"{name}: begins at {next_start:g}, before {start + seconds:g}"

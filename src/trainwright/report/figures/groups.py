@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from trainwright.ensemble.ensemble_report import EnsembleReport
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.errors import EnsembleError, SearchError
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensembles import disagreement_figure, ensemble_front, reliability_figure
@@ -20,7 +21,7 @@ from trainwright.report.figures.objectives import hypervolume_figure, trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
-from trainwright.report.study_ensemble import StudyEnsemble, choose_study_ensemble
+from trainwright.report.study_ensemble import choose_study_ensemble
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
 
@@ -59,7 +60,7 @@ class DrawnGroup:
 
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
-    ensemble: StudyEnsemble | None = None
+    ensemble: ChosenEnsemble | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -127,7 +128,7 @@ def _draw_ensembles(source: FigureSource) -> DrawnGroup:
         return DrawnGroup(notes=[f"{error}."])
     if found is None:
         return DrawnGroup()
-    return DrawnGroup(figures=[ensemble_front(found), *draw_ensemble_report(found.chosen.report)], ensemble=found)
+    return DrawnGroup(figures=[ensemble_front(found), *draw_ensemble_report(found.report)], ensemble=found)
 
 
 def _draw_forecast(source: FigureSource) -> DrawnGroup:

@@ -6,7 +6,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.ledger import Lease, TrialState
+from trainwright.ledger import TrialState
+from trainwright.ledger.trials import Lease
 from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, draw_trace, layout, rounded
 from trainwright.report.formatting import count, duration, escape, time_unit
 from trainwright.report.overview import Overview
