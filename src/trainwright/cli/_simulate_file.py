@@ -69,6 +69,7 @@ def read_plan(path: Path, **changes: Any) -> Plan:
     table = SimulateTable.from_table(known, where)
     settings = {name: _by_number(entries[name]) for name in _ENGINE if name in entries}
     settings["scaling"] = _make_scaling(table.scaling, where)
+    # The curves of a study that has begun, or a formula or table.
     source = _study_of(table.task, path, where)
     task = None if source is not None else _make_task(table.task, path, where)
 
@@ -97,6 +98,7 @@ def _make_schedulers(content: Mapping[str, Any], table: SimulateTable, where: st
     for name, parts in table.schedulers.items():
         check(parts, _A_TABLE, f"{where} schedulers.{name}")
         refuse_unknown(parts, ("rule", "policy"), f"{where} schedulers.{name}")
+        # A named scheduler inherits what it does not name.
         found[name] = _make_scheduler({**source, **parts})
     return found
 

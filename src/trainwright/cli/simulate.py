@@ -117,6 +117,7 @@ def _scheduler_name(name: str, forecast: "Forecast") -> str:
 
 def _format_times(spread: "Spread") -> str:
     """Return a spread of seconds in the unit that fits its mean."""
+    # One study without a whole trial makes the mean infinite.
     if math.isinf(spread.mean):
         return "never" if math.isinf(spread.low) else "not always"
     units = (("d", 172_800, 86_400), ("h", 7200, 3600), ("min", 120, 60))

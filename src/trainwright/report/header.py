@@ -69,6 +69,7 @@ def _list_facts(overview: Overview) -> list[tuple[str, str, str]]:
 def _way_on(overview: Overview, directory: Path | None) -> str:
     if directory is None:
         return ""
+    # Lost trials count too: the next run continues them.
     under_way = overview.count(Status.PROPOSED, Status.RUNNING, Status.LOST)
     still = f"{count(under_way, 'trial')} {'is' if under_way == 1 else 'are'} not finished. " if under_way else ""
     # The study's own note says how it was started, which is how to continue it.

@@ -102,6 +102,7 @@ def _group_html(group: FigureGroup, drawn: DrawnGroup) -> str:
     """Return the inner HTML of a section, "" for one that has nothing to show."""
     texts = [figure_html(figure, alone=len(drawn.figures) == 1) for figure in drawn.figures]
     if group.paired:
+        # Two figures side by side, in the order of the list.
         pairs = ["\n".join(texts[at : at + 2]) for at in range(0, len(texts), 2)]
         texts = [f'<div class="pair">{pair}</div>' for pair in pairs]
     notes = "".join(f'<p class="card soft">{escape(note)}</p>' for note in drawn.notes)
