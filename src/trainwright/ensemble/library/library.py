@@ -9,7 +9,7 @@ import numpy as np
 from trainwright.ensemble.library.cost import measure
 from trainwright.ensemble.library.member import Member, Split, read_member
 from trainwright.ensemble.library.networks import build_network
-from trainwright.ensemble.library.predictions import Output, check_kept, digest_of
+from trainwright.ensemble.library.predictions import Output, check_stored, digest_of
 from trainwright.ensemble.metrics import Array, Metric, default_metric, find_metric
 from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 from trainwright.ensemble.selection.front import Front, find_front, make_point
@@ -154,10 +154,10 @@ class Library:
                 continue
             try:
                 if metric.of_true is None:
-                    check_kept(member.predictions(split), member.output)  # verified here, and closed again
+                    check_stored(member.predictions(split), member.output)  # verified here, and closed again
                 else:
                     found = member.true(split)
-                    check_kept(found, "true")
+                    check_stored(found, "true")
                     true.append(found)
             except EnsembleError as error:
                 if split not in member.splits:

@@ -10,7 +10,7 @@ import numpy as np
 from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
 from trainwright.errors import PredictionError
 
-__all__ = ["ALLOWED", "Output", "SplitRows", "check_kept", "check_split", "digest_of", "find_fault", "normalise_rows"]
+__all__ = ["ALLOWED", "Output", "SplitRows", "check_split", "check_stored", "digest_of", "find_fault", "normalise_rows"]
 
 Output = Literal["classes", "values", "moments"]  # probabilities, numbers, pairs of mean and variance
 
@@ -91,7 +91,7 @@ def find_fault(predictions: Array, output: str) -> tuple[int, str] | None:
     return next(((int(np.argmax(wrong)), why) for wrong, why in faults if wrong.any()), None)
 
 
-def check_kept(retained: Array, output: str) -> None:
+def check_stored(retained: Array, output: str) -> None:
     """Refuse what `check_split` would not have let pass: kept predictions, or probabilities of the true class [N]."""
     for start in range(0, len(retained), _BLOCK_ROWS):
         fault = find_fault(retained[start : start + _BLOCK_ROWS].astype(np.float32), output)

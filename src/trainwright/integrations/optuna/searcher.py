@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trainwright.errors import MissingExtra, SearchError, closest
 from trainwright.integrations.optuna.coordinates import coordinates
 from trainwright.randomness import rng
-from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
@@ -67,7 +67,7 @@ class OptunaSearcher:
         with _quietly():
             session.follow(view)
             for number in numbers:
-                proposal = opening(view, number, taken, searcher=label)
+                proposal = propose_default(view, number, taken, searcher=label)
                 if proposal is None:
                     row = session.ask(view, number, taken)
                     proposal = propose(view, row, number, searcher=label)
