@@ -87,6 +87,7 @@ class Library:
         seconds, sizes = cost_columns(candidates)
         # Whatever their loss, members that are cheapest for it may be picked under a budget.
         stay = non_dominated(np.stack([losses, seconds, sizes], axis=1))
+        # The last key counts most: loss, then seconds, then trial number.
         stay[np.lexsort((candidates.trials, seconds, losses))[:count]] = True
         trials = set(candidates.trials[stay].tolist())
         return Library([member for member in self.members if member.trial in trials], self.excluded)
@@ -197,6 +198,7 @@ def _measure_member(member: Member, sample: object | Callable[[], object] | None
                 "known; allowed: a sample for all members; give sample="
             )
         sample = torch.zeros((1, *member.input_shape), dtype=getattr(torch, member.input_dtype))
+    # Measured as a trial measures its own: the same batch, the same number of calls.
     cost = measure(build_network(member).to(device), sample)
     return replace(
         member,

@@ -81,6 +81,7 @@ def find_fault(predictions: Array, output: str) -> tuple[int, str] | None:
     The kind "true" is that of probabilities of the true class [N].
     """
     rows = predictions.reshape(len(predictions), -1)
+    # Finite first: comparisons with NaN are false, and would let it pass.
     faults = [(~np.isfinite(rows).all(axis=1), "is not finite")]
     if output in ("classes", "true"):
         sums = rows.sum(axis=1, dtype=np.float64)
@@ -181,6 +182,7 @@ def _order_rows(name: str, ids: Any, count: int) -> tuple[Array, Array]:
         raise PredictionError(
             f"{where}: got {ids.dtype} of shape {ids.shape}; allowed: {count} integers, one id per row"
         )
+    # On disk rows are in ascending id, so that equal sets of rows have equal digests.
     order = np.argsort(ids, kind="stable")
     ordered = ids[order].astype("<i8")
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])
