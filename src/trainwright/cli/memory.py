@@ -18,8 +18,7 @@ from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
 from trainwright.memory.chain_files import load_chain
 from trainwright.plan.byte_sizes import format_bytes, read_size
-from trainwright.plan.memory.explain import explain_plan
-from trainwright.plan.memory.memory_timeline import draw_timeline
+from trainwright.plan.memory.explain import draw_timeline, explain_plan
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.plan_record import read_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes

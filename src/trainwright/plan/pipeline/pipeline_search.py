@@ -14,7 +14,6 @@ from itertools import accumulate, combinations
 from typing import get_args
 
 from trainwright.model.chain import Chain, Stage
-from trainwright.plan.pipeline.contiguous import candidate_periods, group_stages, least_period, one_forward_one_backward
 from trainwright.plan.pipeline.non_contiguous import (
     PatternPlacement,
     PlacedStage,
@@ -23,7 +22,13 @@ from trainwright.plan.pipeline.non_contiguous import (
     place_madpipe,
 )
 from trainwright.plan.pipeline.partition import ChainPartition, Cost, StagePart, Way, cut_chain, parts_of, training_ways
-from trainwright.plan.pipeline.patterns import PatternWork
+from trainwright.plan.pipeline.patterns import (
+    PatternWork,
+    candidate_periods,
+    group_stages,
+    least_period,
+    one_forward_one_backward,
+)
 from trainwright.plan.pipeline.rematerialised import RematerialisationTables
 from trainwright.plan.pipeline.schedules import Orders, PipelineTimeline, deep_orders, orders_of, simulate_orders
 from trainwright.plan.pipeline.stage_memory import PATTERNS, WeightBytes, in_flight, stage_holding
