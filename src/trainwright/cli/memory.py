@@ -191,8 +191,7 @@ def pipeline(
     for way, load in loads.items():
         print(f"busiest stage or link, {way}: {'does not fit' if load is None else f'{load:.6g} s'}")
     for name, placement in made.placements.items():
-        bound = f"{placement.lower_seconds:.6g} s"
-        print(f"period, {name}: {placement.pattern.period_seconds:.6g} s, none of its kind below {bound}")
+        print(f"period, {name}: {placement.pattern.period_seconds:.6g} s")
     for name, timeline in made.timelines.items():
         chosen = " (the plan's)" if name == made.schedule else ""
         print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy{chosen}")
@@ -214,7 +213,6 @@ def pipeline(
             "stages": stages_made,
             "load_seconds": loads,
             "period_seconds": {name: each.pattern.period_seconds for name, each in made.placements.items()},
-            "period_lower_seconds": {name: each.lower_seconds for name, each in made.placements.items()},
             "step_seconds": {name: timeline.seconds for name, timeline in made.timelines.items()},
             "schedule": made.schedule,
         }

@@ -155,7 +155,6 @@ def test_a_pattern_as_schedule(schedule):
     assert plan.step_seconds >= batches * busiest_seconds(pattern.works, pattern.links) - 1e-6
     work = [cell for row in plan.to_csv().splitlines() for cell in row.split(",")]
     assert len(work) == len(set(work)) == 2 * batches * len(pattern.works)
-    assert found.lower_seconds <= pattern.period_seconds
 
 
 @pytest.mark.parametrize("seed", [8, 15, 2])

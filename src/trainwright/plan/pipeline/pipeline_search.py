@@ -223,7 +223,6 @@ class PipelineProblem:
             ),
             pattern=one_forward_one_backward(works, [link / 2 for link in links], known[0]),
             rooms=tuple(part.flying for part in parts),
-            lower_seconds=0.0,
         )
 
     def _orders(
