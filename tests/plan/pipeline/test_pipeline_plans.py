@@ -13,10 +13,9 @@ import trainwright.memory as tm
 from memory_chains import random_chain
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.plan.memory.persistent import solve_persistent
-from trainwright.plan.pipeline.partition import cut_chain, parts_of, training_ways
+from trainwright.plan.pipeline.partition import RematerialisationTables, cut_chain, parts_of, training_ways
 from trainwright.plan.pipeline.patterns import PatternWork, group_stages, least_period
 from trainwright.plan.pipeline.period import busiest_seconds, valid_period
-from trainwright.plan.pipeline.rematerialised import RematerialisationTables
 from trainwright.plan.pipeline.schedules import simulate_orders
 from trainwright.plan.pipeline.stage_memory import PATTERNS, SCHEDULES, WeightBytes, in_flight, stage_bytes
 

@@ -21,7 +21,16 @@ from trainwright.plan.pipeline.non_contiguous import (
     place_contiguous,
     place_madpipe,
 )
-from trainwright.plan.pipeline.partition import ChainPartition, Cost, StagePart, Way, cut_chain, parts_of, training_ways
+from trainwright.plan.pipeline.partition import (
+    ChainPartition,
+    Cost,
+    RematerialisationTables,
+    StagePart,
+    Way,
+    cut_chain,
+    parts_of,
+    training_ways,
+)
 from trainwright.plan.pipeline.patterns import (
     PatternWork,
     candidate_periods,
@@ -29,7 +38,6 @@ from trainwright.plan.pipeline.patterns import (
     least_period,
     one_forward_one_backward,
 )
-from trainwright.plan.pipeline.rematerialised import RematerialisationTables
 from trainwright.plan.pipeline.schedules import Orders, PipelineTimeline, deep_orders, orders_of, simulate_orders
 from trainwright.plan.pipeline.stage_memory import PATTERNS, WeightBytes, in_flight, stage_holding
 
