@@ -48,6 +48,7 @@ class FinishedTrials:
 
     def read(self) -> None:
         """Take in what the ledger holds by now."""
+        # Blocks, so that a long ledger needs no memory for all of its records.
         for records, cursor in blocks(self._ledger, self._cursor):
             self._cursor = cursor
             fold(records, into=self.state)
