@@ -62,6 +62,7 @@ def export(
     if follow:
         try:
             keep_up(growing)
-        except KeyboardInterrupt:  # the usual end
+        except KeyboardInterrupt:
+            # The usual end of following.
             print()
     return Result(written, lambda: print("\n".join(f"{name}: {place}" for name, place in written.items())))

@@ -66,7 +66,8 @@ def _describe_ensemble(study: Any) -> dict[str, Any]:
         return {}
     try:
         found = summarise_current_ensemble(study.state, study.directory)
-    except EnsembleError as error:  # a library that allows no selection must not cost the rest
+    except EnsembleError as error:
+        # A library that allows no selection must not cost the rest.
         return {"ensemble": {"error": str(error)}}
     return {} if found is None else {"ensemble": found}
 
@@ -132,7 +133,8 @@ def _show_trial(story: Mapping[str, Any]) -> None:
 def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> None:
     goals = ", ".join(f"{o['direction']} {o['metric']}" for o in content["objectives"])
     words = {state: f"{count} {state}" for state, count in content["trials"].items() if count}
-    if interrupted:  # not at a rung, as the others: they go on in the next run
+    # They are not at a rung, as the others are: the next run continues them.
+    if interrupted:
         words["paused"] += f" ({interrupted} interrupted)"
     counts = ", ".join(words.values()) or "no trials yet"
     print(f"{where}: {goals}")

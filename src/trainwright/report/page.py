@@ -81,6 +81,7 @@ def _read_asset(name: str) -> str:
 def _bundle_scripts(*names: str) -> str:
     """Return modules as one script: each after those that it imports, so that a file needs no other."""
     text = "\n".join(_read_asset(name) for name in names)
+    # Imports and exports have no meaning in one script.
     alone = re.sub(r"^import .*;\n", "", text, flags=re.MULTILINE)
     script = re.sub(r"^export (?=const|class|function)", "", alone, flags=re.MULTILINE)
     return f'(() => {{\n"use strict";\n{script}\n}})();'

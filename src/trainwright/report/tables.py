@@ -103,6 +103,7 @@ def dropped_records(dropped: Sequence[Dropped], unknown_kinds: dict[str, int]) -
 def _failure_html(trials: Sequence[TrialState]) -> str:
     first = trials[0].failure
     kind, message, traceback = (first.kind, first.message, first.traceback) if first is not None else ("", "", "")
+    # A long list of numbers helps nobody: the first few lead to the rest.
     numbers = ", ".join(str(trial.number) for trial in trials[:_MOST_NUMBERS])
     more = f" and {len(trials) - _MOST_NUMBERS:,} more" if len(trials) > _MOST_NUMBERS else ""
     who = f"trial{'s' if len(trials) > 1 else ''} {numbers}{more}"

@@ -66,6 +66,7 @@ class EvolutionSearcher(Settings, error=SearchError):
         # Tournament: fewer broken bounds first, then the lower loss.
         broken = (view.outcomes[drawn] > view.bounds).sum(axis=1)  # a bound first, the loss second
         parent = drawn[np.lexsort((view.losses[drawn, 0], broken))[0]]
+        # Most mutants are new; in a nearly exhausted neighbourhood a few broods are tried before chance.
         for _ in range(_TRIES):
             rows = _mutants(view, generator, view.rows[parent])
             for row, key in zip(rows, view.space.row_keys(rows), strict=True):
@@ -79,6 +80,7 @@ def _mutants(view: SearchView, generator: np.random.Generator, parent: Array) ->
     """Return legal rows that differ from `parent` in one active column and in what that brings to life."""
     space = view.space
     active = np.flatnonzero(~np.isnan(parent))
+    # One active column each: inactive ones change nothing, and several at once are no small step.
     chosen = active[generator.integers(len(active), size=_BROOD)]
     latent = fill_gaps(space, np.tile(parent, (_BROOD, 1)), generator)
     steps, others = generator.standard_normal(_BROOD) * _STEP, generator.random(_BROOD)

@@ -47,6 +47,7 @@ def spread(view: SearchView, number: int, taken: set[bytes], sequence: str) -> N
     """Return the row of point `number`, or a random one if that is illegal, tried or in `taken`; add its key there."""
     space = view.space
     if space.dimension:
+        # Through the priors: an even point of the cube becomes a likely one of the space.
         row = space.settle(space.quantile(_point(view, number, sequence)[None, :]))
         key = space.row_keys(row)[0]
         if space.legal(row)[0] and key not in view.tried and key not in taken:
@@ -74,6 +75,7 @@ def from_the_middle(view: SearchView, number: int, count: int, sequence: str) ->
 
 
 def _point(view: SearchView, number: int, sequence: str) -> NDArray[np.float64]:
+    # Blocks may be entered anywhere, so that no worker has to draw the points before its own.
     block, place = divmod(number, _BLOCK)
     known = view.memo.get(("spread", sequence))
     if not isinstance(known, tuple) or known[0] != block:

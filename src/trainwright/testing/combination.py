@@ -72,6 +72,7 @@ class CombinationConformance:
     def test_permuted_members(self) -> None:
         """Members under other numbers, with their weights, give the same to 1e-12; a fitted rule knows its members."""
         rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
+        # A fitted rule has learnt who its members are: under other numbers they are others.
         if rule.without(frozenset({0})).name != rule.name:
             return
         expected = combine(rule, predictions, weights)

@@ -80,6 +80,7 @@ def run_all(
 ) -> OutcomeRecorder:
     """Run assignments on one slot each, as many at once as there are slots, until all have ended."""
     kept = handler or OutcomeRecorder()
+    # As a driver does: each free slot takes the next assignment, and is free again with its outcome.
     waiting, running, free = list(assignments), dict[int, int](), list(range(engine.slots))
     deadline = time.monotonic() + within_seconds
     while waiting or running:
@@ -156,6 +157,7 @@ class EngineConformance:
         with self.opened() as (engine, folder):
             count = 3 * engine.slots
             run_all(engine, [_assignment(number, folder, {"seconds": 0.1}) for number in range(count)])
+            # By the trials' own clocks: what the engine says of itself proves nothing.
             spans = [tuple(map(float, path.read_text().split())) for path in folder.glob("ran-*")]
             slots = engine.slots
         assert len(spans) == count
@@ -174,6 +176,7 @@ class EngineConformance:
                     engine.poll(handler, 0.1)
                 assert len(handler.records[number]) == 1, "a trial went on without an answer"
                 assert not handler.outcomes
+                # From here on every report is answered at once.
                 handler.reports.clear()
                 engine.answer(number, goes_on)
                 _poll_until(engine, handler, lambda: bool(handler.outcomes))  # noqa: B023 -- likewise
@@ -197,6 +200,7 @@ class EngineConformance:
         """Closing ends running trials and their children without an outcome, and leaves no process."""
         handler = OutcomeRecorder()
         with self.opened() as (engine, folder):
+            # Children of the training function must go too, or they would keep their device.
             endless = {"reports": 1, "seconds": 600.0, "starts_child": True}
             for slot in range(engine.slots):
                 engine.launch(_assignment(slot, folder, endless), (slot,))

@@ -154,6 +154,7 @@ class LedgerConformance:
         second = self.another(first)
         for number in range(30):
             (first, second)[number % 2].append([Record(kind="mark", body={"name": "x" * number})] * (number % 4))
+        # One record a block, an odd size, and all at once.
         for most in (1, 7, 1000):
             cursor, found = None, []
             while True:
@@ -196,6 +197,7 @@ class LedgerConformance:
             for _ in range(50):
                 ledger.heartbeat()
 
+        # The driver's heartbeat thread and its appends share one writer.
         thread = threading.Thread(target=heartbeat)
         thread.start()
         stamped = [record for _ in range(50) for record in ledger.append([Record(kind="a"), Record(kind="b")])]
@@ -210,6 +212,7 @@ class LedgerConformance:
         ledger.append([Record(kind="a")])
         ledger.close()
         ledger.close()
+        # A reader that comes later knows nothing of the first but its files.
         later = self.another(ledger)
         later.append([Record(kind="b")])
         assert {record.kind for record in later.read(None)[0]} == {"a", "b"}

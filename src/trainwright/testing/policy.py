@@ -63,6 +63,7 @@ def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Ite
     clock = 0.0
     _act(played, clock)
     yield played
+    # Until nothing runs, rests or waits: a policy that forgets a trial never ends here.
     while allocator.running or allocator.preempted or queue.waiting:
         clock += float(generator.random()) * 10
         running = sorted(number for number, running in allocator.running.items() if not running.is_held)
@@ -90,6 +91,7 @@ def _report(played: _Played, number: int, clock: float, *, survives: bool, bette
 def _act(played: _Played, clock: float) -> None:
     """Do what the plan says; a trial that is at a checkpoint moves or rests at once, others at their next report."""
     allocator = played.allocator
+    # Only at a report is a checkpoint due, so only the trial that reported may act at once.
     at_checkpoint = None if allocator.changed is None else allocator.changed.trial
     if allocator.changed is not None and not allocator.changed.is_settled:
         _leave(played, allocator.changed.trial, clock)
@@ -128,6 +130,7 @@ def _leave(played: _Played, trial: int, clock: float) -> None:
 
 def _check(played: _Played) -> None:
     allocator = played.allocator
+    # A trial that moves holds its old and its new block for a moment.
     blocks = [{*running.block, *(running.target or ())} for running in allocator.running.values()]
     taken = [slot for block in blocks for slot in block]
     assert len(taken) == len(set(taken)), "two trials hold one slot"

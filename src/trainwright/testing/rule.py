@@ -84,6 +84,7 @@ def play(
         return RuleView(remaining=max(0, trials - len(views)), seed=seed, at_seconds=clock)
 
     while True:
+        # Free workers ask until the rule has nothing for them, as a study's do.
         while len(running) < workers:
             answer = rule.on_free(played.index, view())
             if isinstance(answer, New):
@@ -112,6 +113,7 @@ def play(
             return played
         clock += float(generator.random())
         number = sorted(running)[generator.integers(len(running))]
+        # Any of the running trials reports next: a rule must not depend on their order.
         before = running[number]
         if generator.random() < trouble:
             if generator.random() < 0.5:
@@ -121,10 +123,13 @@ def play(
             else:  # lost, and back at a checkpoint
                 running[number] = replace(before, epoch=int(generator.integers(0, before.epoch + 1)))
             continue
+        # Epochs may be skipped, as training functions that report seldom do.
         epoch = min(length, before.epoch + int(generator.integers(1, stride + 1)))
         losses = tuple(loss(number + 128 * objective, epoch) for objective in range(objectives))
         now = replace(before, epoch=epoch, losses=losses)
+        # What the rule promised before the report is what its verdict is held to.
         due = rule.next_epoch(played.index, before) if before.epoch else 1
+        # A trial that went back to a checkpoint reports epochs that were judged already.
         again = epoch <= views[number].epoch
         old = _copy(played.index) if again else None
         verdict = _tell(rule, played, now, view(), seen=views[number] if again else now)
@@ -200,6 +205,7 @@ class RuleConformance:
             played = play(self.make_rule(), loss, **sizes)
             rule, folded = self.make_rule(), 0
             index = rule.empty()
+            # A study may be reopened after any record; the index must not show where.
             for cut in range(0, len(played.events) + 1, 7 + len(played.events) // 10):
                 for event in played.events[folded:cut]:
                     index = rule.fold(index, event)
@@ -216,6 +222,7 @@ class RuleConformance:
             for event in played.events[:: 1 + len(played.events) // 12]:
                 assert rule.fold(_copy(played.index), event) == played.index, f"changed by a repetition of {event}"
                 if isinstance(event, Reported):
+                    # Another loss for the same epoch comes from a repeated run, and is not news.
                     other = replace(event, losses=tuple(loss - 1.0 for loss in event.losses))
                     assert rule.fold(_copy(played.index), other) == played.index, f"changed by an old report: {other}"
 
@@ -243,6 +250,7 @@ class RuleConformance:
         """Adding a constant to all losses, or scaling them by k > 0, changes no verdict."""
         if not self.rank_based:
             return
+        # Powers of two and small offsets: exact in floats, so that only the order can matter.
         moves = cycle([(1.0, 1024.0), (0.125, 0.0), (64.0, -3.0)])  # exact for these losses
         for (loss, sizes), (factor, offset) in zip(self.studies(), moves, strict=False):
             verdicts = _kinds(play(self.make_rule(), loss, **sizes))

@@ -76,6 +76,7 @@ class FigureViews:
             # Current already: skip copying the state, which takes longer than the answer.
             if self._is_current("importance", key):
                 return self._draw_in_background("importance", key, dict)
+            # An even sample over the study, so that early and late trials count alike.
             numbers = sorted(overview.trials[at].number for at in overview.results)
             chosen = [numbers[at] for at in np.linspace(0, results - 1, min(results, _IMPORTANCE_TRIALS)).astype(int)]
             state = _copy_state(overview.state, chosen)

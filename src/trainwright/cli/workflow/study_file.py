@@ -68,7 +68,8 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
     if path.suffix not in {".toml", ".py"}:
         raise InputError(f"study file {str(path)!r}: it ends in {path.suffix or 'nothing'!r}; allowed: {_ALLOWED}")
     # Modules beside the file are found, whatever the current folder is.
-    sys.path.insert(0, str(path.resolve().parent))  # where its modules are
+    # Modules beside the study file come first.
+    sys.path.insert(0, str(path.resolve().parent))
     if path.suffix == ".toml":
         return _of_toml(path, directory, workers)
     if directory is not None:

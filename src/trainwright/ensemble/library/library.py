@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 
@@ -176,7 +175,7 @@ class Library:
             trials=np.array([member.trial for member in members]),
             targets=members[0].targets(split),
             true=np.stack(true) if true else None,
-            predictions=() if true else Mapped(members, split),
+            read=None if true else lambda index: members[index].mapped(split),
             seconds=_make_column([member.seconds_per_row for member in members]),
             sizes=_make_column([member.weight_bytes for member in members]),
         ), excluded
@@ -208,27 +207,6 @@ def _measure_member(member: Member, sample: object | Callable[[], object] | None
         input_shape=cost.input_shape,
         input_dtype=cost.input_dtype,
     )
-
-
-class Mapped(Sequence[Array]):
-    """Predictions of members on a split, each mapped when it is asked for: thousands would exhaust the open files."""
-
-    def __init__(self, members: Sequence[Member], split: str) -> None:
-        self._members, self._split = members, split
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Mapped": ...
-
-    def __getitem__(self, index: int | slice) -> "Array | Mapped":
-        if isinstance(index, slice):
-            return Mapped(self._members[index], self._split)
-        return self._members[index].mapped(self._split)
 
 
 def _make_column(values: list[float | None] | list[int | None]) -> Array | None:

@@ -122,9 +122,7 @@ def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRow
         raise PredictionError(f"{where}: row {fault[0]} {fault[1]}; allowed: {ALLOWED[output]}")
     if output == "classes":
         values = (values / values.sum(axis=1, dtype=np.float64)[:, None]).astype(values.dtype)
-    if ids is None:
-        order = None
-    else:
+    if ids is not None:
         ids, order = _order_rows(name, ids, len(truth))
         values, truth = values[order], truth[order]
     kind = "<i4" if output == "classes" else "<f4"

@@ -138,11 +138,10 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         v = self.bytes_weight / max(sizes[best], 1.0)
         return lambda losses, cost, size: losses / scale + (w * cost + v * size)
 
-    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> Self:
-        """Return these settings with limits at least as tight as those given, and without prices."""
+    def within(self, seconds: float | None, sizes: float | None) -> Self:
+        """Return these settings with budgets at least as tight as those given, and without prices."""
         return replace(
             self,
-            max_members=min(self.max_members, max_members),
             budget_seconds=_tighter_limit(self.budget_seconds, seconds),
             budget_bytes=_tighter_limit(self.budget_bytes, sizes),
             cost_weight=0.0,

@@ -120,6 +120,7 @@ class _Session:
     def follow(self, view: SearchView) -> None:
         """Tell Optuna what the view has learnt since."""
         rows = view.rows[self._read :]
+        # Only what came since the last look: an Optuna study never changes what has ended.
         results = zip(
             view.space.row_keys(rows), rows, view.losses[self._read :], view.failed[self._read :],
             view.complete[self._read :], view.progress[self._read :], strict=True,
@@ -131,6 +132,7 @@ class _Session:
             elif not failed:
                 self._stopped[key] = row, round(_STEPS * float(progress)), float(losses[0])
         self._read = view.count
+        # By the key of their row: Optuna numbers trials otherwise.
         pending = dict(zip(view.space.row_keys(view.pending), view.pending, strict=True))
         for key in [key for key in self._stopped if key not in pending]:
             row, step, loss = self._stopped.pop(key)
@@ -144,6 +146,7 @@ class _Session:
     def ask(self, view: SearchView, number: int, taken: set[bytes]) -> Row:
         """Return a legal row that is neither tried nor taken, and add its key to `taken`."""
         seeds = rng(view.seed, "optuna", number)
+        # A fresh copy for each number, so that a proposal does not depend on who asked before.
         self._study.sampler = _seeded(self._prototype, seeds)
         for _ in range(_TRIES):
             trial = self._study.ask()
@@ -210,6 +213,7 @@ def _seeded(prototype: Any, seeds: np.random.Generator) -> Any:
     waiting = [sampler]
     while waiting:
         for part in vars(waiting.pop()).values():
+            # Samplers hide their generators in attributes, and other samplers too.
             state = part if isinstance(part, np.random.RandomState) else getattr(part, "rng", None)
             if isinstance(state, np.random.RandomState):
                 state.seed(int(seeds.integers(2**32)))

@@ -119,9 +119,11 @@ class PyCOMPSs:
         if started is None:
             return
         assignment = started.assignment
+        # It has ended, so this only fetches its answer.
         batches, outcome, reached = compss_wait_on(started.future)
         trial, told = assignment.trial, assignment.reported_epoch
         for batch in batches:
+            # A task begins at its checkpoint and may repeat epochs that were told.
             news = [record for record in batch if _epoch(record) > assignment.reported_epoch]
             told = max([told, *(_epoch(record) for record in news if record.kind == "reported")])
             if news and not handler.facts(trial, news):

@@ -37,6 +37,7 @@ def forecast_figure(overview: Overview, plan: Mapping[str, Any] | None) -> Figur
     hours, most, wall, wall_most = (float(item) if isinstance(item, int | float) else math.nan for item in content)
     if not math.isfinite(hours) or not math.isfinite(most):
         return None
+    # Device-hours add up in the order in which results came.
     spent = np.cumsum([overview.trials[at].device_seconds / 3600 for at in overview.results])
     thin = thinned(len(spent), _MOST_POINTS)
     traces: list[Json] = [

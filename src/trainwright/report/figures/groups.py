@@ -124,7 +124,8 @@ def _draw_ensembles(source: FigureSource) -> DrawnGroup:
         return DrawnGroup()
     try:
         found = choose_study_ensemble(source.overview.state, source.directory)
-    except EnsembleError as error:  # a library that allows no selection must not cost the other figures
+    except EnsembleError as error:
+        # A library that allows no selection must not cost the other figures.
         return DrawnGroup(notes=[f"{error}."])
     if found is None:
         return DrawnGroup()

@@ -59,7 +59,8 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
     height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
     whole = height + 200
     # The line below has a fixed height in pixels, so its share of the plot depends on the number of rows.
-    foot = 90 / (whole - 90)  # share of the plot that the line below takes
+    # The share of the plot that the line below takes.
+    foot = 90 / (whole - 90)
     above = axis(domain=[foot + 0.06, 1.0], showgrid=False)
     if many:
         above |= {"tickvals": [], "title": {"text": f"{len(slots):,} {word}s"}}
@@ -94,6 +95,7 @@ def _collect_runs(overview: Overview, by: str) -> list[_Run]:
         for lease in trial.leases.values()
         if lease.started_at is not None and lease.slot
     ]
+    # A slot is named by its host only where several hosts worked.
     writers = overview.state.writers
     hosts = {lease.writer: writers[lease.writer].host if lease.writer in writers else "" for _, lease in leases}
     # Names of hosts are shown only where there are several.
@@ -185,7 +187,8 @@ def _draw_bars(runs: list[_Run], per: float) -> list[Json]:
 
 
 def _draw_map(busy: NDArray[np.float64], end: float) -> Json:
-    group = -(-len(busy) // 100)  # a row stands for several slots if they are very many
+    # A row stands for several slots if they are very many.
+    group = -(-len(busy) // 100)
     rows = [busy[at : at + group].mean(axis=0) for at in range(0, len(busy), group)]
     edges = np.linspace(0, end, _BINS + 1)
     centres, places = rounded((edges[:-1] + edges[1:]) / 2), list(range(len(rows)))[::-1]

@@ -80,6 +80,7 @@ class GaussianProcessSearcher(BayesianSearcher):
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
         """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
         # Hyperparameters are fitted only at certain sizes, so that a resumed study repeats them.
+        # A fit costs far more than a row more in the factor, so it comes at sizes that grow by a sixteenth.
         size, later = _fitted_sizes(view.count, self.max_rows // _GROWTHS)
         state = view.revision, size, view.partial
         known = cast(_Known | None, view.memo.get(self))
@@ -142,6 +143,7 @@ def _bent(values: Array) -> Array:
     # ((1 + |v|)^p - 1) / p upwards with p the power, downwards with 2 less the power and the other sign.
     p = np.where(up, powers, 2.0 - powers)
     bent = np.where(up, 1.0, -1.0) * np.where(np.abs(p) < 1e-9, size, np.expm1(p * size) / np.where(p == 0.0, 1.0, p))
+    # The likelihood of the transform needs its derivative at each value.
     slopes = (np.where(up, powers - 1.0, 1.0 - powers) * size)[:, :-1].sum(axis=1)  # logarithms of the derivative
     deviation = np.maximum(bent[:, :-1].std(axis=1), 1e-12)
     best = int(np.argmax(slopes - (len(values) - 1) * np.log(deviation)))
@@ -173,6 +175,7 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
         here = np.flatnonzero(rungs == rung)
         if len(here) > room:
             ranks = np.argsort(np.argsort(view.losses[here], axis=0, kind="stable"), axis=0).sum(axis=1)
+            # Failed rows come last: they say where not to go, which few of them do as well as many.
             order = here[np.argsort(np.where(view.failed[here], np.inf, ranks), kind="stable")]
             best = int(_BEST * room)
             rest = np.sort(order[best:])

@@ -5,9 +5,9 @@ crossovers of good rows, and from the neighbours of the best; what was tried or 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -68,7 +68,6 @@ class BayesianSearcher(Settings, error=SearchError):
     initial: Annotated[int | None, optional(integer(minimum=0)), "results before the surrogate is asked"] = (
         None  # columns + 1, at most half of all trials
     )
-    points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
     candidates: Annotated[int, integer(minimum=8), "rows asked before the local search"] = 1000
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
@@ -95,8 +94,8 @@ class BayesianSearcher(Settings, error=SearchError):
         return view.count_results < max(1, self._count_initial(view))
 
     def propose_design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
-        """Return a configuration of the initial design: the user's points, the default, then a spread sequence."""
-        opened = opening(view, number, taken, self.points, searcher=self.name)
+        """Return a configuration of the initial design: the default, then a spread sequence."""
+        opened = opening(view, number, taken, searcher=self.name)
         if opened is not None:
             return opened
         # The low-discrepancy sequence starts in the middle of the space and moves outwards.
