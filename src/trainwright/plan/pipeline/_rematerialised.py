@@ -1,4 +1,4 @@
-"""Kernel of `rematerialised`: D(s, t, m, k) for one t, from the table C."""
+"""Kernel of `partition`: D(s, t, m, k) for one t, from the table C."""
 
 import numpy as np
 
