@@ -193,13 +193,11 @@ def _checked(plan: Layout) -> str:
 
 def _refuse_memory_and_compile(plan: Layout, name: str) -> None:
     """Refuse a memory budget, or compilation, beside what cannot be run again, or is not one graph."""
-    if plan.memory is not None and (
-        name in _NO_BUDGET or (name == "pipeline" and (plan.zero or plan.degrees.tensor > 1))
-    ):
+    if plan.memory is not None and (name in _NO_BUDGET or plan.zero or plan.degrees.tensor > 1):
         raise UnsupportedPlan.of(
             plan.strategy,
             f"a memory budget beside {name} parallelism{f' with ZeRO {plan.zero}' if plan.zero else ''}; allowed: with "
-            "data (ZeRO too), tensor and context parallelism, and with pipelines of whole layers",
+            "data parallelism and pipelines, without ZeRO",
         )
     if plan.compile and (name != "data" or (plan.memory is not None and plan.zero)):
         raise UnsupportedPlan.of(
@@ -392,8 +390,8 @@ _SETUPS: dict[str, Callable[[_Parts], Setup]] = {
     "context": _context,
     "tensor": _tensor,
 }
-_NO_BUDGET = {"filter", "channel", "spatial"}
-"""Strategies whose tensors between layers are divided, which a rerun would not know."""
+_NO_BUDGET = {"filter", "channel", "spatial", "tensor", "context"}
+"""Strategies that exchange tensors within the model, or whose tensors between layers are divided."""
 _AGAIN = ("none", "selective", "full")
 """Recomputation that is set up."""
 _AUTOCAST = {"fp32": None, "amp-bf16": torch.bfloat16}
