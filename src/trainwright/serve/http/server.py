@@ -48,6 +48,7 @@ class Server:
             )
         self._service, self._host, self._port, self._name = service, host, port, name
         self._limits = Limits() if limits is None else limits
+        # Whoever reaches the address may ask, so beyond loopback there is always a token.
         self.token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else token
         self._endpoint: InferenceEndpoint | None = None
         self._uvicorn: uvicorn.Server | None = None
@@ -89,6 +90,7 @@ class Server:
         self._thread = threading.Thread(
             target=self._uvicorn.run, kwargs={"sockets": [listener]}, name="trainwright-http", daemon=True
         )
+        # Uvicorn says that it listens by a flag alone.
         self._thread.start()
         until = time.monotonic() + _START_SECONDS
         while not self._uvicorn.started:
@@ -149,6 +151,7 @@ class Server:
         """End the service while replies go out; return False if a second signal came meanwhile."""
         if self._endpoint is not None:
             self._endpoint.draining = True
+        # Draining waits for admitted requests, while this thread listens for a second signal.
         ending = threading.Thread(target=self._service.drain, args=(seconds,), daemon=True)
         ending.start()
         while ending.is_alive():

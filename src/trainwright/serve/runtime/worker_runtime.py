@@ -27,8 +27,7 @@ from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, receiv
 from trainwright.serve.runtime.responses import FinishedRequest, answer_request
 from trainwright.serve.runtime.segments import LATE, Segments
 from trainwright.serve.runtime.settings import DeploymentSettings
-from trainwright.serve.runtime.unit_moves import UnitMoves
-from trainwright.serve.runtime.worker_pool import WorkerPool, credits_of
+from trainwright.serve.runtime.worker_pool import UnitMoves, WorkerPool, credits_of
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
 __all__ = ["WorkerRuntime"]
@@ -373,6 +372,7 @@ class WorkerRuntime:
                 self._selector.register(queue, selectors.EVENT_READ, worker)
             elif process is not None and process.ended and not process.line.poll():
                 self._handle_failure(worker, "")
+            # Reports restart the clock, so that a slow batch is no hanging worker.
             elif worker.state is WorkerState.STARTING and now > worker.heard + self._settings.start_seconds:
                 self._handle_failure(worker, f"did not start within {self._settings.start_seconds:g} s")
             elif worker.in_flight and worker.health.hung(now - worker.heard):
@@ -396,6 +396,7 @@ class WorkerRuntime:
         worker.health.batch(message["seconds"])
         worker.rate = message["rows"] / max(message["seconds"], 1e-9)
         queue = self._pool.queue_of(worker)
+        # A worker of a moved unit joins once it can compute.
         if worker not in queue.workers:
             self._segments.counts["moved"] += self._moves.join(queue, worker)
         if all(queue.ready for queue in self._pool.queues):
@@ -410,6 +411,7 @@ class WorkerRuntime:
         """End a worker's process, requeue its work, and decide when the next process starts."""
         if worker.process is None:
             return
+        # Its line is closed with it, and a closed one cannot be selected.
         self._selector.unregister(worker.process.line)
         how = worker.process.kill()
         worker.process = None
@@ -430,6 +432,7 @@ class WorkerRuntime:
         # Other workers of the unit take over its queue.
         if any(worker.state is not WorkerState.LOST for worker in self._pool.workers_of(queue.unit)):
             return
+        # Nobody will compute what waits; requests are told who is missing.
         queue.pending.clear()
         if not self._started.is_set():
             self._refuse_start(f"unit {queue.unit.name}: cannot start: {queue.why}")
