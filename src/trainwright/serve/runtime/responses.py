@@ -10,12 +10,31 @@ from trainwright.ensemble.combine.rule import PredictionSlots
 from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.library.networks import check_outputs
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, ServeError, TrainwrightError
+from trainwright.errors import (
+    DeadlinePassed,
+    EnsembleError,
+    NotReady,
+    Overloaded,
+    RequestError,
+    ServeError,
+    TrainwrightError,
+)
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.service import Response
 
-__all__ = ["FinishedRequest", "answer_of", "answer_request", "incomplete_refusal", "make_answer"]
+__all__ = [
+    "ENDED",
+    "FinishedRequest",
+    "answer_of",
+    "answer_request",
+    "incomplete_refusal",
+    "make_answer",
+    "overload_refusal",
+]
+
+
+ENDED = "service: has ended; nothing is answered any more"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,6 +71,14 @@ def answer_request(ensemble: Ensemble, finished: FinishedRequest) -> None:
         request.future.set_exception(ServeError(f"request: cannot be combined ({type(error).__name__}: {error})"))
     else:
         request.future.set_result(answer)
+
+
+def overload_refusal(waiting: int, rows: int, limit: int, rate: float) -> Overloaded:
+    """Return the refusal of rows for which the queue has no place, with the seconds after which it may have one."""
+    return Overloaded(
+        f"service: {waiting} rows wait and {rows} more were given; allowed: {limit}; try again",
+        min(30.0, max(0.1, waiting / rate)),
+    )
 
 
 def incomplete_refusal(

@@ -19,12 +19,12 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainwright.ensemble import Ensemble
-from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
+from trainwright.errors import NotReady, ServeError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, receive_message
-from trainwright.serve.runtime.responses import FinishedRequest, answer_request
+from trainwright.serve.runtime.responses import ENDED, FinishedRequest, answer_request, overload_refusal
 from trainwright.serve.runtime.segments import LATE, Segments
 from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.worker_pool import UnitMoves, WorkerPool, credits_of
@@ -34,7 +34,6 @@ __all__ = ["WorkerRuntime"]
 
 _TICK_SECONDS = 0.25
 _WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
-_ENDED = "service: has ended; nothing is answered any more"
 
 
 class WorkerRuntime:
@@ -129,16 +128,12 @@ class WorkerRuntime:
         """Queue a request, or raise Overloaded if others wait and its rows would make them more than `limit`."""
         with self._gate:
             if self.over:
-                raise NotReady(_ENDED, 1.0)
+                raise NotReady(ENDED, 1.0)
             # An empty queue admits any request, or one larger than the limit could never be served.
             waiting = self.rows
             if waiting and waiting + request.rows > limit:
                 self.shed += 1
-                retry = min(30.0, max(0.1, waiting / self.rate))
-                raise Overloaded(
-                    f"service: {waiting} rows wait and {request.rows} more were given; allowed: {limit}; try again",
-                    retry,
-                )
+                raise overload_refusal(waiting, request.rows, limit, self.rate)
             # Counted at once, because the inbox is read later.
             self._entering += request.rows
             self.open += 1
@@ -209,7 +204,7 @@ class WorkerRuntime:
 
     def _run(self) -> None:
         """Serve until stopped."""
-        refusal: TrainwrightError = NotReady(_ENDED, 1.0)
+        refusal: TrainwrightError = NotReady(ENDED, 1.0)
         try:
             while not self.over:
                 self._dispatch_once()
