@@ -185,15 +185,12 @@ def _make_application(
 
 
 class _Counted:
-    """ASGI: counts every answer by its status, those of the guard too; HEAD is answered as GET, without the body."""
+    """ASGI: counts every answer by its status, those of the guard too."""
 
     def __init__(self, application: Any, endpoint: "InferenceEndpoint") -> None:
         self._application, self._endpoint = application, endpoint
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        if scope.get("method") == "HEAD":
-            # Uvicorn, which knows what it was asked, leaves the body out.
-            scope = {**scope, "method": "GET"}
         endpoint = "infer" if scope.get("path", "").endswith("/infer") else "other"
 
         async def counted(message: MutableMapping[str, Any]) -> None:

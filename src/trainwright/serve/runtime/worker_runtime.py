@@ -208,7 +208,7 @@ class WorkerRuntime:
         try:
             while not self.over:
                 self._dispatch_once()
-        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must be message
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
             refusal = self._refusal = ServeError(f"service: its dispatcher failed ({type(error).__name__}: {error})")
         finally:
             with self._gate:
