@@ -122,7 +122,7 @@ class FigureViews:
 
 
 def _draw_view(name: str, overview: Overview, directory: Path | None) -> View:
-    source = FigureSource(overview, directory, workers_by="device")
+    source = FigureSource(overview, directory)
     return _as_view(*(GROUPS[group].draw(source) for group in VIEWS[name]))
 
 

@@ -38,10 +38,10 @@ class StageRecords:
     def read(self, name: str) -> StageRecord | None:
         """Return the record of a stage; None if it never ended, or if its record cannot be read."""
         try:
-            # A record that cannot be read is none: the stage runs again.
-            told = json.loads((self.directory / FOLDER / f"{name}.json").read_bytes())
-            return StageRecord(inputs=told["inputs"], outputs=told["outputs"], content=told["content"])
+            record = json.loads((self.directory / FOLDER / f"{name}.json").read_bytes())
+            return StageRecord(inputs=record["inputs"], outputs=record["outputs"], content=record["content"])
         except (OSError, ValueError, TypeError, KeyError):
+            # A record that cannot be read is none: the stage runs again.
             return None
 
     def changed(self, name: str, inputs: Mapping[str, Any]) -> str | None:
