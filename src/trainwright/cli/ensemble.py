@@ -77,6 +77,7 @@ def _collect_content(choice: ChosenEnsemble) -> dict[str, Any]:
     points = [asdict(point) for point in front.points[:: -(-len(front.points) // _POINTS)]]
     protection = front.protection
     single = front.single_best
+    # Without test rows nothing here is judged on rows that chose nothing.
     test = report.rows if report.rows in single.members[0].splits else None
     return {
         "metric": front.metric,
@@ -107,6 +108,7 @@ def _collect_content(choice: ChosenEnsemble) -> dict[str, Any]:
 
 def _list_warnings(library: Any) -> list[str]:
     found = []
+    # The search chose by these rows, so they flatter whatever it found.
     if library.rows_seen_by_search:
         found.append(
             "the models left validation rows alone, which steered the search: 60 % of them select, 20 % calibrate and "
@@ -191,6 +193,7 @@ def _show_judged(pick: dict[str, Any]) -> None:
         print(f"{rows} rows: not available, so nothing here is of rows that chose nothing")
     for when in ("before", "after"):
         table = pick[when]
+        # Only classes have a calibration error.
         if table is not None and "ece" in table:
             print(
                 f"{rows} rows, {when} calibration: accuracy {table['accuracy']:.4f}, nll {table['nll']:.4f}, "

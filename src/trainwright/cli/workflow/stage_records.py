@@ -49,10 +49,12 @@ class StageRecords:
         record = self.read(name)
         if record is None:
             return "not done yet"
+        # Digests are compared, so that a record stays small whatever a stage rests on.
         now = _digest_inputs(inputs)
         differing = sorted(key for key in {*now, *record.inputs} if now.get(key) != record.inputs.get(key))
         if differing:
             return f"{', '.join(differing)} changed"
+        # A file that was removed or edited since is made again.
         for path, digest in record.outputs.items():
             if _file_digest(self.directory / path) != digest:
                 return f"{path} is missing or was changed"
