@@ -75,8 +75,6 @@ def _score_singles(front: Front) -> tuple[list[int], list[float], Sequence[float
     """Return the models that selection looked at: trials, losses of each alone, and seconds per row if measured."""
     # Without candidates there is no model to show alone.
     candidates = front.candidates
-    if candidates is None:
-        return [], [], []
     losses = make_scorer(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
     seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
     return candidates.trials.tolist(), losses.tolist(), seconds
