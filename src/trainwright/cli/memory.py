@@ -18,8 +18,7 @@ from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
 from trainwright.memory.chain_files import load_chain
 from trainwright.plan.byte_sizes import format_bytes, read_size
-from trainwright.plan.memory.explain import explain_plan
-from trainwright.plan.memory.memory_timeline import draw_timeline
+from trainwright.plan.memory.explain import draw_timeline, explain_plan
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.plan_record import read_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
@@ -197,8 +196,7 @@ def pipeline(
     for way, load in loads.items():
         print(f"busiest stage or link, {way}: {'does not fit' if load is None else f'{load:.6g} s'}")
     for name, placement in planned.placements.items():
-        bound = f"{placement.lower_seconds:.6g} s"
-        print(f"period, {name}: {placement.pattern.period_seconds:.6g} s, none of its kind below {bound}")
+        print(f"period, {name}: {placement.pattern.period_seconds:.6g} s")
     for name, timeline in planned.timelines.items():
         chosen = " (the plan's)" if name == planned.schedule else ""
         print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy{chosen}")
@@ -220,7 +218,6 @@ def pipeline(
             "stages": stages_made,
             "load_seconds": loads,
             "period_seconds": {name: each.pattern.period_seconds for name, each in planned.placements.items()},
-            "period_lower_seconds": {name: each.lower_seconds for name, each in planned.placements.items()},
             "step_seconds": {name: timeline.seconds for name, timeline in planned.timelines.items()},
             "schedule": planned.schedule,
         }

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.candidates import fill_gaps, make_legal
-from trainwright.search.quasirandom import spread
-from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.quasirandom import draw_spread
+from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
@@ -56,11 +56,13 @@ class EvolutionSearcher(Settings, error=SearchError):
         return [self._one(view, parents, number, taken) for number in numbers]
 
     def _one(self, view: SearchView, parents: Places, number: int, taken: set[bytes]) -> Configuration:
-        opened = opening(view, number, taken, searcher="evolution")
+        opened = propose_default(view, number, taken, searcher="evolution")
         if opened is not None:
             return opened
         if not len(parents):
-            return propose(view, spread(view, number, taken, "halton"), number, searcher="evolution", design="halton")
+            return propose(
+                view, draw_spread(view, number, taken, "halton"), number, searcher="evolution", design="halton"
+            )
         generator = rng(view.seed, "mutate", number)
         drawn = parents[generator.integers(len(parents), size=self.tournament)]
         # Tournament: fewer broken bounds first, then the lower loss.

@@ -12,7 +12,7 @@ from trainwright.randomness import rng
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
-__all__ = ["Learner", "Searcher", "draw_new", "opening", "propose"]
+__all__ = ["Learner", "Searcher", "draw_new", "propose", "propose_default"]
 
 _DRAWS = 8  # single draws before a finite space is listed and the untried rest is drawn from
 _LISTABLE = 1_000_000
@@ -45,7 +45,7 @@ def propose(view: SearchView, row: NDArray[np.float64], number: int, **origin: A
     return replace(view.space.configuration(row), number=number, origin=labels)
 
 
-def opening(view: SearchView, number: int, taken: set[bytes], **origin: Any) -> Configuration | None:
+def propose_default(view: SearchView, number: int, taken: set[bytes], **origin: Any) -> Configuration | None:
     """Return the configuration with which trial `number` opens a study: the default for trial 0.
 
     None for others, if an active parameter has no default, or if it was tried before.

@@ -168,7 +168,7 @@ class Recalled:
         if way == "generative":
             self.mixture: Mixture | None = Mixture.fitted(space, latent)
         else:
-            self.mixture = Mixture.around(space, latent[best]) if way == "priors" else None
+            self.mixture = Mixture.around_row(space, latent[best]) if way == "priors" else None
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], space: Space) -> tuple[Array, NDArray[np.bool_]]:

@@ -170,6 +170,7 @@ class FormatConformance:
         """An open checkpoint of any format can be written as it is, each tensor read when it is its turn."""
         kind = self.make()
         tensors = {"a": bits("float32", (7, 3)), "b": bits("bfloat16", (2, 2)), "c": bits("uint8", (0, 4))}
+        # Ties must survive a copy from one format to another.
         tensors["tied"] = tensors["a"]
         for other in FORMATS.values():
             with _folder() as folder:
@@ -183,6 +184,7 @@ class FormatConformance:
     def test_refusals(self) -> None:
         """Dtypes that the format has no word for, sparse tensors, lone surrogates and existing paths are refused."""
         kind = self.make()
+        # A format that has no word for a type must say so, not write another type.
         for dtype in sorted(DTYPES - kind.dtypes):
             self._refuses_to_write({"x": bits(dtype, (2,))}, dtype, "allowed: one of the formats")
         self._refuses_to_write({"x": torch.eye(2).to_sparse()}, "sparse", "dense")

@@ -37,6 +37,7 @@ class CombinationConformance:
         draws = rng(seed, "rule conformance", 0)
         kind = self.make_rule().outputs[0]
         if kind == "classes":
+            # Sure and unsure members, so that votes and means differ.
             odds = np.exp(3.0 * draws.normal(size=(self.MEMBERS, self.ROWS, self.COLUMNS)))
             return list(odds / odds.sum(axis=2, keepdims=True))
         values = 10.0 + draws.normal(size=(self.MEMBERS, self.ROWS, self.COLUMNS))

@@ -143,6 +143,7 @@ class EngineConformance:
     def test_what_is_no_number_fails_the_trial(self) -> None:
         """A result that no objective can be is a failure of that trial, and the next one runs."""
         with self.opened() as (engine, folder):
+            # Text, lists, objects and None are no losses; the last trial shows that the engine goes on.
             values = ["0.5", [1, 2], {"loss": object}, {"loss": None}, 1.0]
             handler = run_all(engine, [_assignment(n, folder, {"returns": value}) for n, value in enumerate(values)])
         for number in range(4):
@@ -155,6 +156,7 @@ class EngineConformance:
     def test_never_more_at_once_than_slots(self) -> None:
         """No more trials run at one time than the engine has slots."""
         with self.opened() as (engine, folder):
+            # Three rounds, so that slots are used again.
             count = 3 * engine.slots
             run_all(engine, [_assignment(number, folder, {"seconds": 0.1}) for number in range(count)])
             # By the trials' own clocks: what the engine says of itself proves nothing.
@@ -234,6 +236,7 @@ class EngineConformance:
             handler = OutcomeRecorder()
             engine.launch(_assignment(0, folder, {"reports": 1, "seconds": 600.0}), (0,))
             _poll_until(engine, handler, lambda: 0 in handler.records)
+            # From outside, as an out-of-memory killer does.
             os.kill(int(handler.records[0][0].body["metrics"]["pid"]), 9)
             _poll_until(engine, handler, lambda: 0 in handler.outcomes)
             run_all(engine, [_assignment(1, folder, {})], handler)

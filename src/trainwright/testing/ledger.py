@@ -125,6 +125,7 @@ class LedgerConformance:
     def test_what_does_not_fit_is_left_out_and_named(self) -> None:
         """A record of a known kind with a wrong body costs itself, and hides nothing."""
         ledger = self.make()
+        # One record misfits by a field, one lacks its trial.
         ledger.append(
             [Record(kind="a"), Record("reported", {"epoch": "1"}, 0, 1), Record("lost", {}), Record(kind="b")]
         )
@@ -137,6 +138,7 @@ class LedgerConformance:
 
     def test_stamps(self) -> None:
         """The stamp is the writer's name and its consecutive numbers; the record is left as it was."""
+        # Two writers on one ledger, which must not mix up their numbers.
         first = self.make()
         second = self.another(first)
         record = Record(kind="mark", body={"name": "x"})

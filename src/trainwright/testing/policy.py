@@ -79,6 +79,7 @@ def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Ite
 
 def _report(played: _Played, number: int, clock: float, *, survives: bool, better: float) -> None:
     allocator = played.allocator
+    # The allocator hears of each epoch, the end of a trial only once.
     epoch = played.epochs[number] = played.epochs.get(number, 0) + 1
     played.events += 1
     allocator.note_report(number, epoch, better, clock)
@@ -153,6 +154,7 @@ class PolicyConformance:
         for seed, (slots, per_node) in enumerate(self.engines):
             policy = self.make_policy()
             policy.check(slots, per_node, _RULE)
+            # A policy may leave slots unused, such as those beyond a power of two.
             free = policy.free_slots(slots, per_node).free
             for played in _play(policy, slots, per_node, seed):
                 assert played.events < 10_000, "trials go on for ever"
@@ -163,6 +165,7 @@ class PolicyConformance:
     def test_a_plan_repeats(self) -> None:
         """The same events give the same plan."""
         slots, per_node = self.engines[-1]
+        # Two plays of the same events, by policies made anew.
         runs = [[dict(played.held) for played in _play(self.make_policy(), slots, per_node, 7)] for _ in range(2)]
         assert runs[0] == runs[1]
 

@@ -158,6 +158,7 @@ def play(
 
 def _tell(rule: PromotionRule, played: Played, now: TrialView, view: RuleView, seen: TrialView) -> Verdict:
     """Fold the report of `now` and return the verdict on the trial as a study sees it: at its highest epoch."""
+    # The fold comes before the verdict, as a study writes before it decides.
     reported = Reported(trial=now.number, epoch=now.epoch, losses=now.losses, at_seconds=view.at_seconds)
     played.index = _fold(rule, played, reported)
     verdict = rule.on_report(played.index, view, seen)
@@ -239,6 +240,7 @@ class RuleConformance:
             return
         rule = self.make_rule()
         played = Played(index=rule.empty())
+        # From high to low numbers: each trial is the lowest so far when it reports.
         for number in range(40, -1, -1):
             for epoch in range(1, (rule.max_epochs or _LONGEST) + 1):
                 losses = (64.0 - epoch,) * self.objectives
@@ -262,6 +264,7 @@ class RuleConformance:
         rule = self.make_rule()
         for epoch in range(rule.max_epochs or _LONGEST):
             trial = TrialView(number=0, epoch=epoch, losses=(0.5,) * self.objectives)
+            # Asked of an empty index: a forecast must be possible before the first report.
             chances = rule.survival(rule.empty(), RuleView(remaining=1), trial)
             assert all(0.0 <= chance <= 1.0 for chance in chances)
             assert list(chances) == sorted(chances, reverse=True)

@@ -154,6 +154,7 @@ class SearcherConformance:
 
     def test_proposals_leave_global_randomness_alone(self) -> None:
         """No global generator is read or moved."""
+        # The same state before and after: nothing was drawn from it.
         np.random.seed(5)  # noqa: NPY002 -- the global state is what is tested
         view = SearchView(self.conditional_space(), 2)
         first = play(self.make_searcher(), view, 20, bowl)
@@ -236,6 +237,7 @@ class SearcherConformance:
 
     def test_intermediate_values_and_stops_are_understood(self) -> None:
         """Reports, stopped, paused and withdrawn trials, with and without a known number of epochs."""
+        # With a known length, and with none, where rungs are told at the end.
         for epochs in (27, None):
             searcher, view = self.make_searcher(), SearchView(self.conditional_space(), 8, epochs=epochs)
             for number in range(40):
@@ -244,6 +246,7 @@ class SearcherConformance:
                 if number % 7 == 6:
                     view.withdraw(number)
                     continue
+                # Trials that end at each rung, and one in four at full length.
                 last = (1, 3, 9, 27)[number % 4]
                 [final] = bowl(configuration, number)
                 for epoch in range(1, last + 1):

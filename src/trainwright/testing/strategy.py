@@ -63,6 +63,7 @@ class StrategyConformance:
         """What doubling the degree leaves of any layer is no larger."""
         strategy, arrays, mesh = self.make_strategy(), self.make_work(), self.meshes()
         degrees = mesh.axis(strategy.axis.name).tolist()
+        # Each degree with its double, where both apply.
         pairs = [(degrees.index(degree), degrees.index(2 * degree)) for degree in degrees if 2 * degree in degrees]
         assert pairs
         for share in (strategy.compute(arrays, mesh), *strategy.memory(arrays, mesh)):

@@ -83,6 +83,7 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
         state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
     if state is None:
         raise ValueError("decompose_uncertainty needs at least one prediction")
+    # The mixture's own sums: spread of the means, and mean of the variances.
     epistemic, noise = state.spread / state.weight, state.noise / state.weight
     if output == "values":
         return Uncertainty(measure="variance", total=epistemic, aleatoric=None, epistemic=epistemic)

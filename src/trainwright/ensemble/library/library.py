@@ -9,7 +9,7 @@ import numpy as np
 from trainwright.ensemble.library.cost import measure
 from trainwright.ensemble.library.member import Member, Split, read_member
 from trainwright.ensemble.library.networks import build_network
-from trainwright.ensemble.library.predictions import Output, check_kept, digest_of
+from trainwright.ensemble.library.predictions import Output, check_stored, digest_of
 from trainwright.ensemble.metrics import Array, Metric, default_metric, find_metric
 from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 from trainwright.ensemble.selection.front import Front, find_front, make_point
@@ -87,6 +87,7 @@ class Library:
         seconds, sizes = cost_columns(candidates)
         # Whatever their loss, members that are cheapest for it may be picked under a budget.
         stay = non_dominated(np.stack([losses, seconds, sizes], axis=1))
+        # The last key counts most: loss, then seconds, then trial number.
         stay[np.lexsort((candidates.trials, seconds, losses))[:count]] = True
         trials = set(candidates.trials[stay].tolist())
         return Library([member for member in self.members if member.trial in trials], self.excluded)
@@ -154,10 +155,10 @@ class Library:
                 continue
             try:
                 if metric.of_true is None:
-                    check_kept(member.predictions(split), member.output)  # verified here, and closed again
+                    check_stored(member.predictions(split), member.output)  # verified here, and closed again
                 else:
                     found = member.true(split)
-                    check_kept(found, "true")
+                    check_stored(found, "true")
                     true.append(found)
             except EnsembleError as error:
                 if split not in member.splits:
@@ -197,6 +198,7 @@ def _measure_member(member: Member, sample: object | Callable[[], object] | None
                 "known; allowed: a sample for all members; give sample="
             )
         sample = torch.zeros((1, *member.input_shape), dtype=getattr(torch, member.input_dtype))
+    # Measured as a trial measures its own: the same batch, the same number of calls.
     cost = measure(build_network(member).to(device), sample)
     return replace(
         member,

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainwright.ensemble.metrics import Array, Metric
 from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, make_scorer
-from trainwright.ensemble.selection.greedy import BudgetedGreedy, top
+from trainwright.ensemble.selection.greedy import BudgetedGreedy, rank_top
 from trainwright.randomness import rng
 
 __all__ = ["ProcedureEstimate", "Protection", "cross_validated", "protect"]
@@ -124,7 +124,7 @@ def cross_validated(
 
 def _best_of_top(largest: int, strategy: BudgetedGreedy) -> Procedure:
     def procedure(candidates: Candidates, scorer: Scorer) -> Picks:
-        ranked = top(candidates, scorer, largest)
+        ranked = rank_top(candidates, scorer, largest)
         found = [(loss, picks) for picks, loss in ranked if strategy.admits(candidates, picks)]
         if found:
             return min(found, key=lambda one: (round(one[0], 12), len(one[1])))[1]

@@ -169,6 +169,7 @@ def _make_hyperparameter(cs: Any, name: str, parameter: Varying, default: Any) -
     assert isinstance(parameter, Float | Int)  # noqa: S101 -- there are no other kinds
     if parameter.step is not None:
         return _make_stepped(cs, name, parameter, default)
+    # Plain numbers keep their law; only the names of its numbers differ.
     low, high, log, prior = parameter.low, parameter.high, parameter.log, parameter.prior
     # ConfigSpace rounds; a bound that changes would change the space.
     for number in (low, high, parameter.default):

@@ -79,6 +79,7 @@ class OptunaJournal:
         # Objectives are Optuna's values; all other metrics become user attributes.
         goals = [metrics.pop(objective.metric, math.nan) for objective in objectives]
         values = goals if all(map(math.isfinite, goals)) else None
+        # Lost and abandoned trials have failed, as far as Optuna has words.
         code = _CODES[trial.status]
         if code == 1 and values is None:
             code = 3  # Optuna knows no completed trial without values

@@ -100,6 +100,7 @@ class _Subset:
             return
         self._pending.remove(trial.number)
         last = None
+        # Steps may be reported in any order; rungs are passed upwards.
         for step, value in sorted(trial.intermediate_values.items()):
             last = step + 1  # Optuna's steps count from 0
             if last >= 1 and len(self._signs) == 1:
@@ -210,6 +211,7 @@ class TrainwrightSampler(BaseSampler):
             try:
                 [found] = self.searcher.ask(view, [trial.number])
                 params: Mapping[str, Any] = found.params
+            # The objective may be noisy, so a repeat is no waste.
             except SpaceExhausted:  # Optuna's studies go on, and an objective may be noisy
                 [params] = view.space.decode(view.space.sample(rng(self.seed, "repeat", trial.number), 1))
         return fixed | {name: _external(free[name], value) for name, value in params.items()}

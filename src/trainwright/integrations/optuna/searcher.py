@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trainwright.errors import MissingExtra, SearchError, closest
 from trainwright.integrations.optuna.coordinates import coordinates
 from trainwright.randomness import rng
-from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
@@ -67,7 +67,7 @@ class OptunaSearcher:
         with _quietly():
             session.follow(view)
             for number in numbers:
-                proposal = opening(view, number, taken, searcher=label)
+                proposal = propose_default(view, number, taken, searcher=label)
                 if proposal is None:
                     row = session.ask(view, number, taken)
                     proposal = propose(view, row, number, searcher=label)
@@ -157,6 +157,7 @@ class _Session:
                 self._running[key] = trial.number
                 return row
             self._study.tell(trial.number, state=self._states.FAIL)
+        # The sampler had its tries: a random row keeps the study going.
         row = draw_new(view, number, taken, "last")
         [key] = view.space.row_keys(row[None, :])
         self._running[key] = self._add(row, self._states.RUNNING)
@@ -193,6 +194,7 @@ class _Session:
     ) -> int:
         import optuna
 
+        # An inactive parameter is not suggested, so Optuna must not see it.
         active = [c for c in self._coordinates if not math.isnan(row[c.index])]
         value = next(iter(intermediate.values())) if intermediate else None
         frozen = optuna.trial.create_trial(

@@ -155,6 +155,7 @@ class PyCOMPSs:
     def _start(self, assignment: Assignment) -> None:
         from trainwright.integrations.pycompss._segment import segment
 
+        # The next rung above what was reported: there the rule is asked.
         until = next((end for end in self._ends if end > assignment.reported_epoch), None)
         ended = None if self._ended is None else self._ended / uuid.uuid4().hex
         try:

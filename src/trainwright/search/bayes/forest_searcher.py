@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, find_new, good_rows, least_places
-from trainwright.search.searcher import opening, propose
+from trainwright.search.searcher import propose, propose_default
 from trainwright.search.transfer import EarlierStudy, Experience, Recalled, Transfer
 from trainwright.search.view import SearchView
 from trainwright.space import Space
@@ -143,7 +143,7 @@ class ForestSearcher(BayesianSearcher):
             if best is not None:
                 return propose(view, recalled.best[best], number, searcher=self.name, design="recalled")
         if recalled is not None and recalled.mixture is not None:
-            opened = opening(view, number, taken, searcher=self.name)
+            opened = propose_default(view, number, taken, searcher=self.name)
             if opened is not None:
                 return opened
             rows = recalled.mixture.draw(rng(view.seed, "initial", number), _DRAWS)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainwright.randomness import rng
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit
 from trainwright.search.bayes.improvement import Improvement
-from trainwright.search.bayes.loop import BayesianSearcher, good_rows, penalised, simplex
+from trainwright.search.bayes.loop import BayesianSearcher, add_penalties, draw_weights, good_rows
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
@@ -59,12 +59,12 @@ class GaussianProcessSearcher(BayesianSearcher):
     def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
         """Choose one after the other, each believed at its posterior mean before the next."""
         # Several objectives become one by weights that are drawn anew for each batch.
-        weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
+        weights = draw_weights(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
         # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
         # as the forest does, found less on learning curves (`benchmarks/search/rules.py`).
-        targets = _penalised(view.outcomes[places], view.bounds, view.objectives)
+        targets = _make_targets(view.outcomes[places], view.bounds, view.objectives)
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
         # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
@@ -93,7 +93,7 @@ class GaussianProcessSearcher(BayesianSearcher):
         places = np.concatenate([first, np.arange(size, view.count)])
         points = embedding(view.rows[places], view.progress[places])
         if known is None or not _begins(points, known.posteriors[0].points):
-            y = _penalised(view.outcomes[first], view.bounds, view.objectives)
+            y = _make_targets(view.outcomes[first], view.bounds, view.objectives)
             generators = [rng(view.seed, "fit", size, j) for j in range(view.objectives)]
             begun = points[: len(first)]
             fitted = [fit(begun, embedding.owners, y[j], generator) for j, generator in enumerate(generators)]
@@ -106,10 +106,10 @@ class GaussianProcessSearcher(BayesianSearcher):
         return places, posteriors
 
 
-def _penalised(losses: Array, bounds: Array, objectives: int) -> Array:
+def _make_targets(losses: Array, bounds: Array, objectives: int) -> Array:
     """Return targets [objectives, rows] of losses [rows, objectives and constraints], broken bounds added to each."""
     pairs = [_standardised(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
-    return penalised(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
+    return add_penalties(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
 
 
 def _standardised(losses: Array, bound: float) -> tuple[Array, float]:

@@ -34,7 +34,7 @@ class Mixture:
     tables: dict[int, Array]  # by choice column: [components, codes]
 
     @classmethod
-    def around(cls, space: Space, row: Array) -> Self:
+    def around_row(cls, space: Space, row: Array) -> Self:
         """Return a normal of deviation 1/8 of the unit around one row, and its codes ten times as likely as others."""
         # A normal around the one row, and its own codes favoured but no other code ruled out.
         means = np.where(_units(space), row, np.nan)[None, :]
