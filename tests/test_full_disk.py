@@ -85,7 +85,7 @@ def converted(folder, size):
 
 
 def formats(folder, size):
-    from trainwright.checkpoint.tools.formats.registry import format_named
+    from trainwright.checkpoint.tools.formats.format import format_named
 
     return lambda: format_named("torch").write(folder / f"format-{size}.pt", {"x": torch.ones(size)})
 

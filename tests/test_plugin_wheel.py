@@ -108,7 +108,7 @@ from own_searcher import HillClimber
 from plug_in_training import train
 from trainwright import plugins
 from trainwright.checkpoint.tools.convert import convert
-from trainwright.checkpoint.tools.formats.registry import FORMATS, format_of
+from trainwright.checkpoint.tools.formats.format import FORMATS, format_of
 from trainwright.ensemble.combine.rules import RULES, make_rule
 from trainwright.plan import Degrees, Oracle
 from trainwright.profile import describe_transformer

@@ -23,7 +23,6 @@ UNPICKLES = {
 CONNECTIONS = {  # lines on which multiprocessing's pickles go
     "engine/process/worker.py": "a trial's process and its engine",
     "engine/process/gang.py": "likewise",
-    "checkpoint/save/writer_process.py": "a writer's process and its trial",
 }
 KITS = "testing/", "conformance.py"
 
@@ -57,13 +56,12 @@ def test_lines_of_pickles_are_between_own_processes():
 
 
 def test_torch_files_are_read_as_weights():
-    """`torch.load` without `weights_only=True` happens only where the caller has said `trust`."""
+    """No `torch.load` is without `weights_only=True`."""
     for name, path in NAMES.items():
         for called, call in calls(path):
             if called == "torch.load" and not (name.startswith(KITS) or name.endswith(KITS)):
                 told = {word.arg: ast.unparse(word.value) for word in call.keywords}
-                allowed = {"True", "not self.trust"} if name == "checkpoint/tools/formats/torch_zip.py" else {"True"}
-                assert told.get("weights_only") in allowed, name
+                assert told.get("weights_only") == "True", name
 
 
 def test_arrays_and_yaml_are_read_without_objects():
@@ -113,7 +111,7 @@ def test_programs_are_bounded_as_the_page_says():
 @pytest.mark.parametrize("reader", ["torch", "dcp", "safetensors"])
 def test_a_checkpoint_runs_nothing(reader, tmp_path):
     """A file that is a pickle with code in it is refused by each reader; more in the formats' conformance."""
-    from trainwright.checkpoint.tools.formats.registry import FORMATS
+    from trainwright.checkpoint.tools.formats.format import FORMATS
     from trainwright.errors import CheckpointError
 
     mark = tmp_path / "executed"

@@ -74,7 +74,7 @@ class Kiln(Settings, error=EnsembleError):
 def test_a_table_makes_settings_and_its_errors_say_where():
     assert Kiln.from_table({"degrees": 900}, "[kiln]") == Kiln(degrees=900)
     for table, sentence in (
-        ({}, "[kiln]: 'degrees' is missing; allowed: degrees, hours, gas"),
+        ({}, "[kiln]: 'degrees' is missing (heat); allowed: degrees, hours, gas"),
         ({"degree": 3}, "[kiln]: 'degree' is unknown; allowed: degrees, hours, gas"),
         ({"degrees": 0}, "[kiln] Kiln.degrees: got 0; allowed: a number of degrees above 0 and at most 1300"),
         ({"degrees": 900, "hours": True}, "[kiln] Kiln.hours: got True; allowed: a whole number >= 1"),

@@ -244,15 +244,14 @@ def _deep(member: Any, data: dict[str, tuple[Any, Any]]) -> dict[str, tuple[list
 
 
 def _mixed(members: Sequence[Array], weights: Sequence[float]) -> Array:
-    from trainwright.ensemble import combine
-    from trainwright.ensemble.combine.rules import NormalMixture
+    from trainwright.ensemble.combine.rules import NormalMixture, combine
 
     return combine(NormalMixture(), members, weights)
 
 
 def _scored(found: Mapping[str, tuple[list[Array], Sequence[float]]], targets: Mapping[str, Array]) -> dict[str, Any]:
     from trainwright.ensemble.combine.calibration import calibrate
-    from trainwright.ensemble.combine.coverage import coverage, crps
+    from trainwright.ensemble.combine.uncertainty import coverage, crps
     from trainwright.ensemble.metrics import METRICS
 
     metric = METRICS["normal_nll"]

@@ -7,7 +7,7 @@ A state packs, four bits for each stage, where its bare output and its saved val
 import numpy as np
 
 from trainwright.kernels import Ints, compiled
-from trainwright.plan.memory._queue import EMPTY, build_table, find_slot, path_to, pop_heap, push_heap
+from trainwright.plan.memory._exact import EMPTY, build_table, find_slot, path_to, pop_heap, push_heap
 from trainwright.plan.memory.sizes import Sizes
 
 __all__ = ["OFFLOAD", "PREFETCH", "RELEASE", "WAIT", "search_with_copies"]

@@ -1,4 +1,4 @@
-"""What others do beside torch's checkpointing: Chen's square roots and bytes, revolve.
+"""What others do beside torch's checkpointing: Chen's square roots and bytes.
 
 All are lists of operations for the same simulator, so that plans are compared on the same terms.
 """
@@ -8,10 +8,9 @@ import math
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.checkpointing import checkpointing_plans, segments, sequential
 from trainwright.plan.memory.operations import Operation
-from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.simulate import simulate
 
-__all__ = ["best_baseline", "chen_begins", "chen_bytes", "revolve", "suite"]
+__all__ = ["best_baseline", "chen_begins", "chen_bytes", "suite"]
 
 Operations = tuple[Operation, ...]
 
@@ -32,12 +31,6 @@ def chen_begins(chain: Chain, threshold_bytes: float) -> list[int]:
     return begins
 
 
-def revolve(chain: Chain, budget_bytes: int, *, slots: int = 500) -> Operations | None:
-    """Return the best plan that saves values only right before their backward (revolve, for unequal stages)."""
-    solved = solve_persistent(chain, budget_bytes, slots=slots, leaves_only=True)
-    return None if solved is None else solved.operations
-
-
 def suite(chain: Chain) -> dict[str, Operations]:
     """Return all baselines that need no budget, by name."""
     length = len(chain.stages)
@@ -55,9 +48,4 @@ def best_baseline(chain: Chain, budget_bytes: int) -> tuple[str, float]:
         simulation = simulate(chain, operations, budget_bytes=budget_bytes)
         if simulation.fits and simulation.seconds < best[1]:
             best = (name, simulation.seconds)
-    operations_or_none = revolve(chain, budget_bytes)
-    if operations_or_none is not None:
-        simulation = simulate(chain, operations_or_none, budget_bytes=budget_bytes)
-        if simulation.fits and simulation.seconds < best[1]:
-            best = ("revolve", simulation.seconds)
     return best

@@ -7,7 +7,7 @@ from benchmarks.memory.event_bound import bound_by_events, small_share
 from benchmarks.memory.moment_bound import bound_by_moments
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.link import Link
+from trainwright.plan.memory.operations import Link
 
 __all__ = ["Certificate", "certify"]
 

@@ -38,7 +38,7 @@ from dataclasses import dataclass, replace
 from benchmarks.memory.integer_program import Integer, Terms
 
 from trainwright.model.chain import Chain, Stage
-from trainwright.plan.memory.link import Link
+from trainwright.plan.memory.operations import Link
 
 __all__ = ["Value", "bound_by_events", "small_share", "values_of"]
 

@@ -8,7 +8,7 @@ from benchmarks.memory._exact_copies import search_with_copies
 from trainwright.errors import ChainError
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.exact import SearchResult
-from trainwright.plan.memory.operations import Operation, OperationKind, Value, offload, prefetch
+from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.sizes import sizes_of
 
 __all__ = ["solve_exact_with_copies"]
@@ -98,8 +98,8 @@ def _scheduled(rows: list[list[int]]) -> tuple[Operation, ...]:
         if action in {4, 5, 6}:
             made = {
                 4: Operation(OperationKind.DELETE, what // 2, value),
-                5: offload(value, what // 2),
-                6: prefetch(value, what // 2),
+                5: Operation(OperationKind.OFFLOAD, what // 2, value),
+                6: Operation(OperationKind.PREFETCH, what // 2, value),
             }
             operations.insert(last if running else len(operations), made[action])
             last += bool(running)

@@ -3,8 +3,8 @@
 Random chains of 2 to 4 stages, numbers as in `run`, a link of 1 or 3 bytes a second, budgets even between the least
 with copies and that of keeping everything, beside the fastest of all schedules (an exact search); such chains of 5 to
 8 stages beside the bound of an integer programme (HiGHS). PipeDream's layer graphs with a link of 16 GB/s each way,
-within shares of their activation memory, beside recomputation alone and the better of two bounds: Lagrange's, of
-persistent plans, and that of integer programmes within a limit of time, of all plans. Where a share is less than the
+within shares of their activation memory, beside recomputation alone and the bound of integer programmes within a limit
+of time, of all plans. Where a share is less than the
 largest stage needs for itself, within the least budget that there is.
 """
 
@@ -28,7 +28,7 @@ from benchmarks.memory.graphs import read_graph
 
 from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Link, Plan, Stage
-from trainwright.plan.memory.minimum_budget import largest_stage, lowest_with_copies
+from trainwright.plan.memory.minimum_budget import lowest_with_copies, stage_needs
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes, plan_chain
 from trainwright.plan.memory.simulate import simulate
 
@@ -89,7 +89,7 @@ def summary_of(copies: dict[str, Any], proofs: dict[str, Any], graphs: Rows) -> 
 
 
 _JOINT = ("chains", "optimal", "mean gap", "max gap", "not searched to the end")
-_GRAPHS = ("graph", "saved", "budget", "remat", "joint", "bound of joint", "of plans", "gap", "best baseline",
+_GRAPHS = ("graph", "saved", "budget", "remat", "joint", "bound of joint", "gap", "best baseline",
            "least budget", "its owner")  # fmt: skip
 
 
@@ -115,7 +115,6 @@ def _graph_row(row: dict[str, Any]) -> tuple[str, ...]:
         share(row["remat_overhead"]),
         share(row["joint_overhead"]),
         share(row["joint_bound"]),
-        row["bound_of"],
         "optimal" if row["joint_gap"] is not None and row["joint_gap"] < _PROVEN else share(row["joint_gap"]),
         share(row["baseline_overhead"]),
         share(row["least_with_copies_share"]),
@@ -137,7 +136,9 @@ def layer_graphs(folder: Path, limit: float) -> Iterator[dict[str, Any]]:
 def graph_row(path: Path, multiple: float, part: float, limit: float) -> dict[str, Any]:
     """Plan a measured graph within a share of its activation memory, without and with copies over the link."""
     chain = read_graph(path, saved_multiple=multiple)
-    activations, least, largest = _activations(chain), lowest_with_copies(chain)[1], largest_stage(chain)
+    activations, least, largest = _activations(chain), lowest_with_copies(chain)[1]
+    needs = stage_needs(chain)[0]
+    largest = needs.index(max(needs))
     lowest = part == (least - chain.fixed_bytes) / activations
     budget = least if lowest else chain.fixed_bytes + int(part * activations)
     link = Link(to_host=_LINK, to_device=_LINK)
@@ -145,11 +146,10 @@ def graph_row(path: Path, multiple: float, part: float, limit: float) -> dict[st
     start = time.process_time()
     joint = _plan(chain, budget, offload=True)
     seconds = time.process_time() - start
-    lower, solved, of = None, False, "-"
+    lower, solved = None, False
     if joint is not None:
         proof = certify(chain, budget, link, known_seconds=joint.seconds, limit_seconds=limit)
         lower, solved = max(joint.lower_seconds, proof.lower_seconds), proof.finished
-        of = "all" if proof.lower_seconds >= joint.lower_seconds else "persistent"
     return {
         "graph": path.stem,
         "saved_multiple": multiple,
@@ -161,7 +161,6 @@ def graph_row(path: Path, multiple: float, part: float, limit: float) -> dict[st
         "joint_bound": lower and lower / chain.plain_seconds - 1,
         "joint_gap": joint and lower and joint.seconds / lower - 1,
         "bound_solved": solved,
-        "bound_of": of,
         "baseline_overhead": _finite(best_baseline(chain, budget)[1] / chain.plain_seconds - 1),
         "least_share": (minimal_bytes(chain) - chain.fixed_bytes) / activations,
         "least_with_copies_share": (least - chain.fixed_bytes) / activations,

@@ -30,7 +30,7 @@ from benchmarks.memory.event_bound import Value, values_of
 from benchmarks.memory.integer_program import Integer, Terms
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.link import Link
+from trainwright.plan.memory.operations import Link
 
 __all__ = ["bound_by_moments"]
 

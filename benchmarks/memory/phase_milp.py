@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.exact import SearchResult, keep_within, list_operations
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skip_connections import without_skips
+from trainwright.plan.memory.skips import without_skips
 
 __all__ = ["solve_milp"]
 

@@ -3,7 +3,7 @@
 Random chains as in the protocol of the claims: 3 to 6 stages (and 7 to 10), times 1-9, outputs 1-6, saved values 0-6
 more, temporaries 0-2, budgets even between the least feasible and that of keeping everything; the optimum is that of
 a finished exact search. On chains of 12 to 30 stages an integer programme (HiGHS, with a time limit) is the
-certificate. Baselines: none, every block, k equal segments (best k), Chen, revolve, in the same simulator. All that
+certificate. Baselines: none, every block, k equal segments (best k), Chen, in the same simulator. All that
 is the part `chains`; `joint` has plans with copies to a host, `training` the example models trained within budgets
 beside torch's checkpointing.
 """

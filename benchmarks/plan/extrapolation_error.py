@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
-from trainwright.plan.parallel.intervals import UNCALIBRATED
+from trainwright.plan.parallel.assembly import UNCALIBRATED
 
 __all__ = ["Reach", "conformal", "reach_margin", "reach_of"]
 

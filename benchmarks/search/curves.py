@@ -11,7 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
-from trainwright.space import Float, Int, Parameter, Space
+from trainwright.space import Float, Int, Space
+from trainwright.space.parameters import Parameter
 
 __all__ = ["CurveProblem", "find_curves"]
 

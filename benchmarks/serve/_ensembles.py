@@ -12,7 +12,7 @@ from torch import nn
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.rules import make_rule
 from trainwright.ensemble.library.member import MEMBER_FILE, SCHEMA, WEIGHTS_FILE, read_member, write_folder
-from trainwright.ensemble.library.weights import serialise_weights
+from trainwright.ensemble.library.networks import serialise_weights
 from trainwright.serve import DeploymentPlan
 from trainwright.serve.placement.deployment_plan import digest_of
 from trainwright.serve.placement.devices import parse_devices

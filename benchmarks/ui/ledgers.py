@@ -14,7 +14,8 @@ import numpy as np
 from trainwright.ledger import DirectoryLedger, Record, facts
 from trainwright.ledger.writers import Writer, new_writer
 from trainwright.randomness import rng
-from trainwright.space import Choice, Configuration, Float, Int, Space
+from trainwright.space import Choice, Float, Int, Space
+from trainwright.space.configuration import Configuration
 
 __all__ = ["SPACE", "trial_records", "write_study"]
 

@@ -11,21 +11,20 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from trainwright.checkpoint.tools.formats.base import BaseFormat, document, head, read_document
-from trainwright.checkpoint.tools.formats.protocol import Capabilities, Slices, Stored, TensorInfo
-from trainwright.checkpoint.tools.formats.tensors import DTYPES, as_bytes, as_tensor, plain, stand_in
+from trainwright.checkpoint.tools.formats.format import Format, Stored, document, head, read_document
+from trainwright.checkpoint.tools.formats.tensors import DTYPES, TensorInfo, as_bytes, as_tensor, plain, stand_in
 
 __all__ = ["Plain"]
 
 _MAGIC = b"PLAIN01\n"
 
 
-class Plain(BaseFormat):
+class Plain(Format):
     """The magic, the header's length and its hash, the header, the tensors; a tensor is read without the others."""
 
     name: ClassVar[str] = "plain"
     suffix: ClassVar[str] = ".plain"
-    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=False, streams=True)
+    dtypes: ClassVar[frozenset[str]] = DTYPES
 
     def recognises(self, path: Path) -> bool:
         """Tell by the first bytes."""
@@ -58,10 +57,10 @@ class Plain(BaseFormat):
             if path.stat().st_size != end:
                 raise ValueError(f"{path.stat().st_size} bytes, where the header tells of {end}")
 
-            def fetch(name: str, slices: Slices | None) -> Tensor:
+            def fetch(name: str) -> Tensor:
                 place, size = places[name]
                 file.seek(place)
                 array = np.frombuffer(file.read(size), stand_in(infos[name].dtype)).reshape(infos[name].shape)
-                return as_tensor(array if slices is None else array[slices], infos[name].dtype)
+                return as_tensor(array, infos[name].dtype)
 
             yield Stored(infos=infos, metadata=text, fetch=fetch)

@@ -6,7 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainwright.ensemble import AllMembersRule, CombinationRule, WeightedMean, combine
+from trainwright.ensemble import AllMembersRule
+from trainwright.ensemble.combine.rules import CombinationRule, WeightedMean, combine
 from trainwright.ensemble.metrics import SMALLEST, Array
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng

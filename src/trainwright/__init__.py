@@ -57,7 +57,6 @@ if TYPE_CHECKING:
     from trainwright.space import (
         Beta,
         Choice,
-        Configuration,
         Constant,
         Derived,
         Float,
@@ -73,6 +72,7 @@ if TYPE_CHECKING:
         one_of,
         require,
     )
+    from trainwright.space.configuration import Configuration
     from trainwright.study import Study, StudyFailed, Worker
     from trainwright.train import Trial, from_optuna
 
@@ -86,7 +86,7 @@ _HOME = {
     "BudgetedGreedy": "ensemble",
     "Choice": "space",
     "Cluster": "cluster",
-    "Configuration": "space",
+    "Configuration": "space.configuration",
     "Constant": "space",
     "DefaultSearcher": "search",
     "Deployment": "serve",

@@ -2,8 +2,8 @@
 
 Compiled code is cached beside its source, or, where that folder is read-only, in numba's user-wide cache folder;
 NUMBA_CACHE_DIR overrides both, and where none can be written to every process compiles anew. numba looks at the date
-of a kernel's own file only, so kernels that call each other stay in one file, but for the two searches that time plans
-by `plan/memory/copy_schedule`: remove what is cached beside that file after a change of it (an installation writes all
+of a kernel's own file only, so kernels that call each other stay in one file, but for the search that times plans by
+`plan/memory/copy_schedule`: remove what is cached beside that file after a change of it (an installation writes all
 files anew).
 """
 

@@ -64,7 +64,8 @@ class Settings:
         for setting in known:
             if setting.default is dataclasses.MISSING and setting.name not in table:
                 names = ", ".join(each.name for each in known)
-                raise cls._error(f"{where}: {setting.name!r} is missing; allowed: {names}")
+                meaning = f" ({setting.help})" if setting.help else ""
+                raise cls._error(f"{where}: {setting.name!r} is missing{meaning}; allowed: {names}")
         try:
             return cls(**table)
         except cls._error as error:

@@ -10,8 +10,8 @@ from trainwright.errors import ChainError
 from trainwright.memory import Link
 from trainwright.plan.memory.copy_schedule import simulate_seconds
 from trainwright.plan.memory.exact import solve_exact
-from trainwright.plan.memory.joint import rows_of
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.operations import rows_of
 from trainwright.plan.memory.planning import plan_chain
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of

@@ -32,7 +32,7 @@ from trainwright.publishing import FileLayer
 
 LAYOUTS = ("ddp", "fsdp", "shard1", "replicate")
 QUIET = CheckpointConfig(writer="sync", interval=1_000_000, timeout_seconds=60.0)
-WAITING = CheckpointConfig(interval=1_000_000, timeout_seconds=60.0, health_check=None)
+WAITING = CheckpointConfig(interval=1_000_000, timeout_seconds=60.0, on_nonfinite="save")
 
 
 def launch(folder, world, *arguments, timeout=240, victim=None, after=0.0):

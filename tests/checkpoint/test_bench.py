@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainwright.checkpoint.tools.bench import Bench, BenchRow, bench, collect_state
-from trainwright.checkpoint.tools.formats.registry import FORMATS
+from trainwright.checkpoint.tools.formats.format import FORMATS
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
 from trainwright.errors import (
     CheckpointConfigError,
@@ -65,7 +65,7 @@ class TestBench:
             @contextmanager
             def open(self, path):
                 with super().open(path) as stored:
-                    yield replace(stored, fetch=lambda name, cut: stored.fetch(name, cut) + 1)
+                    yield replace(stored, fetch=lambda name: stored.fetch(name) + 1)
 
         monkeypatch.setattr("trainwright.checkpoint.tools.bench.FORMATS", {**FORMATS, "safetensors": Lossy()})
         found = bench(state, directory=tmp_path, repeats=1)

@@ -11,8 +11,8 @@ import torch
 from faulty_files import FailingFiles, StallingFiles
 from torch import nn
 
-from trainwright.checkpoint import CheckpointConfig, HealthCheck, Manager, Retention
-from trainwright.checkpoint.tools.formats.registry import FORMATS
+from trainwright.checkpoint import CheckpointConfig, Manager, Retention
+from trainwright.checkpoint.tools.formats.format import FORMATS
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointCorruptError,
@@ -204,9 +204,9 @@ class TestFailures:
         """A spoilt network is not saved, the one before stays, and training is told or ended as one likes."""
         training = Training()
         training.run(1)
-        for screen in (HealthCheck(), HealthCheck(on_nonfinite="raise")):
-            config = CheckpointConfig(writer="thread", interval=NEVER, health_check=screen)
-            folder = tmp_path / screen.on_nonfinite
+        for what in ("refuse", "raise"):
+            config = CheckpointConfig(writer="thread", interval=NEVER, on_nonfinite=what)
+            folder = tmp_path / what
             with Manager(folder, config=config, **training.items()) as manager:
                 manager.save(wait=True)
                 training.run(1, manager)
@@ -215,7 +215,7 @@ class TestFailures:
                 sentence = "step 1 is not saved: model.0.weight holds values that are not finite"
                 with (
                     pytest.raises(CheckpointError, match=sentence)
-                    if screen.on_nonfinite == "raise"
+                    if what == "raise"
                     else pytest.warns(UserWarning, match=sentence)
                 ):
                     manager.save(wait=True)
@@ -375,10 +375,8 @@ class TestMisuse:
             Retention(best=2)
         with pytest.raises(CheckpointConfigError, match=r"Retention.last: got 0; allowed: a whole number >= 1"):
             Retention(last=0)
-        with pytest.raises(
-            CheckpointConfigError, match=r"HealthCheck.on_nonfinite: got 'keep'; allowed: 'refuse', 'raise'"
-        ):
-            HealthCheck(on_nonfinite="keep")
+        with pytest.raises(CheckpointConfigError, match="on_nonfinite: got 'keep'; allowed: 'refuse', 'raise'"):
+            CheckpointConfig(on_nonfinite="keep")
 
 
 @pytest.mark.slow

@@ -11,9 +11,9 @@ from trainwright.checkpoint.policy.retention import choose_retained
 from trainwright.checkpoint.save.publish import Published
 
 
-def checkpoint(step, *, screen="good", loss=None, pin=None):
+def checkpoint(step, *, loss=None, pin=None):
     report = {"metrics": {} if loss is None else {"loss": loss}}
-    manifest = Manifest(step=step, screen=screen, report=report, pin=pin)
+    manifest = Manifest(step=step, report=report, pin=pin)
     return Published(path=Path(f"step-{step}"), manifest=manifest)
 
 
@@ -35,16 +35,9 @@ def test_pins():
     assert steps(choose_retained(line, Retention(last=1)).keep) == [5, 2]
 
 
-def test_suspects():
-    """The newest good one stays beside newer suspects."""
-    line = [checkpoint(5, screen="suspect"), checkpoint(4), checkpoint(3)]
-    assert steps(choose_retained(line, Retention(last=1)).keep) == [5, 4]
-
-
 records = st.builds(
     checkpoint,
     st.integers(0, 30),
-    screen=st.sampled_from(["good", "suspect"]),
     loss=st.none() | st.floats(allow_nan=False, allow_infinity=False) | st.just("nan"),
     pin=st.sampled_from([None, None, "rung 1"]),
 )
@@ -59,13 +52,12 @@ policies = st.builds(
 
 @given(line=st.lists(records, max_size=10, unique_by=lambda one: one.path), policy=policies)
 def test_what_always_holds(line, policy):
-    """Nothing is both kept and dropped; pins, the newest good one and the newest of all stay."""
+    """Nothing is both kept and dropped; pins and the newest stay."""
     line = sorted(line, key=lambda one: one.manifest.step, reverse=True)
     keep, drop = choose_retained(line, policy)
     assert sorted(steps(keep) + steps(drop)) == sorted(steps(line))
     assert [one for one in line if one in keep] == list(keep)
     certain = [one for one in line if one.manifest.pin is not None]
-    certain += ([one for one in line if one.manifest.screen == "good"] or line)[:1]
     assert all(one in keep for one in certain)
     assert all(one in keep for one in line[: policy.last])
     if line:

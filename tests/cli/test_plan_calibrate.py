@@ -36,7 +36,7 @@ def test_one_rank_says_that_it_has_no_links(trainwright, tmp_path):
             ["--out", "x.toml", "--launch", "slurm"],
             "launch slurm: SLURM_PROCID is None; allowed: a number; start it as",
         ),
-        (["--out", "x.toml", "--largest", 100], "--largest: got 100; allowed: a number of bytes from 256"),
+        (["--out", "x.toml", "--largest", 100], "--largest: got 100.0; allowed: a number of bytes from 256"),
         (["--out", "x.toml", "--devices", "tpu"], "devices: got 'tpu'; allowed: 'cpu', 'cuda'"),
         (["--out", "x.toml", "--repeats", 1], "repeats: got 1; allowed: a whole number >= 2"),
     ],

@@ -41,14 +41,14 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("arguments", "sentence"),
         [
-            (["--engine", "slurm"], "--engine: got 'slurm'; allowed: local, ray"),
+            (["--engine", "slurm"], "--engine: got 'slurm'; allowed: 'local', 'ray'"),
             (["--slo-ms", "0"], "objective: got 'throughput@0'; allowed: throughput, or throughput@MS"),
             (["--deadline-ms", "-1"], "DeploymentSettings.deadline_ms: got -1.0"),
             (["--queue-rows", "0"], "DeploymentSettings.queue_rows: got 0; allowed: a whole number >= 1"),
             (["--devices", "tpu"], "devices: got 'tpu'"),
             (["--plan", "nowhere.json"], "there is no such file"),
             (["--token-file", "nowhere"], "--token-file: cannot read nowhere"),
-            (["--drain", "-1"], "--drain: got -1.0; allowed: seconds >= 0"),
+            (["--drain", "-1"], "--drain: got -1.0; allowed: a number of seconds >= 0"),
         ],
     )
     def test_run(self, trainwright, folder, arguments, sentence):

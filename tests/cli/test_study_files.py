@@ -14,7 +14,7 @@ BAD = {
     "unknown key": (("trials = 4", "trail = 4"), r"\[study\]: 'trail' is unknown; allowed: .*did you mean 'tr"),
     "no train": (
         ('train = "cli_training:train"', ""),
-        r"\[study\]: 'train' is missing; give train = 'module:function'",
+        r"\[study\]: 'train' is missing \('module:function' that trains a trial\)",
     ),
     "no objectives": (('objectives = "min val_loss"', ""), r"\[study\]: 'objectives' is missing"),
     "objective of no direction": (

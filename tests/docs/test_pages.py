@@ -10,6 +10,7 @@ import pytest
 import typer
 
 from trainwright.cli.main import build_app
+from trainwright.ledger.kinds import KINDS
 
 APP = build_app()
 
@@ -45,6 +46,15 @@ def test_reference_has_every_command(monkeypatch):
     for name, command in known.items():
         options = [option for option in command.params if option.opts[0].startswith("--")]
         assert [option.name for option in options if not option.help or option.opts[0] not in shown[name]] == [], name
+
+
+def test_reference_has_every_kind_of_record(monkeypatch):
+    monkeypatch.syspath_prepend(DOCS)
+    from record_kinds import kinds_table
+
+    rows = kinds_table().splitlines()[2:]
+    assert [row.split("`")[1] for row in rows] == list(KINDS)
+    assert "<!-- record kinds -->" in (DOCS / "reference" / "ledger.md").read_text()
 
 
 @pytest.mark.slow

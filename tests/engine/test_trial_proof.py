@@ -105,7 +105,7 @@ def test_bad_input():
 
 
 def lines(*events, state="x"):
-    return [JournalLine(rank=0, step=step, event=event, batches=[], losses=[], state={"model": state}, samples=[])
+    return [JournalLine(rank=0, step=step, event=event, batches=[], losses=[], state={"model": state})
             for step, event in events]  # fmt: skip
 
 

@@ -88,8 +88,6 @@ def filled(tmp_path_factory) -> FakeStudy:
             parameter_count=number + 1,
             weight_bytes=4 * (number + 1),
             device="cpu",
-            threads=1,
-            dtype="float32",
             seconds=0.128 * (number + 1),
         )
         trial = study.trial(number, params={"width": number}, scratch={"ensemble.cost": cost})

@@ -51,7 +51,7 @@ def test_perfect_variances_stay():
 
 
 def test_what_it_scores_is_what_it_predicts(study):
-    """After `calibrated`, `predictions`, `score`, `report` and `decided` are all of the calibrated probabilities."""
+    """After `calibrated`, `predictions`, `score` and `report` are all of the calibrated probabilities."""
     draws = np.random.default_rng(0)
     parts = {"selection": 300, "calibration": 600, "test": 500}
     data = {name: drawn(draws, rows, 2, 3.0) for name, rows in parts.items()}

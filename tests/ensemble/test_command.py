@@ -32,7 +32,6 @@ def test_table_page_and_json(filled, trainwright, tmp_path):
     told = json.loads(out.splitlines()[-1])
     front = filled.library().select(BudgetedGreedy(max_members=3))
     assert told["front"][0]["loss"] == pytest.approx(front.points[0].loss)
-    assert told["front"][0]["corrected_loss"] > told["front"][0]["loss"]
     assert told["pick"]["losses"]["test"] == pytest.approx(front.pick().score("test", "cross_entropy"), abs=1e-3)
     assert set(told["cross_validated"]) == {"single best", "top-k"}  # 60 rows are too few for more
     assert "only 60 rows to select on" in told["warnings"][0]
@@ -83,26 +82,6 @@ def test_measure(study, trainwright, tmp_path):
         assert sentence in said
 
 
-def test_threshold_of_two_classes(study, trainwright, tmp_path):
-    """`--decide-by` finds it on the calibration rows, says what it does to the test rows, and exports it."""
-    draws = np.random.default_rng(0)
-    rows = {"selection": 300, "calibration": 400, "test": 300}
-    chances = {name: 0.4 * draws.random(count) for name, count in rows.items()}
-    targets = {name: (draws.random(len(each)) < each).astype(np.int64) for name, each in chances.items()}
-    told = {name: np.column_stack([1 - each, each]) for name, each in chances.items()}
-    leave(study.trial(0), predictions=told, targets=targets)
-    arguments = (study.directory, "--html", tmp_path / "page.html", "--json")
-    status, out, _ = trainwright(*arguments, "--decide-by", "balanced_accuracy")
-    decision = json.loads(out.splitlines()[-1])["pick"]["decision"]
-    assert status == 0
-    assert 0.1 < decision["applied"] < 0.35
-    assert decision["before"] == 0.5 < decision["after"]
-    assert f"called 1 above a probability of {decision['applied']:.4f} (by balanced accuracy), test balanced" in out
-    assert "warning: there is one model, which is an ensemble of one" in out
-    status, _, err = trainwright(*arguments, "--decide-by", "f2")
-    assert (status, "allowed: 'accuracy', 'balanced_accuracy', 'f1'" in err) == (2, True)
-
-
 def test_validation_rows_alone(study, trainwright, tmp_path):
     """They are divided, and it is said that every number is too good."""
     for number in range(3):
@@ -131,7 +110,6 @@ def test_mistakes(filled, study, trainwright, tmp_path):
         ([filled.directory, "--split", "validation"], "split: got 'validation'; allowed: selection, test"),
         ([filled.directory, "--max-members", "0"], "max_members: got 0"),
         ([study.directory], "got 2 different sets of rows"),
-        ([study.directory, "--common-rows"], "left no row ids"),
     ):
         status, _, err = trainwright(*arguments, "--html", tmp_path / "page.html")
         assert (status, "Traceback" in err) == (2, False)

@@ -47,9 +47,9 @@ def test_evaluation_at_128_rows_without_a_trace(rows):
     assert set(watch.calls) == {((128, 3), torch.float32, False, False)}
     assert watch.training
     assert torch.equal(state, torch.random.get_rng_state())
-    assert (cost.device, cost.dtype, cost.rows) == ("cpu", "float32", 128)
+    assert (cost.device, cost.rows) == ("cpu", 128)
     assert cost.seconds > 0
-    assert cost.repeats >= 7
+    assert len(watch.calls) >= 10  # three to warm up, seven timed at least
 
 
 def test_modes_are_put_back_one_by_one(model):

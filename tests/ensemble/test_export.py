@@ -3,17 +3,13 @@
 import json
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from trainwright.ensemble import BudgetedGreedy, Ensemble, Library, leave
-from trainwright.ensemble.combine.coverage import risk_coverage
-from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.export.folder import manifest_digest
-from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import EnsembleError, ExportError
 
 torch = pytest.importorskip("torch")
@@ -95,22 +91,15 @@ class TestPredict:
             found.predict(np.array([[0, 0, 0], [np.nan, 0, 0]], dtype=np.float32))
 
     def test_labels(self, filled):
-        """The likeliest class, or, of two, by the threshold that the calibration rows gave; kept in the folder."""
+        """The likeliest class."""
         study, x, kind = filled
         found = chosen(study)
         if kind == "moments":
-            for asked in (lambda: found.labels(x["test"]), found.decided):
-                with pytest.raises(EnsembleError, match="got predictions that are moments; allowed: "):
-                    asked()
+            with pytest.raises(EnsembleError, match="got predictions that are moments; allowed: "):
+                found.labels(x["test"])
             return
         predicted = found.predict(x["test"])
         np.testing.assert_array_equal(found.labels(x["test"]), predicted.argmax(axis=1))
-        decided = replace(found.decided("f1"), saved_report={})
-        decided = replace(decided, decision=replace(decided.decision, applied=0.8))
-        np.testing.assert_array_equal(decided.labels(x["test"]), predicted[:, 1] > 0.8)
-        assert decided.report().decision["measure"] == "f1"
-        assert 0 <= decided.report().decision["after"] <= 1
-        assert decided.calibrated().decision is None
 
     def test_rules(self, filled):
         study, x, kind = filled
@@ -130,19 +119,17 @@ class TestFolder:
         """The loaded ensemble predicts the same bits without the study, and tells the report it was saved with."""
         study, x, _ = filled
         found = chosen(study)
-        found = found.decided() if found.output == "classes" else found
         folder = found.save(tmp_path / "out")
         report, expected = found.report(), found.predict(x["test"])
         shutil.rmtree(study.directory)
         moved = folder.rename(tmp_path / "elsewhere")
         loaded = Ensemble.load(moved)
         np.testing.assert_array_equal(loaded.predict(x["test"]), expected)
-        assert (loaded.weights, loaded.rule, loaded.calibration, loaded.threshold, loaded.decision) == (
+        assert (loaded.weights, loaded.rule, loaded.calibration, loaded.threshold) == (
             found.weights,
             found.rule,
             found.calibration,
             found.threshold,
-            found.decision,
         )
         assert loaded.report().to_json() == json.loads(json.dumps(report.to_json()))
         assert loaded.cost_seconds == found.cost_seconds
@@ -237,7 +224,7 @@ class TestLeave:
         ):
             with pytest.raises(EnsembleError, match=sentence):
                 leave(study.trial(), network, **kept, factory=wrong)
-        with pytest.raises(EnsembleError, match="factory: got one but no model"):
+        with pytest.raises(EnsembleError, match="factory: got no model"):
             leave(study.trial(), **kept, factory=networks_for_tests.linear)
         with pytest.raises(EnsembleError, match=r"link: got 'sigmoid' .*allowed: softmax, identity"):
             leave(study.trial(), network, **kept, factory=networks_for_tests.linear, link="sigmoid")
@@ -270,16 +257,6 @@ class TestReport:
             alone = study.library().select(BudgetedGreedy(max_members=1))
             point = {member: one for one in alone.points for member in one.members}.get(row["trial"])
             assert point is None or row["loss"] == pytest.approx(point.loss, abs=1e-3)
-        for name in ("total", "epistemic"):
-            curve = report.risk[name]
-            metric = "cross_entropy" if kind == "classes" else "squared_error"
-            plain = replace(found, calibration=None)  # what is refused is ranked and judged before calibration
-            assert curve["risk"][-1] == pytest.approx(plain.score("test", metric), abs=1e-3)
-            assert curve["coverage"][-1] == 1.0
-            assert len(curve["risk"]) == 20
-            each = getattr(decompose_uncertainty(found.member_predictions("test"), found.weights, found.output), name)
-            losses = METRICS[metric].per_row(plain.predictions("test"), study.library().members[0].targets("test"))
-            assert curve["area"] == pytest.approx(risk_coverage(each.reshape(len(each), -1).mean(axis=1), losses).area)
         if kind == "classes":
             assert report.after["nll"] <= report.before["nll"] + 0.5
             assert set(report.reliability) == {"before", "after"}

@@ -62,7 +62,10 @@ class TestFront:
             FrontPoint(loss=0.1, seconds_per_row=2.0, bytes=1, members=(0,), weights=(1.0,)),
             FrontPoint(loss=0.2, seconds_per_row=1.0, bytes=2, members=(1,), weights=(1.0,)),
         )
-        front = Front(points=points, baselines={}, library={}, metric="accuracy", split="selection")
+        front = Front(
+            points=points, baselines={}, library={}, metric="accuracy", split="selection", excluded={},
+            strategy=BudgetedGreedy(), candidates=None,
+        )  # fmt: skip
         with pytest.raises(EnsembleError, match="which no point keeps both"):
             front.pick(max_seconds=1.0, max_bytes=1)
 
@@ -123,14 +126,6 @@ class TestEnsemble:
         front = study.library().select(BudgetedGreedy())
         assert front.points[0].members == (0, 1)
         assert front.pick().score("selection", "cross_entropy") == pytest.approx(front.points[0].loss, abs=1e-12)
-
-    def test_summary(self, front):
-        ensemble = front.pick(max_seconds=0.004)
-        assert front.summary(ensemble) == {
-            "single_test_accuracy": front.single_best.score("test", "accuracy"),
-            "ensemble_test_accuracy": ensemble.score("test", "accuracy"),
-            "ensemble_cost": ensemble.cost_seconds,
-        }
 
     def test_table(self, front):
         rows = front.pick().table()

@@ -28,7 +28,7 @@ def candidates(seed, members=6, rows=17, classes=3, *, ties=False):
     return Candidates(
         trials=np.arange(members) * 3,
         targets=targets,
-        predictions=list(predictions),
+        read=list(predictions).__getitem__,
         true=predictions[:, np.arange(rows), targets],
         seconds=seconds,
         sizes=draws.integers(1, 9, members).astype(float),
@@ -39,9 +39,9 @@ def loss_of(library, metric, picks):
     """Return the loss of the plain mean of picks, one row at a time in Python floats."""
     total = 0.0
     for row, label in enumerate(library.targets.tolist()):
-        mean = [0.0] * library.predictions[0].shape[1]
+        mean = [0.0] * library.read_member(0).shape[1]
         for pick in picks:
-            values = library.predictions[pick][row].tolist()
+            values = library.read_member(pick)[row].tolist()
             norm = sum(values) if metric != "cross_entropy" else 1.0  # the kept true class probability is final
             mean = [one + value / norm for one, value in zip(mean, values, strict=True)]
         mean = [value / len(picks) for value in mean]
@@ -77,7 +77,6 @@ def allowed(library, picks, strategy):
     members = set(picks)
     return (
         len(members) <= strategy.max_members
-        and (strategy.replacement or len(members) == len(picks))
         and sum(library.seconds[one] for one in members) <= (strategy.budget_seconds or math.inf)
         and sum(library.sizes[one] for one in members) <= (strategy.budget_bytes or math.inf)
     )
@@ -90,21 +89,14 @@ def affordable(library, strategy):
 def reference(library, metric, strategy):
     """Return the greedy picks, naively: every step scores every extension from nothing."""
     picks, prefixes = [], []
-    for place in range(strategy.max_additions):
+    for _ in range(strategy.max_additions):
         open_ = [one for one in range(len(library)) if allowed(library, [*picks, one], strategy)]
         if not open_:
             break
-        fresh = [one for one in open_ if one not in picks]
-        starting = place < strategy.sorted_start and fresh
         chosen = min(
-            fresh if starting else open_,
+            open_,
             key=lambda one: (
-                round(
-                    loss_of(library, metric, [one])
-                    if starting
-                    else objective(library, metric, [*picks, one], strategy),
-                    12,
-                ),
+                round(objective(library, metric, [*picks, one], strategy), 12),
                 one not in picks,
                 library.seconds[one],
                 library.trials[one],
@@ -112,10 +104,6 @@ def reference(library, metric, strategy):
         )
         picks.append(chosen)
         prefixes.append((round(objective(library, metric, picks, strategy), 12), len(picks)))
-        if strategy.patience is not None and place >= strategy.patience:
-            before = min(value for value, _ in prefixes[: -strategy.patience])
-            if min(value for value, _ in prefixes[-strategy.patience :]) >= before - strategy.tolerance:
-                break
     return picks, min(prefixes)[1]
 
 
@@ -127,10 +115,6 @@ strategies = st.builds(
     budget_bytes=st.none() | st.sampled_from([3.0, 12.0, 20.0]),
     cost_weight=st.sampled_from([0.0, 0.0, 0.01, 0.3, 2.0]),
     bytes_weight=st.sampled_from([0.0, 0.0, 0.02, 0.5]),
-    replacement=st.booleans(),
-    sorted_start=st.sampled_from([0, 0, 1, 3]),
-    patience=st.none() | st.integers(1, 3),
-    tolerance=st.sampled_from([0.0, 0.0, 0.0125]),
 )
 
 
@@ -232,9 +216,6 @@ class TestLimits:
         [
             ({"max_members": 0}, "max_members: got 0; allowed: a whole number >= 1"),
             ({"max_additions": -1}, "max_additions: got -1"),
-            ({"sorted_start": -1}, "sorted_start: got -1; allowed: a whole number >= 0"),
-            ({"patience": 0}, "patience: got 0; allowed: a whole number >= 1, or None"),
-            ({"tolerance": -0.1}, "tolerance: got -0.1; allowed: a number >= 0"),
             ({"cost_weight": -1.0}, "cost_weight: got -1.0; allowed: a number >= 0"),
             ({"bytes_weight": math.nan}, "bytes_weight: got nan"),
             ({"budget_seconds": 0.0}, "budget_seconds: got 0.0; allowed: a number > 0"),

@@ -109,7 +109,7 @@ class TestRefusals:
             (
                 np.array([[0.5, 0.5], [3.0, 1.5], [1.0, 0.0]]),
                 LABELS,
-                "row 1 sums to 4.5; allowed: 1 within 0.01; .*logits",
+                "row 1 sums to 4.5; allowed: probabilities .*logits",
             ),
             (PROBABILITIES, np.array([0, 2, 1]), "row 1 has class 2; allowed: 0 to 1"),
             (PROBABILITIES, np.array([0, -1, 1]), "row 1 has class -1; allowed: 0 to 1"),
@@ -135,7 +135,7 @@ class TestRefusals:
             ({"rows": {"selection": np.array([1, 2, 1])}}, "got id 1 twice"),
             ({"rows": {"other": np.array([1, 2, 3])}}, "got split 'other'; allowed: selection"),
             ({"data": 3}, "data: got int"),
-            ({"sample": PROBABILITIES}, "got a batch but no model"),
+            ({"sample": PROBABILITIES}, "sample: got no model"),
             ({"model": "net"}, "model: got str"),
         ],
     )

@@ -73,10 +73,10 @@ class TestDamage:
         ("metric", "value", "why"),
         [
             ("cross_entropy", np.nan, "is not finite"),
-            ("cross_entropy", 1.2, "is no row of probabilities"),
+            ("cross_entropy", 1.2, "sums to 1.2"),
             ("accuracy", np.inf, "is not finite"),
-            ("accuracy", -0.1, "is no row of probabilities"),
-            ("accuracy", 0.3, "is no row of probabilities"),
+            ("accuracy", -0.1, "is negative"),
+            ("accuracy", 0.3, "sums to 1.17799"),
         ],
     )
     def test_predictions_that_are_none(self, study, metric, value, why):
@@ -177,7 +177,7 @@ class TestSelect:
         from trainwright.ensemble.library.cost import MemberCost
 
         for number, device in enumerate(("cpu", "NVIDIA H100")):
-            cost = MemberCost(parameter_count=1, weight_bytes=4, device=device, threads=1, dtype="float32", seconds=0.1)
+            cost = MemberCost(parameter_count=1, weight_bytes=4, device=device, seconds=0.1)
             trial = study.trial(number, scratch={"ensemble.cost": cost})
             leave(trial, object(), predictions=study.predictions(number), targets=study.targets)
         with pytest.raises(EnsembleError, match=r"different devices \(cpu: trial 0; NVIDIA H100: trial 1\)"):
@@ -196,8 +196,6 @@ class TestSelect:
                 parameter_count=1,
                 weight_bytes=4,
                 device=device,
-                threads=1,
-                dtype="float32",
                 seconds=1e6,
                 input_shape=shape,
                 input_dtype="float32",
@@ -227,7 +225,7 @@ class TestSelect:
     def test_a_member_without_cost_among_others(self, study):
         from trainwright.ensemble.library.cost import MemberCost
 
-        cost = MemberCost(parameter_count=1, weight_bytes=4, device="cpu", threads=1, dtype="float32", seconds=0.1)
+        cost = MemberCost(parameter_count=1, weight_bytes=4, device="cpu", seconds=0.1)
         trial = study.trial(0, scratch={"ensemble.cost": cost})
         leave(trial, object(), predictions=study.predictions(0), targets=study.targets)
         study.leave(1)

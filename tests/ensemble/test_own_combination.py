@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 
 from trainwright import plugins
-from trainwright.ensemble import combine
-from trainwright.ensemble.combine.rule import PredictionSlots
-from trainwright.ensemble.combine.rules import PlainMean, make_rule
+from trainwright.ensemble.combine.rules import PlainMean, combine, combine_arrived, make_rule
 from trainwright.errors import EnsembleError
 from trainwright.testing.combination import CombinationConformance
 
@@ -91,9 +89,8 @@ class TestStackingFit:
 
     def test_missing_member(self):
         head = Stacking(powers=(1.0, 1.0), offsets=(0.0, 0.0))
-        slots = PredictionSlots(rule=head, weights=[0.5, 0.5])
-        slots.put(1, np.array([[0.9, 0.1]]))
-        assert slots.combined().rule == "weighted"
+        _, used = combine_arrived(head, {1: np.array([[0.9, 0.1]])}, [0.5, 0.5])
+        assert used.name == "weighted"
 
     def test_refusals(self):
         head, value = Stacking(powers=(1.0, 1.0), offsets=(0.0, 0.0)), np.array([[0.9, 0.1]])

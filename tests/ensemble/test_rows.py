@@ -1,4 +1,4 @@
-"""Means and variances in a library, members that left different rows, and what stays on disk."""
+"""Means and variances in a library, and validation rows that are divided."""
 
 import resource
 import tracemalloc
@@ -6,15 +6,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from trainwright.ensemble import BudgetedGreedy, Library, Member, leave
 from trainwright.ensemble.library.member import Split
-from trainwright.ensemble.library.retention import LibraryRetention, Standing
 from trainwright.ensemble.metrics import METRICS
 from trainwright.ensemble.selection.candidates import make_scorer
-from trainwright.errors import EnsembleError, MixedSplitsError
+from trainwright.errors import EnsembleError
 
 
 class TestMoments:
@@ -80,108 +77,17 @@ class TestMoments:
         assert (member.predictions("selection")[..., 1] > 0).all()
 
 
-class TestCommonRows:
-    def leave_parts(self, study):
-        labels, every = study.targets["selection"], np.arange(60)
-        predictions = study.predictions(0)["selection"], study.predictions(1)["selection"]
-        for number, rows in enumerate((every[:50], every[10:][::-1])):
-            leave(
-                study.trial(number),
-                predictions={"selection": predictions[number][rows]},
-                targets={"selection": labels[rows]},
-                rows={"selection": rows + 100},
-            )
-        return labels, predictions
-
-    def test_the_intersection_is_selected_on(self, study):
-        labels, predictions = self.leave_parts(study)
-        with pytest.raises(MixedSplitsError):
-            study.library()
-        library = Library.open(study.directory, common_rows=True)
-        assert library.dropped_rows == {"selection": 10}
-        for member in library.members:
-            assert member.targets("selection").tolist() == labels[10:50].tolist()
-            assert member.row_ids("selection").tolist() == list(range(110, 150))
-            np.testing.assert_allclose(member.predictions("selection"), predictions[member.trial][10:50], atol=1e-3)
-        for metric in ("cross_entropy", "accuracy"):
-            front = library.select(BudgetedGreedy(), metric=metric)
-            direction = METRICS[metric]
-            score = front.single_best.score("selection", metric)
-            assert float(direction.loss(np.array(score))) == pytest.approx(front.baselines["single best"].loss)
-
-    def test_refusals(self, study):
-        self.leave_parts(study)
-        labels = study.targets["selection"]
-        wrong = np.where(np.arange(60) == 20, (labels + 1) % 4, labels)
-        rows = {"selection": np.arange(60) + 100}
-        predictions = {"selection": study.predictions(2)["selection"]}
-        leave(study.trial(2), predictions=predictions, targets={"selection": wrong}, rows=rows)
-        with pytest.raises(MixedSplitsError, match="row 120 has one target in trial 0 and another in trial 2"):
-            Library.open(study.directory, common_rows=True)
-        leave(study.trial(2, lease=2), predictions=predictions, targets={"selection": labels})
-        with pytest.raises(EnsembleError, match="trial 2 left no row ids, so common rows cannot be found"):
-            Library.open(study.directory, common_rows=True)
-        rows = {"selection": np.arange(60) + 900}
-        leave(study.trial(2, lease=3), predictions=predictions, targets={"selection": labels}, rows=rows)
-        with pytest.raises(MixedSplitsError, match="got no row id that all members have"):
-            Library.open(study.directory, common_rows=True)
+def test_the_best_and_the_cheapest_stay(study):
+    """`top` keeps the best members; without costs none is kept for being cheap."""
+    for number in range(6):
+        study.leave(number, skill=number / 2)
+    assert [member.trial for member in study.library().top(2).members] == [4, 5]
+    assert len(study.library().top(1).members) == 1
 
 
-standings = st.lists(
-    st.builds(
-        Standing,
-        trial=st.integers(0, 10**6),
-        epoch=st.sampled_from([1, 3, 9]),
-        loss=st.sampled_from([0.1, 0.2, 0.4, 0.8]),
-        seconds=st.sampled_from([1.0, 2.0, 3.0]),
-        bytes=st.sampled_from([1.0, 2.0]),
-    ),
-    unique_by=lambda one: one.trial,
-    max_size=30,
-)
-
-
-class TestRetention:
-    @settings(max_examples=60)
-    @given(members=standings, top=st.integers(1, 10), share=st.sampled_from([0.0, 0.2, 1.0]), data=st.data())
-    def test_rule(self, members, top, share, data):
-        """Pinned and undominated members stay; of the others at most `top`, fully trained or the best of their rung."""
-        pinned = data.draw(st.sets(st.sampled_from([one.trial for one in members])) if members else st.just(set()))
-        kept = LibraryRetention(library_top=top, rung_share=share).keep(members, pinned)
-        undominated = {
-            one.trial
-            for one in members
-            if not any(
-                (two.loss <= one.loss and two.seconds <= one.seconds and two.bytes <= one.bytes)
-                and (two.loss, two.seconds, two.bytes) != (one.loss, one.seconds, one.bytes)
-                for two in members
-            )
-        }
-        assert pinned | undominated <= kept
-        others = [one for one in members if one.trial in kept - pinned - undominated]
-        assert len(others) <= top
-        full = max((one.epoch for one in members), default=0)
-        for one in others:
-            rung = sorted(two.loss for two in members if two.epoch == one.epoch)
-            assert one.epoch == full or one.loss <= rung[int(np.ceil(share * len(rung))) - 1]
-
-    def test_on_disk(self, study):
-        """What is not kept goes from disk, is told as taken away and not as damaged, and the front stays."""
-        for number in range(6):
-            study.leave(number, skill=number / 2)
-        library = study.library()
-        gone = library.retain(LibraryRetention(library_top=2), pinned=(0,))
-        assert set(gone) == {1, 2, 3}
-        again = study.library()
-        assert [member.trial for member in again.members] == [member.trial for member in library.members] == [0, 4, 5]
-        assert "trial 1: was taken away by a retention rule" in again.excluded[1]
-        assert len(study.library().top(1).members) == 1
-
-    def test_settings(self):
-        with pytest.raises(EnsembleError, match="library_top: got 0"):
-            LibraryRetention(library_top=0)
-        with pytest.raises(EnsembleError, match=r"rung_share: got 1\.5"):
-            LibraryRetention(rung_share=1.5)
+def test_the_undominated_stay(filled):
+    """A member that is cheaper than all better ones is kept whatever its loss."""
+    assert 0 in [member.trial for member in filled.library().top(1).members]
 
 
 class TestLargeLibrary:
@@ -243,10 +149,11 @@ class TestDivided:
                 counts = [(each == label).sum() for each in parts.values()]
                 shares = np.array([0.6, 0.2, 0.2]) * (whole == label).sum()
                 assert (np.abs(counts - shares) < 2).all()
-            taken = np.concatenate([member.takes[name] for name in parts])
+            taken = np.concatenate([member.splits[name].places for name in parts])
             assert sorted(taken.tolist()) == list(range(60))
-            for name, rows in member.takes.items():
-                np.testing.assert_array_equal(parts[name], whole[rows])
+            for name, targets in parts.items():
+                rows = member.splits[name].places
+                np.testing.assert_array_equal(targets, whole[rows])
                 kept = study.predictions(member.trial)["test"][rows]
                 np.testing.assert_allclose(member.predictions(name), kept, atol=1e-3)
                 np.testing.assert_allclose(member.true(name), kept[np.arange(len(rows)), whole[rows]], rtol=1e-6)
@@ -263,7 +170,7 @@ class TestDivided:
         assert report.rows_seen_by_search
         assert report.before["rows"] == 12
         mean = np.average([study.predictions(m.trial)["test"] for m in chosen.members], axis=0, weights=chosen.weights)
-        rows = chosen.members[0].takes["test"]
+        rows = chosen.members[0].splits["test"].places
         true = mean[rows, study.targets["test"][rows]]
         assert report.before["nll"] == pytest.approx(-np.log(true).mean(), abs=1e-3)
         assert report.losses["test"] == pytest.approx(report.after["nll"])
@@ -271,24 +178,3 @@ class TestDivided:
     def test_only_where_nothing_else_was_left(self, study):
         study.leave(0)
         assert not study.library().rows_seen_by_search
-
-    def test_of_common_rows(self, study):
-        """Cut to the rows in common first, then divided."""
-        labels = study.targets["test"]
-        for number, rows in enumerate((np.arange(60), np.arange(10, 60))):
-            predictions = {"validation": study.predictions(number)["test"][rows]}
-            leave(
-                study.trial(number),
-                predictions=predictions,
-                targets={"validation": labels[rows]},
-                rows={"validation": rows},
-            )
-        library = Library.open(study.directory, common_rows=True)
-        for member in library.members:
-            assert [member.splits[name].rows for name in ("selection", "calibration", "test")] == [30, 10, 10]
-            for name in ("selection", "calibration", "test"):
-                ids = member.row_ids(name)
-                assert ids.min() >= 10
-                np.testing.assert_array_equal(member.targets(name), labels[ids])
-                kept = study.predictions(member.trial)["test"][ids]
-                np.testing.assert_allclose(member.predictions(name), kept, atol=1e-3)

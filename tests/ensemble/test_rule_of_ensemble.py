@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from trainwright.ensemble import BudgetedGreedy, Ensemble, EnsembleSettings, combine, leave
-from trainwright.ensemble.combine.rules import RULES, default_rule
+from trainwright.ensemble import BudgetedGreedy, Ensemble, EnsembleSettings, leave
+from trainwright.ensemble.combine.rules import RULES, combine, default_rule
 from trainwright.errors import EnsembleError
 
 ROWS = 30

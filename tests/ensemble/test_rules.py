@@ -5,8 +5,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ensemble import WeightedMean, combine
-from trainwright.ensemble.combine.rule import PredictionSlots
 from trainwright.ensemble.combine.rules import (
     RULES,
     GeometricMean,
@@ -14,6 +12,8 @@ from trainwright.ensemble.combine.rules import (
     MedianRule,
     NormalMixture,
     PlainMean,
+    WeightedMean,
+    combine,
     make_rule,
 )
 from trainwright.errors import EnsembleError
@@ -137,12 +137,3 @@ class TestRefusals:
             make_rule(WeightedMean(), "moments")
         with pytest.raises(EnsembleError, match="'mean': got setting 'power'; allowed: none"):
             make_rule({"name": "mean", "power": [1]}, "classes")
-
-    def test_slots(self):
-        slots = PredictionSlots(rule=PlainMean(), weights=[1, 1])
-        with pytest.raises(EnsembleError, match="got no prediction"):
-            slots.combined()
-        slots.put(0, np.array([[1.0, 0.0]]))
-        for wrong in (0, 2, -1):
-            with pytest.raises(EnsembleError, match=f"got member {wrong}; allowed: 1"):
-                slots.put(wrong, np.array([[1.0, 0.0]]))

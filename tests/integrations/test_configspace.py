@@ -247,15 +247,10 @@ def test_few_values_are_listed_for_what_no_comparison_says():
     assert Space.from_configspace(theirs).size == space.size == 9
 
 
-def far(x):
-    return x > 0
-
-
 @pytest.mark.parametrize(
     ("space", "sentence"),
     [
         (Space(a=Int(1, 4), b=Derived("2 * a")), "b is derived"),
-        (Space(require(far, names=["x"]), x=Float(-1, 1)), "is a function"),
         (Space(require("x * y < 1"), x=Float(0, 2), y=Float(0, 2)), r"'x \* y < 1', which ConfigSpace cannot express"),
         (Space(require("a * b < 1e4"), a=Int(1, 400), b=Int(1, 400)), "forbid up to 1000 combinations"),
         (Space(x=Float(0, 1, step=0.0001)), "step=0.0001 makes 10001 values, .* allow at most 1000"),

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.errors import LedgerTooNew
-from trainwright.ledger import FORMAT, Record, State, Status, Writer, facts, fold
+from trainwright.ledger import Record, State, Status, Writer, facts, fold
+from trainwright.ledger.record import FORMAT
 from trainwright.ledger.trials import MAX_LOSSES, MAX_RESTARTS
 
 thorough = settings(max_examples=80)

@@ -7,7 +7,8 @@ import re
 import pytest
 
 from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, StudyError
-from trainwright.ledger import FORMAT, DirectoryLedger, Record, blocks, facts
+from trainwright.ledger import DirectoryLedger, Record, blocks, facts
+from trainwright.ledger.record import FORMAT
 
 
 @pytest.fixture

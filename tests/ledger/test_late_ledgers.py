@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 import trainwright as tw
 from trainwright.errors import InputError
-from trainwright.ledger import MemoryLedger, Record, State, Status, blocks, facts, fold, parse_objectives
-from trainwright.space import Configuration
+from trainwright.ledger import MemoryLedger, Record, State, Status, blocks, facts, fold
+from trainwright.ledger.objectives import parse_objectives
+from trainwright.space.configuration import Configuration
 from trainwright.study.study_log import StudyLog
 from trainwright.testing.ledger import LedgerConformance
 

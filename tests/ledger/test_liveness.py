@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.ledger import Liveness, Writer
+from trainwright.ledger import Writer
+from trainwright.ledger.writers import Liveness
 
 ELSEWHERE = Writer(host="another-host", boot="b", pid=1, process_start="1")
 

@@ -5,7 +5,8 @@ import math
 import pytest
 
 from trainwright.errors import ObjectiveError
-from trainwright.ledger import Objective, parse_objectives, refusal
+from trainwright.ledger import Objective
+from trainwright.ledger.objectives import parse_objectives, refusal
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,8 @@ import pytest
 
 from servers import CuttingProxy, Server, needs_redis
 from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
-from trainwright.ledger import FORMAT, Record, RedisLedger, blocks, open_ledger
+from trainwright.ledger import Record, RedisLedger, blocks, open_ledger
+from trainwright.ledger.record import FORMAT
 from trainwright.testing.ledger import LedgerConformance
 
 needs_redis()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.plan.parallel.overlap import Event, makespan
+from trainwright.plan.parallel.exposure import Event, makespan
 
 
 @st.composite

@@ -1,4 +1,4 @@
-"""Scaling curves: monotone, interpolated, corrected; what the simulated engine takes."""
+"""Scaling curves: monotone, interpolated; what the simulated engine takes."""
 
 import math
 
@@ -9,7 +9,8 @@ from oracle_cases import make_cluster, make_convolutions
 
 from trainwright.engine.simulated.settings import Scaling
 from trainwright.errors import InputError
-from trainwright.plan import Oracle, ScalingCurve
+from trainwright.plan import Oracle
+from trainwright.plan.scaling_curve import ScalingCurve
 
 
 def made(seconds, devices=None, feasible=None):
@@ -37,19 +38,12 @@ def test_between_and_outside():
     curve = made((8.0, 4.0, 2.0))
     assert curve.seconds_on(3) == pytest.approx(8.0 / 3)
     assert curve.seconds_on(64) == 2.0
-    assert curve.speedup(2.0) == pytest.approx(2.0)
+    assert curve.speedups()[2.0] == pytest.approx(2.0)
     late = made((math.inf, 4.0, 2.0), feasible=(False, True, True))
     assert late.seconds_on(1) == math.inf
     assert late.seconds_on(2) == 4.0
     with pytest.raises(InputError, match="nothing fits"):
         late.speedups()
-
-
-def test_measured_steps_correct_it():
-    """One factor, the median ratio, so that a straggler changes nothing."""
-    curve = made((8.0, 4.0, 2.0)).corrected([(1, 16.0), (2, 8.0), (4, 400.0)])
-    assert curve.seconds == (16.0, 8.0, 4.0)
-    assert made((8.0,)).corrected([]).seconds == (8.0,)
 
 
 def test_the_simulated_engine_takes_it():

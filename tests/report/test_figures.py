@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.ledger import DirectoryLedger, End, Lease, State, fold
+from trainwright.ledger import DirectoryLedger, State, fold
+from trainwright.ledger.trials import End, Lease
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves

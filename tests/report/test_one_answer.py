@@ -97,7 +97,7 @@ def fill(directory, draws, kind):
                 mean = truth + draws.normal(size=len(truth)) / (1 + number / 4)
                 told[name] = mean if kind == "values" else np.stack([mean, np.full(len(truth), 0.1)], axis=-1)
         cost = MemberCost(
-            parameter_count=1, weight_bytes=4 * (number + 1), device="cpu", threads=1, dtype="float32",
+            parameter_count=1, weight_bytes=4 * (number + 1), device="cpu",
             seconds=128e-6 * (1 + number),
         )  # fmt: skip
         trial = Leaver(directory, ledger, number, scratch={"ensemble.cost": cost})
@@ -139,7 +139,7 @@ def doors(folder, said):
     found = {
         "command": serialise_weights(said("ensemble", folder)["pick"]["members"]),
         "status": {int(trial): weight for trial, weight in status["weights"].items()},
-        "report": serialise_weights(choose_study_ensemble(state, folder).pick.table()),
+        "report": serialise_weights(choose_study_ensemble(state, folder).ensemble.table()),
         "live page": on_the_page(folder, state),
     }
     count = len(found["report"])
@@ -156,7 +156,7 @@ def test_after_a_run(case, scribe, said):
     folder = scribe.write()
     fill(folder, draws, kind)
     table = settings_of(draws, kind)
-    stage = EnsembleStage.of(table)
+    stage = EnsembleStage.from_table(table, "[ensemble]")
     outcome = stage.run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
     summary = stage.summary(outcome.content)
     expected = dict(zip(summary["ensemble_trials"], summary["ensemble_weights"], strict=True))
@@ -182,7 +182,8 @@ def test_without_a_run_the_command_is_the_choice(scribe, said, tmp_path):
     before = (folder / SETTINGS_FILE).read_bytes()
     told = said("ensemble", folder, "--max-members", 1, "--html", tmp_path / "look.html")
     assert (len(told["pick"]["members"]), (folder / SETTINGS_FILE).read_bytes()) == (1, before)
-    EnsembleStage.of({"max_members": 3}).run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
+    stage = EnsembleStage.from_table({"max_members": 3}, "[ensemble]")
+    stage.run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
     before, pictures = ((folder / name).read_bytes() for name in (SETTINGS_FILE, "ensemble.html"))
     told = said("ensemble", folder, "--max-members", 1)
     assert told["page"] == str(folder / "ensemble-tried.html")

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from random_spaces import random_space
 
 from trainwright.errors import SpaceExhausted
 from trainwright.integrations.optuna.searcher import OptunaSearcher
@@ -23,7 +24,6 @@ from trainwright.search import (
     SearchView,
 )
 from trainwright.space import Choice, Float, Int, Space, equals, greater, less
-from trainwright.testing.legal_spaces import random_space
 from trainwright.testing.searcher import bowl
 
 TRIALS = 15

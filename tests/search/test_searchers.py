@@ -8,8 +8,7 @@ import pytest
 from trainwright.errors import SearchError, SpaceExhausted
 from trainwright.search import GridSearcher, QuasiRandomSearcher, RandomSearcher, SearchView
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
-from trainwright.testing.legal_spaces import PARENTS, parent_space
-from trainwright.testing.searcher import SearcherConformance, bowl, play
+from trainwright.testing.searcher import PARENTS, SearcherConformance, bowl, parent_space, play
 
 
 class TestRandom(SearcherConformance):

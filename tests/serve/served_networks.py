@@ -18,7 +18,7 @@ from trainwright.ensemble.library.member import (
     read_member,
     write_folder,
 )
-from trainwright.ensemble.library.weights import serialise_weights
+from trainwright.ensemble.library.networks import serialise_weights
 
 INPUTS = 5
 

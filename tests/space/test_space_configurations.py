@@ -8,21 +8,9 @@ import numpy as np
 import pytest
 
 from trainwright.errors import SpaceError, TrialError
-from trainwright.space import (
-    Beta,
-    Choice,
-    Configuration,
-    Constant,
-    Float,
-    Int,
-    Space,
-    any_of,
-    equals,
-    less,
-    not_,
-    parameter_from_json,
-    require,
-)
+from trainwright.space import Beta, Choice, Constant, Float, Int, Space, any_of, equals, less, not_, require
+from trainwright.space.configuration import Configuration
+from trainwright.space.documents import parameter_from_json
 
 
 @pytest.fixture

@@ -1,7 +1,5 @@
 """Requirements and derived values: the little language, what it refuses, and where rules apply."""
 
-import json
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,15 +9,6 @@ from trainwright.errors import SpaceError
 from trainwright.space import Choice, Constant, Derived, Float, Int, Space, equals, require
 
 ALLOWED = "allowed: names, numbers, strings, + - * / // % **, comparisons, and or not in, min max abs log ceil floor"
-
-
-def few_bits(batch, width):
-    """Be a rule that other modules can import."""
-    return batch * width <= 64
-
-
-def no_mask(batch):
-    return 1
 
 
 def space_of(*requirements):
@@ -90,27 +79,29 @@ def test_arithmetic_agrees_with_python(text):
             continue  # columns follow IEEE 754, in which an infinity on the way may turn finite again
 
 
-REFUSED = {
-    "os.system(1)": f"attribute access is not allowed; {ALLOWED}",
-    "a.real < 1": f"attribute access is not allowed; {ALLOWED}",
-    "__import__('os') == 1": f"function '__import__' is not allowed; {ALLOWED}",
-    "a[0] < 1": f"indexing is not allowed; {ALLOWED}",
-    "(lambda: 1)() == a": f"lambda is not allowed; {ALLOWED}",
-    "a if b else x": f"if ... else is not allowed; {ALLOWED}",
-    "[c for c in a] == 1": f"a comprehension is not allowed; {ALLOWED}",
-    "a in [c for c in (1, 2)]": f"ListComp is not allowed; {ALLOWED}",
-    "a & 1 == 0": f"operator BitAnd is not allowed; {ALLOWED}",
-    "~a == 0": f"operator ~ is not allowed; {ALLOWED}",
-    "a is 1": f"'is' is not allowed; {ALLOWED}",
-    "f'{name}' == 'x'": f"an f-string is not allowed; {ALLOWED}",
-    "name == b'x'": f"b'x' is not allowed; {ALLOWED}",
-    "a == ...": f"Ellipsis is not allowed; {ALLOWED}",
-    "a == 2j": f"2j is not allowed; {ALLOWED}",
-    "(y := a) == 1": f"assignment is not allowed; {ALLOWED}",
-    "max(*a) < 1": f"unpacking is not allowed; {ALLOWED}",
-    "log(a, base=2) < 1": f"a keyword argument is not allowed; {ALLOWED}",
-    "min(a, b)(3) < 1": f"min(a, b)(3) has no value here; {ALLOWED}",
-    "(a, 1) == 1": f"a tuple outside of 'in (...)' is not allowed; {ALLOWED}",
+NOT_ALLOWED = {
+    "os.system(1)": "os.system(1)",
+    "a.real < 1": "a.real",
+    "__import__('os') == 1": "__import__('os')",
+    "a[0] < 1": "a[0]",
+    "(lambda: 1)() == a": "(lambda: 1)()",
+    "a if b else x": "a if b else x",
+    "[c for c in a] == 1": "[c for c in a]",
+    "a in [c for c in (1, 2)]": "[c for c in (1, 2)]",
+    "a & 1 == 0": "a & 1",
+    "~a == 0": "~a",
+    "a is 1": "a is 1",
+    "f'{name}' == 'x'": "f'{name}'",
+    "name == b'x'": "b'x'",
+    "a == ...": "...",
+    "a == 2j": "2j",
+    "(y := a) == 1": "(y := a)",
+    "max(*a) < 1": "*a",
+    "log(a, base=2) < 1": "log(a, base=2)",
+    "min(a, b)(3) < 1": "min(a, b)(3)",
+    "(a, 1) == 1": "(a, 1)",
+}
+REFUSED = {text: f"{part!r} is not allowed; {ALLOWED}" for text, part in NOT_ALLOWED.items()} | {
     "a <": f"cannot be read (invalid syntax); {ALLOWED}",
     "a = 1": "cannot be read (",
     "": "cannot be read (",
@@ -150,45 +141,12 @@ def test_a_requirement_applies_only_where_all_its_names_are_active():
     assert violation.rule == "depth * width <= 4"
 
 
-class TestFunctions:
-    """BoundRules that are functions over columns."""
-
-    def test_a_function_sees_columns_of_active_rows(self):
-        space = Space(require(few_bits, names=["batch", "width"]), batch=Int(1, 32), width=Int(1, 32))
-        assert all(p["batch"] * p["width"] <= 64 for p in space.decode(space.sample(np.random.default_rng(0), 100)))
-        assert [str(v) for v in space.check({"batch": 32, "width": 3})] == [
-            f"batch=32, width=3 breaks '{__name__}:few_bits'"
-        ]
-
-    def test_it_is_stored_by_import_path(self):
-        space = Space(require(few_bits, names=["batch", "width"]), batch=Int(1, 32), width=Int(1, 32))
-        document = json.loads(json.dumps(space.to_json()))
-        assert document["requirements"] == [{"function": f"{__name__}:few_bits", "names": ["batch", "width"]}]
-        assert Space.from_json(document) == space
-
-    def test_what_is_refused(self):
-        with pytest.raises(SpaceError, match="has no import path; define the function at the top of a module"):
-            require(lambda batch: batch < 3, names=["batch"])
-        with pytest.raises(SpaceError, match="names must list the function's columns"):
-            require(few_bits)
-        with pytest.raises(SpaceError, match="names belong to functions; a text names its parameters itself"):
-            require("a < 1", names=["a"])
-        with pytest.raises(SpaceError, match="require: 3 is neither a text nor a function"):
-            require(3)
-        with pytest.raises(
-            SpaceError, match=r"few_bits': names 'widht'; known: batch, width \(did you mean 'width'\?\)"
-        ):
-            Space(require(few_bits, names=["batch", "widht"]), batch=Int(1, 32), width=Int(1, 32))
-        with pytest.raises(SpaceError, match=r"gave int64 of shape \(\) for 5 rows; return one boolean a row"):
-            Space(require(no_mask, names=["batch"]), batch=Int(1, 32)).sample(np.random.default_rng(0), 5)
-        with pytest.raises(SpaceError, match="'a < 1' is no requirement; write require"):
-            Space("a < 1", a=Int(1, 2))
-
-    @pytest.mark.parametrize("path", ["no.such.module:rule", "math:no_such", "math", ":", "a b:c"])
-    def test_a_path_that_is_gone(self, path):
-        document = {"parameters": [], "requirements": [{"function": path, "names": ["a"]}]}
-        with pytest.raises(SpaceError, match=r"cannot be imported|neither a text nor a function|has no import path"):
-            Space.from_json(document)
+@pytest.mark.parametrize("rule", [3, None, lambda a: a < 3])
+def test_a_requirement_is_a_text(rule):
+    with pytest.raises(SpaceError, match="allowed: a text over names of parameters"):
+        require(rule)
+    with pytest.raises(SpaceError, match="'a < 1' is no requirement; write require"):
+        Space("a < 1", a=Int(1, 2))
 
 
 class TestDerived:
@@ -245,5 +203,5 @@ class TestDerived:
             Space(x=Derived("name"), name=Choice("a", "b"))
         with pytest.raises(SpaceError, match=r"x: 'aa \+ 1': names 'aa'; known: x, ab"):
             Space(x=Derived("aa + 1"), ab=Int(1, 2))
-        with pytest.raises(SpaceError, match=r"x: 'a\.b': attribute access is not allowed"):
+        with pytest.raises(SpaceError, match=r"x: 'a\.b': 'a\.b' is not allowed"):
             Space(x=Derived("a.b"), a=Int(1, 2))

@@ -7,7 +7,8 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import ObjectiveError, StudyError
-from trainwright.ledger import Constraint, Objective, parse_constraints
+from trainwright.ledger import Constraint, Objective
+from trainwright.ledger.objectives import parse_constraints
 from trainwright.search import SearchView
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), y=tw.Float(0.0, 1.0))

@@ -13,7 +13,8 @@ from scripts import log_of, wait_until
 
 import trainwright as tw
 from trainwright.engine import Died, Raised, Returned, StoppedEarly
-from trainwright.ledger import TrialState, parse_objectives
+from trainwright.ledger import TrialState
+from trainwright.ledger.objectives import parse_objectives
 from trainwright.ledger.trials import Report
 from trainwright.schedule import Pause, Reason, Stop
 from trainwright.schedule.rules.promotion_rule import CONTINUE

@@ -16,7 +16,8 @@ from scripts import Forked
 import trainwright as tw
 from trainwright import plugins
 from trainwright.errors import ScheduleError
-from trainwright.ledger import DirectoryLedger, Status, Writer, facts, violation_of
+from trainwright.ledger import DirectoryLedger, Status, Writer, facts
+from trainwright.ledger.objectives import violation_of
 from trainwright.study.claims import Claims
 from trainwright.study.driver.driver import Driver
 from trainwright.testing.rule import play

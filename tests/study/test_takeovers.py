@@ -9,7 +9,8 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import LedgerError
-from trainwright.ledger import DirectoryLedger, Liveness, Status, Writer, facts
+from trainwright.ledger import DirectoryLedger, Status, Writer, facts
+from trainwright.ledger.writers import Liveness
 from trainwright.study.claims import Claims
 
 SPACE = tw.Space(lr=tw.Float(1e-3, 1e-1, log=True))

@@ -1,13 +1,12 @@
 """Checkpoints: asynchronous, atomic and verified saves of a training, and exact resume."""
 
-from trainwright.checkpoint.config import CheckpointConfig, HealthCheck, Retention
+from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.policy.hooks import SlurmRequeue
 from trainwright.checkpoint.restore.restored import Restored
 
 __all__ = [
     "CheckpointConfig",
-    "HealthCheck",
     "Manager",
     "Restored",
     "Retention",

@@ -9,7 +9,7 @@ from trainwright.errors import CheckpointConfigError
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, one_of
 
-__all__ = ["CheckpointConfig", "HealthCheck", "Retention"]
+__all__ = ["CheckpointConfig", "Retention"]
 
 _INTERVAL = Validator(
     # The type tells the unit: an int counts optimizer steps, a float counts seconds.
@@ -44,21 +44,6 @@ class Retention(Settings, error=CheckpointConfigError):
             )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class HealthCheck(Settings, error=CheckpointConfigError):
-    """What is checked in the values of a checkpoint before it is published."""
-
-    on_nonfinite: Annotated[
-        Literal["refuse", "raise"],
-        one_of("refuse", "raise"),
-        "NaN or infinity in weights or optimizer state: skip the save, or raise",
-    ] = "refuse"
-    deviations: Annotated[
-        float, number(above=0), "robust deviations of a norm from its running median that make a checkpoint suspect"
-    ] = 8.0
-    history: Annotated[int, integer(minimum=3), "saves over which norms are followed"] = 20
-
-
 _HOOK = Validator(
     lambda value: value is None or callable(value),
     "None, SlurmRequeue() or a function that returns an exit status",
@@ -86,7 +71,11 @@ class CheckpointConfig(Settings, error=CheckpointConfigError):
     staging: Annotated[Literal["lazy", "eager"], one_of("lazy", "eager"), "when the state is copied"] = "lazy"
     writer: Annotated[Literal["thread", "sync"], one_of("thread", "sync"), "what writes files"] = "thread"
     retention: Retention = field(default_factory=Retention)
-    health_check: HealthCheck | None = field(default_factory=HealthCheck)
+    on_nonfinite: Annotated[
+        Literal["refuse", "raise", "save"],
+        one_of("refuse", "raise", "save"),
+        "NaN or infinity in weights or optimizer state: skip the save and warn, raise, or save all the same",
+    ] = "refuse"
     on_error: Annotated[Literal["warn", "raise"], one_of("warn", "raise"), "what a failed save does"] = "warn"
     max_failures: Annotated[int, integer(minimum=1), "failed saves in a row that stop the training"] = 3
     timeout_seconds: Annotated[float, number(above=0), "how long ranks wait for each other"] = 600.0

@@ -36,7 +36,7 @@ from trainwright.checkpoint.state.fingerprint import capture_fingerprint, compar
 from trainwright.checkpoint.state.flags import capture_flags, compare_flags, restore_flags
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.checkpoint.state.tree import decode_tree
-from trainwright.checkpoint.tools.formats.protocol import Format
+from trainwright.checkpoint.tools.formats.format import Format
 from trainwright.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -349,8 +349,8 @@ class Manager:
                 continue
             refused = handle.verdict.startswith("refused")
             self._failures += not refused
-            if self.config.health_check is not None and refused:
-                stops = self.config.health_check.on_nonfinite == "raise"
+            if refused:
+                stops = self.config.on_nonfinite == "raise"
             else:
                 stops = self.config.on_error == "raise" or self._failures >= self.config.max_failures
             if stops:

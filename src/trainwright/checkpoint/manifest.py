@@ -83,7 +83,7 @@ class Manifest:
     `step` counts optimizer steps, `epoch` the epochs done, `samples_seen` the samples trained on, `serial` the
     checkpoints of its folder in the order in which they were saved. `parent` is the digest of the manifest that the run
     went on from. `ties` maps names to the name under which their tensor is stored.
-    `screen` is "good" or "suspect", `report` what the trial reported with it, `times` are in seconds.
+    `screen` is "good", `report` what the trial reported with it, `times` are in seconds.
     """
 
     step: int

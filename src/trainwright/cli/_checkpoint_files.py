@@ -13,7 +13,7 @@ from trainwright.checkpoint.tools.diff import diff as compare
 from trainwright.checkpoint.tools.inspect import Inspected, Inspection
 from trainwright.checkpoint.tools.inspect import inspect as look
 from trainwright.checkpoint.tools.verify import verify as check
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table, size
 from trainwright.errors import CheckpointFormatError
 
@@ -26,15 +26,13 @@ _DIFFERENCES = 40
 """Nor more tensors that differ."""
 
 _Path = Annotated[Path, typer.Argument(help="A checkpoint, a folder of them, or a file of a known format.")]
-_Json = Annotated[bool, typer.Option("--json", help="End with one line of JSON.")]
 
 
 def inspect(
     path: _Path,
     *,
-    depth: Annotated[int | None, typer.Option("--depth", min=1, help="Levels of names to show.")] = None,
-    json: _Json = False,
-) -> None:
+    depth: Annotated[int | None, typer.Option(min=1, help="Levels of names to show.")] = None,
+) -> Result:
     """Show what is in a checkpoint, without reading any tensor; of a folder of many, in the newest."""
     found = look(path)
     for line in _show_header(found):
@@ -43,6 +41,7 @@ def inspect(
     rows = _show_tree(found.tensors)
     deepest = max((len(parts) for parts, _ in rows), default=0)
     if depth is None:
+        # The deepest level at which the whole tree still fits on a screen or two.
         fitting = (level for level in range(deepest, 1, -1) if sum(len(parts) <= level for parts, _ in rows) <= _LINES)
         depth = next(fitting, 1)
     shown = [(parts, cells) for parts, cells in rows if len(parts) <= depth]
@@ -53,11 +52,10 @@ def inspect(
     )
     if depth < deepest:
         print(f"\n{len(rows) - len(shown)} more names: --depth {deepest}")
-    if json:
-        print_json(found.to_json())
+    return Result(found.to_json())
 
 
-def verify(path: _Path, *, json: _Json = False) -> None:
+def verify(path: _Path) -> Result:
     """Compute every checksum again, of a checkpoint or of all in a folder; exit 1 if one is wrong."""
     found = check(path)
     for one in found.checkpoints:
@@ -69,49 +67,39 @@ def verify(path: _Path, *, json: _Json = False) -> None:
     if not all(one.checksums for one in found.checkpoints):
         kind = found.checkpoints[0].format
         print(f"{kind} files keep no checksums: read from end to end, but a changed bit would not show")
-    if json:
-        print_json(found.to_json())
-    if not found.good:
-        raise typer.Exit(1)
+    return Result(found.to_json(), status=0 if found.good else 1)
 
 
 def diff(
     a: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
     b: Annotated[Path, typer.Argument(help="Another one.")],
     *,
-    tolerance: Annotated[
-        float, typer.Option("--tolerance", help="Absolute difference of values that counts as none.")
-    ] = 0.0,
-    json: _Json = False,
-) -> None:
+    tolerance: Annotated[float, typer.Option(help="Absolute difference of values that counts as none.")] = 0.0,
+) -> Result:
     """Compare two checkpoints, tensor by tensor; exit 1 if they differ."""
     found = compare(a, b, tolerance)
     _show_differences(found)
-    if json:
-        print_json(found.to_json())
-    if not found.same:
-        raise typer.Exit(1)
+    return Result(found.to_json(), status=0 if found.same else 1)
 
 
 def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
     target: Annotated[Path, typer.Argument(help="Where to write; nothing may be there.")],
     *,
-    to: Annotated[str, typer.Option("--to", help="torch, safetensors or dcp.")],
+    to: Annotated[str, typer.Option(help="torch, safetensors or dcp.")],
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
-    trust: Annotated[bool, typer.Option("--trust", help="Let a pickle in a torch file execute its code.")] = False,
-    json: _Json = False,
-) -> None:
+) -> Result:
     """Write a checkpoint in another format, tensor by tensor, and compare what was written bit by bit.
 
     Exit 1 if something would be lost and --allow-lossy was not given.
     """
     try:
-        done = write(source, target, to, trust=trust, allow_lossy=allow_lossy)
+        done = write(source, target, to, allow_lossy=allow_lossy)
     except CheckpointFormatError as error:
         if "--allow-lossy" not in str(error):
             raise
-        print(f"trainwright: {error}", file=sys.stderr)  # 1, not 2: the input is sound
+        # Status 1, not 2: the input is sound.
+        print(f"trainwright: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     print(
         f"{done.target}: {_count_words(done.tensors, 'tensor')}, {size(done.bytes)} as {done.format}; every bit "
@@ -119,8 +107,7 @@ def convert(
     )
     if done.lost:
         print(f"left out: {_list_some(done.lost)}")
-    if json:
-        print_json(done.to_json())
+    return Result(done.to_json())
 
 
 def _show_header(found: "Inspection") -> Iterator[str]:
@@ -161,6 +148,7 @@ def _show_tree(tensors: "Sequence[Inspected]") -> list[tuple[tuple[str, ...], li
         for level in range(1, len(parts)):
             total = sums.setdefault(parts[:level], [0, 0])
             total[0] += 1
+            # Tied tensors share their bytes with the one that they are tied to.
             total[1] += 0 if tensor.tied else tensor.bytes
     rows, open_parts = [], tuple[str, ...]()
     for tensor in sorted(tensors, key=lambda one: _sort_key(one.name)):
@@ -219,7 +207,8 @@ def _show_differences(found: "Diff") -> None:
 def _show_value(text: str) -> str:
     try:
         return f"{float(text):.6g}"
-    except ValueError:  # a complex number, a truth
+    except ValueError:
+        # A complex number, or a truth value.
         return text
 
 

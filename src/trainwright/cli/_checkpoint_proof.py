@@ -1,6 +1,6 @@
 """`trainwright checkpoint verify-resume SCRIPT|MODULE:FUNCTION`: the proof that a training resumes exactly."""
 
-import json as json_module
+import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +10,7 @@ import typer
 
 from trainwright.checkpoint.tools.proof import Proof
 from trainwright.checkpoint.tools.proof import verify_resume as prove
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
 from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError
 
@@ -29,34 +29,29 @@ def verify_resume(
     *,
     steps: Annotated[
         int | None,
-        typer.Option(
-            "--steps", help="How many before the interruption; of a script as many after it. A trial's are drawn."
-        ),
+        typer.Option(help="How many before the interruption; of a script as many after it. A trial's are drawn."),
     ] = None,
     kill: Annotated[
         bool, typer.Option("--kill", help="Interrupt a script by SIGKILL, not after a clean end. Trials always are.")
     ] = False,
     drop: Annotated[
-        list[str] | None, typer.Option("--drop", help="An item, or rng, not to restore, to see that it is needed.")
+        list[str] | None, typer.Option(help="An item, or rng, not to restore, to see that it is needed.")
     ] = None,
-    ranks: Annotated[int, typer.Option("--ranks", help="Processes of each run, as torchrun starts them.")] = 1,
-    resume_ranks: Annotated[
-        int | None, typer.Option("--resume-ranks", help="Another number of them after a script's interruption.")
-    ] = None,
+    ranks: Annotated[int, typer.Option(help="Processes of each run, as torchrun starts them.")] = 1,
     param: Annotated[
-        list[str] | None, typer.Option("--param", help="A parameter of the trial, NAME=VALUE; text, or else JSON.")
+        list[str] | None, typer.Option(help="A parameter of the trial, NAME=VALUE; text, or else JSON.")
     ] = None,
-    epochs: Annotated[int | None, typer.Option("--epochs", help="The full length of the trial.")] = None,
-    seed: Annotated[int, typer.Option("--seed", help="Of the trial, and of the step that is drawn for it.")] = 0,
-    timeout: Annotated[float, typer.Option("--timeout", help="Seconds that one run may take.")] = 3600.0,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+    epochs: Annotated[int | None, typer.Option(help="The full length of the trial.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the trial, and of the step that is drawn for it.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds that one run may take.")] = 3600.0,
+) -> Result:
     """Interrupt a training, resume it in a new process, and compare it bit by bit with one that was not interrupted.
 
     It runs four times as it is; its own checkpoints are not touched. Exit 1 if anything differs.
     """
+    # A path may have a colon in it; a file that exists is a script.
     trial = ":" in target and not Path(target).exists()
-    values = {"--param": param, "--epochs": epochs} if not trial else {"--resume-ranks": resume_ranks, "--": arguments}
+    values = {"--param": param, "--epochs": epochs} if not trial else {"--": arguments}
     foreign = next((option for option, value in values.items() if value), None)
     if foreign is not None:
         raise InputError(
@@ -85,16 +80,11 @@ def verify_resume(
             kill=kill,
             drop=drop or (),
             ranks=ranks,
-            resume_ranks=resume_ranks,
             timeout_seconds=timeout,
         )
-    resized = resume_ranks is not None and resume_ranks != ranks
     how = "killed" if kill or trial else "interrupted"
-    print(_describe_proof(proof, target, how, (ranks, resume_ranks) if resized else None))
-    if json:
-        print_json(asdict(proof))
-    if not proof.equal:
-        raise typer.Exit(1)
+    print(_describe_proof(proof, target, how))
+    return Result(asdict(proof), status=0 if proof.equal else 1)
 
 
 def _parse_parameter(text: str) -> tuple[str, Any]:
@@ -103,19 +93,12 @@ def _parse_parameter(text: str) -> tuple[str, Any]:
     if not name or not separator:
         raise InputError(f"--param: got {text!r}; allowed: NAME=VALUE, such as lr=0.01")
     try:
-        return name, json_module.loads(value)
+        return name, json.loads(value)
     except ValueError:
         return name, value
 
 
-def _describe_proof(proof: "Proof", what: str, how: str, resized: tuple[int, int | None] | None) -> str:
-    if proof.equal and resized is not None:
-        return (
-            f"{what}: {how} at step {proof.steps} with {resized[0]} ranks and resumed with {resized[1]}: the "
-            "restored state and the samples after it are equal\n"
-            f"  parameters at step {2 * proof.steps} are apart by up to {proof.max_difference:.2g}: sums over other "
-            "ranks round otherwise, and each rank has its own random draws"
-        )
+def _describe_proof(proof: "Proof", what: str, how: str) -> str:
     if proof.equal:
         return (
             f"{what}: {how} at step {proof.steps} and resumed{_ranks_words(proof)}, it is equal to the last bit\n"

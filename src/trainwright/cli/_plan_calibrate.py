@@ -2,55 +2,44 @@
 
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
 from trainwright.cluster import Cluster
+from trainwright.cluster.calibration.ranks import RankPlace, find_rank_place
 from trainwright.errors import InputError
+from trainwright.validators import check, number
 
-if TYPE_CHECKING:
-    from trainwright.cluster.calibration.ranks import RankPlace
-
-__all__ = ["add", "calibrate"]
+__all__ = ["calibrate"]
 
 _BUSY = 0.5  # load a core from which other work is likely to have lengthened every time
 
 
-def add(app: typer.Typer) -> None:
-    """Give a group of commands the command `calibrate`."""
-    app.command(short_help="Measure computation, memory, storage and the network.")(calibrate)
-
-
 def calibrate(
     *,
-    out: Annotated[Path, typer.Option("--out", help="The cluster file to write: .toml, or .yaml.")],
-    devices: Annotated[str, typer.Option("--devices", help="cpu or cuda.")] = "cpu",
-    launch: Annotated[
-        str | None, typer.Option("--launch", help="What started the ranks: torchrun, slurm or mpi.")
-    ] = None,
-    storage: Annotated[
-        Path | None, typer.Option("--storage", help="Folder to measure storage in; default: where --out lies.")
-    ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", help="How often each thing is timed.")] = 25,
-    largest: Annotated[float, typer.Option("--largest", help="Largest message in bytes.")] = 64 * 2**20,
-    file: Annotated[float, typer.Option("--file", help="Bytes of the file that is written and read.")] = 256 * 2**20,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+    out: Annotated[Path, typer.Option(help="The cluster file to write: .toml, or .yaml.")],
+    devices: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    launch: Annotated[str | None, typer.Option(help="What started the ranks: torchrun, slurm or mpi.")] = None,
+    storage: Annotated[Path | None, typer.Option(help="Folder to measure storage in [that of --out].")] = None,
+    repeats: Annotated[int, typer.Option(help="How often each thing is timed.")] = 25,
+    largest: Annotated[float, typer.Option(help="Largest message in bytes.")] = 64 * 2**20,
+    file: Annotated[float, typer.Option(help="Bytes of the file that is written and read.")] = 256 * 2**20,
+) -> Result | None:
     """Measure compute, memory, storage and, on two ranks or more, links; write them with their errors."""
+    # Measuring needs torch, which the other commands of `plan` do without.
     from trainwright.cluster.calibration.calibrate import calibrate as measure
-    from trainwright.cluster.calibration.ranks import find_rank_place
 
     here = find_rank_place(launch)
     folder = storage if storage is not None else out.parent
     if not folder.is_dir():
         raise InputError(f"{'--storage' if storage else '--out'}: got {folder}, which is no folder; make it first")
     for option, size in (("--largest", largest), ("--file", file)):
-        if not 256 <= size < 1e12:
-            raise InputError(f"{option}: got {size:g}; allowed: a number of bytes from 256 to 1e12")
+        check(size, number(minimum=256, maximum=1e12, of="bytes"), option)
     cluster = measure(
         here,
         devices=devices,
@@ -61,34 +50,37 @@ def calibrate(
         file_bytes=int(file),
         say=lambda text: print(f"measuring {text}", file=sys.stderr, flush=True),
     )
+    # Rank 0 has the result.
     if cluster is None:
-        return
+        return None
     cluster.save(out)
     notes = _notes(cluster, here)
     _show(cluster, notes)
     print(f"cluster file: {out}")
-    if json:
-        print_json({
+    return Result(
+        {
             "out": str(out),
             "cluster": cluster.name,
             "nodes": cluster.nodes,
             "devices_per_node": cluster.devices_per_node,
-            "device": _content(cluster.device),
-            "tiers": [_content(tier) for tier in cluster.tiers],
-            "storage": _content(cluster.storage),
+            "device": asdict(cluster.device),
+            "storage": asdict(cluster.storage),
+            "tiers": [asdict(tier) for tier in cluster.tiers],
             "errors": dict(cluster.errors),
             "conditions": dict(cluster.conditions),
             "notes": notes,
-        })  # fmt: skip
+        }
+    )
 
 
-def _notes(cluster: "Cluster", here: "RankPlace") -> list[str]:
+def _notes(cluster: Cluster, here: RankPlace) -> list[str]:
     notes = []
     if here.world == 1:
         notes.append(
             "one rank: compute, memory and storage only; links need two ranks or more, started by torchrun, srun or "
             "mpirun"
         )
+    # Other work lengthens every time that is measured.
     load, cores = float(cluster.conditions.get("load_before", 0.0)), os.cpu_count() or 1
     if load > _BUSY * cores:
         notes.append(f"load of {load:g} on {cores} cores before the start: measure again on a quiet machine")
@@ -101,13 +93,7 @@ def _notes(cluster: "Cluster", here: "RankPlace") -> list[str]:
     return notes
 
 
-def _content(record: Any) -> dict[str, Any]:
-    import dataclasses
-
-    return dataclasses.asdict(record)
-
-
-def _show(cluster: "Cluster", notes: list[str]) -> None:
+def _show(cluster: Cluster, notes: list[str]) -> None:
     device, errors = cluster.device, cluster.errors
     rows = [
         (f"peak {name}", f"{rate / 1e9:.4g} GFLOP/s", _error(errors.get("compute")) if name == "fp32" else "")

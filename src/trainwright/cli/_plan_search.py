@@ -6,48 +6,42 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli._json import print_json
-from trainwright.cli._plan_inputs import cluster_of
+from trainwright.cli.command import Result
+from trainwright.cli.inputs import OracleSettings
+from trainwright.cli.options import options_of
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.errors import InputError
 from trainwright.plan import Oracle
 from trainwright.report.formatting import duration
 from trainwright.schedule import Scheduler
 from trainwright.study.forecast.search_plan import plan_search
+from trainwright.validators import check, integer
 
-__all__ = ["add", "search"]
-
-
-def add(app: typer.Typer) -> None:
-    """Give a group of commands the command `search`."""
-    app.command(short_help="Predict what a study costs on a cluster.")(search)
+__all__ = ["search"]
 
 
+@options_of(OracleSettings)
 def search(
     file: Annotated[
         Path, typer.Argument(help="A Python file with study, train, scheduler, samples and profile_of(params).")
     ],
     *,
-    cluster: Annotated[str, typer.Option("--cluster", help="A preset's name, or a .toml or .yaml file.")] = "laptop",
-    nodes: Annotated[int | None, typer.Option("--nodes", help="So many nodes of it.")] = None,
-    devices: Annotated[int, typer.Option("--devices", min=1, help="Devices of a new trial.")] = 1,
-    trials: Annotated[int, typer.Option("--trials", min=1, help="Trials of the study.")] = 64,
-    seeds: Annotated[int, typer.Option("--seeds", min=1, help="How many studies to simulate.")] = 10,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, amp-fp16, amp-bf16, amp-fp8 or bf16.")] = "fp32",
-    optimizer: Annotated[str, typer.Option("--optimizer", help="sgd, momentum, adam or adamw.")] = "adamw",
-    max_memory: Annotated[float | None, typer.Option("--max-memory", help="Bytes a device may use.")] = None,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+    changes: dict[str, Any],
+    devices: Annotated[int, typer.Option(min=1, help="Devices of a new trial.")] = 1,
+    trials: Annotated[int, typer.Option(min=1, help="Trials of the study.")] = 64,
+    seeds: Annotated[int, typer.Option(min=1, help="How many studies to simulate.")] = 10,
+) -> Result:
     """Predict what a study costs: its searcher and scheduler on a virtual clock, its epochs as the oracle says."""
     job = read_job(file)
     profile_of, samples = _needed(file, "profile_of"), _needed(file, "samples")
     if not callable(profile_of):
         raise InputError(f"--search: profile_of in {file}: got {profile_of!r}; allowed: a function of params")
-    if isinstance(samples, bool) or not isinstance(samples, int) or samples < 1:
-        raise InputError(f"--search: samples in {file}: got {samples!r}; allowed: the samples of an epoch, >= 1")
+    check(samples, integer(minimum=1, of="samples of an epoch"), f"--search: samples in {file}")
     if job.scheduler is None:
         raise InputError(f"--search: {file} has no scheduler; define scheduler = tw.ASHA(...), or what the study uses")
-    machine = cluster_of(cluster, nodes, force_units=False)
+    settings = OracleSettings(**changes)
+    machine = settings.find_cluster()
+    # Only the space is read: nothing is run, and nothing written.
     with job.open_study() as study:
         space = study.space
     found = plan_search(
@@ -60,9 +54,9 @@ def search(
         samples=samples,
         devices=devices,
         seeds=seeds,
-        precision=precision,
-        optimizer=optimizer,
-        max_memory_bytes=max_memory,
+        precision=settings.precision,
+        optimizer=settings.optimizer,
+        max_memory_bytes=settings.max_memory_bytes(),
     ).cost
     print(f"{trials} trials on {machine.name} ({machine.devices} devices); {seeds} simulated studies")
     print(f"device-hours  {found.device_hours:.3g} (median), nine of ten below {found.device_hours_90:.3g}")
@@ -70,10 +64,9 @@ def search(
     print(
         f"infeasible    {100 * found.infeasible:.0f} % of {found.configurations} configurations do not fit into memory"
     )
-    if json:
-        names = ("device_hours", "device_hours_90", "wall_seconds", "wall_seconds_90", "infeasible", "configurations")
-        content: dict[str, Any] = {name: getattr(found, name) for name in names}
-        print_json({**content, "trials": trials, "seeds": seeds, "devices": machine.devices, "schema": 1})
+    names = ("device_hours", "device_hours_90", "wall_seconds", "wall_seconds_90", "infeasible", "configurations")
+    content: dict[str, Any] = {name: getattr(found, name) for name in names}
+    return Result({**content, "trials": trials, "seeds": seeds, "devices": machine.devices, "schema": 1})
 
 
 def _needed(file: Path, name: str) -> Any:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from trainwright import __version__
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
 from trainwright.engine.doctor.examination import Examination, Finding, examine
 
 __all__ = ["doctor"]
@@ -24,28 +24,25 @@ _HEADINGS = {
 _MARKS = {"fine": "ok", "absent": "-", "poor": "!", "broken": "X"}
 
 
-def doctor(
-    directory: Annotated[Path, typer.Argument(help="Where studies are to lie.")] = Path(),
-    *,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+def doctor(directory: Annotated[Path, typer.Argument(help="Where studies are to lie.")] = Path()) -> Result:
     """Tell what is installed, which devices and engines are there, and whether a folder will do for studies."""
     found = examine(directory)
-    if json:
-        print_json({"version": __version__, "sound": found.sound, **asdict(found)})
-    else:
-        print(f"trainwright {__version__}")
-        for area, heading in _HEADINGS.items():
-            print(f"\n{heading}")
-            for finding in found.findings:
-                if finding.area == area:
-                    _show_findings(finding)
-        print(f"\n{_describe_verdict(found)}")
-    if not found.sound:
-        raise typer.Exit(1)
+    content = {"version": __version__, "sound": found.sound, **asdict(found)}
+    return Result(content, lambda: _show_findings(found), status=0 if found.sound else 1)
 
 
-def _show_findings(finding: "Finding") -> None:
+def _show_findings(found: Examination) -> None:
+    print(f"trainwright {__version__}")
+    for area, heading in _HEADINGS.items():
+        print(f"\n{heading}")
+        for finding in found.findings:
+            if finding.area == area:
+                _show_finding(finding)
+    print(f"\n{_describe_verdict(found)}")
+
+
+def _show_finding(finding: Finding) -> None:
+    # What a finding says is wrapped below itself, not below its name.
     width = max(60, shutil.get_terminal_size().columns)
     lead = f"  {_MARKS[finding.state]:<2}  {finding.name:<13} "
     print(textwrap.fill(finding.says, width, initial_indent=lead, subsequent_indent=" " * len(lead)))
@@ -53,7 +50,7 @@ def _show_findings(finding: "Finding") -> None:
         print(f"{' ' * len(lead)}-> {finding.mend}")
 
 
-def _describe_verdict(found: "Examination") -> str:
+def _describe_verdict(found: Examination) -> str:
     broken, poor = found.of("broken"), found.of("poor")
     content = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"

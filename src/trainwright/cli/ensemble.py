@@ -1,28 +1,30 @@
 """`trainwright ensemble DIR`: library, front, pick, calibration, report, export."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli._functions import function_of, made_by
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table, size
-from trainwright.cli.options import options_of
+from trainwright.cli.inputs import call_function
+from trainwright.cli.options import StudyFolder, options_of
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, EnsembleSettings, StoredSettings
+from trainwright.ensemble.library.library import Library
 from trainwright.ensemble.metrics import METRICS
 from trainwright.errors import InputError
-from trainwright.report.ensemble_page import write_ensemble_page
+from trainwright.report.html import write_ensemble_page
 
 __all__ = ["ensemble"]
 
 _PAGE, _TRIED_PAGE = "ensemble.html", "ensemble-tried.html"
+_POINTS = 12  # of the front that are shown
 
 
-@options_of(EnsembleSettings, common_rows="--common-rows/--all-rows")
+@options_of(EnsembleSettings)
 def ensemble(
-    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    directory: StudyFolder,
     *,
     changes: dict[str, Any],
     measure: Annotated[
@@ -30,18 +32,17 @@ def ensemble(
     ] = False,
     sample: Annotated[
         str | None,
-        typer.Option("--sample", help="With --measure: MODULE:FUNCTION that returns a batch."),
+        typer.Option(help="With --measure: MODULE:FUNCTION that returns a batch."),
     ] = None,
     trust: Annotated[bool, typer.Option("--trust", help="With --measure: as in serve run.")] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Export the ensemble into this new folder.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Export the ensemble into this new folder.")] = None,
     self_contained: Annotated[
         bool, typer.Option("--self-contained", help="Export networks too, so that loading needs no factory.")
     ] = False,
     html: Annotated[
-        Path | None, typer.Option("--html", help="Where the pictures go, to look alone; see above [DIR/ensemble.html].")
+        Path | None, typer.Option(help="Where the pictures go, to look alone; see above [DIR/ensemble.html].")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+) -> Result:
     """Select an ensemble from the models of a study, calibrate it, and say how good it is and what it costs.
 
     What is not given is as it was when the study's ensemble was chosen: by `trainwright run` with [ensemble], or else
@@ -53,11 +54,9 @@ def ensemble(
     # Start from the stored settings, so that command, report, page and status choose the same ensemble.
     stored = StoredSettings.read(directory)
     settings = replace(StoredSettings.settings_of(directory), **changes)
-    library = settings.open_library(directory, trust=trust)
+    library = Library.open(directory, trust=trust)
     if measure:
-        library = library.measured(
-            None if sample is None else made_by("--sample", sample, function_of("--sample", sample))
-        )
+        library = library.measured(None if sample is None else call_function("--sample", sample))
     choice = settings.choose(library)
     # An ensemble that a run chose and exported must not be replaced by a look at another.
     tried = measure or (stored is not None and stored.by_run and stored.settings != settings)
@@ -68,29 +67,28 @@ def ensemble(
 
     content = _collect_content(choice) | {"page": str(page), "export": None if exported is None else str(exported)}
     _show_content(content)
-    if json:
-        print_json(content)
+    return Result(content)
 
 
-def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
+def _collect_content(choice: ChosenEnsemble) -> dict[str, Any]:
     """Return what the command says, as JSON."""
     front, report, settings = choice.front, choice.report, choice.settings
-    points = [{"corrected_loss": front.corrected(point), **_describe_point(point)} for point in front.thinned()]
+    # Evenly along the front, from the least loss on.
+    points = [asdict(point) for point in front.points[:: -(-len(front.points) // _POINTS)]]
     protection = front.protection
     single = front.single_best
+    # Without test rows nothing here is judged on rows that chose nothing.
     test = report.rows if report.rows in single.members[0].splits else None
     return {
         "metric": front.metric,
         "split": front.split,
         "models": len(choice.library.members),
         "excluded": front.excluded,
-        "dropped_rows": choice.dropped_rows,
         "front": points,
-        "hypervolume": front.hypervolume,
         "pick": {"how": settings.pick, **report.to_json()},
         "baselines": {
             name: {
-                **_describe_point(point),
+                **asdict(point),
                 f"{report.rows}_loss": None if test is None else _loss_of(front, front.ensemble(point), test),
             }
             for name, point in front.baselines.items()
@@ -101,14 +99,7 @@ def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
             f"{report.rows}_loss": None if test is None else _loss_of(front, single, test),
         },
         "cross_validated": {
-            name: {
-                "loss": one.loss,
-                "optimism": one.optimism,
-                "corrected_loss": one.corrected,
-                "behind": one.behind,
-                "standard_error": one.standard_error,
-            }
-            for name, one in protection.checked.items()
+            name: {**asdict(one), "corrected_loss": one.corrected} for name, one in protection.checked.items()
         },
         "fallback": {"choice": protection.chosen, "reason": protection.reason},
         "warnings": [*protection.warnings, *_list_warnings(choice.library)],
@@ -117,6 +108,7 @@ def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
 
 def _list_warnings(library: Any) -> list[str]:
     found = []
+    # The search chose by these rows, so they flatter whatever it found.
     if library.rows_seen_by_search:
         found.append(
             "the models left validation rows alone, which steered the search: 60 % of them select, 20 % calibrate and "
@@ -131,26 +123,15 @@ def _loss_of(front: Any, ensemble: Any, split: str) -> float:
     return float(METRICS[front.metric].loss(ensemble.score(split, front.metric)))
 
 
-def _describe_point(point: Any) -> dict[str, Any]:
-    return {
-        "loss": point.loss,
-        "seconds_per_row": point.seconds_per_row,
-        "bytes": point.bytes,
-        "members": list(point.members),
-        "weights": list(point.weights),
-    }
-
-
 def _show_content(content: dict[str, Any]) -> None:
     pick, split = content["pick"], content["split"]
     metric = pick["metric"].replace("_", " ")
     print(f"{content['models']} models, selected by {content['metric'].replace('_', ' ')} on {split} rows\n")
-    header = ("members", f"{split} loss", "corrected", "us per row", "weights", "trials")
+    header = ("members", f"{split} loss", "us per row", "weights", "trials")
     rows = [
         (
             len(point["members"]),
             f"{point['loss']:.4f}",
-            f"{point['corrected_loss']:.4f}",
             _microseconds(point["seconds_per_row"]),
             "unknown" if point["bytes"] is None else size(point["bytes"]),
             ", ".join(map(str, point["members"])),
@@ -212,6 +193,7 @@ def _show_judged(pick: dict[str, Any]) -> None:
         print(f"{rows} rows: not available, so nothing here is of rows that chose nothing")
     for when in ("before", "after"):
         table = pick[when]
+        # Only classes have a calibration error.
         if table is not None and "ece" in table:
             print(
                 f"{rows} rows, {when} calibration: accuracy {table['accuracy']:.4f}, nll {table['nll']:.4f}, "
@@ -219,11 +201,6 @@ def _show_judged(pick: dict[str, Any]) -> None:
             )
     if pick["calibration"] is None and pick["output"] != "values":
         print("calibration: not available, the models left no such rows")
-    decision = pick["decision"]
-    if decision is not None:
-        measure = decision["measure"].replace("_", " ")
-        gain = f", {rows} {measure} {decision['before']:.4f} -> {decision['after']:.4f}" if "after" in decision else ""
-        print(f"called 1 above a probability of {decision['applied']:.4f} (by {measure}){gain}")
 
 
 def _microseconds(seconds: float | None) -> str:

@@ -7,10 +7,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from trainwright.cli import _plan_calibrate, _plan_search
-from trainwright.cli._json import print_json
-from trainwright.cli._plan_inputs import cluster_of, devices_of, input_of, profile_of
+from trainwright.cli._plan_calibrate import calibrate
+from trainwright.cli._plan_search import search
+from trainwright.cli.command import Result, make_group
 from trainwright.cli.formatting import print_table, size
+from trainwright.cli.inputs import OracleSettings, read_costs, read_devices, read_profile
+from trainwright.cli.options import options_of
 from trainwright.cluster import Cluster
 from trainwright.model.profile import Profile
 from trainwright.plan import Forecast, Oracle, Saving
@@ -20,7 +22,6 @@ from trainwright.plan.parallel.precision import precision_of
 __all__ = ["app", "model"]
 
 _SCHEMA = 1
-_BARS = 40  # characters of the longest bar of a chart
 
 
 class _Group(TyperGroup):
@@ -30,105 +31,84 @@ class _Group(TyperGroup):
         if args and args[0] == "--search":
             args = ["search", *args[1:]]
         if args and args[0] not in {*self.commands, "--help", "-h"}:
+            # A model's name is no command, and needs none.
             args = ["model", *args]
         return super().parse_args(ctx, args)
 
 
-app = typer.Typer(
-    name="plan",
-    help="Predict every parallel strategy for a model on a cluster; measure a machine.",
-    cls=_Group,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-)
-_plan_calibrate.add(app)
-_plan_search.add(app)
-
-
-@app.command(short_help="Rank the parallel strategies for a model.")
+@options_of(OracleSettings)
 def model(
     model: Annotated[str, typer.Argument(help="MODULE:FUNCTION that returns a nn.Module, or a profile's .json file.")],
     *,
-    sample: Annotated[
-        str | None, typer.Option("--sample", help="MODULE:FUNCTION that returns the model's arguments.")
-    ] = None,
-    cluster: Annotated[str, typer.Option("--cluster", help="A preset's name, or a .toml or .yaml file.")] = "laptop",
-    nodes: Annotated[int | None, typer.Option("--nodes", help="So many nodes of it.")] = None,
-    devices: Annotated[str, typer.Option("--devices", help="A number, several with commas, or max.")] = "max",
-    batch: Annotated[int, typer.Option("--batch", help="Samples of an iteration over all devices.")],
-    micro: Annotated[int | None, typer.Option("--micro", help="Samples that a device works on at a time.")] = None,
-    precision: Annotated[str, typer.Option("--precision", help="fp32, amp-fp16, amp-bf16, amp-fp8 or bf16.")] = "fp32",
-    optimizer: Annotated[
-        str, typer.Option("--optimizer", help="sgd, momentum, adam, adamw, or bytes_per_parameter=N.")
-    ] = "adamw",
-    given_input: Annotated[
+    sample: Annotated[str | None, typer.Option(help="MODULE:FUNCTION that returns the model's arguments.")] = None,
+    changes: dict[str, Any],
+    devices: Annotated[str, typer.Option(help="A number, several with commas, or max.")] = "max",
+    batch: Annotated[int, typer.Option(help="Samples of an iteration over all devices.")],
+    micro: Annotated[int | None, typer.Option(help="Samples that a device works on at a time.")] = None,
+    costs: Annotated[
         str | None, typer.Option("--input", help="Costs of a sample: bytes=110e3,decode=8e-3,workers=8.")
     ] = None,
-    checkpoint: Annotated[float | None, typer.Option("--checkpoint", help="Bytes of one checkpoint.")] = None,
-    strategies: Annotated[
-        str | None, typer.Option("--strategies", help="Only these and what they make together: data,tensor.")
-    ] = None,
-    max_memory: Annotated[float | None, typer.Option("--max-memory", help="Bytes a device may use.")] = None,
-    goal: Annotated[str, typer.Option("--goal", help="time, device-hours, time-to-solution or memory.")] = "time",
-    samples: Annotated[
-        int | None, typer.Option("--samples", min=1, help="Samples of an epoch, for device-hours.")
-    ] = None,
-    top: Annotated[int, typer.Option("--top", min=1, help="Rows of the table.")] = 10,
-    out: Annotated[Path | None, typer.Option("--out", help="Write the best plan to this file.")] = None,
+    checkpoint: Annotated[float | None, typer.Option(help="Bytes of one checkpoint.")] = None,
+    strategies: Annotated[str | None, typer.Option(help="Only these and what they make together: data,tensor.")] = None,
+    goal: Annotated[str, typer.Option(help="time, device-hours, time-to-solution or memory.")] = "time",
+    samples: Annotated[int | None, typer.Option(min=1, help="Samples of an epoch, for device-hours.")] = None,
+    top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 10,
+    out: Annotated[Path | None, typer.Option(help="Write the best plan to this file.")] = None,
     force_units: Annotated[bool, typer.Option("--force-units", help="Accept figures of unlikely size.")] = False,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+) -> Result:
     """Rank the strategies for a model: seconds with an interval, memory, what limits each, and why others are out."""
-    machine = cluster_of(cluster, nodes, force_units=force_units)
-    numbers = devices_of(devices, machine)
-    choices: dict[str, Any] = {
-        "batch": batch,
-        "micro": micro,
-        "precision": precision,
-        "optimizer": optimizer,
-        "strategies": strategies.split(",") if strategies is not None else None,
-        "max_memory_bytes": max_memory,
-        "goal": goal,
-        "input": input_of(given_input) if given_input is not None else None,
-        "saving": Saving(bytes=checkpoint) if checkpoint is not None else None,
-    }
-    profile = profile_of(model, sample, precision=precision, optimizer=optimizer)
+    settings = OracleSettings(**changes)
+    machine = settings.find_cluster(force_units=force_units)
+    # A table for each number of devices: the best strategy changes with it.
+    numbers = read_devices(devices, machine)
+    profile = read_profile(model, sample, precision=settings.precision, optimizer=settings.optimizer)
     oracle = Oracle(machine)
-    found: dict[int, Ranking] = {number: oracle.rank(profile, devices=number, **choices) for number in numbers}
+    found = {
+        number: oracle.rank(
+            profile,
+            devices=number,
+            batch=batch,
+            micro=micro,
+            precision=settings.precision,
+            optimizer=settings.optimizer,
+            strategies=strategies.split(",") if strategies is not None else None,
+            max_memory_bytes=settings.max_memory_bytes(),
+            goal=goal,
+            input=read_costs(costs) if costs is not None else None,
+            saving=Saving(bytes=checkpoint) if checkpoint is not None else None,
+        )
+        for number in numbers
+    }
     state = "calibrated" if machine.verified else "uncalibrated: what was not measured is wide in the intervals"
-    print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, batch {batch}, {precision}, {optimizer}")
+    trained = f"batch {batch}, {settings.precision}, {settings.optimizer}"
+    print(f"{profile.name}: {profile.parameters / 1e6:.1f} M parameters, {trained}")
     print(f"cluster {machine.name} ({state})")
     if caveat := next(iter(found.values()))[0].caveat:
         print(f"caveat: {caveat}")
     for number, ranking in found.items():
         _show_ranking(number, ranking, top=top, samples=samples, profile=profile, machine=machine)
-    if len(found) > 1:
-        _draw_chart(found, top)
     if out is not None:
         best = found[numbers[-1]][0]
         best.save(out)
         print(f"\n{best.strategy} on {best.devices} devices: {out}")
-    if json:
-        print_json(
-            {
-                "cluster": _describe_cluster(machine),
-                "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
-                "plans": [_collect_content(plan, samples) for ranking in found.values() for plan in ranking],
-                "rejected": [
-                    {"devices": number, **asdict(each)}
-                    for number, ranking in found.items()
-                    for each in ranking.rejected
-                ],
-                "schema": _SCHEMA,
-            }
-        )
+    return Result(
+        {
+            "cluster": _describe_cluster(machine),
+            "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
+            "plans": [_collect_content(plan, samples) for ranking in found.values() for plan in ranking],
+            "rejected": [
+                {"devices": number, **asdict(each)} for number, ranking in found.items() for each in ranking.rejected
+            ],
+            "schema": _SCHEMA,
+        }
+    )
 
 
-def _describe_cluster(machine: "Cluster") -> dict[str, Any]:
+def _describe_cluster(machine: Cluster) -> dict[str, Any]:
     return {"name": machine.name, "devices": machine.devices, "verified": machine.verified, "source": machine.source}
 
 
-def _collect_content(plan: "Forecast", samples: int | None) -> dict[str, Any]:
+def _collect_content(plan: Forecast, samples: int | None) -> dict[str, Any]:
     hours = None if samples is None else plan.device_hours(samples)
     solution = None if samples is None else plan.seconds_to_solution(samples)
     return {
@@ -140,17 +120,18 @@ def _collect_content(plan: "Forecast", samples: int | None) -> dict[str, Any]:
     }
 
 
-def _list_speeds(plan: "Forecast", profile: "Profile", machine: "Cluster") -> list[str]:
+def _list_speeds(plan: Forecast, profile: Profile, machine: Cluster) -> list[str]:
     """Return samples a second, and the model's operations a second on a device with their share of what it can."""
     rate = plan.batch / plan.seconds_per_iteration
     work = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers) / profile.batch
     speed = rate * work / plan.devices
+    # Without a measured or published peak there is no share of it.
     peak = machine.device.flops.get(precision_of(plan.precision).flops)
     return [f"{rate:.3g}", f"{speed / 1e12:.3g}", f"{100 * speed / peak:.0f} %" if peak else "-"]
 
 
 def _show_ranking(
-    number: int, ranking: "Ranking", *, top: int, samples: int | None, profile: "Profile", machine: "Cluster"
+    number: int, ranking: Ranking, *, top: int, samples: int | None, profile: Profile, machine: Cluster
 ) -> None:
     """Print the table of one number of devices, the best plan's reasons, and what is left out."""
     print(f"\nat most {number} device{'s' * (number > 1)}\n")
@@ -196,13 +177,14 @@ def _show_ranking(
             print(f"  {refused.strategy}: {refused.reason}; {refused.value}, allowed: {refused.allowed}")
 
 
-def _show_winner(ranking: "Ranking") -> str:
+def _show_winner(ranking: Ranking) -> str:
     """Return why the first is first: the part of an iteration in which it gains most over the second."""
     best = ranking[0]
     if len(ranking) == 1:
         return f"{best.strategy} is the only strategy that fits"
     second = ranking[1]
     parts = asdict(best.breakdown)
+    # The part of an iteration in which the first gains most is why it is the first.
     gains = {name: getattr(second.breakdown, name) - seconds for name, seconds in parts.items()}
     name = max(gains, key=lambda each: gains[each])
     ratio = second.seconds_per_iteration / best.seconds_per_iteration
@@ -214,8 +196,9 @@ def _show_winner(ranking: "Ranking") -> str:
     )
 
 
-def _describe_division(plan: "Forecast") -> str:
+def _describe_division(plan: Forecast) -> str:
     """Return degrees above one, and the other choices of a plan, in a few characters."""
+    # Degrees of one divide nothing, and are left out.
     parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
     parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []
     parts += ["sequence"] if plan.sequence else []
@@ -224,22 +207,17 @@ def _describe_division(plan: "Forecast") -> str:
     return " ".join(parts) or "-"
 
 
-def _draw_chart(found: "dict[int, Ranking]", top: int) -> None:
-    """Print a bar for the seconds of each strategy on each number of devices, longest first on each line's scale."""
-    last = found[max(found)]
-    names = [plan.strategy for plan in last[:top]]
-    seconds = {
-        (plan.strategy, number): plan.seconds_per_iteration for number, ranking in found.items() for plan in ranking
-    }
-    longest = max(seconds.values())
-    print("\nseconds an iteration by devices\n")
-    width = max(map(len, names))
-    for name in names:
-        for number in found:
-            took = seconds.get((name, number))
-            bar = "" if took is None else "#" * max(1, round(_BARS * took / longest))
-            print(f"{name:<{width}}  {number:>6}  {'-' if took is None else _shorten(took):>9}  {bar}".rstrip())
-
-
 def _shorten(seconds: float) -> str:
     return "0" if seconds == 0 else f"{seconds:.3g}"
+
+
+app = make_group(
+    "plan",
+    "Predict every parallel strategy for a model on a cluster; measure a machine.",
+    {
+        calibrate: "Measure computation, memory, storage and the network.",
+        search: "Predict what a study costs on a cluster.",
+        model: "Rank the parallel strategies for a model.",
+    },
+    cls=_Group,
+)

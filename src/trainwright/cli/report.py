@@ -5,21 +5,18 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
+from trainwright.cli.options import StudyFolder
 from trainwright.report import write_report
 
 __all__ = ["report"]
 
 
 def report(
-    directory: Annotated[Path, typer.Argument(help="The study's directory.")],
+    directory: StudyFolder,
     *,
-    out: Annotated[Path | None, typer.Option("--out", help="The file to write [DIR/report.html].")] = None,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
-) -> None:
+    out: Annotated[Path | None, typer.Option(help="The file to write [DIR/report.html].")] = None,
+) -> Result:
     """Write the report of a study as one self-contained HTML file."""
     path = write_report(directory, out)
-    if json:
-        print_json({"report": str(path), "bytes": path.stat().st_size})
-    else:
-        print(f"report: {path}")
+    return Result({"report": str(path), "bytes": path.stat().st_size}, lambda: print(f"report: {path}"))

@@ -1,14 +1,15 @@
 """`trainwright status DIR`: how a study stands."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli._json import print_json
+from trainwright.cli.command import Result
 from trainwright.errors import EnsembleError, InputError
-from trainwright.ledger import state_counts
+from trainwright.ledger.standing import state_counts
 from trainwright.report.study_ensemble import summarise_current_ensemble
 from trainwright.study import Study
 
@@ -24,25 +25,21 @@ _WHY = {
 def status(
     where: Annotated[str, typer.Argument(help="The study's directory, or its URL.")],
     *,
-    json: Annotated[bool, typer.Option("--json", help="End with one line of JSON.")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 if the ledger has damaged records.")] = False,
-    trial: Annotated[int | None, typer.Option("--trial", help="What happened to this trial, and why.")] = None,
-) -> None:
+    trial: Annotated[int | None, typer.Option(help="What happened to this trial, and why.")] = None,
+) -> Result:
     """Show the counts by state, who has which devices, the best trial and ensemble, and what the ledger had to drop."""
     with Study.open(where) as study:
         if trial is not None:
-            _show_trial(study, trial, json=json)
-            return
+            # The story is whole before the study is closed.
+            story = _tell_trial(study, trial)
+            return Result(story, lambda: _show_trial(story))
+        for line in study.dropped:
+            print(f"dropped: {line}")
         content = _collect_content(study)
-        dropped = study.dropped
-        if json:
-            for line in dropped:
-                print(f"dropped: {line}")
-            print_json(content)
-        else:
-            _show_status(where, content, dropped, interrupted=sum(trial.preempted for trial in study.trials))
-    if strict and dropped:
-        raise typer.Exit(1)
+        interrupted = sum(trial.preempted for trial in study.trials)
+        failed = strict and bool(study.dropped)
+    return Result(content, lambda: _show_status(where, content, interrupted), status=int(failed))
 
 
 def _collect_content(study: Any) -> dict[str, Any]:
@@ -70,9 +67,10 @@ def _describe_ensemble(study: Any) -> dict[str, Any]:
         return {}
     try:
         found = summarise_current_ensemble(study.state, study.directory)
-    except EnsembleError as error:  # a library that allows no selection must not cost the rest
+    except EnsembleError as error:
+        # A library that allows no selection must not cost the rest.
         return {"ensemble": {"error": str(error)}}
-    return {} if found is None else {"ensemble": asdict(found)}
+    return {} if found is None else {"ensemble": found}
 
 
 def _describe_grant(trial: Any, word: str) -> dict[str, Any]:
@@ -86,13 +84,12 @@ def _describe_grant(trial: Any, word: str) -> dict[str, Any]:
     }
 
 
-def _show_trial(study: Any, number: int, *, json: bool) -> None:
-    """Print a trial's runs and the verdicts on it, in order of epochs."""
+def _tell_trial(study: Any, number: int) -> dict[str, Any]:
+    """Return a trial's runs and the verdicts on it, in order of epochs."""
     if number not in study.state.trials:
         known = f"0 to {max(study.state.trials)}" if study.state.trials else "none, the study has no trials yet"
         raise InputError(f"--trial: got {number}; allowed: a trial of the study ({known})")
     trial = study.state.trials[number]
-    word = study.under_way.get(number, str(trial.status))
     runs = [
         {
             "lease": lease.number,
@@ -109,30 +106,36 @@ def _show_trial(study: Any, number: int, *, json: bool) -> None:
         for _, d in sorted(study.state.decisions.items())
         if d.trial == number
     ]
-    if json:
-        print_json({"trial": number, "state": word, "runs": runs, "decisions": decisions, **_describe_failure(trial)})
-        return
-    print(f"trial {number}: {word}, {trial.epoch} epoch{'s' if trial.epoch != 1 else ''}")
-    for run in runs:
+    return {
+        "trial": number,
+        "state": study.under_way.get(number, str(trial.status)),
+        "epoch": trial.epoch,
+        "runs": runs,
+        "decisions": decisions,
+        **({} if trial.failure is None else {"failure": asdict(trial.failure)}),
+    }
+
+
+def _show_trial(story: Mapping[str, Any]) -> None:
+    word, epochs = story["state"], story["epoch"]
+    print(f"trial {story['trial']}: {word}, {epochs} epoch{'s' if epochs != 1 else ''}")
+    for run in story["runs"]:
         devices = f" on {', '.join(run['devices'])}" if run["devices"] else ""
         end = run["end"] or {"running": "goes on"}.get(word, word)
         why = f" ({run['why']})" if "why" in run else ""
         print(f"run {run['lease']}{devices} from epoch {run['from_epoch']}: {run['seconds']:.1f} s, {end}{why}")
-    for d in decisions:
+    for d in story["decisions"]:
         because = ", ".join(f"{name} {d[name]:.6g}" for name in ("value", "threshold") if d[name] is not None)
         print(f"epoch {d['epoch']}: {d['verdict']} by {d['rule']}" + (f" ({because})" if because else ""))
-    if trial.failure is not None:
-        print(trial.failure.traceback.rstrip() or f"failed: {trial.failure.message}")
+    if failure := story.get("failure"):
+        print(failure["traceback"].rstrip() or f"failed: {failure['message']}")
 
 
-def _describe_failure(trial: Any) -> dict[str, Any]:
-    return {} if trial.failure is None else {"failure": asdict(trial.failure)}
-
-
-def _show_status(where: str, content: dict[str, Any], dropped: list[str], *, interrupted: int) -> None:
+def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> None:
     goals = ", ".join(f"{o['direction']} {o['metric']}" for o in content["objectives"])
     words = {state: f"{count} {state}" for state, count in content["trials"].items() if count}
-    if interrupted:  # not at a rung, as the others: they go on in the next run
+    # They are not at a rung, as the others are: the next run continues them.
+    if interrupted:
         words["paused"] += f" ({interrupted} interrupted)"
     counts = ", ".join(words.values()) or "no trials yet"
     print(f"{where}: {goals}")
@@ -143,6 +146,7 @@ def _show_status(where: str, content: dict[str, Any], dropped: list[str], *, int
     if content.get("feasible") == 0 and content["best"]:
         print("none of the results keeps all bounds and constraints")
     if content["best"]:
+        # Each parameter on a line of its own: there may be dozens.
         best = content["best"]
         values = ", ".join(f"{name}={value:.6g}" for name, value in best["values"].items())
         print(f"best: trial {best['trial']} with {values}")
@@ -151,6 +155,7 @@ def _show_status(where: str, content: dict[str, Any], dropped: list[str], *, int
     if "error" in content.get("ensemble", {}):
         print(f"no ensemble so far: {content['ensemble']['error']}")
     elif "ensemble" in content:
+        # These are the members that the report and the live page show too.
         found = content["ensemble"]
         trials = ", ".join(str(trial) for trial in found["weights"])
         loss = f"{found['split']} {found['metric'].replace('_', ' ')}"
@@ -158,5 +163,3 @@ def _show_status(where: str, content: dict[str, Any], dropped: list[str], *, int
             f"ensemble so far: trials {trials} of {found['models']} models, {loss} "
             f"{found['loss']:.6g} (the best alone: trial {found['single_trial']}, {found['single_loss']:.6g})"
         )
-    for line in dropped:
-        print(f"dropped: {line}")

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from trainwright.ledger import RaisedAt, Record
+from trainwright.ledger import Record
+from trainwright.ledger.trials import RaisedAt
 from trainwright.train import Assignment, Trial
 
 __all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Raised", "Returned", "StoppedEarly", "TrainFunction"]

@@ -1,8 +1,6 @@
 """Ensembles: what trials leave behind, selection of members under budgets, and held-out scores."""
 
-from trainwright.ensemble.combine.rule import AllMembersRule, CombinationRule, combine
-from trainwright.ensemble.combine.rules import WeightedMean
-from trainwright.ensemble.combine.uncertainty import Uncertainty
+from trainwright.ensemble.combine.rules import AllMembersRule
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.ensemble_settings import EnsembleSettings
 from trainwright.ensemble.library.library import Library
@@ -14,14 +12,10 @@ from trainwright.ensemble.selection.greedy import BudgetedGreedy
 __all__ = [
     "AllMembersRule",
     "BudgetedGreedy",
-    "CombinationRule",
     "Ensemble",
     "EnsembleSettings",
     "Front",
     "Library",
     "Member",
-    "Uncertainty",
-    "WeightedMean",
-    "combine",
     "leave",
 ]

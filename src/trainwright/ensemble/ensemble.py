@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainwright.ensemble.combine.calibration import Calibration, calibrate
-from trainwright.ensemble.combine.decision import DecisionThreshold, decide
-from trainwright.ensemble.combine.rule import CombinationRule, combine
-from trainwright.ensemble.combine.rules import default_rule, find_rule, make_rule
+from trainwright.ensemble.combine.rules import CombinationRule, combine, default_rule, find_rule, make_rule
 from trainwright.ensemble.combine.uncertainty import Uncertainty, decompose_uncertainty
 from trainwright.ensemble.ensemble_report import EnsembleReport, make_report
 from trainwright.ensemble.export.folder import read_export, write_export
 from trainwright.ensemble.library.member import Member
-from trainwright.ensemble.library.networks import predict_member
+from trainwright.ensemble.library.networks import build_network, predict_member
 from trainwright.ensemble.library.predictions import Output, normalise_rows
-from trainwright.ensemble.library.weights import build_network
 from trainwright.ensemble.metrics import SMALLEST, Array, find_metric
 from trainwright.errors import EnsembleError, ExportError
 
@@ -40,9 +37,6 @@ class Ensemble:
     rule: CombinationRule = None  # type: ignore[assignment]  # None, or a name, becomes a rule that fits the predictions
     calibration: Calibration | None = None  # fitted to the pooled prediction; see `calibrated`
     threshold: float | None = None  # epistemic uncertainty above which a row is unlike the calibration rows
-    decision: DecisionThreshold | None = (
-        None  # from which probability on class 1 is called, of two classes; see `decided`
-    )
     saved_report: Mapping[str, Any] = field(
         default_factory=dict, repr=False, compare=False
     )  # report of a loaded ensemble
@@ -82,17 +76,14 @@ class Ensemble:
         return self._apply_calibration(combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights))
 
     def labels(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Array:
-        """Return the classes [N] that a batch x [N, ...] is called: the likeliest, or by the threshold of `decided`."""
+        """Return the likeliest classes [N] of a batch x [N, ...]."""
         if self.output != "classes":
             raise EnsembleError(f"Ensemble.labels: got predictions that are {self.output}; allowed: classes")
-        found = self.predict(x, batch_rows=batch_rows, device=device)
-        return found.argmax(axis=1) if self.decision is None else self.decision.labels(found)
+        return np.asarray(self.predict(x, batch_rows=batch_rows, device=device).argmax(axis=1))
 
-    def uncertainty(
-        self, x: "Array | torch.Tensor", measure: str | None = None, *, batch_rows: int = 512, device: str = "cpu"
-    ) -> Uncertainty:
+    def uncertainty(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Uncertainty:
         """Return the uncertainty of the members' weighted mixture for a batch x [N, ...], before calibration."""
-        return decompose_uncertainty(self._member_outputs(x, batch_rows, device), self.weights, self.output, measure)
+        return decompose_uncertainty(self._member_outputs(x, batch_rows, device), self.weights, self.output)
 
     def predictions(self, split: str = "test") -> Array:
         """Return what `predict` says to the rows of a split, by ascending row id, from the kept predictions.
@@ -125,7 +116,7 @@ class Ensemble:
         rule = make_rule(rule, self.output)
         if type(rule).fit is not CombinationRule.fit and rule == find_rule(rule.name):  # not fitted yet
             rule = rule.fit(list(self.member_predictions(split)), self.members[0].targets(split))
-        return replace(self, rule=rule, calibration=None, decision=None)
+        return replace(self, rule=rule, calibration=None)
 
     def calibrated(self, split: str = "calibration") -> "Ensemble":
         """Return the ensemble with its pooled prediction calibrated on the kept rows of a split that chose nothing.
@@ -140,17 +131,7 @@ class Ensemble:
             self,
             calibration=None if self.output == "values" else calibrate(self._pool_members(split), targets),
             threshold=float(np.quantile(spread, _UNUSUAL)),
-            decision=None,
         )
-
-    def decided(self, measure: str = "balanced_accuracy", split: str = "calibration") -> "Ensemble":
-        """Return the ensemble with the threshold between two classes that is best on the kept rows of a split.
-
-        `measure` is "accuracy", "balanced_accuracy" or "f1" of class 1. Calibrate before: it takes the threshold away.
-        """
-        if self.output != "classes":
-            raise EnsembleError(f"Ensemble.decided: got predictions that are {self.output}; allowed: two classes")
-        return replace(self, decision=decide(self.predictions(split), self.members[0].targets(split), measure))
 
     def report(self, split: str = "test", selection: str = "selection") -> EnsembleReport:
         """Return who is in it and what each is worth on the `selection` rows, and how good all are on `split`'s.
@@ -169,7 +150,6 @@ class Ensemble:
             self.weights,
             self.rule,
             calibration=self.calibration,
-            decision=self.decision,
             split=split,
             selection=selection,
         )
@@ -191,9 +171,8 @@ class Ensemble:
                 "output": self.output,
                 "weights": list(self.weights),
                 "rule": self.rule.to_json(),
-                "calibration": None if self.calibration is None else self.calibration.to_json(),
+                "calibration": None if self.calibration is None else asdict(self.calibration),
                 "threshold": self.threshold,
-                "decision": None if self.decision is None else self.decision.to_json(),
                 "splits": {name: split.digest for name, split in splits.items()},
                 "report": report,
             },
@@ -210,15 +189,14 @@ class Ensemble:
         the function that it names is imported from your machine when it first predicts.
         """
         members, manifest = read_export(Path(directory), trust=trust)
-        calibration, decision, threshold = manifest["calibration"], manifest.get("decision"), manifest["threshold"]
+        calibration, threshold = manifest["calibration"], manifest["threshold"]
         try:
             return cls(
                 members=members,
                 weights=tuple(manifest["weights"]),
                 rule=make_rule(manifest["rule"], members[0].output),
-                calibration=None if calibration is None else Calibration.from_json(calibration),
+                calibration=None if calibration is None else Calibration(**calibration),
                 threshold=None if threshold is None else float(threshold),
-                decision=None if decision is None else DecisionThreshold.from_json(decision),
                 saved_report=dict(manifest["report"]),
             )
         except (TypeError, ValueError) as error:

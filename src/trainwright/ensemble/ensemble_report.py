@@ -8,17 +8,13 @@ from typing import Any
 import numpy as np
 
 from trainwright.ensemble.combine.calibration import Calibration, reliability, score_probabilities
-from trainwright.ensemble.combine.coverage import coverage, crps, risk_coverage
-from trainwright.ensemble.combine.decision import DecisionThreshold
-from trainwright.ensemble.combine.rule import CombinationRule, combine
-from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
+from trainwright.ensemble.combine.rules import CombinationRule, combine
+from trainwright.ensemble.combine.uncertainty import coverage, crps
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 from trainwright.strict_json import plain
 
 __all__ = ["EnsembleReport", "make_report"]
-
-_SHARES = 20  # points of a curve
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +34,10 @@ class EnsembleReport:
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
     calibration: Mapping[str, Any] | None
-    decision: Mapping[str, Any] | None = None  # the threshold, and its measure "before" (at one half) and "after"
     reliability: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # "before" and "after"
-    disagreement: Sequence[
-        Sequence[float]
-    ] = ()  # [K, K] share of rows with different classes, or root mean square of the difference
+    # [K, K]: the share of rows with different classes, or the root mean square of the difference
+    disagreement: Sequence[Sequence[float]] = ()
     error_correlation: float | None = None  # mean over pairs of members
-    q_statistic: float | None = None  # Yule's Q of right and wrong, mean over pairs; classes only
-    risk: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # "total" and "epistemic": see `_risk_curves`
     rows_seen_by_search: bool = False  # the split that judges is part of what steered the search
     seconds_per_row: float | None = None
     bytes: int | None = None
@@ -64,7 +56,6 @@ def make_report(
     rule: CombinationRule,
     *,
     calibration: Calibration | None,
-    decision: DecisionThreshold | None,
     split: str,
     selection: str,
 ) -> EnsembleReport:
@@ -98,54 +89,15 @@ def make_report(
         members=_member_table(members, predictions.get(selection), targets.get(selection), weights, rule),
         before=before,
         after=after,
-        calibration=None if calibration is None else calibration.to_json(),
-        decision=_describe_decision(decision, content.get(split), targets.get(split)),
+        calibration=None if calibration is None else asdict(calibration),
         reliability=curves,
         disagreement=_pairwise_disagreement(predictions[split], first.output) if split in predictions else (),
-        error_correlation=None if wrong is None or count < 2 else _mean_pair(wrong, _error_correlation),
-        q_statistic=None if wrong is None or count < 2 or first.output != "classes" else _mean_pair(wrong, _yule_q),
-        risk=_risk_curves(first.output, predictions[split], pooled[split], targets[split], weights)
-        if split in pooled
-        else {},
-        rows_seen_by_search=split in first.sources,
+        error_correlation=None if wrong is None else _correlate_errors(wrong),
+        rows_seen_by_search=split in first.splits and first.splits[split].source is not None,
         seconds_per_row=None if None in seconds else math.fsum(one for one in seconds if one is not None),
         bytes=None if None in sizes else sum(one for one in sizes if one is not None),
         cost=f"{count} members on one busy device: about 1/{count} of one member's rows a second" if count > 1 else "",
     )
-
-
-def _risk_curves(
-    output: str, members: Sequence[Array], pooled: Array, targets: Array, weights: Sequence[float]
-) -> dict[str, Any]:
-    """Return how the loss falls if the most uncertain rows are refused: coverage and risk at 20 shares, and the area.
-
-    The loss is the cross-entropy, or the squared error.
-    """
-    # The most uncertain rows are refused first; a useful uncertainty makes the rest lose less.
-    metric = METRICS["cross_entropy" if output == "classes" else "squared_error"]
-    losses = metric.per_row(pooled, targets)
-    unsure = decompose_uncertainty(members, weights, output).per_row()
-    found = {}
-    for name, item in (("total", unsure.total), ("epistemic", unsure.epistemic)):
-        curve = risk_coverage(item, losses)
-        places = np.unique(np.linspace(0, len(losses) - 1, _SHARES).round().astype(int)).tolist()
-        found[name] = {
-            "coverage": [curve.coverage[at] for at in places],
-            "risk": [curve.risk[at] for at in places],
-            "area": curve.area,
-        }
-    return found
-
-
-def _describe_decision(
-    decision: DecisionThreshold | None, predicted: Array | None, targets: Array | None
-) -> dict[str, Any] | None:
-    if decision is None:
-        return None
-    content = decision.to_json()
-    if predicted is not None and targets is not None:
-        content["before"], content["after"] = decision.score(predicted, targets)
-    return content
 
 
 def _measure_prediction(
@@ -155,6 +107,7 @@ def _measure_prediction(
         return None
     if output == "classes":
         return asdict(score_probabilities(pooled, targets))
+    # Of moments the means alone; the likelihood below judges the variances.
     squared = float(METRICS["squared_error"].per_row(pooled, targets).mean())
     if output == "values":
         return {"rows": len(targets), "squared_error": squared}
@@ -225,21 +178,10 @@ def _pairwise_disagreement(predictions: Sequence[Array], output: str) -> list[li
     return found
 
 
-def _mean_pair(rows: Array, of: Any) -> float | None:
-    pairs = [of(rows[one], rows[two]) for one in range(len(rows)) for two in range(one)]
-    known = [value for value in pairs if value is not None]
-    return float(np.mean(known)) if known else None
-
-
-def _error_correlation(one: Array, two: Array) -> float | None:
-    if one.std() == 0 or two.std() == 0:
+def _correlate_errors(errors: Array) -> float | None:
+    """Return the correlation of members' errors [K, N], mean over pairs; None where none of a pair varies."""
+    # A member that is always right or always wrong has no correlation.
+    errors = errors[errors.std(axis=1) > 0]
+    if len(errors) < 2:
         return None
-    return float(np.corrcoef(one, two)[0, 1])
-
-
-def _yule_q(one: Array, two: Array) -> float | None:
-    # Yule's Q (Kuncheva and Whitaker, 2003): 1 for members wrong on the same rows, 0 for independent ones.
-    both, neither = float((one * two).sum()), float(((1 - one) * (1 - two)).sum())
-    left, right = float((one * (1 - two)).sum()), float(((1 - one) * two).sum())
-    total = both * neither + left * right
-    return None if total == 0 else (both * neither - left * right) / total
+    return float(np.corrcoef(errors)[np.triu_indices(len(errors), 1)].mean())

@@ -5,13 +5,11 @@ from them, so that all of them name the same members.
 """
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated
 
-from trainwright.ensemble.combine.decision import MEASURES
 from trainwright.ensemble.combine.rules import find_rule
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.ensemble_report import EnsembleReport
@@ -21,9 +19,8 @@ from trainwright.ensemble.selection.front import PICKS, Front
 from trainwright.ensemble.selection.greedy import BudgetedGreedy
 from trainwright.errors import EnsembleError
 from trainwright.files import read_json, write_text
-from trainwright.ledger import State
 from trainwright.settings import Settings
-from trainwright.validators import flag, integer, number, one_of, optional, text
+from trainwright.validators import integer, number, one_of, optional, text
 
 __all__ = ["SETTINGS_FILE", "ChosenEnsemble", "EnsembleSettings", "StoredSettings"]
 
@@ -40,7 +37,6 @@ class ChosenEnsemble:
     ensemble: Ensemble
     models: int  # in the library before `library_top`
     cost_limit: float | None  # seconds per row that `cost_factor` came to
-    dropped_rows: Mapping[str, int] = field(default_factory=dict)
 
     @cached_property
     def report(self) -> EnsembleReport:
@@ -90,26 +86,15 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         one_of(*PICKS),
         "point of the front: best (of least loss) or fallback (the simplest that cross-validation finds as good)",
     ] = "best"
-    decide_by: Annotated[
-        str | None, optional(one_of(*MEASURES)), "of two classes: the measure that chooses the threshold between them"
-    ] = None
-    common_rows: Annotated[bool, flag(), "judge members on the rows that all of them left"] = False
 
     def check_together(self) -> None:
         """Refuse a rule that is neither built in nor installed."""
         if self.rule is not None:
             find_rule(self.rule)
 
-    def open_library(self, directory: str | Path, state: State | None = None, *, trust: bool = False) -> Library:
-        """Return the library of the study in a folder, or of a state of it, as these settings want its rows."""
-        if state is None:
-            return Library.open(directory, common_rows=self.common_rows, trust=trust)
-        return Library.of(state, directory, common_rows=self.common_rows, trust=trust)
-
     def choose(self, library: Library) -> ChosenEnsemble:
         """Return the ensemble that these settings choose from a library: top, select, pick, combine, calibrate."""
-        # What the library was before it is cut, for the report.
-        models, dropped = len(library.members), dict(library.dropped_rows)
+        models = len(library.members)
         strategy = BudgetedGreedy(
             max_members=self.max_members, budget_seconds=self.budget_seconds, budget_bytes=self.budget_bytes
         )
@@ -124,8 +109,6 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         # Calibration changes no choice above: it reads rows of its own.
         if "calibration" in chosen.members[0].splits:
             chosen = chosen.calibrated()
-        if self.decide_by is not None:
-            chosen = chosen.decided(self.decide_by)
         return ChosenEnsemble(
             settings=self,
             library=library,
@@ -133,7 +116,6 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
             ensemble=chosen,
             models=models,
             cost_limit=limit,
-            dropped_rows=dropped,
         )
 
 

@@ -16,8 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.library.networks import predict_member
-from trainwright.ensemble.library.weights import build_network
+from trainwright.ensemble.library.networks import build_network, predict_member
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, MissingExtra, NotReady, Overloaded, RequestError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan

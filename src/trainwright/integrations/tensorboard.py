@@ -17,7 +17,8 @@ from trainwright.ledger.rows import final_metrics
 from trainwright.publishing import write_file
 from trainwright.report.files import folder
 from trainwright.report.finished_trials import FinishedTrials
-from trainwright.space import Choice, Constant, Float, Int, Parameter, Space
+from trainwright.space import Choice, Constant, Float, Int, Space
+from trainwright.space.parameters import Parameter
 
 __all__ = ["TensorBoardLog"]
 

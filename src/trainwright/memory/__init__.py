@@ -5,10 +5,9 @@ from typing import Any, Literal
 from trainwright.errors import BudgetError
 from trainwright.memory.chain_files import load_chain
 from trainwright.model.chain import Chain, Stage
-from trainwright.plan.memory.budget import read_size
-from trainwright.plan.memory.compiled_plan import CompiledPlan
-from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.plan_record import Plan
+from trainwright.plan.byte_sizes import read_size
+from trainwright.plan.memory.operations import Link
+from trainwright.plan.memory.plan_record import CompiledPlan, Plan
 from trainwright.plan.memory.planning import plan_chain
 from trainwright.plan.memory.tradeoff_curve import TradeOffCurve, trade_off_curve
 from trainwright.plan.pipeline.planning import PipelinePlan, plan_pipeline

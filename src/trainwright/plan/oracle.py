@@ -11,21 +11,20 @@ from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.byte_sizes import distinct_sizes
-from trainwright.plan.fit.calibration import MeasuredRun, calibrate_cluster
+from trainwright.plan.calibration import MeasuredRun, calibrate_cluster
 from trainwright.plan.forecast import Forecast, Ranking, Rejection
 from trainwright.plan.layout import Degrees, Layout
-from trainwright.plan.parallel.assembly import assemble
+from trainwright.plan.parallel.assembly import assemble, mark_within_error
 from trainwright.plan.parallel.candidates import CHUNKS, exclusive_axes, shapes
-from trainwright.plan.parallel.intervals import mark_within_error
 from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
+from trainwright.plan.parallel.precision import Profiles, profile_in
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.recomputation import choices_of
 from trainwright.plan.parallel.search import FamilyBest, search
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.plan.parallel.strategies.tensor import falls_evenly
 from trainwright.plan.plan_query import PlanQuery
-from trainwright.plan.precisions import Profiles, profile_in
 from trainwright.plan.scaling_curve import ScalingCurve
 from trainwright.plan.step_overheads import Input, Saving
 
@@ -240,8 +239,7 @@ class Oracle:
             oracle = Oracle(cluster, assumptions=self.assumptions)
             return oracle.forecast(run.profile, run.layout, optimizer=run.optimizer).seconds_per_iteration
 
-        cluster, _ = calibrate_cluster(self.cluster, runs, predict)
-        return Oracle(cluster, assumptions=self.assumptions)
+        return Oracle(calibrate_cluster(self.cluster, runs, predict), assumptions=self.assumptions)
 
 
 def _name(found: FamilyBest) -> str:

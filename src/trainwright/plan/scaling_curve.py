@@ -1,9 +1,8 @@
 """ScalingCurve: seconds of an iteration by number of devices, for whoever asks how much more devices help."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from statistics import median
+from collections.abc import Mapping
+from dataclasses import dataclass
 
 from trainwright.errors import InputError
 
@@ -48,23 +47,9 @@ class ScalingCurve:
                 return math.exp(math.log(slow) * (1 - part) + math.log(fast) * part)
         return least[-1]
 
-    def speedup(self, ratio: float, *, devices: int = 1) -> float:
-        """Return how many times as fast `ratio` times as many devices are as `devices`; nan if these do not suffice."""
-        before = self.seconds_on(devices)
-        return before / self.seconds_on(devices * ratio) if math.isfinite(before) else math.nan
-
     def speedups(self, *, devices: int = 1) -> Mapping[float, float]:
         """Return {factor of devices: speed-up} over `devices`: what the simulated engine's `Scaling` takes as curve."""
         start = self.seconds_on(devices)
         if not math.isfinite(start):
             raise InputError(f"ScalingCurve.speedups: got devices {devices}, on which nothing fits; give more")
         return {n / devices: start / self.seconds_on(n) for n in self.devices if n >= devices}
-
-    def corrected(self, measured: Sequence[tuple[int, float]]) -> "ScalingCurve":
-        """Return the curve times the median ratio of measured (devices, seconds) to what it says there."""
-        ratios = [seconds / self.seconds_on(n) for n, seconds in measured if math.isfinite(self.seconds_on(n))]
-        if not ratios:
-            return self
-        factor = median(ratios)
-        columns = {name: tuple(factor * item for item in getattr(self, name)) for name in ("seconds", "low", "high")}
-        return replace(self, **columns)

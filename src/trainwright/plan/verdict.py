@@ -10,9 +10,8 @@ from trainwright.plan.forecast import Forecast
 from trainwright.plan.layout import Degrees
 from trainwright.plan.oracle import Oracle
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.precision import precision_of
+from trainwright.plan.parallel.precision import Profiles, precision_of, profile_in
 from trainwright.plan.parallel.recomputation import choices_of
-from trainwright.plan.precisions import Profiles, profile_in
 
 __all__ = ["MARGIN", "Verdict", "judge", "verdicts"]
 

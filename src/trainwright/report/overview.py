@@ -1,6 +1,7 @@
 """What every part of a report needs of a study, computed once: results as columns, their order, the clock."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -8,8 +9,10 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.ledger import Objective, Outcome, State, Status, TrialState, state_counts
+from trainwright.ledger import Objective, State, Status, TrialState
+from trainwright.ledger.objectives import Outcome
 from trainwright.ledger.rows import final_metrics
+from trainwright.ledger.standing import state_counts
 from trainwright.pareto import non_dominated
 
 __all__ = ["Clock", "Overview"]
@@ -32,6 +35,7 @@ class Overview:
         self.values = np.array(
             [[metrics.get(o.metric, math.nan) for o in self.objectives] for metrics in finals], dtype=np.float64
         ).reshape(shape)
+        # As losses, less is better in every objective.
         signs = np.array([1.0 if o.direction == "min" else -1.0 for o in self.objectives])
         self.losses = np.where(np.isfinite(self.values), self.values * signs, np.inf)
 
@@ -111,13 +115,23 @@ class Overview:
 
     def word(self, trial: TrialState) -> str:
         """Return the state of a trial as readers see it: one whose worker is not at work is lost or silent."""
-        status = trial.status  # it may have ended since the words were found
+        # The trial may have ended since the words were found.
+        status = trial.status
         return self.under_way.get(trial.number, status.value) if status is Status.RUNNING else status.value
 
     @cached_property
     def counts(self) -> dict[str, int]:
         """How many trials are in each state, by the words of `word`; states without any are left out."""
         return {word: count for word, count in state_counts(self.state, self.under_way).items() if count}
+
+    @cached_property
+    def failures(self) -> list[list[TrialState]]:
+        """The trials that have failed, alike ones together, the most frequent failure first."""
+        groups: dict[tuple[str, str], list[TrialState]] = defaultdict(list)
+        for trial in self.trials:
+            if trial.failure is not None:
+                groups[trial.failure.kind, trial.failure.message].append(trial)
+        return sorted(groups.values(), key=lambda trials: (-len(trials), trials[0].number))
 
     def count(self, *statuses: Status) -> int:
         """Return how many trials are in one of the statuses."""

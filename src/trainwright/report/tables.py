@@ -1,15 +1,15 @@
 """The tables of a report, as HTML: the best trials, the pick's members, failures, dropped records."""
 
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.ledger import Dropped, TrialState
 from trainwright.ledger.rows import final_metrics
 from trainwright.report.formatting import DASH, aligned, count, duration, escape, number, shown
 from trainwright.report.overview import Overview
-from trainwright.report.study_ensemble import StudyEnsemble
 
 __all__ = ["best_trials", "dropped_records", "failures", "pick"]
 
@@ -58,9 +58,9 @@ def best_trials(overview: Overview) -> str:
     return _table_html(caption, columns, first=bool(ranked) and alone)
 
 
-def pick(ensembles: StudyEnsemble) -> str:
+def pick(selection: ChosenEnsemble) -> str:
     """Return the members of the picked ensemble, and how it compares with the best single model on held-out rows."""
-    chosen, single = ensembles.pick, ensembles.front.single_best
+    chosen, single = selection.ensemble, selection.front.single_best
     members = chosen.table()
     columns = [
         _Column("trial", [str(row["trial"]) for row in members], right=True),
@@ -69,7 +69,7 @@ def pick(ensembles: StudyEnsemble) -> str:
         _Column("parameters", aligned([row["parameter_count"] for row in members]), right=True),
         _Column("epochs", aligned([row["epoch"] for row in members]), right=True),
     ]
-    score, alone = ensembles.test_score(chosen), ensembles.test_score(single)
+    score, alone = (_test_score(model, selection.settings.test_split) for model in (chosen, single))
     held_out = ""
     if score is not None and alone is not None:
         held_out = (
@@ -81,14 +81,10 @@ def pick(ensembles: StudyEnsemble) -> str:
 
 def failures(overview: Overview) -> str:
     """Return failures, equal ones together with the traceback of the first; "" if there are none."""
-    groups: dict[tuple[str, str], list[TrialState]] = defaultdict(list)
-    for trial in overview.trials:
-        if trial.failure is not None:
-            groups[(trial.failure.kind, trial.failure.message)].append(trial)
-    ordered = sorted(groups.values(), key=lambda trials: (-len(trials), trials[0].number))
-    parts = [_failure_html(trials) for trials in ordered[:_MOST_FAILURES]]
-    if len(ordered) > _MOST_FAILURES:
-        parts.append(f'<p class="soft">{len(ordered) - _MOST_FAILURES:,} further kinds of failure are not shown.</p>')
+    groups = overview.failures
+    parts = [_failure_html(trials) for trials in groups[:_MOST_FAILURES]]
+    if len(groups) > _MOST_FAILURES:
+        parts.append(f'<p class="soft">{len(groups) - _MOST_FAILURES:,} further kinds of failure are not shown.</p>')
     return "\n".join(parts)
 
 
@@ -107,6 +103,7 @@ def dropped_records(dropped: Sequence[Dropped], unknown_kinds: dict[str, int]) -
 def _failure_html(trials: Sequence[TrialState]) -> str:
     first = trials[0].failure
     kind, message, traceback = (first.kind, first.message, first.traceback) if first is not None else ("", "", "")
+    # A long list of numbers helps nobody: the first few lead to the rest.
     numbers = ", ".join(str(trial.number) for trial in trials[:_MOST_NUMBERS])
     more = f" and {len(trials) - _MOST_NUMBERS:,} more" if len(trials) > _MOST_NUMBERS else ""
     who = f"trial{'s' if len(trials) > 1 else ''} {numbers}{more}"
@@ -123,6 +120,7 @@ def _pick_sentence(trial: TrialState) -> str:
 
 
 def _parameter_column(name: str, values: Sequence[Any]) -> _Column:
+    # Columns of mixed types are texts: their numbers would not line up.
     kinds = {type(value) for value in values if value is not None}
     if kinds and kinds <= {int, float}:
         return _Column(name, aligned(values), right=True)
@@ -131,6 +129,14 @@ def _parameter_column(name: str, values: Sequence[Any]) -> _Column:
 
 def _bar_shares(value: float | None, factor: float) -> float | None:
     return None if value is None else value * factor
+
+
+def _test_score(ensemble: Ensemble, split: str) -> tuple[str, float] | None:
+    # Rows that a choice was made on would flatter the ensemble: they are no test.
+    if any(split not in m.splits or m.splits[split].source is not None for m in ensemble.members):
+        return None
+    metric = "accuracy" if ensemble.members[0].output == "classes" else "squared_error"
+    return metric, ensemble.score(split, metric)
 
 
 def _table_html(caption: str, columns: Sequence[_Column], *, first: bool = False) -> str:

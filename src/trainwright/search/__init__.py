@@ -6,8 +6,7 @@ from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
 from trainwright.search.default import DefaultSearcher
 from trainwright.search.evolution import EvolutionSearcher
 from trainwright.search.grid import GridSearcher
-from trainwright.search.quasirandom import QuasiRandomSearcher
-from trainwright.search.random import RandomSearcher
+from trainwright.search.quasirandom import QuasiRandomSearcher, RandomSearcher
 from trainwright.search.searcher import Searcher
 from trainwright.search.view import SearchView
 

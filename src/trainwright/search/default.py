@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from trainwright.search.bayes.forest_searcher import ForestSearcher
 from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
 from trainwright.search.view import SearchView
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 
 __all__ = ["DefaultSearcher"]
 

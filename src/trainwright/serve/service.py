@@ -5,7 +5,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol
 
-from trainwright.ensemble import Ensemble, Uncertainty
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.combine.uncertainty import Uncertainty
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError
 from trainwright.settings import Settings

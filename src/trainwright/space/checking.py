@@ -10,7 +10,7 @@ from trainwright.errors import TrialError, closest
 from trainwright.space.axes import Array
 from trainwright.space.canonical import canonical_json, to_python
 from trainwright.space.conditions import Condition
-from trainwright.space.fixed import Constant
+from trainwright.space.parameters import Constant
 from trainwright.space.row_schema import names_in
 from trainwright.space.rules import BoundRule, BoundRules, RowTable
 
@@ -61,6 +61,7 @@ class _ParamsReader:
         self.numbers = np.full((1, len(self.layout.columns)), np.nan)
 
     def reading(self) -> Reading:
+        # Value by value first: conditions and rules need all of them.
         for name, value in self.params.items():
             self._read_value(name, value)
         row = self.layout.maps.to_units(self.numbers)

@@ -11,10 +11,11 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SpaceError, TrialError
 from trainwright.space.axes import Array, Axis, Code, Grid
-from trainwright.space.canonical import canonical_json, is_number, to_python
+from trainwright.space.canonical import canonical_json, to_python
 from trainwright.space.conditions import Condition
 from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying, check_value, kind_of_table, make_table
+from trainwright.validators import check, each, flag, number
 
 __all__ = ["Choice"]
 
@@ -99,6 +100,7 @@ class Choice(Varying):
         """Return the latent units of uniform draws, by the weights."""
         if self.weights is None:
             return self.axis.to_units(np.minimum(np.floor(p * len(self.values)), len(self.values) - 1.0))
+        # Cumulated shares: a draw falls into the interval of one value.
         ends = np.cumsum(self.weights) / math.fsum(self.weights)
         last = max(index for index, weight in enumerate(self.weights) if weight > 0)
         return self.axis.to_units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
@@ -118,21 +120,19 @@ class Choice(Varying):
                     f"{name}: value {value!r} is listed twice; list each once, and use weights to favour it"
                 )
             seen.add(canonical_json(value))
-        if not isinstance(self.ordered, bool):
-            raise SpaceError(f"{name}: ordered must be True or False, got {self.ordered!r}")
+        check(self.ordered, flag(), f"{name}: ordered", SpaceError)
         if self.weights is not None:
             if len(self.weights) != len(self.values):
                 raise SpaceError(
                     f"{name}: {len(self.weights)} weights for {len(self.values)} values; give one for each"
                 )
-            if not all(is_number(w) and 0 <= w < math.inf for w in self.weights) or not sum(self.weights) > 0:
-                raise SpaceError(
-                    f"{name}: weights must be finite numbers >= 0 with a sum above 0, got {list(self.weights)!r}"
-                )
+            check(self.weights, each(number(minimum=0)), f"{name}: weights", SpaceError)
+            check(sum(self.weights), number(above=0), f"{name}: sum of weights", SpaceError)
         super().check_arguments(name)
 
     def clean(self, name: str, value: Any) -> Any:
         """Return the listed value, or raise TrialError that lists them."""
+        # JSON makes lists of tuples, so both name the same value.
         value = tuple(value) if isinstance(value, list) else to_python(value)
         try:
             return self.values[self._codes[canonical_json(value)]]

@@ -7,11 +7,9 @@ from typing import Any
 from trainwright.errors import SpaceError, closest
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import condition_from_json
-from trainwright.space.fixed import Constant, Derived
-from trainwright.space.numeric import Float, Int
-from trainwright.space.parameters import Parameter
-from trainwright.space.priors import prior_from_json
-from trainwright.space.requirements import Requirement, requirement_from_json
+from trainwright.space.numeric import Float, Int, prior_from_json
+from trainwright.space.parameters import Constant, Derived, Parameter
+from trainwright.space.rules import Requirement, requirement_from_json
 
 __all__ = ["describe_differences", "parameter_from_json", "space_from_json", "space_to_json"]
 
@@ -75,6 +73,7 @@ def parameter_from_json(name: str, document: Any) -> Parameter:
 
 def describe_differences(old: Document, new: Document) -> list[str]:
     """Return what a new space has otherwise than an old one: "width in [16, 256], now [16, 512]"."""
+    # By name: a parameter that moved is the same parameter.
     before = {entry["name"]: entry for entry in old["parameters"]}
     after = {entry["name"]: entry for entry in new["parameters"]}
     found = [f"{name}, now absent" for name in before if name not in after]
@@ -102,6 +101,7 @@ def _describe_changes(name: str, old: Document, new: Document) -> list[str]:
     if "values" in old and _typed_repr(old["values"]) != _typed_repr(new["values"]):
         found.append(f"{name} in {old['values']!r}, now {new['values']!r}")
     for key in dict.fromkeys([*old, *new]):
+        # An argument at its default is not written, so it may be absent on either side.
         was, now = old.get(key), new.get(key)
         if key not in ("low", "high", "values") and _typed_repr(was) != _typed_repr(now):
             found.append(f"{name} with {key}={was!r}, now {now!r}")
@@ -113,7 +113,7 @@ def _typed_repr(value: Any) -> str:
 
 
 def _describe_rule(document: Document) -> str:
-    return repr(document.get("text") or document["function"])
+    return repr(document["text"])
 
 
 def _freeze_list(value: Any) -> Any:

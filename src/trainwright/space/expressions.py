@@ -45,24 +45,6 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Kind | None]] = {  # the kind of
     "ceil": (np.ceil, "int"),
     "floor": (np.floor, "int"),
 }
-_FORBIDDEN = {
-    ast.Attribute: "attribute access",
-    ast.Subscript: "indexing",
-    ast.Lambda: "lambda",
-    ast.IfExp: "if ... else",
-    ast.NamedExpr: "assignment",
-    ast.JoinedStr: "an f-string",
-    ast.ListComp: "a comprehension",
-    ast.SetComp: "a comprehension",
-    ast.DictComp: "a comprehension",
-    ast.GeneratorExp: "a comprehension",
-    ast.Tuple: "a tuple outside of 'in (...)'",
-    ast.List: "a list outside of 'in [...]'",
-    ast.Set: "a set outside of 'in {...}'",
-    ast.Dict: "a dict",
-    ast.Starred: "unpacking",
-    ast.Await: "await",
-}
 
 
 class Environment(Protocol):
@@ -122,30 +104,27 @@ def _check_language(tree: ast.expr, owner: str) -> None:
         if isinstance(op, ast.In | ast.NotIn)
     }
     for node in ast.walk(tree):
-        problem = None
-        if isinstance(node, ast.Call):
-            if isinstance(node.func, ast.Name) and node.func.id not in _FUNCTIONS:
-                problem = f"function {node.func.id!r}"
-            elif node.keywords:
-                problem = "a keyword argument"
-        elif isinstance(node, ast.Constant):
-            if isinstance(node.value, bytes | complex) or node.value is Ellipsis:
-                problem = f"{node.value!r}"
-        elif isinstance(node, ast.BinOp) and type(node.op) not in _ARITHMETIC:
-            problem = f"operator {type(node.op).__name__}"
-        elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Invert):
-            problem = "operator ~"
-        elif isinstance(node, ast.Compare) and any(isinstance(op, ast.Is | ast.IsNot) for op in node.ops):
-            problem = "'is'"
-        elif type(node) in _FORBIDDEN and id(node) not in listed:
-            problem = _FORBIDDEN[type(node)]
-        elif isinstance(node, ast.expr) and not isinstance(node, _KNOWN):
-            problem = type(node).__name__
-        if problem is not None:
-            raise SpaceError(f"{owner}: {problem} is not allowed; allowed: {ALLOWED}")
+        if isinstance(node, ast.expr) and not _is_allowed(node, id(node) in listed):
+            raise SpaceError(f"{owner}: {ast.unparse(node)!r} is not allowed; allowed: {ALLOWED}")
 
 
-_KNOWN = (ast.Name, ast.BoolOp, ast.UnaryOp, ast.Compare, ast.BinOp, ast.Tuple, ast.List, ast.Set)
+def _is_allowed(node: ast.expr, is_listed: bool) -> bool:
+    match node:
+        case ast.Name() | ast.BoolOp():
+            return True
+        case ast.Constant(value=value):
+            return not isinstance(value, bytes | complex) and value is not Ellipsis
+        case ast.UnaryOp(op=op):
+            return not isinstance(op, ast.Invert)
+        case ast.BinOp(op=op):
+            return type(op) in _ARITHMETIC
+        case ast.Compare(ops=ops):
+            return not any(isinstance(op, ast.Is | ast.IsNot) for op in ops)
+        case ast.Call(func=ast.Name(id=name), keywords=[]):
+            return name in _FUNCTIONS
+        case ast.Tuple() | ast.List() | ast.Set():
+            return is_listed
+    return False
 
 
 class _Compiler:
@@ -178,7 +157,7 @@ class _Compiler:
                 return self._compile_comparison(node)
             case ast.Call(func=ast.Name(id=name)):
                 return self._compile_call(name, node.args)
-        raise SpaceError(f"{self.owner}: {ast.unparse(node)} has no value here; allowed: {ALLOWED}")
+        raise SpaceError(f"{self.owner}: {ast.unparse(node)!r} is not allowed; allowed: {ALLOWED}")
 
     def _compile_constant(self, value: Any) -> Term:
         if isinstance(value, bool):

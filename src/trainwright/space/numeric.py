@@ -1,8 +1,11 @@
-"""Parameters that are numbers: Float and Int."""
+"""Parameters that are numbers, Float and Int, and priors: laws of their unit column, truncated to it.
+
+A prior's unit u in [0, 1] is the one after the log if the parameter has one: `Normal(0.5, 0.125)` on
+`Float(1e-5, 1e-1, log=True)` is centred on 1e-3 with a standard deviation of half a decade.
+"""
 
 import math
-import sys
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, asdict, dataclass
 from decimal import Decimal
 from functools import cached_property
 from typing import Any, ClassVar
@@ -16,9 +19,74 @@ from trainwright.space.canonical import format_number, is_number, to_python
 from trainwright.space.conditions import Condition
 from trainwright.space.expressions import Kind
 from trainwright.space.parameters import Varying
-from trainwright.space.priors import Beta, Normal, Prior
+from trainwright.validators import Validator, check, flag, integer, number
 
-__all__ = ["Float", "Int", "NumericParameter"]
+__all__ = ["Beta", "Float", "Int", "Normal", "NumericParameter", "Prior", "prior_from_json"]
+
+
+@dataclass(frozen=True)
+class Normal:
+    """The normal law with `mean` in [0, 1] and standard deviation `sd` > 0 on the unit column, truncated to [0, 1]."""
+
+    mean: float
+    sd: float
+
+    def check_arguments(self, name: str) -> None:
+        """Raise SpaceError if the settings make no law."""
+        # A place on the unit column: 0 is the parameter's low, 1 its high.
+        check(self.mean, number(minimum=0, maximum=1), f"{name}: Normal.mean", SpaceError)
+        check(self.sd, number(above=0), f"{name}: Normal.sd", SpaceError)
+
+    def quantile(self, p: Array) -> Array:
+        """Return the units below which a share p of the draws lies."""
+        from scipy.special import ndtr, ndtri
+
+        # The shares of the untruncated law below 0 and below 1; draws lie between them.
+        below, above = ndtr(-self.mean / self.sd), ndtr((1 - self.mean) / self.sd)
+        units: Array = self.mean + self.sd * ndtri(below + p * (above - below))
+        return np.minimum(np.maximum(units, 0.0), 1.0)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prior as data."""
+        return {"normal": [float(self.mean), float(self.sd)]}
+
+
+@dataclass(frozen=True)
+class Beta:
+    """The beta law with shapes `a` > 0 and `b` > 0 on the unit column."""
+
+    a: float
+    b: float
+
+    def check_arguments(self, name: str) -> None:
+        """Raise SpaceError if the settings make no law."""
+        for shape, value in asdict(self).items():
+            check(value, number(above=0), f"{name}: Beta.{shape}", SpaceError)
+
+    def quantile(self, p: Array) -> Array:
+        """Return the units below which a share p of the draws lies."""
+        from scipy.special import betaincinv
+
+        units: Array = betaincinv(self.a, self.b, p)
+        return units
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the prior as data."""
+        return {"beta": [float(self.a), float(self.b)]}
+
+
+Prior = Normal | Beta
+
+
+def prior_from_json(document: Any) -> Prior:
+    """Return the prior that `to_json` wrote."""
+    laws: dict[str, type[Normal | Beta]] = {"normal": Normal, "beta": Beta}
+    if isinstance(document, dict) and len(document) == 1:
+        [(law, numbers)] = document.items()
+        if law in laws and isinstance(numbers, list | tuple) and len(numbers) == 2:
+            return laws[law](*numbers)
+    raise SpaceError(f'prior {document!r} cannot be read; write {{"normal": [mean, sd]}} or {{"beta": [a, b]}}')
+
 
 MOST_POINTS = 2**50  # above, a float's 53 bits do not tell neighbouring cells of the unit interval apart
 MOST_LOG = 2**40  # likewise for whole numbers on a log scale
@@ -32,6 +100,7 @@ class NumericParameter(Varying):
     log: bool
     step: Any
     prior: Prior | None
+    _number: ClassVar[Validator] = number()
 
     def __post_init__(self) -> None:
         # numpy scalars become Python's: JSON and equality need them.
@@ -56,15 +125,13 @@ class NumericParameter(Varying):
     def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""
         for word in ("low", "high", "step"):
-            value = getattr(self, word)
-            if not (word == "step" and value is None):
-                self._check_number(f"{name}: {word}", value)
+            if word != "step" or self.step is not None:
+                check(getattr(self, word), self._number, f"{name}: {word}", SpaceError)
         low, high = self.low, self.high
         if not low < high:
             mend = f"{type(self).__name__}({high!r}, {low!r})" if high < low else f"Constant({low!r})"
             raise SpaceError(f"{name}: low {low!r} is not below high {high!r}; give {mend}")
-        if not isinstance(self.log, bool):
-            raise SpaceError(f"{name}: log must be True or False, got {self.log!r}")
+        check(self.log, flag(), f"{name}: log", SpaceError)
         if self.log and self.step is not None:
             raise SpaceError(
                 f"{name}: step and log cannot be combined; list the values: Choice({low!r}, ..., ordered=True)"
@@ -78,12 +145,6 @@ class NumericParameter(Varying):
             self.prior.check_arguments(name)
         self._check_scale(name)
         super().check_arguments(name)
-
-    def _check_number(self, what: str, value: Any) -> None:
-        if not is_number(value):
-            raise SpaceError(f"{what} must be a number, got {value!r}")
-        if not abs(value) <= sys.float_info.max:
-            raise SpaceError(f"{what} must be finite, got {value!r}; give the least and greatest value worth a trial")
 
     def _check_scale(self, name: str) -> None:
         raise NotImplementedError
@@ -104,13 +165,13 @@ class NumericParameter(Varying):
 
     def _snap_to_grid(self, name: str, value: Any) -> float:
         axis = self.axis
-        number = axis.to_numbers(axis.to_units(np.array([float(value)])))[0]
-        if abs(number - value) > 1e-9 * self.step:
+        found = axis.to_numbers(axis.to_units(np.array([float(value)])))[0]
+        if abs(found - value) > 1e-9 * self.step:
             raise TrialError(
                 f"{name}={value!r} is not on the grid {self.low!r}, {self.low + self.step!r}, ...; "
-                f"the nearest point is {format_number(float(number))}"
+                f"the nearest point is {format_number(float(found))}"
             )
-        return float(number)
+        return float(found)
 
 
 @dataclass(frozen=True, repr=False)
@@ -177,6 +238,7 @@ class Int(NumericParameter):
     prior: Prior | None = None
     when: Condition | None = None
     kind: ClassVar[str] = "int"
+    _number: ClassVar[Validator] = integer(minimum=-(2**53), maximum=2**53)
 
     @cached_property
     def axis(self) -> Axis:
@@ -204,13 +266,6 @@ class Int(NumericParameter):
     def natural(self, numbers: Array) -> NDArray[Any]:
         """Return the values as int64."""
         return numbers.astype(np.int64)
-
-    def _check_number(self, what: str, value: Any) -> None:
-        super()._check_number(what, value)
-        if not isinstance(value, int):
-            raise SpaceError(f"{what} must be a whole number, got {value!r}; for real numbers use Float")
-        if abs(value) > 2**53:
-            raise SpaceError(f"{what} must lie within -2**53 and 2**53, got {value!r}")
 
     def _check_scale(self, name: str) -> None:
         if self.log and self.low < 1:

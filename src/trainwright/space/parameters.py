@@ -1,11 +1,11 @@
-"""The interface of every kind of parameter.
+"""The interface of every kind of parameter, and the kinds without a column: Constant, and Derived from others.
 
 Parameters are plain data and do not know their name; the space that names them asks each to `refuse` what
 contradicts itself, so that every message starts with the name.
 """
 
 import math
-from dataclasses import MISSING, Field, fields
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, fields
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -14,10 +14,11 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SpaceError, TrialError
 from trainwright.space.axes import Array, Axis
+from trainwright.space.canonical import to_python
 from trainwright.space.conditions import Combination, Comparison, Condition
-from trainwright.space.expressions import Kind
+from trainwright.space.expressions import Expression, Kind
 
-__all__ = ["Parameter", "Varying", "check_value", "kind_of_table", "make_table"]
+__all__ = ["Constant", "Derived", "Parameter", "Varying", "check_value", "kind_of_table", "make_table"]
 
 Table = NDArray[Any]
 
@@ -151,3 +152,47 @@ def _to_data(value: Any) -> Any:
     if hasattr(value, "to_json"):
         return value.to_json()
     return [_to_data(item) for item in value] if isinstance(value, tuple) else value
+
+
+@dataclass(frozen=True, repr=False)
+class Constant(Parameter):
+    """A value that every configuration holds; it reaches the training function, never the model of the search."""
+
+    value: Any
+    kind: ClassVar[str] = "constant"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", to_python(self.value))
+
+    def check_arguments(self, name: str) -> None:
+        """Raise SpaceError if the value is no JSON scalar and no tuple of them."""
+        check_value(name, self.value)
+
+    def column(self, count: int) -> NDArray[Any]:
+        """Return the value as a column."""
+        return np.repeat(make_table((self.value,)), count)
+
+    @property
+    def values_kind(self) -> Kind:
+        """What expressions may do with the value."""
+        return kind_of_table(make_table((self.value,)))
+
+
+@dataclass(frozen=True, repr=False)
+class Derived(Parameter):
+    """A number computed from other parameters after sampling, such as `Derived("batch * accumulation")`."""
+
+    text: str
+    _: KW_ONLY
+    when: Condition | None = None
+    kind: ClassVar[str] = "derived"
+
+    def check_arguments(self, name: str) -> None:
+        """Raise SpaceError if the text is no text; its grammar is refused when it is bound."""
+        super().check_arguments(name)
+        if not isinstance(self.text, str):
+            raise SpaceError(f"{name}: {self.text!r} is no text; write for example Derived('batch * accumulation')")
+
+    def expression(self, name: str) -> Expression:
+        """Return the parsed text, or raise SpaceError that says what is not allowed."""
+        return Expression.parse(self.text, f"{name}: {self.text.strip()!r}")

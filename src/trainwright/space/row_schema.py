@@ -14,8 +14,7 @@ from trainwright.space.axes import Array
 from trainwright.space.canonical import canonical_json, is_number
 from trainwright.space.columns import Columns, make_column
 from trainwright.space.conditions import Comparison, Condition, Holds, compare_column
-from trainwright.space.fixed import Constant
-from trainwright.space.parameters import Parameter, Varying
+from trainwright.space.parameters import Constant, Parameter, Varying
 
 __all__ = ["RowSchema", "names_in", "order_by_needs"]
 
@@ -56,6 +55,7 @@ class RowSchema:
         return out
 
     def _check_gaps(self, U: Array) -> None:
+        # A gap is right where the parameter is inactive, and a mistake of the caller elsewhere.
         gaps = np.isnan(U)
         for name, index in self.index.items():
             gap = gaps[:, index]

@@ -1,4 +1,4 @@
-"""Draws legal rows from the priors: rejection in rounds, then repair, then an error that names the failing rules."""
+"""Legal rows: drawn from the priors (rejection in rounds, then repair, then an error), or all of a finite space."""
 
 import math
 
@@ -8,7 +8,10 @@ from trainwright.errors import SpaceInfeasible
 from trainwright.space.axes import Array, Mask
 from trainwright.space.rules import BoundRules, RowTable
 
-__all__ = ["draw_legal"]
+__all__ = ["MOST_LEGAL", "draw_legal", "enumerate_legal"]
+
+MOST_LEGAL = 1_000_000  # rows of a finite space that are listed
+MOST_PARTIAL = 2 * MOST_LEGAL  # rows held on the way
 
 ROUNDS = 100
 PATIENCE = 20  # rounds of plain rejection before repair is considered
@@ -73,6 +76,7 @@ def draw_legal(rules: BoundRules, generator: np.random.Generator, count: int) ->
 
 def _entries_to_replace(rules: BoundRules, verdicts: Mask) -> Mask:
     """Return the entries to replace: what broken rules name, and the whole of legal rows, which are kept already."""
+    # Which columns each rule reads, as a matrix: one product then marks all entries to redraw.
     names = np.zeros((len(rules.rules), len(rules.layout.columns)), dtype=np.int64)
     for index, rule in enumerate(rules.rules):
         names[index, list(rule.support.columns)] = 1
@@ -93,3 +97,36 @@ def _copy_from_passing(
         if len(sources):
             columns = np.array(rule.support.columns, dtype=np.intp)
             fresh[np.ix_(targets, columns)] = pool[np.ix_(generator.choice(sources, len(targets)), columns)]
+
+
+def enumerate_legal(rules: BoundRules) -> Array | None:
+    """Return all legal rows of a space whose columns are all discrete, or None if they are over a million.
+
+    Rows are in lexicographic order of the columns, parents of conditions first.
+    """
+    layout = rules.layout
+    U = np.full((1, len(layout.columns)), np.nan)
+    waiting = list(rules.rules)
+    done: set[int] = set()
+    for name in layout.order:
+        index, units = layout.index[name], layout.varying[name].axis.all_units
+        points = layout.columns[index].points or 0
+        # An inactive parameter has one value, NaN, and does not multiply the rows.
+        active = layout.conditions[name](U) if name in layout.conditions else np.ones(len(U), dtype=np.bool_)
+        repeats = np.where(active, points, 1)
+        total = int(repeats.sum())
+        # Cut off before the memory is taken.
+        if points > MOST_PARTIAL or total > MOST_PARTIAL:
+            return None
+        turn = np.arange(total) - np.repeat(np.cumsum(repeats) - repeats, repeats)  # 0, 1, .. within each old row
+        U = np.repeat(U, repeats, axis=0)
+        U[:, index] = np.where(np.repeat(active, repeats), units()[turn], np.nan)
+        done.add(index)
+        rows, passed = RowTable(rules, U), np.ones(len(U), dtype=np.bool_)
+        # A rule cuts rows as soon as all columns that it reads are there.
+        for rule in waiting:
+            if rule.support.reads <= done:
+                rules.judge(rule, rows, passed)
+        waiting = [rule for rule in waiting if not rule.support.reads <= done]
+        U = U[passed]
+    return U if len(U) <= MOST_LEGAL else None

@@ -20,13 +20,10 @@ from trainwright.space.checking import RuleViolation, describe_breach, read_para
 from trainwright.space.columns import Column
 from trainwright.space.configuration import Configuration
 from trainwright.space.documents import describe_differences, space_from_json, space_to_json
-from trainwright.space.enumeration import MOST_LEGAL, enumerate_legal
-from trainwright.space.fixed import Constant, Derived
-from trainwright.space.parameters import Parameter
-from trainwright.space.requirements import FunctionRequirement, Requirement, TextRequirement
+from trainwright.space.parameters import Constant, Derived, Parameter
 from trainwright.space.row_schema import RowSchema
-from trainwright.space.rules import BoundRules, RowTable
-from trainwright.space.sampling import draw_legal
+from trainwright.space.rules import BoundRules, Requirement, RowTable
+from trainwright.space.sampling import MOST_LEGAL, draw_legal, enumerate_legal
 
 __all__ = ["Space"]
 
@@ -43,7 +40,7 @@ class Space:
         for name, parameter in parameters.items():
             _check_parameter(name, parameter)
         for requirement in requirements:
-            if not isinstance(requirement, TextRequirement | FunctionRequirement):
+            if not isinstance(requirement, Requirement):
                 raise SpaceError(f"{requirement!r} is no requirement; write require('a <= b'), and parameters by name")
         self.parameters: Mapping[str, Parameter] = MappingProxyType(parameters)
         self.requirements = requirements
@@ -125,6 +122,7 @@ class Space:
 
     def encode(self, params: Mapping[str, Any]) -> Array:
         """Return the row of parameters, NaN where inactive; raises TrialError where they are no row of this space."""
+        # Read as a user's: a searcher may be told configurations that no space of ours made.
         reading = read_params(self._rules, params)
         # A broken requirement still has a row; a wrong, missing or unknown value has none.
         outside = [str(v) for v in reading.violations if v.rule in self.parameters or v.rule in params]
@@ -179,6 +177,7 @@ class Space:
 
         Above a million, the number before conditions and requirements.
         """
+        # One continuous column makes the space endless.
         points = [column.points for column in self.columns]
         if any(count is None for count in points):
             return None
@@ -200,7 +199,7 @@ class Space:
         return enumerate_legal(self._rules)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the space as data; conditions and requirements too, functions by their import path."""
+        """Return the space as data, conditions and requirements too."""
         return space_to_json(self.parameters, self.requirements)
 
     @classmethod

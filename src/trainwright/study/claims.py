@@ -10,7 +10,8 @@ import time
 from bisect import bisect
 from collections.abc import Callable, Collection, Iterator, Sequence
 
-from trainwright.ledger import Ledger, Liveness, State, Status
+from trainwright.ledger import Ledger, State, Status
+from trainwright.ledger.writers import Liveness
 from trainwright.randomness import rng
 
 __all__ = ["Claims"]

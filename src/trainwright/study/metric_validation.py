@@ -5,7 +5,8 @@ from dataclasses import replace
 from typing import Any
 
 from trainwright.errors import ObjectiveError, TrialError
-from trainwright.ledger import Objective, Outcome, TrialState
+from trainwright.ledger import Objective, TrialState
+from trainwright.ledger.objectives import Outcome
 
 __all__ = ["second_result_error", "validate_metrics"]
 

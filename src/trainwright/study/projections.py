@@ -4,12 +4,13 @@ import math
 import time
 from collections.abc import Sequence
 
-from trainwright.ledger import Objective, Outcome, Record, State, Status, TrialState, losses_of, violation_of
+from trainwright.ledger import Objective, Record, State, Status, TrialState
+from trainwright.ledger.objectives import Outcome, losses_of, violation_of
 from trainwright.schedule import AnyOf, Continue, Event, Promote, Promoted, PromotionRule, Reported, RuleView, TrialView
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened, Started, Verdict, Wait
 from trainwright.search import SearchView
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 
 __all__ = ["DeviceSecondsProjection", "RuleProjection", "SearchProjection", "rungs_of"]
 

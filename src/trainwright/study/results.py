@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import StudyError
-from trainwright.ledger import State, TrialState, losses_of
+from trainwright.ledger import State, TrialState
+from trainwright.ledger.objectives import losses_of
 from trainwright.pareto import (
     MOST_EXACT,
     Front,

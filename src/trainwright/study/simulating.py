@@ -11,7 +11,8 @@ from trainwright.cluster import Cluster
 from trainwright.engine.simulated.settings import Simulated
 from trainwright.engine.simulated.table import Table
 from trainwright.errors import StudyError
-from trainwright.ledger import Objective, State, TrialState, losses_of
+from trainwright.ledger import Objective, State, TrialState
+from trainwright.ledger.objectives import losses_of
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import Searcher
 from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts

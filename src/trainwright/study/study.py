@@ -12,28 +12,22 @@ import numpy as np
 from trainwright.engine import Engine, Local, TrainFunction
 from trainwright.engine.function_reference import script_boundary
 from trainwright.errors import StudyError, TrialError
-from trainwright.ledger import (
-    Ledger,
-    TrialState,
-    facts,
-    is_url,
-    parse_constraints,
-    parse_objectives,
-    refusal,
-)
+from trainwright.ledger import Ledger, TrialState, facts
+from trainwright.ledger.objectives import parse_constraints, parse_objectives, refusal
+from trainwright.ledger.opening import is_url
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher, SearchView
-from trainwright.space import Configuration, Space
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
-from trainwright.study.job import JobNote
 from trainwright.study.metric_validation import second_result_error, validate_metrics
+from trainwright.study.notes import JobNote, Searching
 from trainwright.study.opening import compare, found_ledger, made_ledger
 from trainwright.study.projections import RuleProjection, SearchProjection, rungs_of
 from trainwright.study.retry import RetryOnFullDisk
-from trainwright.study.searcher_choice import Searching
 from trainwright.study.simulating import Simulating
 from trainwright.study.study_log import ENQUEUED, StudyLog
 from trainwright.validators import check, instance_of, integer, optional

@@ -9,7 +9,8 @@ from typing import Protocol
 
 from trainwright.errors import LedgerError, StudyError
 from trainwright.ledger import Constraint, Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
-from trainwright.space import Configuration, Space
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 from trainwright.study.claims import Claims
 from trainwright.study.results import first_reference
 from trainwright.study.retry import RetryOnFullDisk

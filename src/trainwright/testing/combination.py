@@ -9,14 +9,12 @@ Needs no test library of its own: any runner that collects classes and methods n
 # ruff: noqa: S101 -- a test kit is made of asserts, and pickles what it made itself
 
 import pickle
-from collections.abc import Sequence
 from itertools import permutations
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 
-from trainwright.ensemble.combine.rule import CombinationRule, PredictionSlots, combine
-from trainwright.ensemble.combine.rules import make_rule
+from trainwright.ensemble.combine.rules import CombinationRule, combine, combine_arrived, make_rule
 from trainwright.ensemble.metrics import Array
 from trainwright.randomness import rng
 
@@ -39,6 +37,7 @@ class CombinationConformance:
         draws = rng(seed, "rule conformance", 0)
         kind = self.make_rule().outputs[0]
         if kind == "classes":
+            # Sure and unsure members, so that votes and means differ.
             odds = np.exp(3.0 * draws.normal(size=(self.MEMBERS, self.ROWS, self.COLUMNS)))
             return list(odds / odds.sum(axis=2, keepdims=True))
         values = 10.0 + draws.normal(size=(self.MEMBERS, self.ROWS, self.COLUMNS))
@@ -55,42 +54,26 @@ class CombinationConformance:
         rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
         expected = combine(rule, predictions, weights)
         for order in permutations(range(self.MEMBERS)):
-            slots = PredictionSlots(rule=rule, weights=weights)
-            for member in order:
-                slots.put(member, predictions[member])
-            found = slots.combined()
-            assert np.array_equal(found.prediction, expected)
-            assert (found.members, found.missing, found.rule) == (tuple(range(self.MEMBERS)), (), rule.name)
-            assert found.weight == 1.0
+            found, used = combine_arrived(rule, {member: predictions[member] for member in order}, weights)
+            assert np.array_equal(found, expected)
+            assert used == rule
 
-    def test_merge(self) -> None:
-        """Any tree of partial folds, in any order, gives the whole fold to 1e-12 relative; states are not changed."""
-        rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
-        expected = combine(rule, predictions, weights)
-        states = [self._state(rule, [member]) for member in range(self.MEMBERS)]
-        before = pickle.dumps(states)
-        for order in permutations(states):
-            first, second, third, fourth = order
-            merge = rule.merge
-            for whole in (
-                merge(merge(merge(first, second), third), fourth),
-                merge(first, merge(second, merge(third, fourth))),
-                merge(merge(first, second), merge(third, fourth)),
-            ):
-                np.testing.assert_allclose(rule.finish(whole), expected, rtol=1e-12, atol=1e-12)
-        assert pickle.dumps(states) == before
-
-    def test_empty_state(self) -> None:
-        """A state without members is neutral."""
-        rule = self.make_rule()
-        whole = self._state(rule, range(self.MEMBERS))
-        nothing = rule.init(self.ROWS, self.COLUMNS)
-        for merged in (rule.merge(nothing, whole), rule.merge(whole, nothing)):
-            np.testing.assert_array_equal(rule.finish(merged), rule.finish(whole))
+    def test_states_are_not_changed(self) -> None:
+        """A state may be kept: adding a member to it gives another one."""
+        rule, predictions = self.make_rule(), self.predictions()
+        state = rule.init(self.ROWS, self.COLUMNS)
+        for member, prediction in enumerate(predictions):
+            before = pickle.dumps(state)
+            later = rule.add(state, member, prediction, 0.5)
+            assert pickle.dumps(state) == before
+            state = later
+        rule.finish(state)
+        assert pickle.dumps(state) == pickle.dumps(later)
 
     def test_permuted_members(self) -> None:
         """Members under other numbers, with their weights, give the same to 1e-12; a fitted rule knows its members."""
         rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
+        # A fitted rule has learnt who its members are: under other numbers they are others.
         if rule.without(frozenset({0})).name != rule.name:
             return
         expected = combine(rule, predictions, weights)
@@ -101,15 +84,11 @@ class CombinationConformance:
     def test_missing_members(self) -> None:
         """Without some members the answer is that of the rule for the subset, whose weights are scaled up."""
         rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
-        slots = PredictionSlots(rule=rule, weights=weights)
-        slots.put(3, predictions[3])
-        slots.put(1, predictions[1])
-        found = slots.combined()
+        found, used = combine_arrived(rule, {3: predictions[3], 1: predictions[1]}, weights)
         subset = rule.without(frozenset({0, 2}))
         expected = combine(subset, [predictions[1], predictions[3]], [7.0 * weights[1], 7.0 * weights[3]])
-        np.testing.assert_allclose(found.prediction, expected, rtol=1e-12, atol=1e-12)
-        assert (found.members, found.missing, found.rule) == ((1, 3), (0, 2), subset.name)
-        assert abs(found.weight - (weights[1] + weights[3]) / sum(weights)) < 1e-12
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
+        assert used == subset
 
     def test_valid(self) -> None:
         """What comes out is a prediction of the same kind and shape, in float64; inputs are left as they were."""
@@ -139,10 +118,3 @@ class CombinationConformance:
         """Name and settings make the rule again."""
         rule = self.make_rule()
         assert make_rule(rule.to_json(), rule.outputs[0]) == rule
-
-    def _state(self, rule: CombinationRule, members: Sequence[int] | range) -> Any:
-        predictions, weights = self.predictions(), self.weights()
-        state = rule.init(self.ROWS, self.COLUMNS)
-        for member in members:
-            state = rule.add(state, member, predictions[member], weights[member])
-        return state

@@ -17,12 +17,59 @@ import numpy as np
 from trainwright.errors import SpaceExhausted
 from trainwright.search.searcher import Searcher
 from trainwright.search.view import SearchView
-from trainwright.space import Choice, Configuration, Float, Int, Space, equals, require
-from trainwright.testing.legal_spaces import PARENTS, parent_space
+from trainwright.space import (
+    Choice,
+    Derived,
+    Float,
+    Int,
+    Space,
+    all_of,
+    any_of,
+    equals,
+    greater,
+    less,
+    not_,
+    one_of,
+    require,
+)
+from trainwright.space.configuration import Configuration
+from trainwright.space.parameters import Parameter
 
-__all__ = ["SearcherConformance", "play"]
+__all__ = ["PARENTS", "SearcherConformance", "parent_space", "play"]
 
 Loss = Callable[[Configuration, int], Sequence[float] | None]  # of a configuration and its number; None: it failed
+
+
+PARENTS: dict[str, tuple[Parameter, object, object]] = {
+    "float": (Float(0.0, 1.0), 0.5, 0.8),
+    "float with odd bounds": (Float(1.3, 3.74), 2.52, 3.74),  # whose middle is not what rounding makes of it
+    "log float": (Float(1e-5, 1e-1, log=True), 1e-3, 1e-5),
+    "stepped float": (Float(0.0, 1.0, step=0.1), 0.5, 0.3),
+    "int": (Int(1, 9), 5, 7),
+    "log int": (Int(1, 256, log=True), 16, 64),
+    "stepped int": (Int(0, 100, step=10), 50, 30),
+    "ordered choice": (Choice("small", "medium", "large", ordered=True), "medium", "large"),
+    "choice": (Choice("a", "b", "c"), "b", "c"),
+}
+"""A parent of each kind, and two of its values to compare it with."""
+
+
+def parent_space(kind: str) -> Space:
+    """Return a space in which one parent of a kind decides, by every comparison, which children live."""
+    parent, value, other = PARENTS[kind]
+    # Choices without order cannot be above or below a value.
+    below, above = (equals, lambda name, value: not_(equals(name, value))) if kind == "choice" else (less, greater)
+    return Space(
+        require("nested + loose <= 1.5"),
+        parent=parent,
+        low=Float(0.0, 1.0, when=below("parent", value)),
+        high=Float(1e-3, 1.0, log=True, when=above("parent", value)),
+        same=Int(1, 9, when=one_of("parent", value, other)),
+        differs=Choice("x", "y", "z", when=not_(equals("parent", value))),
+        nested=Float(0.0, 1.0, when=all_of(greater("high", 0.1), not_(below("parent", other)))),
+        loose=Float(0.0, 1.0, when=any_of(less("low", 0.5), greater("nested", 0.5), equals("same", 3))),
+        size=Derived("nested * 2 + loose"),
+    )
 
 
 def play(searcher: Searcher, view: SearchView, trials: int, loss: Loss, *, start: int = 0) -> list[Configuration]:
@@ -96,15 +143,18 @@ class SearcherConformance:
         view = SearchView(self.conditional_space(), 2)
         play(self.make_searcher(), view, 25, bowl)
         searcher = self.make_searcher()
+        # Asking must not change what is known.
         tried, count = set(view.tried), view.count
         first = searcher.ask(view, [25, 26])
         assert searcher.ask(view, [25, 26]) == first
+        # The scratch may be lost at any time, as in another process.
         view.memo.clear()
         assert self.make_searcher().ask(view, [25, 26]) == first
         assert (view.tried, view.count) == (tried, count)
 
     def test_proposals_leave_global_randomness_alone(self) -> None:
         """No global generator is read or moved."""
+        # The same state before and after: nothing was drawn from it.
         np.random.seed(5)  # noqa: NPY002 -- the global state is what is tested
         view = SearchView(self.conditional_space(), 2)
         first = play(self.make_searcher(), view, 20, bowl)
@@ -124,6 +174,7 @@ class SearcherConformance:
     def test_a_resumed_study_goes_on_as_if_never_interrupted(self) -> None:
         """A view that is built anew in order of trial numbers gives the proposals of an uninterrupted run."""
         space = self.conditional_space()
+        # Cuts lie in the initial design, just after it and far behind it.
         whole = play(self.make_searcher(), SearchView(space, 3), 60, self._mixed)
         for cut in (1, 20, 37, 59):
             view = SearchView(space, 3)
@@ -175,6 +226,7 @@ class SearcherConformance:
 
     def test_one_parameter_and_two_hundred(self) -> None:
         """The smallest spaces and wide ones work before and after the first results."""
+        # A single column, with and without order, has no other column to choose.
         spaces = [Space(x=Float(0.0, 1.0)), Space(x=Choice("a", "b", "c", "d", "e"))]
         if self.wide_spaces:
             spaces.append(Space.of({f"x{i}": Float(0.0, 1.0) if i % 2 else Choice("a", "b") for i in range(200)}))
@@ -185,6 +237,7 @@ class SearcherConformance:
 
     def test_intermediate_values_and_stops_are_understood(self) -> None:
         """Reports, stopped, paused and withdrawn trials, with and without a known number of epochs."""
+        # With a known length, and with none, where rungs are told at the end.
         for epochs in (27, None):
             searcher, view = self.make_searcher(), SearchView(self.conditional_space(), 8, epochs=epochs)
             for number in range(40):
@@ -193,6 +246,7 @@ class SearcherConformance:
                 if number % 7 == 6:
                     view.withdraw(number)
                     continue
+                # Trials that end at each rung, and one in four at full length.
                 last = (1, 3, 9, 27)[number % 4]
                 [final] = bowl(configuration, number)
                 for epoch in range(1, last + 1):

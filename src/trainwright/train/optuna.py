@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trainwright.errors import TrialError
-from trainwright.space import Float, Int, Parameter, Space
+from trainwright.space import Float, Int, Space
+from trainwright.space.parameters import Parameter
 from trainwright.train.assignment import TrialEnd
 from trainwright.train.recording import choice, drawn, number, recorded_space
 from trainwright.train.trial import Trial

@@ -6,20 +6,9 @@ from typing import Any, NoReturn
 
 from trainwright.errors import SpaceError, TrialError
 from trainwright.randomness import rng
-from trainwright.space import (
-    Choice,
-    Condition,
-    Constant,
-    Float,
-    Int,
-    Parameter,
-    Space,
-    all_of,
-    equals,
-    greater,
-    less,
-    one_of,
-)
+from trainwright.space import Choice, Constant, Float, Int, Space, all_of, equals, greater, less, one_of
+from trainwright.space.conditions import Condition
+from trainwright.space.parameters import Parameter
 from trainwright.train.misuse import is_pruning
 
 __all__ = ["choice", "drawn", "number", "recorded_space"]

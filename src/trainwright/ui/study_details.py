@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from trainwright.ledger import Lease, Status
+from trainwright.ledger.trials import Lease
 from trainwright.report.overview import Overview
 from trainwright.ui.study_follower import StudyFollower
 
@@ -55,7 +55,7 @@ def study_summary(follower: StudyFollower) -> dict[str, Any]:
             "versions": state.versions,
             "writers": len(state.writers),
             "sessions": state.sessions,
-            "failures": _group_failures(overview),
+            "failures": _list_failures(overview),
             "dropped": [str(item) for item in follower.dropped[:_MOST_DROPPED]],
             "dropped_count": len(follower.dropped),
             "unknown_kinds": state.unknown_kinds,
@@ -69,10 +69,12 @@ def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
         trial = overview.state.trials.get(number)
         if trial is None:
             return None
+        # Neighbours by number, which may have gaps.
         numbers = [item.number for item in overview.trials]
         at = numbers.index(number)
         ranked = overview.ranking.tolist()
         epochs = sorted(trial.reports)
+        # An even choice of epochs: the curve keeps its shape.
         if len(epochs) > _MOST_CURVE:
             epochs = epochs[:: -(-len(epochs) // _MOST_CURVE)]
         metrics = list(dict.fromkeys(name for epoch in epochs for name in trial.reports[epoch].metrics))
@@ -127,6 +129,7 @@ def log_tail(directory: Path, trial: int, lease: int, rank: int = 0) -> dict[str
     logs = (directory / "logs").resolve()
     name = f"lease-{lease}{f'-rank-{rank}' if rank else ''}.log"
     path = (logs / f"trial-{trial:06d}" / name).resolve()
+    # A link in the folder of logs must not lead out of it.
     if not path.is_relative_to(logs):
         return None
     try:
@@ -137,18 +140,13 @@ def log_tail(directory: Path, trial: int, lease: int, rank: int = 0) -> dict[str
     except OSError:
         return None
     if size > LOG_BYTES:
+        # The first line may be the end of a longer one.
         text = text.partition("\n")[2]
     return {"text": text.replace("\r\n", "\n").replace("\x00", ""), "bytes": size, "whole": size <= LOG_BYTES}
 
 
 def _describe_attempt(overview: Overview, lease: Lease) -> dict[str, Any]:
     writer = overview.state.writers.get(lease.writer)
-    if lease.end is not None:
-        end = lease.end.reason
-    elif lease.lost:
-        end = "lost"
-    else:
-        end = None
     return {
         "lease": lease.number,
         "host": writer.host if writer is not None else "",
@@ -157,29 +155,19 @@ def _describe_attempt(overview: Overview, lease: Lease) -> dict[str, Any]:
         "from_epoch": lease.resumed_epoch,
         "started": lease.started_at,
         "seconds": lease.seconds,
-        "end": end,
+        "end": lease.end.reason if lease.end is not None else "lost" if lease.lost else None,
     }
 
 
-def _group_failures(overview: Overview) -> list[dict[str, Any]]:
-    groups: dict[tuple[str, str], list[int]] = {}
-    traces: dict[tuple[str, str], str] = {}
-    if not overview.count(Status.FAILED):
-        return []
-    for trial in overview.trials:
-        failure = trial.failure if trial.status is Status.FAILED else None
-        if failure is not None:
-            key = (failure.kind, failure.message[:500])
-            groups.setdefault(key, []).append(trial.number)
-            traces.setdefault(key, failure.traceback[-4000:])
-    ordered = sorted(groups.items(), key=lambda pair: (-len(pair[1]), pair[1][0]))
+def _list_failures(overview: Overview) -> list[dict[str, Any]]:
     return [
         {
-            "kind": kind.replace("_", " "),
-            "message": message,
-            "trials": numbers[:_MOST_NUMBERS],
-            "count": len(numbers),
-            "traceback": traces[kind, message],
+            "kind": failure.kind.replace("_", " "),
+            "message": failure.message[:500],
+            "trials": [trial.number for trial in trials[:_MOST_NUMBERS]],
+            "count": len(trials),
+            "traceback": failure.traceback[-4000:],
         }
-        for (kind, message), numbers in ordered[:_MOST_FAILURES]
+        for trials in overview.failures[:_MOST_FAILURES]
+        if (failure := trials[0].failure) is not None
     ]

@@ -45,6 +45,7 @@ def window(overview: Overview, query: Query) -> dict[str, Any]:
     """Return {"total", "matching", "offset", "rows"}; `InputError` tells what of the query cannot be understood."""
     tests = [_make_test(term, overview) for term in _split_terms(query.words)]
     places: Sequence[int] = range(len(overview.trials))
+    # Trials without a result have no rank: they follow in the order of numbers.
     if query.sort == "rank":
         ranked = overview.ranking.tolist()
         rest = set(places).difference(ranked)
@@ -105,27 +106,26 @@ def _sort_rows(overview: Overview, chosen: list[int], query: Query) -> list[int]
     return [at for _, at in known] + empty
 
 
+_COLUMNS: dict[str, Callable[[Overview, TrialState], Any]] = {
+    "trial": lambda _overview, trial: trial.number,
+    "state": lambda overview, trial: overview.word(trial),
+    "epochs": lambda _overview, trial: trial.epoch,
+    "seconds": lambda _overview, trial: trial.seconds,
+    "started": lambda _overview, trial: _start_time(trial),
+}
+
+
 def _read_column(name: str, overview: Overview) -> Callable[[int], Any]:
-    trials = overview.trials
-    if name == "trial":
-        return lambda at: trials[at].number
-    if name == "state":
-        return lambda at: overview.word(trials[at])
-    if name == "epochs":
-        return lambda at: trials[at].epoch
-    if name == "seconds":
-        return lambda at: trials[at].seconds
-    if name == "started":
-        return lambda at: _start_time(trials[at])
-    for place, goal in enumerate(overview.objectives):
-        if name == goal.metric:
-            return lambda at: float(overview.values[at, place])
-    if name in _parameter_names(overview):
+    """Return what a column holds for each position of a trial."""
+    trials, metrics = overview.trials, [goal.metric for goal in overview.objectives]
+    parameters = [item["name"] for item in (overview.state.space or {}).get("parameters", [])]
+    if name in _COLUMNS:
+        return lambda at: _COLUMNS[name](overview, trials[at])
+    if name in metrics:
+        return lambda at: float(overview.values[at, metrics.index(name)])
+    if name in parameters:
         return lambda at: trials[at].params.get(name)
-    allowed = ", ".join(
-        ["trial", "state", "epochs", "seconds", "started", *_metric_names(overview), *_parameter_names(overview)]
-    )
-    raise InputError(f"{name!r} is no column; there are {allowed}")
+    raise InputError(f"{name!r} is no column; there are {', '.join([*_COLUMNS, *metrics, *parameters])}")
 
 
 def _split_terms(words: str) -> list[str]:
@@ -136,6 +136,7 @@ def _split_terms(words: str) -> list[str]:
 
 
 def _make_test(term: str, overview: Overview) -> Callable[[int], bool]:
+    # A number alone is a trial's.
     if re.fullmatch(r"\d{1,12}", term):
         number = int(term)
         return lambda at: overview.trials[at].number == number
@@ -169,14 +170,6 @@ def _equals_text(value: Any, text: str) -> bool:
         except ValueError:
             return False
     return str(value) == text
-
-
-def _metric_names(overview: Overview) -> list[str]:
-    return [goal.metric for goal in overview.objectives]
-
-
-def _parameter_names(overview: Overview) -> list[str]:
-    return [item["name"] for item in (overview.state.space or {}).get("parameters", [])]
 
 
 def _start_time(trial: TrialState) -> float | None:

@@ -1,4 +1,4 @@
-"""Rematerialisation and offloading together: priced plans, their bound, and the least budget with copies."""
+"""Rematerialisation and offloading together: priced plans, and the least budget with copies."""
 
 import numpy as np
 import pytest
@@ -7,9 +7,9 @@ import trainwright.memory as tm
 from memory_chains import budgets, random_chain
 from trainwright.errors import InfeasibleBudget
 from trainwright.plan.memory.copy_schedule import place_copies, simulate_seconds
-from trainwright.plan.memory.joint import PricedProgram, operations_of, rows_of
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
-from trainwright.plan.memory.offload import lower_bound, price_hull
+from trainwright.plan.memory.offload import PricedProgram, price_hull
+from trainwright.plan.memory.operations import operations_of, rows_of
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.planning import minimal_bytes
 from trainwright.plan.memory.simulate import simulate
@@ -39,19 +39,6 @@ def test_the_hull_trades_seconds_for_bytes(seed):
     for one in found:
         assert one.value >= one.seconds
         assert not any(other.seconds < one.seconds - 1e-6 and other.bytes < one.bytes for other in found)
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_the_bound_is_below_every_plan(seed):
-    """At any speed of the link; with an endless one it says nothing, with none it is that of rematerialisation."""
-    chain = random_chain(seed, least=5, most=8)
-    budget = minimal_bytes(chain) + 3
-    alone = solve_persistent(chain, budget)
-    for bandwidth in (0.3, 3.0):
-        bound = lower_bound(chain, budget, tm.Link.of(bandwidth))
-        joint = tm.plan(chain, budget=budget, offload=True, bandwidth=bandwidth, solver="dp")
-        assert 0 < bound <= alone.seconds
-        assert joint.lower_seconds <= joint.seconds <= alone.seconds
 
 
 @pytest.mark.parametrize("seed", range(6))

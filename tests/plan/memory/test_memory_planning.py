@@ -8,7 +8,7 @@ import pytest
 import trainwright.memory as tm
 from memory_chains import random_chain
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget, PlanMismatch
-from trainwright.plan.memory.budget import format_bytes, read_budget
+from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
 CHAIN = random_chain(1, least=6)

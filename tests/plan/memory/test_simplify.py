@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from trainwright.memory import Chain, Stage
-from trainwright.plan.memory.operations import format_operations, parse_operations
-from trainwright.plan.memory.persistent import lowest_plan
-from trainwright.plan.memory.simplify import simplify_plan
+from trainwright.plan.memory.minimum_budget import lowest_plan
+from trainwright.plan.memory.operations import parse_operation
+from trainwright.plan.memory.planning import simplify_plan
 from trainwright.plan.memory.simulate import simulate
 
 
@@ -39,9 +39,9 @@ def chain(length, seed=0):
 )
 def test_by_hand(listed, simple):
     """Graphs without a backward are not made; what is read for the last time is dropped with that."""
-    operations = tuple(map(parse_operations, listed.split(";")))
+    operations = tuple(map(parse_operation, listed.split(";")))
     assert simulate(chain(2), operations).fits
-    assert format_operations(simplify_plan(chain(2), operations)) == simple
+    assert "; ".join(map(str, simplify_plan(chain(2), operations))) == simple
     assert simplify_plan(chain(2), simplify_plan(chain(2), operations)) == simplify_plan(chain(2), operations)
 
 
@@ -50,7 +50,7 @@ def test_never_worse():
     for seed in range(40):
         subject = chain(6, seed)
         operations, _ = lowest_plan(subject)
-        wasteful = tuple(parse_operations(str(each).replace("Fck", "Fall")) for each in operations)
+        wasteful = tuple(parse_operation(str(each).replace("Fck", "Fall")) for each in operations)
         for listed in (operations, wasteful):
             before = simulate(subject, listed)
             if before.fits:

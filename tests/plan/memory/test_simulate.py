@@ -4,7 +4,7 @@ import pytest
 
 from trainwright.errors import ChainError
 from trainwright.memory import Chain, Link, Stage
-from trainwright.plan.memory.operations import parse_operations
+from trainwright.plan.memory.operations import parse_operation
 from trainwright.plan.memory.simulate import simulate
 
 
@@ -20,7 +20,7 @@ CHAIN = Chain(
 
 
 def run(text, **settings):
-    return simulate(CHAIN, [parse_operations(each) for each in text.split(";")], **settings)
+    return simulate(CHAIN, [parse_operation(each) for each in text.split(";")], **settings)
 
 
 def test_everything_kept():
@@ -102,7 +102,7 @@ def test_work_waits_for_bytes_that_are_leaving():
     """Within the budget the loss's forward has room only when the copy has ended; without copies it never has."""
     chain = Chain(stages=(stage(1.0, 1.0, 10, 15), stage(1.0, 1.0, 1, 1), stage(1.0, 1.0, 1, 12)))
     text = "Fall 1; Off s1; Fall 2; Fall 3; Fall 4; B 4; B 3; Pre s1; B 2; B 1"
-    operations = [parse_operations(each) for each in text.split(";")]
+    operations = [parse_operation(each) for each in text.split(";")]
     link = Link(to_host=5, to_device=100)
     found = simulate(chain, operations, budget_bytes=27, link=link)
     assert found.fits
@@ -114,7 +114,7 @@ def test_both_ways_at_once_is_slower():
     link = Link(to_host=10, to_device=10, to_host_together=5, to_device_together=5)
     chain = Chain(stages=(stage(1.0, 1.0, 10, 10), stage(0.0, 1.0, 10, 10), stage(4.0, 1.0, 1, 1)))
     text = "Fall 1; Off s1; Fall 2; Fall 3; Off s2; Pre s1; Fall 4; B 4; B 3; Pre s2; B 2; B 1"
-    found = simulate(chain, [parse_operations(each) for each in text.split(";")], link=link)
+    found = simulate(chain, [parse_operation(each) for each in text.split(";")], link=link)
     spans = {(span.lane, span.start_seconds): span.end_seconds for span in found.spans}
     assert found.fits
     assert spans["to host", 5.0] == 7.0  # ten bytes at five a second, while ten others come back

@@ -10,8 +10,8 @@ from trainwright.errors import ChainError, PipelineError
 from trainwright.memory import Chain, Link, Plan, Stage, plan
 from trainwright.model.chain import Skip
 from trainwright.plan.memory.exact import solve_exact
-from trainwright.plan.memory.operations import OperationKind, Value, parse_operations
-from trainwright.plan.memory.persistent import lowest_plan
+from trainwright.plan.memory.minimum_budget import lowest_plan
+from trainwright.plan.memory.operations import OperationKind, Value, parse_operation
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.pipeline.planning import plan_pipeline
@@ -30,7 +30,7 @@ def chain_with(**skip):
 
 def skipped(chain, text, **settings):
     """Return the bytes that skip stages after each operation that changes them."""
-    found = simulate(chain, [parse_operations(each) for each in text.split(";")], **settings)
+    found = simulate(chain, [parse_operation(each) for each in text.split(";")], **settings)
     assert found.fits
     sizes = [point.skip_bytes for point in found.points]
     return [after for before, after in zip([0, *sizes], sizes, strict=False) if before != after]
@@ -44,10 +44,10 @@ AGAIN = (
 
 def test_alive_until_its_last_reader_or_with_a_graph_that_holds_it():
     assert skipped(chain_with(readers=(3,)), KEPT) == [100, 0]
-    found = simulate(chain_with(readers=(3,)), [parse_operations(each) for each in KEPT.split(";")])
+    found = simulate(chain_with(readers=(3,)), [parse_operation(each) for each in KEPT.split(";")])
     assert found.points[1].temporary_bytes == 100  # while it is made
     assert [found.skip_bytes_by_stage[each] for each in (5, 4)] == [100, 0]
-    held = simulate(chain_with(readers=(3,), holders=(3,)), [parse_operations(each) for each in KEPT.split(";")])
+    held = simulate(chain_with(readers=(3,), holders=(3,)), [parse_operation(each) for each in KEPT.split(";")])
     assert held.skip_bytes_by_stage == (0, 0, 0, 100, 100, 100)
     assert "values that skip stages" in dict(held.peak_owners)
 

@@ -26,17 +26,15 @@ class RetentionChoice(NamedTuple):
 def choose_retained(checkpoints: Sequence[Published], policy: Retention) -> RetentionChoice:
     """Choose among a run's checkpoints, given newest first.
 
-    The newest that is not suspect (or if all are, the newest) and all pinned ones stay whatever the policy says.
+    The newest and all pinned ones stay whatever the policy says.
     """
     places = range(len(checkpoints))
     manifests = [one.manifest for one in checkpoints]
-    # A run must never be left without a checkpoint to restore.
-    safe = next((place for place in places if manifests[place].screen == "good"), 0)
     values = {place: _metric_value(checkpoints[place], policy.metric) for place in places}
     best = sorted(
         (place for place in places if not math.isnan(values[place])), key=lambda place: (values[place], place)
     )
-    keep = {safe, *range(policy.last), *best[: policy.best]}
+    keep = {*range(policy.last), *best[: policy.best]}
     keep |= {place for place in places if manifests[place].pin is not None}
     if policy.every_steps:
         keep |= {place for place in places if manifests[place].step % policy.every_steps == 0}

@@ -75,8 +75,8 @@ class SavePolicy:
 
     def note_end(self, handle: SaveHandle) -> None:
         """Learn from a save what the next one will cost."""
-        # Failed and skipped saves say nothing about the cost of a good one.
-        if handle.verdict.startswith(("good", "suspect")):
+        # Failed saves say nothing about the cost of a good one.
+        if handle.verdict == "good":
             cost = handle.blocking_seconds + max(0.0, handle.slowdown_seconds)
             self._costs.append((cost, handle.persist_seconds))
             self._next = self._next_interval()

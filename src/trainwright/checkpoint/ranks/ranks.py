@@ -48,12 +48,11 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Findings:
-    """What was found before a save is written: why it must not be, or which tensors are suspect."""
+    """What was found before a save is written: why it must not be, or nothing."""
 
     trouble: str = ""
     # Refused by the health check: nothing failed.
     refused: bool = False
-    suspects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -250,7 +249,6 @@ class Ranks(SingleRank):
         return Findings(
             trouble="; ".join(sentence for _, sentence in troubles),
             refused=bool(troubles) and all(one.refused for one, _ in troubles),
-            suspects=tuple(sorted({name for one in told for name in one.suspects})),
         )
 
     def due(self, now: bool, wish: bool, *, end: bool = False) -> tuple[bool, bool]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.manifest import Manifest, TensorRecord
-from trainwright.checkpoint.restore.integrity import find_damages
+from trainwright.checkpoint.digest import digest_file, kind_of
+from trainwright.checkpoint.manifest import FileRecord, Manifest, TensorRecord
 from trainwright.checkpoint.save.publish import Published, list_published, quarantine
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.state.differences import Difference
@@ -18,6 +18,7 @@ from trainwright.publishing import FileLayer, write_new
 
 __all__ = [
     "Restored",
+    "find_damages",
     "list_homes",
     "list_quarantined",
     "mark_start",
@@ -119,6 +120,34 @@ def _read_start(home: Path) -> tuple[float, float]:
         return math.inf, math.inf
 
 
+def find_damages(folder: Path, manifest: Manifest, *, files: frozenset[str] | None = None) -> Iterator[str]:
+    """Yield a phrase for each damage: file, chunk, and the tensors in it; nothing if all is well.
+
+    All bytes of all files are read; with `files`, of these alone.
+    """
+    for record in manifest.files:
+        if files is not None and record.name not in files:
+            continue
+        path = folder / record.name
+        try:
+            size = path.stat().st_size
+            if size != record.bytes:
+                yield f"{record.name} has {size} bytes, not {record.bytes}"
+                continue
+            # A file of the right size is read whole; its chunks tell which tensors are damaged.
+            seen = digest_file(path, record.ends, kind=kind_of("".join(record.chunks[:1])))
+        except OSError as error:
+            yield f"{record.name} cannot be read: {(error.strerror or str(error)).lower()}"
+            continue
+        for number, (chunk, expected) in enumerate(zip(seen, record.chunks, strict=False)):
+            if chunk != expected:
+                start, stop = record.chunk_range(number)
+                tensors = _tensors_in(manifest, record, start, stop)
+                yield f"{record.name} is damaged in chunk {number} (bytes {start} to {stop}{tensors})"
+        if len(seen) != len(record.chunks):
+            yield f"{record.name} has {len(seen)} chunks, not {len(record.chunks)}"
+
+
 def verify_digests(published: Published) -> None:
     """Raise `CheckpointCorruptError` at the first byte that is not as its manifest says."""
     for damage in find_damages(published.path, published.manifest):
@@ -138,3 +167,13 @@ def read_tree(published: Published) -> dict[str, Any]:
         raise CheckpointCorruptError(f"{published.path}: {damage}")
     tree: dict[str, Any] = json.loads((published.path / STATE).read_bytes())
     return tree
+
+
+def _tensors_in(manifest: Manifest, record: FileRecord, start: int, stop: int) -> str:
+    names = [
+        tensor.name
+        for tensor in manifest.tensors
+        for shard in tensor.shards
+        if shard.file == record.name and shard.start < stop and shard.start + shard.bytes > start
+    ]
+    return "".join(f", {name}" for name in names[:3]) + (", ..." if len(names) > 3 else "")

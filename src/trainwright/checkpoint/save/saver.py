@@ -1,18 +1,17 @@
 """The Saver: takes snapshots and writes them in the background with bounded memory, and measures what that cost."""
 
-import math
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.ranks.ranks import Findings, Portion, SingleRank
-from trainwright.checkpoint.save.health_check import Norms, norms_of
+from trainwright.checkpoint.save.health_check import find_nonfinite
 from trainwright.checkpoint.save.publish import Published
 from trainwright.checkpoint.save.snapshot import Buffer, Snapshot
 from trainwright.checkpoint.save.writer import WriteJob
@@ -28,7 +27,7 @@ class SaveHandle:
     `staged` is done when the snapshot is complete, with whether it is one; `committed` when the checkpoint is there,
     or holds the `CheckpointError` that says why there is none. Training stopped for `blocking_seconds`, the steps
     during the save took `slowdown_seconds` longer, and the commit came after `persist_seconds`. `verdict` is "" until
-    then, and "good", "suspect: ..." with tensors, "refused: ..." by the health check, or "failed: ..." afterwards.
+    then, and "good", "refused: ..." by the health check, or "failed: ..." afterwards.
     """
 
     step: int
@@ -67,7 +66,6 @@ class Saver:
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trainwright writing")
         self._staging: list[tuple[SaveHandle, Snapshot]] = []
         self._hooks: dict[int, Any] = {}
-        self._norms = None if config.health_check is None else Norms(config.health_check)
         self._open: list[SaveHandle] = []
         self.eager = config.staging == "eager"
         self.redo = False
@@ -187,8 +185,7 @@ class Saver:
             # A checkpoint is published by all ranks or by none.
             findings = self._ranks.agree_on_findings(findings)
             if not findings.trouble:
-                manifest = replace(job.manifest, screen="suspect" if findings.suspects else "good")
-                published = self._write(handle, replace(job, manifest=manifest), memory)
+                published = self._write(handle, job, memory)
         except Exception as raised:  # noqa: BLE001 -- told by the handle, and by the manager as the settings say
             error, findings = raised, Findings(trouble=str(raised))
         handle.persist_seconds = time.perf_counter() - started
@@ -199,18 +196,17 @@ class Saver:
                 handle, f"{'refused' if findings.refused else 'failed'}: {findings.trouble}", findings.trouble, error
             )
             return
-        handle.verdict = f"suspect: {', '.join(findings.suspects[:3])}" if findings.suspects else "good"
+        handle.verdict = "good"
         handle.committed.set_result(published)
 
     def _check_health(self, step: int, job: WriteJob, memory: memoryview) -> Findings:
-        if self._norms is None:
+        if self._config.on_nonfinite == "save":
             return Findings()
-        norms = norms_of(job.layout, memory, job.screened)
-        spoilt = [name for name, norm in norms.items() if math.isnan(norm)]
-        if spoilt:
-            shown = ", ".join(spoilt[:3]) + (", ..." if len(spoilt) > 3 else "")
-            return Findings(trouble=f"step {step} is not saved: {shown} holds values that are not finite", refused=True)
-        return Findings(suspects=tuple(self._norms.suspects(norms)))
+        found = find_nonfinite(job.layout, memory, job.screened)
+        if not found:
+            return Findings()
+        shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")
+        return Findings(trouble=f"step {step} is not saved: {shown} holds values that are not finite", refused=True)
 
 
 def _mark_failed(handle: SaveHandle, verdict: str, sentence: str, error: Exception | None = None) -> SaveHandle:

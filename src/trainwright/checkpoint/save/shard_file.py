@@ -16,25 +16,31 @@ from trainwright.checkpoint.manifest import FileRecord, ShardRecord, TensorRecor
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ShardFile", "TensorPlace", "memory_of", "plan_shard_file", "write_shard"]
+__all__ = ["CODES", "ShardFile", "TensorPlace", "memory_of", "plan_shard_file", "write_shard"]
 
-_CODES = {
+CODES = {
     "bool": "BOOL",
     "uint8": "U8",
     "int8": "I8",
-    "int16": "I16",
     "uint16": "U16",
+    "int16": "I16",
+    "uint32": "U32",
+    "int32": "I32",
+    "uint64": "U64",
+    "int64": "I64",
     "float16": "F16",
     "bfloat16": "BF16",
-    "int32": "I32",
-    "uint32": "U32",
     "float32": "F32",
     "float64": "F64",
-    "int64": "I64",
-    "uint64": "U64",
+    "complex64": "C64",
     "float8_e4m3fn": "F8_E4M3",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
     "float8_e5m2": "F8_E5M2",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
+    "float8_e8m0fnu": "F8_E8M0",
 }
+"""The names of torch's dtypes in safetensors files."""
+
 _PAGE = 4096
 
 
@@ -64,7 +70,7 @@ class ShardFile:
         header = {}
         for place in self.places:
             # What other readers have no word for is bytes to them; the manifest knows.
-            code = _CODES.get(place.dtype)
+            code = CODES.get(place.dtype)
             header[place.name] = {
                 "dtype": code or "U8",
                 "shape": place.shape if code else [place.size],

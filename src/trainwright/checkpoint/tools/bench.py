@@ -17,7 +17,7 @@ from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.policy.interval import Costs, exact_interval, wait_for_commit
 from trainwright.checkpoint.state.captured import Captured, capture_state
-from trainwright.checkpoint.tools.formats.registry import FORMATS
+from trainwright.checkpoint.tools.formats.format import FORMATS
 from trainwright.checkpoint.tools.formats.tensors import equal_bits
 from trainwright.errors import (
     CheckpointConfigError,
@@ -31,7 +31,7 @@ from trainwright.validators import check, integer
 if TYPE_CHECKING:
     import torch
 
-    from trainwright.checkpoint.tools.formats.protocol import Format
+    from trainwright.checkpoint.tools.formats.format import Format
 
 __all__ = ["Bench", "BenchRow", "bench", "collect_state"]
 
@@ -175,7 +175,7 @@ def _contenders(
         yield name, _format_ways(folder / f"state{kind.suffix}", kind, captured)
     for writer in _WRITERS:
         config = CheckpointConfig(
-            writer=writer, interval=1e9, health_check=None, retention=Retention(last=1), on_error="raise"
+            writer=writer, interval=1e9, on_nonfinite="save", retention=Retention(last=1), on_error="raise"
         )
         manager = stack.enter_context(Manager(folder / writer, config=config, **state))
         yield f"Manager {writer}", _manager_ways(manager, captured)
@@ -197,7 +197,7 @@ def _format_ways(path: Path, kind: "Format", captured: Captured) -> tuple[_Save,
 
     def restore(saved: Path) -> None:
         with torch.no_grad(), kind.open(saved) as stored:
-            for name, tensor in stored.read().items():
+            for name, tensor in stored.items():
                 captured.tensors[name].copy_(tensor)
 
     return save, restore

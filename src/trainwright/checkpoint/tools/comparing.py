@@ -12,7 +12,6 @@ __all__ = [
     "idle_generators",
     "max_difference",
     "read_lines",
-    "resized_difference",
 ]
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
@@ -22,7 +21,7 @@ _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 class JournalLine:
     """What a rank saw at an event: "step" (`manager.step()`), "counted" (in `trial.prepare`), "saved" or "restored".
 
-    Digests of the batches and losses since the last step, and of all state; `samples` names the loaders among it.
+    Digests of the batches and losses since the last step, and of all state.
     """
 
     rank: int
@@ -31,7 +30,6 @@ class JournalLine:
     batches: list[str]
     losses: list[str]
     state: dict[str, str]
-    samples: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,26 +98,6 @@ def first_difference(
         if line.rank and restored:
             names = [name for name in names if not name.endswith(_BUFFERS)]
         found = [*samples, *losses, *names]
-        if found:
-            return Unlike(line.step, found, _suspect(restored, found), compared)
-    return None
-
-
-def resized_difference(half: list[JournalLine], resumed: list[JournalLine]) -> Unlike | None:
-    """Return what is not as it was right after a restore on other ranks, or the step where the loader is elsewhere."""
-    # On other ranks only the restored state and the samples must be equal; sums of floats are rounded differently.
-    saved = next(line for line in half if line.step == next(one.step for one in resumed if one.event == "restored"))
-    where = {line.step: line.state for line in half}
-    compared = 0
-    for line in sorted(resumed, key=lambda line: line.step):
-        restored = line.event == "restored"
-        if restored:
-            names = [name for name in saved.state if not name.startswith("rng")]
-            found = [name for name in names if line.state.get(name) != saved.state[name]]
-        else:
-            names = [name for name in line.samples if line.step in where]
-            found = [name for name in names if line.state[name] != where[line.step][name]]
-        compared += len(names)
         if found:
             return Unlike(line.step, found, _suspect(restored, found), compared)
     return None

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.tools.formats.protocol import Format, Stored
-from trainwright.checkpoint.tools.formats.registry import format_named
+from trainwright.checkpoint.tools.formats.format import Format, Stored, format_named
 from trainwright.checkpoint.tools.formats.tensors import equal_bits
 from trainwright.checkpoint.tools.sources import open_source
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointSpaceError
@@ -33,14 +32,12 @@ class Conversion:
         return asdict(self)
 
 
-def convert(
-    source: Path | str, target: Path | str, to: str | Format, *, trust: bool = False, allow_lossy: bool = False
-) -> Conversion:
+def convert(source: Path | str, target: Path | str, to: str | Format, *, allow_lossy: bool = False) -> Conversion:
     """Write the checkpoint at `source`, of any kind, to `target` in the format `to`; compare every tensor afterwards.
 
     Memory is that of the largest tensor, but for the format "torch", which is written in one piece. Tensors of a dtype
     that the format cannot hold, and values that are neither tensors nor JSON, are refused; with `allow_lossy` they are
-    left out. With `trust` a pickle in a torch file may execute the code that it names. Raises `CheckpointFormatError`,
+    left out. Raises `CheckpointFormatError`,
     `CheckpointSpaceError` if there is no room, `CheckpointCorruptError` if what was written is not what was read.
     """
     kind = format_named(to) if isinstance(to, str) else to
@@ -48,7 +45,7 @@ def convert(
     if target.exists():
         raise CheckpointFormatError(f"convert, target: got {target}, which exists; allowed: a path where nothing is")
     # Tensors are read one by one, if the target format writes them so.
-    with open_source(source, trust=trust) as opened:
+    with open_source(source) as opened:
         kept, lost = _select_kept(opened.stored, kind, allow_lossy=allow_lossy)
         try:
             with publish(target, replace=False) as temporary:
@@ -67,8 +64,7 @@ def convert(
 
 def _select_kept(stored: Stored, kind: Format, *, allow_lossy: bool) -> tuple[Stored, tuple[str, ...]]:
     """Return what the format can hold, and the names of the rest."""
-    able = kind.capabilities.dtypes
-    infos = {name: info for name, info in stored.infos.items() if info.dtype in able}
+    infos = {name: info for name, info in stored.infos.items() if info.dtype in kind.dtypes}
     lost = (*(name for name in stored.infos if name not in infos), *stored.lost)
     if lost and not allow_lossy:
         shown = ", ".join(

@@ -1,14 +1,12 @@
 """Shows what a checkpoint holds, from its manifest or header; reads no tensor."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.tools.formats.registry import format_of
-from trainwright.checkpoint.tools.sources import find_newest, infos_of_manifest, list_checkpoints
+from trainwright.checkpoint.tools.sources import list_checkpoints, open_source
 
 __all__ = ["Inspected", "Inspection", "inspect"]
 
@@ -60,62 +58,38 @@ def inspect(path: Path | str) -> Inspection:
 
     Raises `CheckpointNotFoundError`, `CheckpointFormatError` or `CheckpointCorruptError` where there is none.
     """
-    path = Path(path)
-    newest = find_newest(path)
-    if newest is not None:
-        return _of_manager(path, *newest)
-    kind = format_of(path)
-    with kind.open(path) as stored:
+    with open_source(path) as opened:
+        manifest, stored = opened.manifest, opened.stored
+        shards = {} if manifest is None else {record.name: len(record.shards) for record in manifest.tensors}
         tensors = tuple(
             Inspected(
                 name=name,
                 dtype=info.dtype,
                 shape=info.shape,
                 bytes=_tensor_bytes(info.dtype, info.shape),
+                shards=shards.get(info.tied or name, 1),
                 tied=info.tied,
             )
             for name, info in stored.infos.items()
         )
-        return Inspection(
-            path=str(path),
-            format=kind.name,
+        found = Inspection(
+            path=str(opened.path),
+            format=opened.format,
             tensors=tensors,
             bytes=sum(tensor.bytes for tensor in tensors if tensor.tied is None),
-            metadata=dict(stored.metadata),
             lost=stored.lost,
         )
-
-
-def _of_manager(given: Path, path: Path, manifest: Manifest) -> Inspection:
-    boxes = {record.name: len(record.shards) for record in manifest.tensors}
-    tensors = tuple(
-        Inspected(
-            name=name,
-            dtype=info.dtype,
-            shape=info.shape,
-            bytes=_tensor_bytes(info.dtype, info.shape),
-            shards=boxes[info.tied or name],
-            tied=info.tied,
+        if manifest is None:
+            return replace(found, metadata=dict(stored.metadata))
+        return replace(
+            found,
+            **{name: getattr(manifest, name) for name in ("step", "epoch", "world_size", "trial", "parent", "digest")},
+            study=manifest.study or None,
+            lease=manifest.lease or None,
+            screen=manifest.screen,
+            fingerprint=dict(manifest.fingerprint),
+            steps=tuple(sorted({_inspect_step(one) for one in list_checkpoints(Path(path))})),
         )
-        for name, info in infos_of_manifest(manifest).items()
-    )
-    return Inspection(
-        path=str(path),
-        format="manager",
-        tensors=tensors,
-        bytes=sum(tensor.bytes for tensor in tensors if tensor.tied is None),
-        step=manifest.step,
-        epoch=manifest.epoch,
-        world_size=manifest.world_size,
-        study=manifest.study or None,
-        trial=manifest.trial,
-        lease=manifest.lease or None,
-        parent=manifest.parent,
-        digest=manifest.digest,
-        screen=manifest.screen,
-        fingerprint=dict(manifest.fingerprint),
-        steps=tuple(sorted({_inspect_step(one) for one in list_checkpoints(given)})),
-    )
 
 
 def _inspect_step(folder: Path) -> int:

@@ -12,11 +12,15 @@ twice, which tells whether the script repeats itself at all; (B) k steps, a save
 the other k. Batches, losses and all state are compared at every step, bit by bit.
 
 With several ranks each run is that many processes, which find each other as torchrun has them (`RANK`, `WORLD_SIZE`,
-`MASTER_ADDR`, `MASTER_PORT`); every rank is compared. On another number of ranks after the interruption only what is
-the same there is: the restored state, and from then on where the loader stands.
+`MASTER_ADDR`, `MASTER_PORT`); every rank is compared.
 """
 
+import os
+import socket
+import subprocess
+import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,18 +33,18 @@ from trainwright.checkpoint.tools.comparing import (
     idle_generators,
     max_difference,
     read_lines,
-    resized_difference,
 )
-from trainwright.checkpoint.tools.proof_runs import run_script
 from trainwright.checkpoint.tools.step_digests import ProofPlan
 from trainwright.errors import CheckpointConfigError, CheckpointError, CheckpointNotFoundError
 from trainwright.files import read_text
 
-__all__ = ["Launch", "Proof", "drop_table", "prove", "verify_resume"]
+__all__ = ["Launch", "Proof", "prove", "run_ranks", "verify_resume"]
 
 Launch = Callable[[ProofPlan], None]
 """Runs a training as a plan says, in a process of its own. Raises `CheckpointError` if it fails."""
 
+# That ranks get to die after the first one that was to.
+_AFTER_KILL_SECONDS = 10.0
 _UNREPEATABLE = "two uninterrupted runs differ already: seed every generator and set deterministic algorithms"
 
 
@@ -99,41 +103,26 @@ def verify_resume(
     kill: bool = False,
     drop: Sequence[str] = (),
     ranks: int = 1,
-    resume_ranks: int | None = None,
     timeout_seconds: float = 3600.0,
 ) -> Proof:
     """Run a script four times and compare: 2k steps twice, and k steps, a new process, and k more.
 
     With `kill`, the first half is not stopped after its save but goes on for a while and is killed (SIGKILL). `drop`
     names items, or "rng", that are left as they are when the rest is restored: so each shows that it is needed. Each
-    run has so many `ranks`, and after the interruption `resume_ranks`, if given. Raises `CheckpointNotFoundError` if
+    run has so many `ranks`. Raises `CheckpointNotFoundError` if
     the script cannot be read and `CheckpointError` if it fails or does too few steps.
     """
     path = Path(script)
     read_text(path, "training script", allowed="a Python script with a Manager", error=CheckpointNotFoundError)
     with tempfile.TemporaryDirectory(prefix="trainwright-proof-") as folder:
         return prove(
-            lambda plan: run_script(plan, path, arguments, timeout_seconds, alone=max(ranks, resume_ranks or 1) == 1),
+            lambda plan: run_script(plan, path, arguments, timeout_seconds, alone=ranks == 1),
             Path(folder),
             steps=steps,
             kill=kill,
             drop=drop,
             ranks=ranks,
-            resume_ranks=resume_ranks,
         )
-
-
-def drop_table(launch: Launch, folder: Path, *, steps: int, items: Sequence[str]) -> dict[str, float]:
-    """Return the largest parameter difference after 2k steps, for nothing dropped ("none") and for each item alone."""
-    runs = _Runs(launch, folder, steps)
-    whole = runs.run("a", steps=2 * steps)
-    runs.run("b1", steps=steps, save_at=steps)
-    found = {}
-    for name in ("none", *items):
-        # An item whose loss changes nothing was not needed; the table shows what each is worth.
-        resumed = runs.run(f"b2-{name}", steps=2 * steps, drop=() if name == "none" else (name,))
-        found[name] = max_difference(whole, resumed)
-    return found
 
 
 def prove(
@@ -144,11 +133,9 @@ def prove(
     kill: bool = False,
     drop: Sequence[str] = (),
     ranks: int = 1,
-    resume_ranks: int | None = None,
 ) -> Proof:
     """Let `launch` run a training as `verify_resume` would a script, below `folder`."""
-    after = ranks if resume_ranks is None else resume_ranks
-    for name, value in (("steps", steps), ("ranks", ranks), ("resume_ranks", after)):
+    for name, value in (("steps", steps), ("ranks", ranks)):
         if value < 1:
             raise CheckpointConfigError(f"verify-resume: {name} must be a whole number >= 1, got {value!r}")
     runs = _Runs(launch, folder, steps, ranks)
@@ -164,21 +151,16 @@ def prove(
         half = runs.run("b1", steps=2 * steps, save_at=steps, kill_at=min(2 * steps, steps + max(1, steps // 2)))
     else:
         half = runs.run("b1", steps=steps, save_at=steps)
-    resumed = runs.run("b2", steps=2 * steps, drop=tuple(drop), ranks=after, best_effort=after != ranks)
-    if after == ranks:
-        # In the order of causes: the run before the save, what was restored, the steps after it.
-        differing = (
-            first_difference(whole.of("step"), half.of("step"), idle)
-            or first_difference(half.of("step"), resumed.of("restored"))
-            or first_difference(whole.of("step"), resumed.of("step"), idle)
-        )
-    else:
-        differing = first_difference(whole.of("step"), half.of("step"), idle)
-        differing = differing or resized_difference(half.of("step"), resumed.of("restored", "step"))
+    resumed = runs.run("b2", steps=2 * steps, drop=tuple(drop))
+    # In the order of causes: the run before the save, what was restored, the steps after it.
+    differing = (
+        first_difference(whole.of("step"), half.of("step"), idle)
+        or first_difference(half.of("step"), resumed.of("restored"))
+        or first_difference(whole.of("step"), resumed.of("step"), idle)
+    )
     compared = sum(len(line.state) + len(line.batches) + len(line.losses) for line in resumed.lines)
     if differing is None:
-        apart = 0.0 if after == ranks else max_difference(whole, resumed)
-        return Proof(steps=steps, repeatable=True, equal=True, compared=compared, max_difference=apart)
+        return Proof(steps=steps, repeatable=True, equal=True, compared=compared)
     return Proof.unequal(steps, replace(differing, compared=compared), whole, resumed)
 
 
@@ -214,3 +196,57 @@ class _Runs:
         if resumes and lines[0].event != "restored":
             raise CheckpointError("verify-resume: the training never called manager.restore(); call it before the loop")
         return ProofRun(lines=lines, end=Path(f"{journal}.end.0"))
+
+
+def run_script(plan: ProofPlan, script: Path, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
+    """Run a script as one run of a proof. Raises as `run_ranks`."""
+    path = Path(f"{plan.journal}.plan")
+    plan.write(path)
+    start = "import sys; from trainwright.checkpoint.tools.step_digests import main; main(sys.argv[1:])"
+    run_ranks(plan, str(script), ["-c", start, str(path), str(script), *arguments], timeout_seconds, alone=alone)
+
+
+def run_ranks(plan: ProofPlan, name: str, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
+    """Call Python with `arguments` once for each rank; `alone` without the variables by which ranks find each other.
+
+    Raises `CheckpointError`, in which it is called `name`, if it fails, or takes longer than `timeout_seconds`.
+    """
+    command = [sys.executable, *arguments]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(plan.ranks)}
+    deadline = time.monotonic() + timeout_seconds
+    members = []
+    for rank in range(plan.ranks):
+        place = {} if alone else {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        with Path(f"{plan.journal}.said.{rank}").open("wb") as said:
+            members.append(
+                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **place})
+            )
+    try:
+        for member in members:
+            member.wait(max(0.0, deadline - time.monotonic()))
+            # What the others wait for never comes.
+            if plan.kill_at:
+                deadline = min(deadline, time.monotonic() + _AFTER_KILL_SECONDS)
+    except subprocess.TimeoutExpired as error:
+        if not (plan.kill_at and members[0].poll() is not None):
+            raise CheckpointError(
+                f"verify-resume: {name} took longer than {timeout_seconds:g} s; give it more, or fewer steps or epochs"
+            ) from error
+    finally:
+        for member in members:
+            member.kill()
+            member.wait()
+    if plan.kill_at and members[0].returncode < 0:
+        return
+    for rank, member in enumerate(members):
+        if member.returncode != 0:
+            lines = Path(f"{plan.journal}.said.{rank}").read_text(encoding="utf-8", errors="replace").strip()
+            last = (lines.splitlines() or ["no message"])[-1]
+            raise CheckpointError(f"verify-resume: {name} ended with status {member.returncode}: {last}")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

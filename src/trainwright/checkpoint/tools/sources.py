@@ -10,18 +10,17 @@ from typing import TYPE_CHECKING
 
 from trainwright.checkpoint.manifest import MANIFEST, Manifest
 from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
-from trainwright.checkpoint.restore.integrity import find_damages
+from trainwright.checkpoint.restore.restored import find_damages
 from trainwright.checkpoint.save.publish import list_published
 from trainwright.checkpoint.save.writer import STATE
-from trainwright.checkpoint.tools.formats.protocol import Slices, Stored, TensorInfo
-from trainwright.checkpoint.tools.formats.registry import format_of
-from trainwright.checkpoint.tools.formats.torch_zip import TorchZip
+from trainwright.checkpoint.tools.formats.format import Stored, format_of
+from trainwright.checkpoint.tools.formats.tensors import TensorInfo
 from trainwright.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["CheckpointSource", "find_newest", "infos_of_manifest", "list_checkpoints", "open_source"]
+__all__ = ["CheckpointSource", "find_newest", "list_checkpoints", "open_source"]
 
 _LEASE = re.compile(r"lease-(\d+)\Z")
 
@@ -74,11 +73,8 @@ def find_newest(path: Path) -> tuple[Path, Manifest] | None:
 
 
 @contextmanager
-def open_source(path: Path | str, *, trust: bool = False) -> Iterator[CheckpointSource]:
-    """Open a checkpoint of any kind; of a folder with many steps, the newest.
-
-    With `trust` a pickle in a torch file may execute the code that it names.
-    """
+def open_source(path: Path | str) -> Iterator[CheckpointSource]:
+    """Open a checkpoint of any kind; of a folder with many steps, the newest."""
     path = Path(path)
     newest = find_newest(path)
     with ExitStack() as stack:
@@ -88,11 +84,10 @@ def open_source(path: Path | str, *, trust: bool = False) -> Iterator[Checkpoint
             yield CheckpointSource(path=folder, format="manager", stored=stored, manifest=manifest)
             return
         kind = format_of(path)
-        reader = TorchZip(trust=True) if trust and isinstance(kind, TorchZip) else kind
-        yield CheckpointSource(path=path, format=kind.name, stored=stack.enter_context(reader.open(path)))
+        yield CheckpointSource(path=path, format=kind.name, stored=stack.enter_context(kind.open(path)))
 
 
-def infos_of_manifest(manifest: Manifest) -> dict[str, TensorInfo]:
+def _infos_of(manifest: Manifest) -> dict[str, TensorInfo]:
     """Return the tensors of a manifest, tied names too."""
     infos = {record.name: TensorInfo(dtype=record.dtype, shape=record.shape) for record in manifest.tensors}
     for alias, home in manifest.ties.items():
@@ -111,10 +106,7 @@ def _open_manager(folder: Path, manifest: Manifest) -> Iterator[Stored]:
     metadata |= {item: json.dumps(value) for item, value in tree.items()}
     with open_slices(folder, manifest) as reader:
 
-        def fetch(name: str, slices: Slices | None) -> "Tensor":
-            box = TensorSlice.whole(records[name].shape)
-            if slices is not None:
-                box = TensorSlice(tuple(cut.start for cut in slices), tuple(cut.stop - cut.start for cut in slices))
-            return reader.read(records[name], box)
+        def fetch(name: str) -> "Tensor":
+            return reader.read(records[name], TensorSlice.whole(records[name].shape))
 
-        yield Stored(infos=infos_of_manifest(manifest), metadata=metadata, fetch=fetch)
+        yield Stored(infos=_infos_of(manifest), metadata=metadata, fetch=fetch)

@@ -38,8 +38,7 @@ class ProofPlan:
     """What one run of a proof does: up to `steps`, a save after `save_at`, a SIGKILL after `kill_at`.
 
     Checkpoints lie in `folder`, or where the Manager's owner has them if that is "": it is a trial then, which runs to
-    its end by itself. The journal is `journal`; the items in `drop`, and "rng", are not restored. A run on another
-    number of ranks restores with `best_effort`.
+    its end by itself. The journal is `journal`; the items in `drop`, and "rng", are not restored.
     """
 
     folder: str
@@ -49,7 +48,6 @@ class ProofPlan:
     kill_at: int = 0
     drop: tuple[str, ...] = ()
     ranks: int = 1
-    best_effort: bool = False
 
     @classmethod
     def read(cls, path: str) -> "ProofPlan":
@@ -130,7 +128,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
                 )
             # To show that an item matters, its restored state is replaced by the one before the restore.
             undo = [_undo_restore(name, self._items.get(name)) for name in plan.drop]
-            restored = super().restore(step, mode="best_effort" if plan.best_effort else mode, check=check)
+            restored = super().restore(step, mode=mode, check=check)
             if restored is not None:
                 for put_back in undo:
                     put_back()
@@ -172,7 +170,6 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
 
         def _write_line(self, event: str) -> None:
             line = {"step": self.steps, "event": event, "batches": seen.batches, "losses": seen.losses}
-            line["samples"] = [name for name, item in self._items.items() if hasattr(item, "state_differences")]
             line["state"] = _digest_items({**self._items, "counters": self.steps, "rng": capture_random()})
             with Path(_of_rank(plan.journal)).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")

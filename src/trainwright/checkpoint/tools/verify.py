@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.restore.integrity import find_damages
-from trainwright.checkpoint.tools.formats.registry import format_of
+from trainwright.checkpoint.restore.restored import find_damages
+from trainwright.checkpoint.tools.formats.format import format_of
 from trainwright.checkpoint.tools.sources import find_newest, list_checkpoints
 from trainwright.errors import CheckpointCorruptError
 

@@ -1,41 +1,39 @@
 """[allocation]: which member of the exported ensemble runs on which device, with which batch size."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, ClassVar
 
-from trainwright.cli._serve_allocate import show_plan
-from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, refuse_unknown
+from trainwright.cli.formatting import print_table
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun
 from trainwright.ensemble import Ensemble
-from trainwright.errors import InputError
 from trainwright.serve import DeploymentPlan
 from trainwright.serve.placement.allocate import allocate_or_pack, slo_of
+from trainwright.settings import Settings
+from trainwright.validators import text
 
-__all__ = ["AllocationStage"]
-
-_WHERE = "[allocation]"
+__all__ = ["AllocationSettings", "AllocationStage", "show_plan"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllocationStage:
-    """The settings of an [allocation] table; unchanged while they and the ensemble are."""
+class AllocationSettings(Settings, label=""):
+    """How members are placed on devices."""
 
-    name: ClassVar[str] = "allocation"
-    devices: str = "cpu"
-    objective: str = "throughput"
+    devices: Annotated[str, text("a text such as 'cuda:0,cpu:0-7'"), "such as cuda:0,cpu:0-7"] = "cpu"
+    objective: Annotated[
+        str, text("a text such as 'throughput@50'"), "throughput, or throughput@MS within a latency"
+    ] = "throughput"
 
-    def __post_init__(self) -> None:
-        if not isinstance(self.devices, str):
-            raise InputError(f"{_WHERE} devices: got {self.devices!r}; allowed: a text such as 'cuda:0,cpu:0-7'")
-        if not isinstance(self.objective, str):
-            raise InputError(f"{_WHERE} objective: got {self.objective!r}; allowed: a text such as 'throughput@50'")
+    def check_together(self) -> None:
+        """Refuse an objective that is none."""
         slo_of(self.objective)
 
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "AllocationStage":
-        """Return the stage of an [allocation] table."""
-        refuse_unknown(_WHERE, table, [one.name for one in fields(cls)])
-        return cls(**table)
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocationStage(AllocationSettings):
+    """Place the exported ensemble; unchanged while the settings and the ensemble are."""
+
+    name: ClassVar[str] = "allocation"
 
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings and the ensemble's manifest."""
@@ -71,3 +69,43 @@ class AllocationStage:
                 **{key: plan[key] for key in ("expected", "measured")},
             }
         }
+
+
+def show_plan(plan: DeploymentPlan) -> None:
+    """Print who runs where, units by devices that have an instance, and what it is worth if that is known."""
+    # Devices without an instance are counted below the table.
+    used = [place for place, row in enumerate(plan.matrix) if any(row)]
+    simulated = " (simulated devices)" if plan.simulated else ""
+    print(f"rows of a batch, by unit and device{simulated}; - is no instance\n")
+    print_table(
+        ("unit", *(plan.devices[place].name for place in used)),
+        [(unit.name, *(plan.matrix[place][column] or "-" for place in used)) for column, unit in enumerate(plan.units)],
+    )
+    if idle := len(plan.devices) - len(used):
+        print(f"{idle} of {len(plan.devices)} devices have nothing to do")
+    if plan.in_process:
+        print("computed by the serving process: its batches take less time than handing them to workers")
+    if plan.expected or plan.measured:
+        _show_worth(plan)
+
+
+def _show_worth(plan: DeploymentPlan) -> None:
+    print(f"\n{plan.objective}, in rows a second:\n")
+    lines = (
+        ("worst fit", "worst_fit"),
+        ("without worker processes", "in_process"),
+        ("this plan", "value"),
+        ("bound", "bound"),
+    )
+    rows = [
+        (label, _show_figure(plan.expected.get(key)), _show_figure(plan.measured.get(key)))
+        for label, key in lines
+        if key in plan.expected or key in plan.measured
+    ]
+    print_table(("", f"expected ({plan.search['times']})", "measured"), rows)
+    if plan.expected.get("worst_fit"):
+        print(f"expected gain: {plan.expected['value'] / plan.expected['worst_fit']:.2f} x worst fit")
+
+
+def _show_figure(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"

@@ -2,10 +2,13 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
-from typing import Any, ClassVar
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
 
-from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, read_source, refuse_unknown
+import numpy as np
+
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, read_source, take_base
 from trainwright.engine.function_reference import load_function
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
@@ -13,48 +16,33 @@ from trainwright.errors import InputError, ServeError
 from trainwright.http_security import token_for
 from trainwright.randomness import rng
 from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server
+from trainwright.validators import integer, optional, text
 
-__all__ = ["DeploymentStage"]
+__all__ = ["DeploymentStage", "show_address"]
 
 _WHERE = "[deployment]"
 _ROWS = 32
 _NEAR = 1e-6  # of the greatest answer, or of 1
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeploymentStage:
-    """The settings of a [deployment] table; unchanged while they, the ensemble and its allocation are.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeploymentStage(DeploymentSettings, label=""):
+    """Start the deployment and ask it once; unchanged while settings, ensemble and allocation are.
 
-    `rows` names a function that returns a batch of inputs to ask; without it they are drawn.
+    Without a function `rows` that returns a batch of inputs to ask, they are drawn.
     """
 
     name: ClassVar[str] = "deployment"
-    rows: str | None = None
-    host: str = "127.0.0.1"
-    port: int = 8000
-    token_file: str | None = None  # beyond loopback a token is needed
-    settings: "DeploymentSettings | None" = field(default=None)
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "DeploymentStage":
-        """Return the stage of a table: `rows`, `host`, `port`, `token_file`, and what `DeploymentSettings` takes."""
-        limits = [one.name for one in fields(DeploymentSettings)]
-        refuse_unknown(_WHERE, table, ["rows", "host", "port", "token_file", *limits])
-        for name, value in table.items():
-            kind: Any = str if name in {"rows", "host", "token_file"} else int | float
-            if not isinstance(value, kind):
-                allowed = "a text" if kind is str else "a number"
-                raise InputError(f"{_WHERE} {name}: got {value!r}; allowed: {allowed}")
-        port = table.get("port", cls.port)
-        if isinstance(port, bool) or not isinstance(port, int) or not 0 <= port <= 65_535:
-            raise InputError(f"{_WHERE} port: got {port!r}; allowed: a whole number from 0 to 65535")
-        choices = {name: value for name, value in table.items() if name not in limits}
-        return cls(**choices, settings=DeploymentSettings(**{name: table[name] for name in limits if name in table}))
+    rows: Annotated[str | None, optional(text("a text")), "module:function that returns inputs"] = None
+    host: Annotated[str, text("a text"), "beyond loopback a token is needed"] = "127.0.0.1"
+    port: Annotated[int, integer(minimum=0, maximum=65535), "0 takes any that is free"] = 8000
+    token_file: Annotated[str | None, optional(text("a text")), "holds the token; chmod 600"] = None
 
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, the ensemble's manifest and its plan."""
         return {
-            "settings": {**asdict(self), "host": None, "port": None, "token_file": None},  # of --serve alone
+            # Where it listens matters to --serve alone.
+            "settings": {**asdict(self), "host": None, "port": None, "token_file": None},
             "ensemble": work.read(self.name, f"{EXPORT}/manifest.json", "ensemble"),
             "allocation": work.read(self.name, PLACEMENT, "allocation"),
             "code": None if self.rows is None else read_source(self.rows, f"{_WHERE} rows"),
@@ -62,15 +50,13 @@ class DeploymentStage:
 
     def run(self, work: StageRun) -> StageOutcome:
         """Start the workers, ask for one answer, and compare it with that of the ensemble in this process."""
-        import numpy as np
-
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
         x = self._make_rows(ensemble)
         expected = ensemble.predict(x)
         begun = time.perf_counter()
         plan = DeploymentPlan.load(work.folder / PLACEMENT)
-        with Deployment(ensemble, plan, sample=x, settings=self.settings) as service:
+        with Deployment(ensemble, plan, sample=x, settings=take_base(self, DeploymentSettings)) as service:
             started = time.perf_counter()
             answer = service.predict(x)
             ended = time.perf_counter()
@@ -94,20 +80,17 @@ class DeploymentStage:
 
     def serve(self, work: StageRun) -> Mapping[str, Any]:
         """Answer requests over HTTP until told to end; return what was answered."""
-        from pathlib import Path
-
         token = token_for(self.host, None if self.token_file is None else Path(self.token_file))
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
         plan = DeploymentPlan.load(work.folder / PLACEMENT)
-        service = Deployment(ensemble, plan, sample=self._make_rows(ensemble), settings=self.settings).start()
+        service = Deployment(
+            ensemble, plan, sample=self._make_rows(ensemble), settings=take_base(self, DeploymentSettings)
+        ).start()
         server = Server(service, host=self.host, port=self.port, token=token)
 
-        def ready(server: Server) -> None:
-            print(f"ready: {server.url}/?token={server.token}" if server.token else f"ready: {server.url}", flush=True)
-
-        description: Mapping[str, Any] = server.run(on_ready=ready)
-        return description
+        answered: Mapping[str, Any] = server.run(on_ready=show_address)
+        return answered
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print that it answers as it should."""
@@ -121,9 +104,8 @@ class DeploymentStage:
         """Return what the trial of the service came to."""
         return {"deployment": dict(content)}
 
-    def _make_rows(self, ensemble: "Ensemble") -> "Array":
-        import numpy as np
-
+    def _make_rows(self, ensemble: Ensemble) -> Array:
+        # Inputs of the user's own are the better question.
         if self.rows is not None:
             return np.asarray(load_function(self.rows, f"{_WHERE} rows")())
         member = ensemble.members[0]
@@ -132,6 +114,12 @@ class DeploymentStage:
                 f"{_WHERE}: the members do not remember the shape of their input; give rows = 'module:function', which "
                 "returns a batch, or sample= to tw.ensemble.leave"
             )
+        # Whole numbers may be indices: 0 and 1 are in every vocabulary.
         draws = rng(0, "deployment", 0).standard_normal((_ROWS, *member.input_shape))
         kind = np.dtype(member.input_dtype)
         return draws.astype(kind) if kind.kind == "f" else (draws > 0).astype(kind)
+
+
+def show_address(server: Server) -> None:
+    """Print where a server listens, with the token if it asks for one."""
+    print(f"ready: {server.url}/?token={server.token}" if server.token else f"ready: {server.url}", flush=True)

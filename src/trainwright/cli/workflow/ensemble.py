@@ -2,44 +2,32 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from trainwright.cli.formatting import size
-from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun
-from trainwright.ensemble import EnsembleSettings
+from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun, take_base
+from trainwright.ensemble import EnsembleSettings, Library
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.errors import InputError
-from trainwright.report.ensemble_page import write_ensemble_page
+from trainwright.report.html import write_ensemble_page
+from trainwright.validators import flag
 
 __all__ = ["EnsembleStage"]
 
 _PAGE = "ensemble.html"
 
 
-@dataclass(frozen=True, slots=True)
-class EnsembleStage:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EnsembleStage(EnsembleSettings, label=""):
     """Choose an ensemble from what the trials left; unchanged while library and settings are."""
 
     name: ClassVar[str] = "ensemble"
-    settings: "EnsembleSettings"
-    self_contained: bool = False  # export programs, which need no factory, too
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "EnsembleStage":
-        """Return the stage of an [ensemble] table: what `EnsembleSettings` takes, and `self_contained`."""
-        whole = table.get("self_contained", False)
-        if not isinstance(whole, bool):
-            raise InputError(f"[ensemble] self_contained: got {whole!r}; allowed: true, false")
-        return cls(
-            EnsembleSettings.from_table(
-                {name: table[name] for name in table if name != "self_contained"}, "[ensemble]"
-            ),
-            whole,
-        )
+    self_contained: Annotated[bool, flag(), "export programs, which need no factory, too"] = False
 
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, and the digests of what the trials left."""
         state = work.state(self.name)
+        # Digests of what the trials left: the ensemble rests on these files alone.
         library = {
             number: sorted((offer.lease, offer.epoch, dict(offer.digests)) for offer in trial.offered.values())
             for number, trial in sorted(state.trials.items())
@@ -57,14 +45,15 @@ class EnsembleStage:
     def run(self, work: StageRun) -> StageOutcome:
         """Select, calibrate, draw the page and export."""
         folder = work.folder
-        choice = self.settings.choose(self.settings.open_library(folder))
+        settings = take_base(self, EnsembleSettings)
+        choice = settings.choose(Library.open(folder))
         chosen = choice.ensemble
         page = write_ensemble_page(choice, folder / _PAGE)
-        StoredSettings(settings=self.settings, by_run=True).write(folder)
+        StoredSettings(settings=settings, by_run=True).write(folder)
         # An export needs weights of every member; without them the choice itself is still reported.
         without = [member.trial for member in chosen.members if not member.predicts]
         exported = None if without else chosen.save(folder / EXPORT, replace=True, self_contained=self.self_contained)
-        split = self.settings.test_split
+        split = self.test_split
         content = {
             "models": len(choice.library.members),
             "metric": choice.front.metric,

@@ -1,20 +1,20 @@
 """[plan]: before the search, whether its configurations fit into memory, how a trial scales, and what it will cost."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
-from trainwright.cli._plan_inputs import cluster_of
 from trainwright.cli.formatting import size
-from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source, read_text_of, refuse_unknown
+from trainwright.cli.inputs import OracleSettings
+from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source, read_text_of
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, TrainwrightError
 from trainwright.plan import Oracle
-from trainwright.plan.memory.budget import read_size
 from trainwright.report.formatting import duration
 from trainwright.schedule import Scheduler
 from trainwright.study.forecast.search_plan import plan_search
+from trainwright.validators import integer, number, optional, text
 
 __all__ = ["PlanStage"]
 
@@ -22,50 +22,22 @@ _WHERE = "[plan]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class PlanStage:
-    """The settings of a [plan] table; unchanged while they, the space, the schedule and the profile's code are."""
+class PlanStage(OracleSettings):
+    """Forecast the search; unchanged while the settings, the space, the schedule and the profile's code are."""
 
     name: ClassVar[str] = "plan"
-    profile: str  # "module:function" of params, which returns a profile and a batch
-    samples: int  # of an epoch
-    cluster: str = "laptop"
-    nodes: int | None = None
-    devices: int = 1  # of a new trial
-    seeds: int = 5  # simulated studies
-    configurations: int = 16  # judged by their memory
-    precision: str = "fp32"
-    optimizer: str = "adamw"
-    max_memory: str | int | None = None  # of a device
-    max_device_hours: float | None = None  # more is not begun
-
-    def __post_init__(self) -> None:
-        for name in ("samples", "nodes", "devices", "seeds", "configurations"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | None) or (value is not None and value < 1):
-                raise InputError(f"{_WHERE} {name}: got {value!r}; allowed: a whole number >= 1")
-        limit = self.max_device_hours
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
-            raise InputError(f"{_WHERE} max_device_hours: got {limit!r}; allowed: a number > 0")
-        if self.max_memory is not None:
-            self._memory_limit()
-        for name in ("profile", "cluster", "precision", "optimizer"):
-            if not isinstance(getattr(self, name), str):
-                raise InputError(f"{_WHERE} {name}: got {getattr(self, name)!r}; allowed: a text")
-
-    @classmethod
-    def of(cls, table: Mapping[str, Any]) -> "PlanStage":
-        """Return the stage of a [plan] table."""
-        refuse_unknown(_WHERE, table, [one.name for one in fields(cls)])
-        for name in ("profile", "samples"):
-            if name not in table:
-                raise InputError(
-                    f"{_WHERE}: {name!r} is missing; give profile = 'module:function', a function of params that "
-                    "returns a profile and a batch, and samples, those of an epoch"
-                )
-        return cls(**table)
+    profile: Annotated[str, text("a text"), "module:function of params that returns a profile and a batch"]
+    samples: Annotated[int, integer(minimum=1), "samples of an epoch"]
+    devices: Annotated[int, integer(minimum=1), "devices of a new trial"] = 1
+    seeds: Annotated[int, integer(minimum=1), "how many studies to simulate"] = 5
+    configurations: Annotated[int, integer(minimum=1), "configurations whose memory is judged"] = 16
+    max_device_hours: Annotated[
+        float | None, optional(number(above=0)), "a search that is forecast to take more is not begun"
+    ] = None
 
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, what they speak of, and the digest of the file that holds the profile's function."""
+        # Any of these tables changes what the simulated studies do.
         tables = {name: work.job.tables.get(name) for name in ("space", "searcher", "rule", "policy")}
         return {
             **tables,
@@ -80,7 +52,7 @@ class PlanStage:
         trials = work.budget.get("trials")
         if not isinstance(trials, int):
             raise InputError(f"{_WHERE} needs a number of trials to forecast; give [study] trials")
-        machine = cluster_of(self.cluster, self.nodes, force_units=False)
+        machine = self.find_cluster()
         found = plan_search(
             Oracle(machine),
             load_function(self.profile, f"{_WHERE} profile"),
@@ -94,7 +66,7 @@ class PlanStage:
             configurations=self.configurations,
             precision=self.precision,
             optimizer=self.optimizer,
-            max_memory_bytes=None if self.max_memory is None else self._memory_limit(),
+            max_memory_bytes=self.max_memory_bytes(),
         )
         if self.max_device_hours is not None and found.cost.device_hours > self.max_device_hours:
             raise TrainwrightError(
@@ -116,6 +88,7 @@ class PlanStage:
             f"{size(largest['allowed_bytes'])}"
         )
         curve = content["scaling"]
+        # Speed-ups are over the fewest devices on which the model fits.
         base = next(seconds for seconds in curve["seconds"] if seconds is not None)
         points = [
             f"{devices} {'device' if devices == 1 else 'devices'} {seconds:.3g} s ({base / seconds:.2g} x)"
@@ -131,6 +104,3 @@ class PlanStage:
     def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the forecast."""
         return {"plan": {"configurations": content["configurations"], "cost": content["cost"]}}
-
-    def _memory_limit(self) -> int:
-        return read_size(self.max_memory, f"{_WHERE} max_memory")

@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 
 from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source
 from trainwright.cli.workflow.stage_records import StageRecords, digest_of
+from trainwright.settings import Settings
 
 __all__ = ["SearchStage"]
 
@@ -13,7 +14,7 @@ _CODE = "training code"
 
 
 @dataclass(frozen=True, slots=True)
-class SearchStage:
+class SearchStage(Settings):
     """Run trials until the budget is used; unchanged once it is, until file, training code, budget or ledger differ."""
 
     name: ClassVar[str] = "search"
@@ -22,9 +23,11 @@ class SearchStage:
         """Return the tables that steer the search, the file of its training function, its budget, and the ledger."""
         tables = work.job.tables
         if not tables or work.directory is None or "wall_seconds" in work.budget:
-            return None  # a Python file's objects have no digest; another hour is another hour
+            # A Python file's objects have no digest, and another hour is another hour.
+            return None
         parts = {name: tables.get(name) for name in ("space", "searcher", "rule", "policy", "stop")}
         settings = {key: value for key, value in tables["study"].items() if key not in {"directory", "trials"}}
+        # The ledger itself, so that new or changed trials show.
         trials = (
             None
             if not work.study_exists
@@ -33,6 +36,7 @@ class SearchStage:
                 for number, trial in sorted(work.state(self.name).trials.items())
             ]
         )
+        # Neither changes a result that is there already.
         budget = {key: value for key, value in work.budget.items() if key not in {"stop_when", "grace_seconds"}}
         code = read_source(tables["study"]["train"], "train")
         return {**parts, "study": settings, _CODE: code, "budget": budget, "ledger": trials}

@@ -2,14 +2,15 @@
 
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from trainwright.engine.function_reference import load_function
-from trainwright.errors import InputError, closest
+from trainwright.errors import InputError
 from trainwright.ledger import State, open_ledger, state_of
+from trainwright.settings import Settings, settings_of
 from trainwright.study import Study
 
 __all__ = [
@@ -21,8 +22,10 @@ __all__ = [
     "WorkflowStage",
     "read_source",
     "read_text_of",
-    "refuse_unknown",
+    "take_base",
 ]
+
+_Base = TypeVar("_Base", bound=Settings)
 
 EXPORT = "ensemble"  # folder of the exported ensemble in the study's
 PLACEMENT = "allocation.json"  # its plan, likewise
@@ -32,7 +35,7 @@ PLACEMENT = "allocation.json"  # its plan, likewise
 class StudyJob:
     """What `trainwright run` is to do: a study, how to run it, and the stages that follow."""
 
-    open_study: Callable[[], "Study"]
+    open_study: Callable[[], Study]
     train: Callable[..., Any]
     budget: dict[str, Any] = field(default_factory=dict)
     searcher: Any = None
@@ -49,7 +52,7 @@ class StageRun:
     """A study file as it is run: its job with the command line's overrides."""
 
     file: Path
-    job: "StudyJob"
+    job: StudyJob
     directory: Path | None
     budget: Mapping[str, Any]
     progress: bool = True
@@ -83,6 +86,7 @@ class StageRun:
 
     def missing(self, stage: str, what: str, needed: str) -> InputError:
         """Return the error that a stage raises when the result of one before it, `needed`, is not there."""
+        # The command that mends it can be pasted as it stands.
         again = shlex.join([*self.command, "--stage", needed])
         return InputError(f"stage {stage} needs {what}; run the stage before it: {again}")
 
@@ -101,6 +105,10 @@ class WorkflowStage(Protocol):
 
     name: ClassVar[str]
 
+    @classmethod
+    def from_table(cls, table: Mapping[str, Any], where: str) -> Self:
+        """Return the stage of a table, as all settings are read."""
+
     def inputs(self, work: StageRun) -> Mapping[str, Any] | None:
         """Return what it rests on, by name; None if that cannot be told, so that it always runs."""
 
@@ -114,11 +122,9 @@ class WorkflowStage(Protocol):
         """Return its entries of summary.json."""
 
 
-def refuse_unknown(where: str, table: Iterable[str], known: Collection[str]) -> None:
-    """Refuse the first key of a table that none of `known` is, with the nearest of them."""
-    for name in table:
-        if name not in known:
-            raise InputError(f"{where}: {name!r} is unknown; allowed: {', '.join(known)}{closest(name, known)}")
+def take_base(settings: Settings, base: type[_Base]) -> _Base:
+    """Return the fields that settings have from a base class, as an object of that class."""
+    return base(**{field.name: getattr(settings, field.name) for field in settings_of(base)})
 
 
 def read_text_of(path: str | Path | None) -> str | None:

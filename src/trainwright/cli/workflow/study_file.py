@@ -2,36 +2,64 @@
 
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import trainwright as tw
-from trainwright.cli.workflow.stage import StudyJob
-from trainwright.cli.workflow.stages import ORDER, make_stages
+from trainwright.cli.workflow.allocation import AllocationStage
+from trainwright.cli.workflow.deployment import DeploymentStage
+from trainwright.cli.workflow.ensemble import EnsembleStage
+from trainwright.cli.workflow.plan import PlanStage
+from trainwright.cli.workflow.search import SearchStage
+from trainwright.cli.workflow.stage import StudyJob, WorkflowStage
 from trainwright.engine.function_reference import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml
 from trainwright.plugins import make
-from trainwright.settings import refuse_unknown
+from trainwright.settings import Settings, refuse_unknown
+from trainwright.validators import Validator, each, instance_of, optional, text
 
-__all__ = ["read_job"]
+__all__ = ["STAGES", "read_job"]
 
-_TABLES = (
-    "study",
-    "space",
-    "searcher",
-    "rule",
-    "policy",
-    "stop",
-    "engine",
-    "simulate",
-    *(name for name in ORDER if name != "search"),
-)
+STAGES: Mapping[str, type[WorkflowStage]] = {
+    "plan": PlanStage,
+    "search": SearchStage,
+    "ensemble": EnsembleStage,
+    "allocation": AllocationStage,
+    "deployment": DeploymentStage,
+}
+"""By name of the table that asks for it, in the order in which they run; the search needs no table."""
+
+_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "simulate", *STAGES)
 _ALLOWED = "a study file (.toml), or a Python file (.py) with `study` and `train`"
-_STUDY_KEYS = (
-    "train", "objectives", "constraints", "directory", "ledger", "seed", "trials", "wall_seconds", "device_seconds",
-    "require",
-)  # fmt: skip
+_BUDGET = ("trials", "wall_seconds", "device_seconds")
+
+
+def _texts(example: str) -> Validator:
+    return instance_of(str, list, words=f"{example}, or a list of such texts")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudyTable(Settings, error=StudyError, label=""):
+    """The table [study] of a study file; the budget is checked where it is used."""
+
+    train: Annotated[str, text("'module:function'"), "'module:function' that trains a trial"]
+    objectives: Annotated[str | list[str], _texts("'min val_loss'"), "such as 'min val_loss'"]
+    constraints: Annotated[str | list[str], _texts("'peak_bytes <= 8e9'"), "such as 'peak_bytes <= 8e9'"] = field(
+        default_factory=list
+    )
+    directory: Annotated[str | None, optional(text("a path, such as 'runs/digits'")), "where to keep the study"] = None
+    ledger: Annotated[str | None, optional(text("redis://HOST:PORT/0?study=NAME")), "where its records are"] = None
+    seed: int = 0
+    trials: int | None = None
+    wall_seconds: float | None = None
+    device_seconds: float | None = None
+    require: Annotated[
+        list[str],
+        each(instance_of(str), words="a list of texts, such as ['width * depth <= 512']"),
+        "what holds of all configurations",
+    ] = field(default_factory=list)
 
 
 def read_job(path: Path, *, directory: Path | None = None, workers: int | None = None) -> StudyJob:
@@ -40,12 +68,19 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
     if path.suffix not in {".toml", ".py"}:
         raise InputError(f"study file {str(path)!r}: it ends in {path.suffix or 'nothing'!r}; allowed: {_ALLOWED}")
     # Modules beside the file are found, whatever the current folder is.
-    sys.path.insert(0, str(path.resolve().parent))  # where its modules are
+    # Modules beside the study file come first.
+    sys.path.insert(0, str(path.resolve().parent))
     if path.suffix == ".toml":
         return _of_toml(path, directory, workers)
     if directory is not None:
         raise InputError(f"run: --directory goes with a .toml file; {path} makes its own study")
     return _of_python(path, workers)
+
+
+def make_stages(tables: Mapping[str, Mapping[str, Any]]) -> tuple[WorkflowStage, ...]:
+    """Return the stages that a study file's tables ask for; the search is always one of them."""
+    wanted = [name for name in STAGES if name in tables or name == "search"]
+    return tuple(STAGES[name].from_table(tables.get(name, {}), f"[{name}]") for name in wanted)
 
 
 def _of_python(path: Path, workers: int | None) -> StudyJob:
@@ -79,12 +114,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     refuse_unknown(content, _TABLES, str(path))
     for name, table in content.items():
         _check_table(table, f"{path}, [{name}]")
-    settings = content.get("study", {})
-    refuse_unknown(settings, _STUDY_KEYS, f"{path}, [study]")
-    for name in ("train", "objectives"):
-        if name not in settings:
-            raise StudyError(f"{path}, [study]: {name!r} is missing; give train = 'module:function' and objectives")
-    _check_settings(settings, f"{path}, [study]")
+    study = StudyTable.from_table(content.get("study", {}), f"{path}, [study]")
     stages = make_stages(content)
     if not content.get("space"):
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
@@ -94,27 +124,28 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     space = tw.Space.from_json(
         {
             "parameters": [{"name": name, **table} for name, table in content["space"].items()],
-            "requirements": [{"text": text} for text in settings.get("require", [])],
+            "requirements": [{"text": text} for text in study.require],
         }
     )
     if workers is not None:
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
-    where = directory if directory is not None else settings.get("directory")
+    where = directory if directory is not None else study.directory
     kinds = ("searcher", "rule", "policy", "stop", "engine")
     result = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
+    # A rule or a policy alone is a scheduler too.
     scheduler = {kind: result[kind] for kind in ("rule", "policy") if kind in result}
     return StudyJob(
         open_study=lambda: tw.Study(
             space,
-            settings["objectives"],
-            constraints=settings.get("constraints", ()),
+            study.objectives,
+            constraints=study.constraints,
             directory=where,
-            ledger=settings.get("ledger"),
-            seed=settings.get("seed", 0),
+            ledger=study.ledger,
+            seed=study.seed,
         ),
-        train=load_function(settings["train"]),
+        train=load_function(study.train),
         budget={
-            **{name: settings[name] for name in ("trials", "wall_seconds", "device_seconds") if name in settings},
+            **{name: getattr(study, name) for name in _BUDGET if getattr(study, name) is not None},
             **({"stop_when": result["stop"]} if "stop" in result else {}),
         },
         searcher=result.get("searcher"),
@@ -130,17 +161,3 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
 def _check_table(values: Any, where: str) -> None:
     if not isinstance(values, dict):
         raise InputError(f"{where}: got {values!r}; allowed: a table, its entries below its name in brackets")
-
-
-def _check_settings(settings: Mapping[str, Any], where: str) -> None:
-    objectives, rules = settings["objectives"], settings.get("require", [])
-    if not isinstance(objectives, str | list):
-        raise InputError(f"{where} objectives: got {objectives!r}; allowed: 'min val_loss', or a list of such texts")
-    limits = settings.get("constraints", [])
-    if not isinstance(limits, str | list):
-        raise InputError(f"{where} constraints: got {limits!r}; allowed: 'peak_bytes <= 8e9', or a list of such texts")
-    if not isinstance(rules, list) or not all(isinstance(rule, str) for rule in rules):
-        raise InputError(f"{where} require: got {rules!r}; allowed: a list of texts, such as ['width * depth <= 512']")
-    for name, allowed in (("directory", "a path, such as 'runs/digits'"), ("ledger", "redis://HOST:PORT/0?study=NAME")):
-        if not isinstance(settings.get(name, ""), str):
-            raise InputError(f"{where} {name}: got {settings[name]!r}; allowed: {allowed}")

@@ -22,8 +22,7 @@ from trainwright.checkpoint.tools.comparing import (
     idle_generators,
     read_lines,
 )
-from trainwright.checkpoint.tools.proof import Proof
-from trainwright.checkpoint.tools.proof_runs import run_ranks
+from trainwright.checkpoint.tools.proof import Proof, run_ranks
 from trainwright.checkpoint.tools.step_digests import ProofPlan
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import CheckpointConfigError, CheckpointError

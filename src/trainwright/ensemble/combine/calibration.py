@@ -5,9 +5,7 @@ underconfident, so what is calibrated is the average. Guo et al. (ICML 2017) for
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -20,7 +18,6 @@ __all__ = [
     "ProbabilityScores",
     "Reliability",
     "calibrate",
-    "expected_calibration_error",
     "reliability",
     "score_probabilities",
 ]
@@ -59,15 +56,6 @@ class Calibration:
     def apply(self, prediction: Array) -> Array:
         """Return calibrated probabilities [N, C], or means and variances [N, T, 2]; the likeliest class stays."""
         return prediction if self.applied == 1.0 else _correct_prediction(prediction, self.applied)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Calibration":
-        """Return the calibration whose `to_json` this was."""
-        return cls(**content)
 
 
 def calibrate(prediction: Array, targets: Array) -> Calibration:
@@ -175,14 +163,6 @@ def reliability(prediction: Array, targets: Array, bins: int = _BINS) -> Reliabi
         accuracy=tuple(float(right[part].mean()) for part in parts),
         rows=tuple(len(part) for part in parts),
     )
-
-
-def expected_calibration_error(prediction: Array, targets: Array, bins: int = _BINS) -> float:
-    """Return the mean distance of confidence and accuracy over bins of equal mass, for probabilities [N, C].
-
-    Equal mass, since with bins of equal width most rows of a good model are in one (Nixon et al., CVPR-W 2019).
-    """
-    return _calibration_error(*_find_likeliest(prediction, targets), bins)
 
 
 def _find_likeliest(prediction: Array, targets: Array) -> tuple[Array, Array]:

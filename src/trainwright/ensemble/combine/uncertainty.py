@@ -1,4 +1,6 @@
-"""Uncertainty of an ensemble, split: aleatoric (every member sees it) plus epistemic (members disagree) is the total.
+"""Uncertainty of an ensemble, and how its intervals cover the targets.
+
+Split: aleatoric (every member sees it) plus epistemic (members disagree) is the total.
 
 Classes: total = H(p) for p = sum w p_k, aleatoric = sum w H(p_k), epistemic = the mutual information (Depeweg et al.,
 ICML 2018). Values: the law of total variance (AutoDEUQ, arXiv 2110.13511). The weights are in every term.
@@ -11,11 +13,9 @@ import numpy as np
 
 from trainwright.ensemble.combine.rules import NormalMixture
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError, closest
+from trainwright.errors import EnsembleError
 
-__all__ = ["MEASURES", "Uncertainty", "decompose_uncertainty"]
-
-MEASURES = ("entropy", "confidence", "variance")
+__all__ = ["Coverage", "Uncertainty", "coverage", "crps", "decompose_uncertainty", "mixture_quantiles"]
 
 _ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part
 
@@ -27,7 +27,7 @@ class Uncertainty:
     It is that of the members' weighted mixture, before any calibration and whatever rule combines the predictions.
     """
 
-    measure: str  # "entropy" in nats, "confidence" (1 - greatest probability), or "variance"
+    measure: str  # "entropy" in nats, or "variance"
     total: Array
     aleatoric: Array | None  # None where members give no variance of their own: unknown, which is not 0
     epistemic: Array
@@ -44,37 +44,26 @@ class Uncertainty:
         )
 
 
-def decompose_uncertainty(
-    predictions: Iterable[Array], weights: Sequence[float], output: str, measure: str | None = None
-) -> Uncertainty:
+def decompose_uncertainty(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
     """Return the uncertainty of members' predictions, taken one at a time, in member order.
 
-    `measure` is "entropy" (default) or "confidence" for classes [N, C], "variance" for values [N, T] and moments
-    [N, T, 2].
+    For classes [N, C] it is the entropy, for values [N, T] and moments [N, T, 2] the variance.
     """
-    fitting = ("entropy", "confidence") if output == "classes" else ("variance",)
-    chosen = fitting[0] if measure is None else measure
-    if chosen not in fitting:
-        raise EnsembleError(
-            f"uncertainty: got measure {measure!r} for predictions that are {output}; allowed: {', '.join(fitting)}"
-            f"{closest(str(measure), fitting)}"
-        )
     if output == "classes":
-        return _of_classes(predictions, weights, chosen)
+        return _of_classes(predictions, weights)
     return _of_values(predictions, weights, output)
 
 
-def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure: str) -> Uncertainty:
-    of = _row_entropy if measure == "entropy" else _row_doubt
+def _of_classes(predictions: Iterable[Array], weights: Sequence[float]) -> Uncertainty:
     # One pass over the members: only the mean prediction and the mean of their own uncertainties are kept.
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     mean, inner = np.zeros(()), np.zeros(())
     for weight, prediction in zip(share, predictions, strict=True):
         wide = prediction.astype(np.float64)
-        mean, inner = mean + weight * wide, inner + weight * of(wide)
-    total = of(mean)
+        mean, inner = mean + weight * wide, inner + weight * _row_entropy(wide)
+    total = _row_entropy(mean)
     between = total - inner
-    wrong = ~(between >= -_ROUNDING)  # both measures are concave, so only rows that are no probabilities get here
+    wrong = ~(between >= -_ROUNDING)  # entropy is concave, so only rows that are no probabilities get here
     if wrong.any():
         row = int(wrong.argmax())
         raise EnsembleError(
@@ -83,7 +72,7 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure:
         )
     # Rounding may leave a difference slightly below 0 where all members agree.
     epistemic = np.maximum(between, 0.0)
-    return Uncertainty(measure=measure, total=inner + epistemic, aleatoric=inner, epistemic=epistemic)
+    return Uncertainty(measure="entropy", total=inner + epistemic, aleatoric=inner, epistemic=epistemic)
 
 
 def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
@@ -94,6 +83,7 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
         state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
     if state is None:
         raise ValueError("decompose_uncertainty needs at least one prediction")
+    # The mixture's own sums: spread of the means, and mean of the variances.
     epistemic, noise = state.spread / state.weight, state.noise / state.weight
     if output == "values":
         return Uncertainty(measure="variance", total=epistemic, aleatoric=None, epistemic=epistemic)
@@ -104,5 +94,62 @@ def _row_entropy(chance: Array) -> Array:
     return np.asarray(-(chance * np.log(np.where(chance > 0, chance, 1.0))).sum(axis=1))
 
 
-def _row_doubt(chance: Array) -> Array:
-    return np.asarray(1.0 - chance.max(axis=1))
+_LEVELS = (0.5, 0.8, 0.9, 0.95)
+_HALVINGS = 60
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Coverage:
+    """Central intervals: the share of targets that should lie inside, the share that does, the mean length."""
+
+    nominal: float
+    empirical: float
+    length: float
+
+
+def coverage(
+    members: Sequence[Array], weights: Sequence[float], targets: Array, levels: Sequence[float] = _LEVELS
+) -> tuple[Coverage, ...]:
+    """Return the coverage of targets [N, T] by central intervals of the mixture of members, K times [N, T, 2]."""
+    found = []
+    for level in levels:
+        # Quantiles of the mixture itself, which may have several modes, not of a normal distribution with its
+        # variance.
+        low, high = mixture_quantiles(members, weights, [0.5 - level / 2, 0.5 + level / 2])
+        inside = (targets >= low) & (targets <= high)
+        found.append(Coverage(nominal=level, empirical=float(inside.mean()), length=float((high - low).mean())))
+    return tuple(found)
+
+
+def mixture_quantiles(members: Sequence[Array], weights: Sequence[float], levels: Sequence[float]) -> Array:
+    """Return quantiles [levels, N, T] of mixtures of normal distributions, K times [N, T, 2], by bisection."""
+    from scipy.special import ndtr, ndtri
+
+    pairs = np.stack(members).astype(np.float64)
+    mean, deviation = pairs[..., 0], np.sqrt(pairs[..., 1])
+    # The mixture's distribution function is the weighted mean of the members', which is monotone.
+    share = np.asarray(weights, dtype=np.float64) / sum(weights)
+    found = []
+    for level in levels:
+        ends = mean + deviation * ndtri(level)  # the mixture's quantile lies between its members'
+        low, high = ends.min(axis=0), ends.max(axis=0)
+        # 60 halvings reach the precision of float64 from any range.
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            below = np.tensordot(share, ndtr((middle - mean) / deviation), axes=1) < level
+            low, high = np.where(below, middle, low), np.where(below, high, middle)
+        found.append((low + high) / 2)
+    return np.stack(found)
+
+
+def crps(prediction: Array, targets: Array) -> float:
+    """Return the mean continuous ranked probability score of normal distributions [N, T, 2] for targets [N, T].
+
+    Closed form of Gneiting, Raftery (JASA 2007); in the targets' unit, lower is better.
+    """
+    from scipy.special import ndtr
+
+    deviation = np.sqrt(prediction[..., 1])
+    z = (targets - prediction[..., 0]) / deviation
+    density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
+    return float((deviation * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))).mean())

@@ -21,7 +21,7 @@ from trainwright.ensemble.library.member import (
     read_member,
     write_folder,
 )
-from trainwright.ensemble.library.weights import build_network
+from trainwright.ensemble.library.networks import build_network
 from trainwright.errors import EnsembleError, ExportError
 from trainwright.files import read_json
 from trainwright.publishing import publish

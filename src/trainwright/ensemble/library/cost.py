@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BATCH_ROWS", "MemberCost", "add_seconds", "evaluation_mode", "make_batch", "measure", "unwrap"]
+__all__ = ["BATCH_ROWS", "MemberCost", "evaluation_mode", "make_batch", "measure", "unwrap"]
 
 BATCH_ROWS = 128
 _WARM_UP, _LEAST, _MOST, _ENOUGH_SECONDS = 3, 7, 50, 0.2  # calls before, least and most timed calls, when to stop
@@ -28,19 +27,10 @@ class MemberCost:
     parameter_count: int
     weight_bytes: int  # parameters and buffers
     device: str  # "cpu" or the accelerator's name
-    threads: int  # of one operation on the CPU
-    dtype: str
     rows: int = BATCH_ROWS
     seconds: float | None = None  # median for one batch of `rows`
-    repeats: int = 0
-    spread: float = 0.0  # interquartile range over the median
     input_shape: tuple[int, ...] | None = None  # of one row of the sample
     input_dtype: str | None = None
-
-
-def add_seconds(total: float, seconds: Array) -> Array:
-    """Cost model `sum`: members share one device, so each further one adds its seconds per row. Monotone."""
-    return total + seconds
 
 
 def measure(model: object, sample: object | Callable[[], object] | None) -> MemberCost:
@@ -55,23 +45,22 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Memb
         raise EnsembleError(f"leave, model: got {type(model).__name__}; allowed: a torch.nn.Module, or None")
     module = unwrap(model)
     tensors = [*module.parameters(), *module.buffers()]
+    # A network without parameters is timed where torch makes tensors by default.
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     dtype = torch.get_default_dtype() if first is None else first.dtype
     timing: dict[str, Any] = {}
     if sample is not None:
         batch = make_batch(sample, device, dtype)
-        seconds = _time_calls(module, batch, device)
-        median = statistics.median(seconds)
-        quarters = statistics.quantiles(seconds, n=4)
-        timing = {"seconds": median, "repeats": len(seconds), "spread": (quarters[2] - quarters[0]) / median}
-        timing |= {"input_shape": tuple(batch.shape[1:]), "input_dtype": str(batch.dtype).removeprefix("torch.")}
+        timing = {
+            "seconds": statistics.median(_time_calls(module, batch, device)),
+            "input_shape": tuple(batch.shape[1:]),
+            "input_dtype": str(batch.dtype).removeprefix("torch."),
+        }
     return MemberCost(
         parameter_count=sum(tensor.numel() for tensor in module.parameters()),
         weight_bytes=sum(tensor.numel() * tensor.element_size() for tensor in tensors),
         device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-        threads=torch.get_num_threads(),
-        dtype=str(dtype).removeprefix("torch."),
         **timing,
     )
 

@@ -1,26 +1,30 @@
 """The library: what the trials of a study have left, checked to be of the same rows, ready for selection."""
 
-import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 
-from trainwright.ensemble.library.aligned_rows import align_rows
-from trainwright.ensemble.library.member import REMOVED_FILE, Member, read_member
-from trainwright.ensemble.library.predictions import Output, check_kept
-from trainwright.ensemble.library.retention import LibraryRetention, Standing
-from trainwright.ensemble.library.split_rows import split_rows
-from trainwright.ensemble.library.timing import measure_member
+from trainwright.ensemble.library.cost import measure
+from trainwright.ensemble.library.member import Member, Split, read_member
+from trainwright.ensemble.library.networks import build_network
+from trainwright.ensemble.library.predictions import Output, check_stored, digest_of
 from trainwright.ensemble.metrics import Array, Metric, default_metric, find_metric
 from trainwright.ensemble.selection.candidates import Candidates, make_scorer
-from trainwright.ensemble.selection.front import Front, SelectionStrategy, find_front, make_point
-from trainwright.ensemble.selection.greedy import cost_columns, find_baselines
+from trainwright.ensemble.selection.front import Front, find_front, make_point
+from trainwright.ensemble.selection.greedy import BudgetedGreedy, cost_columns, find_baselines
 from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
-from trainwright.ledger import Offer, State, TrialState, open_ledger, state_of
+from trainwright.ledger import State, TrialState, open_ledger, state_of
+from trainwright.ledger.trials import Offer
+from trainwright.pareto import non_dominated
+from trainwright.randomness import rng
 
-__all__ = ["Library", "find_newest_offer"]
+__all__ = ["SEEN", "Library", "find_newest_offer", "split_rows"]
+
+
+SEEN = "validation"  # the split's name
+_TURNS = ("selection", "selection", "selection", "calibration", "test")  # 60 %, 20 %, 20 %
 
 
 class Library:
@@ -30,35 +34,28 @@ class Library:
     and "test" (20 % each) as well, with equal shares of each class; `rows_seen_by_search` then says so.
     """
 
-    def __init__(
-        self, members: Iterable[Member], excluded: Mapping[int, str] | None = None, *, common_rows: bool = False
-    ) -> None:
+    def __init__(self, members: Iterable[Member], excluded: Mapping[int, str] | None = None) -> None:
         self.members = tuple(sorted(members, key=lambda member: member.trial))
         self.excluded = dict(excluded or {})
-        self.dropped_rows: Mapping[str, int] = {}
         if not self.members:
             reason = "; ".join(f"trial {trial}: {why}" for trial, why in list(self.excluded.items())[:1])
             raise EmptyLibraryError(
                 "Library: got no member; allowed: at least one trial that left its predictions; call tw.ensemble.leave "
                 f"in the training function{f' (left out: {len(self.excluded)}, {reason})' if reason else ''}"
             )
-        # Before the check for equal rows: this is what makes different rows equal.
-        if common_rows:
-            self.members, self.dropped_rows = align_rows(self.members)
         _refuse_mixed(self.members)
         self.members = split_rows(self.members)
 
     @classmethod
-    def open(cls, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
+    def open(cls, directory: str | Path, *, trust: bool = False) -> "Library":
         """Return the library of the study in a folder; damaged members are left out, mixed splits refused.
 
-        With `common_rows` members that left different rows are cut to those they share, by row id; `dropped_rows`
-        then says per split how many went. `trust` is as in `Ensemble.load`.
+        `trust` is as in `Ensemble.load`.
         """
-        return cls.of(state_of(open_ledger(directory)), directory, common_rows=common_rows, trust=trust)
+        return cls.of(state_of(open_ledger(directory)), directory, trust=trust)
 
     @classmethod
-    def of(cls, state: State, directory: str | Path, *, common_rows: bool = False, trust: bool = False) -> "Library":
+    def of(cls, state: State, directory: str | Path, *, trust: bool = False) -> "Library":
         """Return the library of a study's state: of each trial the entry of the highest lease's latest epoch."""
         # A damaged entry costs its trial, not the library.
         members: list[Member] = []
@@ -70,7 +67,7 @@ class Library:
                     members.append(read_member(Path(directory) / offer.path, offer.digests, trial=number, trust=trust))
                 except EnsembleError as error:
                     excluded[number] = str(error)
-        return cls(members, excluded, common_rows=common_rows)
+        return cls(members, excluded)
 
     @property
     def output(self) -> Output:
@@ -80,13 +77,20 @@ class Library:
     @property
     def rows_seen_by_search(self) -> bool:
         """Say whether the rows that choose and judge steered the search too, so that all losses are too good."""
-        return bool(self.members[0].sources)
+        return any(split.source is not None for split in self.members[0].splits.values())
 
     def top(self, count: int, metric: str | None = None, split: str = "selection") -> "Library":
         """Return the library of the `count` best members on a split, and those that none beats in loss and costs."""
-        policy = LibraryRetention(library_top=count, rung_share=1.0)
-        keep = policy.keep(self._rank_standings(metric, split))
-        return Library([member for member in self.members if member.trial in keep], self.excluded)
+        chosen = find_metric(metric or default_metric(self.output), self.output)
+        candidates, _ = self.candidates(chosen, split)
+        losses = make_scorer(candidates, chosen).losses((), np.arange(len(candidates)))
+        seconds, sizes = cost_columns(candidates)
+        # Whatever their loss, members that are cheapest for it may be picked under a budget.
+        stay = non_dominated(np.stack([losses, seconds, sizes], axis=1))
+        # The last key counts most: loss, then seconds, then trial number.
+        stay[np.lexsort((candidates.trials, seconds, losses))[:count]] = True
+        trials = set(candidates.trials[stay].tolist())
+        return Library([member for member in self.members if member.trial in trials], self.excluded)
 
     def measured(self, sample: object | Callable[[], object] | None = None, *, device: str = "cpu") -> "Library":
         """Return this library with the seconds and bytes of every member as measured now, on one device.
@@ -100,35 +104,14 @@ class Library:
         excluded = dict(self.excluded)
         for member in self.members:
             try:
-                members.append(measure_member(member, sample, device))
+                members.append(_measure_member(member, sample, device))
             except CostError:
                 raise
             except EnsembleError as error:
                 excluded[member.trial] = str(error)
         return Library(members, excluded)
 
-    def retain(
-        self,
-        policy: LibraryRetention,
-        metric: str | None = None,
-        split: str = "selection",
-        pinned: Collection[int] = (),
-    ) -> tuple[int, ...]:
-        """Delete from disk the entries that a policy does not keep; returns their trials.
-
-        Trials named in `pinned`, such as the members of an ensemble in use, stay. Do it when no trial is running.
-        """
-        known = self._rank_standings(metric, split)
-        # Decide first, delete then: an error while reading must not leave half of a decision.
-        gone_trials = {one.trial for one in known} - policy.keep(known, pinned)
-        gone = [member for member in self.members if member.trial in gone_trials]
-        for member in gone:
-            (member.folder.parent / REMOVED_FILE).touch()  # first, so that what is missing is never taken for damage
-            shutil.rmtree(member.folder)
-        self.members = tuple(member for member in self.members if member.trial not in gone_trials)
-        return tuple(member.trial for member in gone)
-
-    def select(self, strategy: SelectionStrategy, metric: str | None = None, split: str = "selection") -> Front:
+    def select(self, strategy: BudgetedGreedy, metric: str | None = None, split: str = "selection") -> Front:
         """Return the front of the ensembles that a strategy finds, by a metric on one split's kept predictions.
 
         Without a name the metric is the likelihood that fits the predictions: "cross_entropy", "normal_nll" for means
@@ -153,19 +136,6 @@ class Library:
             candidates=candidates,
         )
 
-    def _rank_standings(self, metric: str | None, split: str) -> list[Standing]:
-        chosen = find_metric(metric or default_metric(self.output), self.output)
-        candidates, _ = self.candidates(chosen, split)
-        losses = make_scorer(candidates, chosen).losses((), np.arange(len(candidates)))
-        seconds, sizes = cost_columns(candidates)
-        epochs = {member.trial: member.epoch for member in self.members}
-        return [
-            Standing(trial=trial, epoch=epochs[trial], loss=loss, seconds=cost, bytes=size)
-            for trial, loss, cost, size in zip(
-                candidates.trials.tolist(), losses.tolist(), seconds.tolist(), sizes.tolist(), strict=True
-            )
-        ]
-
     def candidates(self, metric: Metric, split: str) -> tuple[Candidates, dict[int, str]]:
         """Return what selection by a metric needs of the members, and why some were left out.
 
@@ -174,21 +144,21 @@ class Library:
         members: list[Member] = []
         true: list[Array] = []
         excluded: dict[int, str] = {}
-        measure_member = any(member.seconds_per_row is not None for member in self.members)
+        timed = any(member.seconds_per_row is not None for member in self.members)
         # A cost that only some members know cannot be compared, so those without it are left out.
         sized = any(member.weight_bytes is not None for member in self.members)
         for member in self.members:
-            if (measure_member and member.seconds_per_row is None) or (sized and member.weight_bytes is None):
+            if (timed and member.seconds_per_row is None) or (sized and member.weight_bytes is None):
                 excluded[member.trial] = (
                     "its cost is unknown, others' is not; give model and sample to tw.ensemble.leave"
                 )
                 continue
             try:
                 if metric.of_true is None:
-                    check_kept(member.predictions(split), member.output)  # verified here, and closed again
+                    check_stored(member.predictions(split), member.output)  # verified here, and closed again
                 else:
                     found = member.true(split)
-                    check_kept(found, "classes")
+                    check_stored(found, "true")
                     true.append(found)
             except EnsembleError as error:
                 if split not in member.splits:
@@ -206,7 +176,7 @@ class Library:
             trials=np.array([member.trial for member in members]),
             targets=members[0].targets(split),
             true=np.stack(true) if true else None,
-            predictions=() if true else Mapped(members, split),
+            read=None if true else lambda index: members[index].mapped(split),
             seconds=_make_column([member.seconds_per_row for member in members]),
             sizes=_make_column([member.weight_bytes for member in members]),
         ), excluded
@@ -217,25 +187,28 @@ def find_newest_offer(trial: TrialState) -> Offer:
     return max(trial.offered.values(), key=lambda offer: (offer.lease, offer.epoch))
 
 
-class Mapped(Sequence[Array]):
-    """Predictions of members on a split, each mapped when it is asked for: thousands would exhaust the open files."""
+def _measure_member(member: Member, sample: object | Callable[[], object] | None, device: str) -> Member:
+    """Return a member with its costs measured on a device at batch 128, without a sample on rows of zeros."""
+    import torch
 
-    def __init__(self, members: Sequence[Member], split: str) -> None:
-        self._members, self._split = members, split
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Mapped": ...
-
-    def __getitem__(self, index: int | slice) -> "Array | Mapped":
-        if isinstance(index, slice):
-            return Mapped(self._members[index], self._split)
-        return self._members[index].mapped(self._split)
+    if sample is None:
+        if member.input_shape is None or member.input_dtype is None:
+            raise CostError(
+                f"Library.measured: trial {member.trial} has left no sample batch, so the shape of its input is not "
+                "known; allowed: a sample for all members; give sample="
+            )
+        sample = torch.zeros((1, *member.input_shape), dtype=getattr(torch, member.input_dtype))
+    # Measured as a trial measures its own: the same batch, the same number of calls.
+    cost = measure(build_network(member).to(device), sample)
+    return replace(
+        member,
+        device=cost.device,
+        seconds_per_row=None if cost.seconds is None else cost.seconds / cost.rows,
+        weight_bytes=cost.weight_bytes,
+        parameter_count=cost.parameter_count,
+        input_shape=cost.input_shape,
+        input_dtype=cost.input_dtype,
+    )
 
 
 def _make_column(values: list[float | None] | list[int | None]) -> Array | None:
@@ -273,3 +246,39 @@ def _refuse_mixed_devices(members: list[Member]) -> None:
             f"Library.select: got seconds measured on different devices ({listed}); allowed: one kind of device; "
             "time them all here: Library.measured, or trainwright ensemble --measure"
         )
+
+
+def split_rows(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:
+    """Return members that left nothing but "validation" with its rows divided too, as all others are given.
+
+    Classes are in all parts in equal shares as far as their numbers allow. The rows drawn depend on the seed alone.
+    """
+    if any(set(member.splits) != {SEEN} for member in members):
+        return tuple(members)
+    first = members[0]
+    targets = first.targets(SEEN)
+    # The same seed for every member: all are divided alike, whatever trial they come from.
+    order = rng(seed, "divided validation rows", 0).permutation(len(targets))
+    if first.output == "classes":
+        order = order[np.argsort(targets[order], kind="stable")]  # rows of a class go to the parts in turn
+    parts: dict[str, Array] = {
+        name: np.sort(np.concatenate([order[at :: len(_TURNS)] for at, turn in enumerate(_TURNS) if turn == name]))
+        for name in dict.fromkeys(_TURNS)
+    }
+    parts = {name: rows for name, rows in parts.items() if len(rows)}
+    ids = first.row_ids(SEEN)
+    # New digests, since a part of the rows is another set of rows.
+    digests = {
+        name: digest_of(first.data, name, first.output, targets[rows], rows if ids is None else ids[rows])
+        for name, rows in parts.items()
+    }
+    return tuple(replace(member, splits={**member.splits, **_cut_split(member, parts, digests)}) for member in members)
+
+
+def _cut_split(member: Member, parts: Mapping[str, Array], digests: Mapping[str, str]) -> dict[str, Split]:
+    """Return the parts of a member's validation rows as splits."""
+    whole = member.splits[SEEN]
+    return {
+        name: replace(whole, rows=len(places), digest=digests[name], source=SEEN, source_rows=whole.rows, places=places)
+        for name, places in parts.items()
+    }

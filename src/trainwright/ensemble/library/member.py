@@ -24,7 +24,6 @@ from trainwright.publishing import FileLayer, make_folder, publish, write_new
 __all__ = [
     "MEMBER_FILE",
     "PROGRAM_FILE",
-    "REMOVED_FILE",
     "SCHEMA",
     "WEIGHTS_FILE",
     "Member",
@@ -38,7 +37,6 @@ MEMBER_FILE = "member.json"
 WEIGHTS_FILE = "weights.safetensors"
 PROGRAM_FILE = "model.pt2"
 _ROW_NUMBERS = 1 << 30  # of one row of an input
-REMOVED_FILE = "removed"  # beside entries that retention has taken away
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +47,9 @@ class Split:
     columns: int
     storage: str  # "f16" or "f32"
     digest: str
+    source: str | None = None  # the split of which these rows are a part, if they have no files of their own
+    source_rows: int = 0  # how many rows that one has
+    places: Array | None = field(default=None, compare=False, repr=False)  # which of them are meant
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -71,51 +72,41 @@ class Member:
     link: str = "identity"  # what makes predictions of the network's output
     input_shape: tuple[int, ...] | None = None  # of one row of the network's input; None if no sample batch was left
     input_dtype: str | None = None  # such as "float32"
-    sources: Mapping[str, str] = field(default_factory=dict)  # per split the one in whose files it lies, if another
-    takes: Mapping[str, Array] = field(default_factory=dict, repr=False)  # per split the rows meant, if not all
-    kept_rows: Mapping[str, int] = field(default_factory=dict, repr=False)  # per such split how many lie on disk
     trust: bool = False  # whether its program may do what the reader was asked for alone allows; see `Ensemble.load`
 
     def predictions(self, split: str) -> Array:
         """Return the predictions [N, C] or [N, T, 2] of a split as they lie on disk, memory-mapped read-only."""
         known = self._find_split(split)
-        self._verify_file(f"{self._file_stem(split)}.{known.storage}")
+        self._verify_file(f"{known.source or split}.{known.storage}")
         return self.mapped(split)
 
     def mapped(self, split: str) -> Array:
         """Return the same without verifying it again; an open map holds a file open, so keep few."""
         known = self._find_split(split)
-        rows = self.kept_rows.get(split, known.rows)
+        rows = known.source_rows or known.rows
         stored: Array = np.memmap(
-            self.folder / f"{self._file_stem(split)}.{known.storage}",
-            dtype=f"<{known.storage[0]}{int(known.storage[1:]) // 8}",
+            self.folder / f"{known.source or split}.{known.storage}",
+            dtype=_dtype_of(known.storage),
             mode="r",
             shape=(rows, known.columns, 2) if self.output == "moments" else (rows, known.columns),
         )
-        return stored[self.takes[split]] if split in self.takes else stored
+        return stored if known.places is None else stored[known.places]
 
     def true(self, split: str) -> Array:
         """Return the probability of the true class [N] in float32, from before any rounding of the predictions."""
-        self._find_split(split)
-        return self._take_rows(split, np.fromfile(self._verify_file(f"{self._file_stem(split)}.true.f32"), dtype="<f4"))
+        return self._read_column(split, "true.f32")
 
     def targets(self, split: str) -> Array:
         """Return the targets of a split: classes [N] in int32, or values [N, C] in float32."""
-        known = self._find_split(split)
         if self.output == "classes":
-            return self._take_rows(
-                split, np.fromfile(self._verify_file(f"{self._file_stem(split)}.targets.i32"), dtype="<i4")
-            )
-        stored = np.fromfile(self._verify_file(f"{self._file_stem(split)}.targets.f32"), dtype="<f4")
-        return self._take_rows(split, stored.reshape(-1, known.columns))
+            return self._read_column(split, "targets.i32")
+        return self._read_column(split, "targets.f32", self._find_split(split).columns)
 
     def row_ids(self, split: str) -> Array | None:
         """Return the row ids [N] of a split, ascending; None if the trial left none."""
-        self._find_split(split)
-        name = f"{self._file_stem(split)}.rows.i64"
-        return (
-            self._take_rows(split, np.fromfile(self._verify_file(name), dtype="<i8")) if name in self.digests else None
-        )
+        known = self._find_split(split)
+        left = f"{known.source or split}.rows.i64" in self.digests
+        return self._read_column(split, "rows.i64") if left else None
 
     @property
     def predicts(self) -> bool:
@@ -138,15 +129,14 @@ class Member:
     @staticmethod
     def digest_of(content: bytes) -> str:
         """Return the BLAKE2b-128 of a file's content, as digests of entries are."""
-        digest = _digest()
-        digest.update(content)
-        return digest.hexdigest()
+        return _digest(content).hexdigest()
 
-    def _file_stem(self, split: str) -> str:
-        return self.sources.get(split, split)
-
-    def _take_rows(self, split: str, stored: Array) -> Array:
-        return stored[self.takes[split]] if split in self.takes else stored
+    def _read_column(self, split: str, what: str, columns: int | None = None) -> Array:
+        """Return a split's rows of one of its files, whose ending names the type."""
+        known = self._find_split(split)
+        stored = np.fromfile(self._verify_file(f"{known.source or split}.{what}"), dtype=_dtype_of(what[-3:]))
+        stored = stored if columns is None else stored.reshape(-1, columns)
+        return stored if known.places is None else stored[known.places]
 
     def _find_split(self, name: str) -> Split:
         if name not in self.splits:
@@ -168,6 +158,11 @@ class Member:
 
 
 _digest = partial(hashlib.blake2b, digest_size=16)
+
+
+def _dtype_of(ending: str) -> str:
+    """Return numpy's name of a type: "<f2" of "f16"."""
+    return f"<{ending[0]}{int(ending[1:]) // 8}"
 
 
 def write_folder(parent: Path, name: str, files: Mapping[str, Array | bytes]) -> tuple[Path, dict[str, str]]:
@@ -192,9 +187,7 @@ def _write_file(path: Path, content: Array | bytes) -> str:
     buffer = content if isinstance(content, bytes) else np.ascontiguousarray(content).reshape(-1).data
     path.parent.mkdir(parents=True, exist_ok=True)
     write_new(FileLayer(), path, [memoryview(buffer).cast("B")])
-    digest = _digest()
-    digest.update(buffer)
-    return digest.hexdigest()
+    return _digest(buffer).hexdigest()
 
 
 def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: bool = False) -> Member:
@@ -206,12 +199,8 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: 
     try:
         content = path.read_bytes()
     except OSError as error:
-        if (folder.parent / REMOVED_FILE).exists():
-            raise EnsembleError(f"trial {trial}: was taken away by a retention rule; run the trial again") from error
         raise EnsembleError(f"{path}: cannot be read ({error.strerror}); run the trial again") from error
-    digest = _digest()
-    digest.update(content)
-    if digest.hexdigest() != digests.get(MEMBER_FILE):
+    if Member.digest_of(content) != digests.get(MEMBER_FILE):
         raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
     try:
         return _member_of(
@@ -219,6 +208,10 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: 
         )
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
         raise EnsembleError(f"{path}: is no description of a member ({error!r:.200}); run the trial again") from error
+
+
+def _read_split(*, rows: int, columns: int, storage: str, digest: str) -> Split:
+    return Split(rows=rows, columns=columns, storage=storage, digest=digest)
 
 
 def _refuse_constant(constant: str) -> None:
@@ -250,7 +243,7 @@ def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: i
         trial=trial,
         epoch=table["epoch"],
         output=cast(Output, table["output"]),
-        splits={name: Split(**split) for name, split in table["splits"].items()},
+        splits={name: _read_split(**split) for name, split in table["splits"].items()},
         folder=folder,
         digests=dict(digests),
         params=table["params"],

@@ -1,18 +1,35 @@
-"""What a member's network says to a batch, as a prediction of its kind, checked as the kept ones were."""
+"""A member's network: its weights as safetensors bytes, what it comes from again, and what it says to a batch."""
 
-from typing import TYPE_CHECKING
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainwright.ensemble.export.program import load_network
+from trainwright.ensemble.library.cost import unwrap
 from trainwright.ensemble.library.member import Member
-from trainwright.ensemble.library.predictions import TOLERANCE
+from trainwright.ensemble.library.predictions import ALLOWED, find_fault
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError
+from trainwright.errors import EnsembleError, ExportError, MissingExtra
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["apply_link", "check_outputs", "predict_member", "shape_outputs"]
+__all__ = [
+    "LINKS",
+    "apply_link",
+    "build_network",
+    "check_outputs",
+    "factory_name",
+    "predict_member",
+    "serialise_weights",
+    "shape_outputs",
+]
+
+LINKS = ("softmax", "identity")
 
 
 def predict_member(
@@ -28,7 +45,6 @@ def predict_member(
     if x.ndim == 0 or len(x) == 0:
         raise EnsembleError(f"Ensemble.predict: got shape {tuple(x.shape)}; allowed: a batch of at least one row")
     batch = torch.as_tensor(x)
-    # numpy's default float64 is rarely the network's type.
     first = next(network.parameters(), None)
     if batch.is_floating_point() and first is not None:
         batch = batch.to(first.dtype)  # numpy's float64 is hardly ever the network's
@@ -53,13 +69,102 @@ def shape_outputs(found: Array, output: str) -> Array:
 def check_outputs(found: Array, member: Member) -> Array:
     """Return a member's predictions, probabilities summing to 1, or raise EnsembleError naming the first bad row."""
     # The same checks as for kept predictions, so that a network cannot predict what `leave` would refuse.
-    wrong = ~np.isfinite(found).reshape(len(found), -1).all(axis=1)
-    why = "is not finite"
-    if member.output == "moments" and not wrong.any():
-        wrong, why = (found[..., 1] <= 0).any(axis=1), "has a variance that is not above 0"
-    if member.output == "classes" and not wrong.any():
-        wrong = (found < 0).any(axis=1) | (np.abs(found.sum(axis=1) - 1.0) > TOLERANCE)
-        why = "is no row of probabilities; leave with link='softmax' if the network gives logits"
-    if wrong.any():
-        raise EnsembleError(f"Ensemble.predict: row {int(wrong.argmax())} of trial {member.trial} {why}")
+    fault = find_fault(found, member.output)
+    if fault is not None:
+        hint = "; leave with link='softmax' if the network gives logits" if member.output == "classes" else ""
+        where = f"Ensemble.predict: row {fault[0]} of trial {member.trial}"
+        raise EnsembleError(f"{where} {fault[1]}; allowed: {ALLOWED[member.output]}{hint}")
     return found / found.sum(axis=1, keepdims=True) if member.output == "classes" else found
+
+
+def serialise_weights(model: object) -> bytes:
+    """Return the state of a torch module as the bytes of a safetensors file; tied weights are kept twice."""
+    import torch
+
+    if not isinstance(model, torch.nn.Module):
+        raise EnsembleError(f"leave, factory: got a model that is {type(model).__name__}; allowed: a torch.nn.Module")
+    state = {}
+    for name, tensor in unwrap(model).state_dict().items():
+        if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "full_tensor"):
+            raise EnsembleError(
+                f"leave, factory: {name!r} is {type(tensor).__name__}; allowed: plain tensors on this device; leave "
+                "out factory= for a model that is sharded or keeps other state"
+            )
+        state[name] = tensor.detach().cpu().clone().contiguous()
+    return bytes(_import_safetensors().save(state))
+
+
+def factory_name(factory: str | Callable[..., Any]) -> str:
+    """Return "module:function", refusing what another process could not import."""
+    # A name is checked in form only: it is imported where the ensemble is loaded.
+    if isinstance(factory, str):
+        if factory.count(":") != 1 or not all(factory.split(":")):
+            raise EnsembleError(f"leave, factory: got {factory!r}; allowed: 'module:function', or a function")
+        return factory
+    name, module = getattr(factory, "__qualname__", ""), getattr(factory, "__module__", "")
+    if not name or "<" in name or "." in name or not module:
+        raise EnsembleError(
+            f"leave, factory: got {name or factory!r}; allowed: a function at the top level of a module, so that it "
+            "can be imported where the ensemble is loaded"
+        )
+    if module.startswith("__"):  # the script that was started: it can be imported by its file's name
+        file = getattr(sys.modules.get(module), "__file__", None)
+        if file is None:
+            raise EnsembleError(
+                f"leave, factory: {name!r} was not read from a file; allowed: a function of a module or script"
+            )
+        module = Path(file).stem
+    return f"{module}:{name}"
+
+
+def build_network(member: Member) -> "torch.nn.Module":
+    """Return a member's network with its weights, in evaluation mode, on the CPU; from its program if it has one."""
+    # A program needs no code of the user's, so it goes first.
+    program = member.program()
+    if program is not None:
+        return load_network(program, whose=f"trial {member.trial}", trust=member.trust)
+    content = member.weights()
+    if member.factory is None:
+        raise ExportError(
+            f"trial {member.trial}: has neither a program nor a factory, so its network cannot be built; allowed: "
+            "members left with factory= or export=True"
+        )
+    module = _import_factory(str(member.factory))(dict(member.params))
+    try:
+        module.load_state_dict(_import_safetensors().load(content))
+    except RuntimeError as error:
+        first = str(error).splitlines()[-1].strip()
+        raise ExportError(
+            f"trial {member.trial}: {member.factory} builds another network than the weights are of ({first}); "
+            "allowed: the code that the trial was trained with"
+        ) from error
+    return module.eval()  # type: ignore[no-any-return]
+
+
+def _import_factory(factory: str) -> Callable[..., Any]:
+    module, _, name = factory.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ExportError(
+            f"factory {factory!r} cannot be imported ({error}); allowed: a function that Python finds; put its file's "
+            "folder on PYTHONPATH"
+        ) from error
+    # The name comes from a file that somebody else may have written.
+    if not callable(found):
+        raise ExportError(f"factory {factory!r} is {type(found).__name__}; allowed: a function of the parameters")
+    # A name alone must not reach the tools that run programs, such as subprocess:run.
+    owners = {one.split(".")[0] for one in (module, str(getattr(found, "__module__", None)))}
+    if foreign := sorted(owners & (sys.stdlib_module_names | {"None", "torch"})):
+        raise ExportError(
+            f"factory {factory!r} is a part of {foreign[0]}; allowed: a function of your own code that builds a network"
+        )
+    return found  # type: ignore[no-any-return]
+
+
+def _import_safetensors() -> Any:
+    try:
+        import safetensors.torch
+    except ImportError:
+        raise MissingExtra.of("keeping an ensemble's weights", "safetensors", "torch") from None
+    return safetensors.torch

@@ -10,13 +10,16 @@ import numpy as np
 from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
 from trainwright.errors import PredictionError
 
-__all__ = ["TOLERANCE", "Output", "SplitRows", "check_kept", "check_split", "digest_of", "normalise_rows"]
+__all__ = ["ALLOWED", "Output", "SplitRows", "check_split", "check_stored", "digest_of", "find_fault", "normalise_rows"]
 
 Output = Literal["classes", "values", "moments"]  # probabilities, numbers, pairs of mean and variance
 
-TOLERANCE = (
-    1e-2  # how far a row of class probabilities may sum from 1: float16 and bfloat16 outputs pass, logits do not
-)
+ALLOWED = {
+    "classes": "probabilities that sum to 1 within 0.01; pass the softmax output, not logits",
+    "values": "finite values; mend the model",
+    "moments": "finite (mean, variance) in the last axis; pass softplus or exp of the network's output as variance",
+}
+_TOLERANCE = 1e-2  # how far a row of probabilities may sum from 1: float16 and bfloat16 outputs pass, logits do not
 _BLOCK_ROWS = 4096
 _FLOAT16_DRIFT = 1e-4  # relative change of the loss from which on rounding to float16 is refused
 
@@ -72,20 +75,29 @@ def normalise_rows(probabilities: Array) -> Array:
     return np.asarray(wide / wide.sum(axis=1, keepdims=True))
 
 
-def check_kept(retained: Array, output: Output) -> None:
+def find_fault(predictions: Array, output: str) -> tuple[int, str] | None:
+    """Return the first row that is no prediction of a kind, and what it is instead; None if all are.
+
+    The kind "true" is that of probabilities of the true class [N].
+    """
+    rows = predictions.reshape(len(predictions), -1)
+    # Finite first: comparisons with NaN are false, and would let it pass.
+    faults = [(~np.isfinite(rows).all(axis=1), "is not finite")]
+    if output in ("classes", "true"):
+        sums = rows.sum(axis=1, dtype=np.float64)
+        off = (sums > 1.0 + _TOLERANCE) | ((sums < 1.0 - _TOLERANCE) & (output == "classes"))
+        faults += [((rows < 0).any(axis=1), "is negative"), (off, f"sums to {sums[np.argmax(off)]:.6g}")]
+    if output == "moments":
+        faults.append(((rows.reshape(len(rows), -1, 2)[..., 1] <= 0).any(axis=1), "has a variance that is not above 0"))
+    return next(((int(np.argmax(wrong)), why) for wrong, why in faults if wrong.any()), None)
+
+
+def check_stored(retained: Array, output: str) -> None:
     """Refuse what `check_split` would not have let pass: kept predictions, or probabilities of the true class [N]."""
     for start in range(0, len(retained), _BLOCK_ROWS):
-        block = retained[start : start + _BLOCK_ROWS].astype(np.float32)
-        rows = block.reshape(len(block), -1)
-        wrong, why = ~np.isfinite(rows).all(axis=1), "is not finite"
-        if output == "classes" and not wrong.any():
-            sums = rows.sum(axis=1)
-            wrong = (rows < 0).any(axis=1) | (sums > 1 + TOLERANCE) | ((sums < 1 - TOLERANCE) & (rows.shape[1] > 1))
-            why = "is no row of probabilities"
-        if output == "moments" and not wrong.any():
-            wrong, why = (block[..., 1] <= 0).any(axis=1), "has a variance that is not above 0"
-        if wrong.any():
-            raise PredictionError(f"row {start + int(np.argmax(wrong))} {why}")
+        fault = find_fault(retained[start : start + _BLOCK_ROWS].astype(np.float32), output)
+        if fault is not None:
+            raise PredictionError(f"row {start + fault[0]} {fault[1]}")
 
 
 def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRows:
@@ -94,22 +106,28 @@ def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRow
     values, truth = _to_array(predictions, where), _to_array(targets, f"leave, targets[{name!r}]")
     if truth.ndim == 0 or len(truth) == 0:
         raise PredictionError(f"leave, targets[{name!r}]: got shape {truth.shape}; allowed: at least one row")
-    if truth.dtype.kind in "iub":
-        values, truth = _check_classes(where, name, values, truth)
-        output: Output = "classes"
-    elif truth.dtype.kind == "f":
-        values, truth = _check_values(where, name, values, truth)
-        output = "values" if values.ndim == 2 else "moments"
-    else:
+    if truth.dtype.kind not in "iubf":
         raise PredictionError(
             f"leave, targets[{name!r}]: got dtype {truth.dtype}; allowed: integers (classes) or floats"
         )
-    if ids is None:
-        order = None
+    if values.dtype.kind != "f":
+        raise PredictionError(f"{where}: got dtype {values.dtype}; allowed: floats")
+    output: Output = "classes"
+    if truth.dtype.kind == "f":
+        values, truth = _shape_values(where, values, truth)
+        output = "values" if values.ndim == 2 else "moments"
     else:
+        _check_labels(where, name, values, truth)
+    fault = find_fault(values, output)
+    if fault is not None:
+        raise PredictionError(f"{where}: row {fault[0]} {fault[1]}; allowed: {ALLOWED[output]}")
+    if output == "classes":
+        values = (values / values.sum(axis=1, dtype=np.float64)[:, None]).astype(values.dtype)
+    if ids is not None:
         ids, order = _order_rows(name, ids, len(truth))
         values, truth = values[order], truth[order]
-    return SplitRows(name=name, output=output, predictions=values, targets=np.ascontiguousarray(truth), ids=ids)
+    kind = "<i4" if output == "classes" else "<f4"
+    return SplitRows(name=name, output=output, predictions=values, targets=np.ascontiguousarray(truth, kind), ids=ids)
 
 
 def _to_array(value: Any, where: str) -> Array:
@@ -121,7 +139,7 @@ def _to_array(value: Any, where: str) -> Array:
     return value.astype(np.float32) if value.dtype == np.float16 else value
 
 
-def _check_classes(where: str, name: str, values: Array, labels: Array) -> tuple[Array, Array]:
+def _check_labels(where: str, name: str, values: Array, labels: Array) -> None:
     if labels.ndim != 1:
         raise PredictionError(
             f"leave, targets[{name!r}]: got shape {labels.shape}; allowed: one class number a row, (N,)"
@@ -131,68 +149,30 @@ def _check_classes(where: str, name: str, values: Array, labels: Array) -> tuple
             f"{where}: got shape {values.shape}; allowed: ({len(labels)}, C), a row of C >= 2 class probabilities for "
             f"each of the {len(labels)} targets"
         )
-    if values.dtype.kind != "f":
-        raise PredictionError(f"{where}: got dtype {values.dtype}; allowed: floats, the probabilities of the classes")
-    classes = values.shape[1]
-    _refuse_first(
-        np.logical_not(np.isfinite(values).all(axis=1)),
-        f"{where}: row {{}} is not finite; allowed: probabilities; mend the model",
-    )
-    _refuse_first(
-        np.any(values < 0, axis=1), f"{where}: row {{}} is negative; allowed: probabilities; pass the softmax output"
-    )
-    sums = values.sum(axis=1, dtype=np.float64)
-    off = np.abs(sums - 1.0) > TOLERANCE
-    if off.any():
-        row = int(np.argmax(off))
-        raise PredictionError(
-            f"{where}: row {row} sums to {sums[row]:.6g}; allowed: 1 within {TOLERANCE}; pass the "
-            "softmax output, not logits"
-        )
-    outside = (labels < 0) | (labels >= classes)
+    outside = (labels < 0) | (labels >= values.shape[1])
     if outside.any():
         row = int(np.argmax(outside))
         raise PredictionError(
-            f"leave, targets[{name!r}]: row {row} has class {int(labels[row])}; allowed: 0 to {classes - 1}, as the "
-            f"predictions have {classes} columns"
+            f"leave, targets[{name!r}]: row {row} has class {int(labels[row])}; allowed: 0 to {values.shape[1] - 1}, "
+            f"as the predictions have {values.shape[1]} columns"
         )
-    return (values / sums[:, None]).astype(values.dtype), labels.astype("<i4")
 
 
-def _check_values(where: str, name: str, values: Array, truth: Array) -> tuple[Array, Array]:
+def _shape_values(where: str, values: Array, truth: Array) -> tuple[Array, Array]:
+    """Return values [N, T] or moments [N, T, 2], and targets [N, T]."""
     # One axis of 2 more than the targets means pairs of mean and variance.
-    paired = values.shape == (*truth.shape, 2)  # mean and variance
-    values, truth = (
-        values[:, None] if values.ndim == 1 + paired else values,
-        truth[:, None] if truth.ndim == 1 else truth,
-    )
+    paired = values.shape == (*truth.shape, 2)
+    values = values[:, None] if values.ndim == 1 + paired else values
+    truth = truth[:, None] if truth.ndim == 1 else truth
     if truth.ndim != 2 or values.shape != (*truth.shape, 2)[: 2 + paired]:
         raise PredictionError(
             f"{where}: got shape {values.shape} for targets of shape {truth.shape}; allowed: equal shapes (N,) or "
             "(N, T) for real values, a last axis of 2 more for means and variances; classes need integer targets"
         )
-    if values.dtype.kind != "f":
-        raise PredictionError(f"{where}: got dtype {values.dtype}; allowed: floats")
-    _refuse_first(
-        np.logical_not(np.isfinite(values).reshape(len(values), -1).all(axis=1)),
-        f"{where}: row {{}} is not finite; allowed: finite values; mend the model",
-    )
-    _refuse_first(
-        np.logical_not(np.isfinite(truth).all(axis=1)),
-        f"leave, targets[{name!r}]: row {{}} is not finite; allowed: finite values",
-    )
-    if paired:
-        _refuse_first(
-            np.any(values[..., 1] <= 0, axis=1),
-            f"{where}: row {{}} has a variance that is not above 0; allowed: (mean, variance) in the last axis; pass "
-            "softplus or exp of the network's output",
-        )
-    return values, truth.astype("<f4")
-
-
-def _refuse_first(bad: Array, sentence: str) -> None:
-    if bad.any():
-        raise PredictionError(sentence.format(int(np.argmax(bad))))
+    fault = find_fault(truth, "values")
+    if fault is not None:
+        raise PredictionError(f"{where.replace('predictions', 'targets')}: row {fault[0]} {fault[1]}; allowed: finite")
+    return values, truth
 
 
 def _order_rows(name: str, ids: Any, count: int) -> tuple[Array, Array]:
@@ -202,6 +182,7 @@ def _order_rows(name: str, ids: Any, count: int) -> tuple[Array, Array]:
         raise PredictionError(
             f"{where}: got {ids.dtype} of shape {ids.shape}; allowed: {count} integers, one id per row"
         )
+    # On disk rows are in ascending id, so that equal sets of rows have equal digests.
     order = np.argsort(ids, kind="stable")
     ordered = ids[order].astype("<i8")
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])

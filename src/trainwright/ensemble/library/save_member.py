@@ -3,63 +3,31 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from trainwright.ensemble.export.program import export_network
 from trainwright.ensemble.library.cost import MemberCost, measure
 from trainwright.ensemble.library.member import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
+from trainwright.ensemble.library.networks import LINKS, factory_name, serialise_weights
 from trainwright.ensemble.library.predictions import SplitRows, check_split
-from trainwright.ensemble.library.weights import LINKS, factory_name, serialise_weights
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, SplitOverlapError
 
 if TYPE_CHECKING:
     import torch
 
+    from trainwright.train import Trial
+
 __all__ = ["leave"]
 
 
-class Leaver(Protocol):
-    """The part of a trial that `leave` needs."""
-
-    @property
-    def number(self) -> int:
-        """Number of the trial."""
-
-    @property
-    def rank(self) -> int:
-        """Number of this process among those of the trial."""
-
-    @property
-    def seed(self) -> int:
-        """Seed of the trial."""
-
-    @property
-    def params(self) -> Mapping[str, Any]:
-        """Parameters of the trial."""
-
-    @property
-    def next_epoch(self) -> int:
-        """The epoch now being worked on, counted from 1."""
-
-    @property
-    def scratch(self) -> MutableMapping[str, Any]:
-        """What lives as long as this trial in this process."""
-
-    def library_directory(self) -> Path:
-        """Return the folder of this trial and lease in the study's library."""
-
-    def offer(self, path: Path, digests: dict[str, str], *, epoch: int) -> None:
-        """Record in the ledger that a complete entry lies at `path`."""
-
-
 def leave(
-    trial: Leaver,
+    trial: "Trial",
     model: object | None = None,
     *,
     predictions: Mapping[str, Any],
@@ -89,8 +57,9 @@ def leave(
     """
     if data is not None and not isinstance(data, str):
         raise EnsembleError(f"leave, data: got {type(data).__name__}; allowed: a string that names the data set")
-    if sample is not None and model is None:
-        raise EnsembleError("leave, sample: got a batch but no model; allowed: both; pass the model as second argument")
+    for what, offered in (("sample", sample), ("factory", factory), ("export", export or None)):
+        if offered is not None and model is None:
+            raise EnsembleError(f"leave, {what}: got no model; allowed: both; pass the model as second argument")
     # All checks come before anything is measured or written.
     splits = _check_splits(predictions, targets, rows or {})
     output = splits[0].output
@@ -98,12 +67,8 @@ def leave(
     if link not in LINKS or (link == "softmax" and output != "classes"):
         allowed = ", ".join(LINKS) if output == "classes" else "identity"
         raise EnsembleError(f"leave, link: got {link!r} for predictions that are {output}; allowed: {allowed}")
-    if factory is not None and model is None:
-        raise EnsembleError("leave, factory: got one but no model; allowed: both; pass the model as second argument")
-    if export and (model is None or sample is None):
-        raise EnsembleError(
-            "leave, export: got no model or no sample; allowed: both; the sample shows the input's shape"
-        )
+    if export and sample is None:
+        raise EnsembleError("leave, export: got no sample; allowed: both; it shows the input's shape")
     builder = None if factory is None else factory_name(factory)
     # Measured once per trial: the network does not change between epochs, only its weights.
     cost = _measure_cost(trial, model, sample)
@@ -120,7 +85,7 @@ def leave(
         "splits": described,
         "parameter_count": cost.parameter_count if cost else None,
         "weight_bytes": cost.weight_bytes if cost else None,
-        "cost": [_describe_cost(cost)] if cost and cost.seconds is not None else [],
+        "cost": [asdict(cost)] if cost and cost.seconds is not None else [],
         "factory": builder,
         "link": link,
     }
@@ -187,19 +152,13 @@ def _refuse_overlap(one: SplitRows, other: SplitRows) -> None:
         )
 
 
-def _measure_cost(trial: Leaver, model: object | None, sample: object | None) -> MemberCost | None:
+def _measure_cost(trial: "Trial", model: object | None, sample: object | None) -> MemberCost | None:
     if model is None:
         return None
     cost: MemberCost | None = trial.scratch.get("ensemble.cost")
     if cost is None or (cost.seconds is None and sample is not None):
         cost = trial.scratch["ensemble.cost"] = measure(model, sample)
     return cost
-
-
-def _describe_cost(cost: MemberCost) -> dict[str, Any]:
-    table = asdict(cost)
-    del table["parameter_count"], table["weight_bytes"]
-    return table
 
 
 def _split_files(

@@ -5,44 +5,22 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Protocol
 
 import numpy as np
 
 from trainwright.ensemble.combine.rules import default_rule
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.library.member import Member
-from trainwright.ensemble.metrics import METRICS, Array
-from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, prior_loss
-from trainwright.ensemble.selection.front_subset import choose_subset, scale_axes
-from trainwright.ensemble.selection.greedy import cost_columns
-from trainwright.ensemble.selection.protection import Protection, cross_validated, protect
+from trainwright.ensemble.metrics import METRICS
+from trainwright.ensemble.selection.candidates import Candidates, Picks
+from trainwright.ensemble.selection.greedy import BudgetedGreedy
+from trainwright.ensemble.selection.protection import Protection, protect
 from trainwright.errors import CostError, EnsembleError, closest
-from trainwright.pareto import hypervolume, non_dominated
+from trainwright.pareto import non_dominated
 
-__all__ = ["PICKS", "Front", "FrontPoint", "SelectionStrategy", "find_front", "make_point"]
+__all__ = ["PICKS", "Front", "FrontPoint", "find_front", "make_point"]
 
 PICKS = ("best", "fallback")
-
-
-class SelectionStrategy(Protocol):
-    """How ensembles are found: everything worth comparing, as picks of candidates (repeats count) with their loss."""
-
-    @property
-    def max_members(self) -> int:
-        """Most different members of a result."""
-
-    def pool(self, candidates: Candidates, scorer: Scorer) -> Iterable[tuple[Picks, float]]:
-        """Yield picks that keep this strategy's limits, and their loss."""
-
-    def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
-        """Return the one answer at this strategy's own settings."""
-
-    def admits(self, candidates: Candidates, picks: Picks) -> bool:
-        """Say whether picks keep this strategy's limits."""
-
-    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> "SelectionStrategy":
-        """Return this strategy with limits at least as tight as those given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +49,9 @@ class Front:
     library: Mapping[int, Member] = field(repr=False)
     metric: str
     split: str
-    excluded: Mapping[int, str] = field(default_factory=dict)
-    strategy: SelectionStrategy | None = field(default=None, repr=False)
-    candidates: Candidates | None = field(default=None, repr=False)
+    excluded: Mapping[int, str]
+    strategy: BudgetedGreedy = field(repr=False)
+    candidates: Candidates = field(repr=False)
 
     def pick(self, how: str = "best", *, max_seconds: float | None = None, max_bytes: float | None = None) -> Ensemble:
         """Return a point within the limits, as an ensemble: "best", the one of least loss, or "fallback".
@@ -128,82 +106,18 @@ class Front:
         """What 5-fold cross-validation, 5 times, says of the choices single best, top-k and the strategy's own."""
         return self.protect()
 
-    def protect(
-        self,
-        *,
-        max_seconds: float | None = None,
-        max_bytes: float | None = None,
-        folds: int = 5,
-        repeats: int = 5,
-        seed: int = 0,
-    ) -> Protection:
+    def protect(self, *, max_seconds: float | None = None, max_bytes: float | None = None) -> Protection:
         """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
         # The strategy gets the same limits, so that every fold chooses under them too.
-        strategy, candidates = self._require_source()
-        limited = strategy.within(strategy.max_members, max_seconds, max_bytes)
-        return protect(
-            candidates,
-            METRICS[self.metric],
-            limited.best,
-            max_members=strategy.max_members,
-            admits=limited.admits,
-            folds=folds,
-            repeats=repeats,
-            seed=seed,
-        )
-
-    def corrected(self, point: FrontPoint, *, folds: int = 5, repeats: int = 1, seed: int = 0) -> float:
-        """Return a point's loss plus its optimism: what the best choice at its cost and size loses out of fold."""
-        strategy, candidates = self._require_source()
-        limits = [None if limit is None else limit * _ROOM for limit in (point.seconds_per_row, point.bytes)]
-        limited = strategy.within(len(point.members), *limits)
-        _, optimism = cross_validated(
-            candidates, METRICS[self.metric], limited.best, folds=folds, repeats=repeats, seed=seed
-        )
-        return point.loss + optimism
-
-    def thinned(self, most: int = 12) -> tuple[FrontPoint, ...]:
-        """Return at most `most` points, those that span most hypervolume, the one of least loss among them."""
-        axes = np.array([_point_axes(point) for point in self.points])
-        return tuple(self.points[at] for at in choose_subset(axes, self.reference, most))
-
-    @property
-    def reference(self) -> Array:
-        """The worst corner: the loss of the targets' own distribution, seconds and bytes of the whole library."""
-        _, candidates = self._require_source()
-        seconds, sizes = cost_columns(candidates)
-        return np.array([prior_loss(candidates, METRICS[self.metric]), seconds.sum(), sizes.sum()])
-
-    @property
-    def hypervolume(self) -> float:
-        """Share of the box between the ideal corner and `reference` that the points dominate."""
-        axes = np.array([_point_axes(point) for point in self.points])
-        return hypervolume(*scale_axes(axes, self.reference))
-
-    def _require_source(self) -> tuple[SelectionStrategy, Candidates]:
-        if self.strategy is None or self.candidates is None:
-            raise EnsembleError("Front: got no candidates; allowed: the front that Library.select returns")
-        return self.strategy, self.candidates
+        return protect(self.candidates, METRICS[self.metric], self.strategy.within(max_seconds, max_bytes))
 
     def _pick_fallback(self, protection: Protection) -> Ensemble:
-        _, candidates = self._require_source()
-        return self.ensemble(make_point(candidates, protection.picks, protection.checked[protection.chosen].loss))
+        return self.ensemble(make_point(self.candidates, protection.picks, protection.checked[protection.chosen].loss))
 
     @property
     def single_best(self) -> Ensemble:
         """The one member of least loss, whatever it costs."""
         return self.ensemble(self.baselines["single best"])
-
-    def summary(self, ensemble: Ensemble, split: str = "test") -> dict[str, float | None]:
-        """Return the accuracy of the single best and of `ensemble` on held-out rows, and what the latter costs."""
-        return {
-            f"single_{split}_accuracy": self.single_best.score(split, "accuracy"),
-            f"ensemble_{split}_accuracy": ensemble.score(split, "accuracy"),
-            "ensemble_cost": ensemble.cost_seconds,
-        }
-
-
-_ROOM = 1.0 + 1e-9  # for sums in another order
 
 
 def make_point(candidates: Candidates, picks: Picks, loss: float) -> FrontPoint:

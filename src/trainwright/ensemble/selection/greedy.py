@@ -12,15 +12,14 @@ from typing import Annotated, Self
 
 import numpy as np
 
-from trainwright.ensemble.library.cost import add_seconds
 from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.errors import CostError, EnsembleError
 from trainwright.randomness import rng
 from trainwright.settings import Settings
-from trainwright.validators import flag, integer, number, optional
+from trainwright.validators import integer, number, optional
 
-__all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_baselines", "rank_members", "top"]
+__all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_baselines", "rank_members", "rank_top"]
 
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
@@ -73,21 +72,11 @@ class BudgetedGreedy(Settings, error=EnsembleError):
     max_members: Annotated[int, integer(minimum=1), "different members of the result"] = 8
     max_additions: Annotated[int, integer(minimum=1), "greedy steps"] = 50
     budget_seconds: Annotated[
-        float | None, optional(number(above=0)), "seconds per row at batch 128, add_seconds over different members"
+        float | None, optional(number(above=0)), "seconds per row at batch 128, summed over different members"
     ] = None
     budget_bytes: Annotated[float | None, optional(number(above=0)), "bytes of parameters"] = None
     cost_weight: Annotated[float, number(minimum=0), "w, the price of seconds"] = 0.0
     bytes_weight: Annotated[float, number(minimum=0), "v, the price of bytes"] = 0.0
-    replacement: Annotated[bool, flag(), "a member may be added again, which raises its weight"] = True
-    sorted_start: Annotated[
-        int, integer(minimum=0), "the first steps take the best so many single members, as Caruana et al. may start"
-    ] = 0
-    patience: Annotated[
-        int | None, optional(integer(minimum=1)), "stop after so many steps that have not lowered the objective"
-    ] = None
-    tolerance: Annotated[
-        float, number(minimum=0), "by which a step must lower the least objective so far to count for patience"
-    ] = 0.0
 
     def run(self, candidates: Candidates, scorer: Scorer) -> Selection:
         """Return one greedy run; its best prefix is the result (least objective, of equals the shorter)."""
@@ -99,25 +88,19 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         picks: Picks = ()
         inside = np.zeros(len(candidates), dtype=bool)
         spent, weight = 0.0, 0.0
-        alone = scorer.losses((), np.arange(len(candidates))) if self.sorted_start else np.empty(0)
-        while len(steps) < self.max_additions and not self._has_stalled(steps):
-            # What the ensemble would cost with each candidate: a member already in it adds nothing.
-            cost, size = np.where(inside, spent, add_seconds(spent, seconds)), np.where(inside, weight, weight + sizes)
+        while len(steps) < self.max_additions:
+            # What the ensemble would cost with each candidate: members share one device, so each further one adds its
+            # seconds, and one that is in it already adds nothing.
+            cost, size = np.where(inside, spent, spent + seconds), np.where(inside, weight, weight + sizes)
             wanted = np.flatnonzero(self._find_allowed(inside, cost, size))
             if len(wanted) == 0:
                 break
-            # The sorted start takes the best single members first, as Caruana et al. propose against
-            # overfitting.
-            fresh = wanted[~inside[wanted]]
-            starting = len(steps) < self.sorted_start and len(fresh) > 0
-            wanted = fresh if starting else wanted
             # The loss of the mean of all picks so far and one candidate more, for every candidate that
             # the limits allow.
             losses = scorer.losses(picks, wanted)
             objective = objective_of(losses, cost[wanted], size[wanted])
-            by = alone[wanted] if starting else objective
-            # The last key counts most. Rounding keeps equal objectives equal, in whatever order they were add_seconds.
-            key = (candidates.trials[wanted], seconds[wanted], ~inside[wanted], by.round(12))
+            # The last key counts most. Rounding keeps equal objectives equal, in whatever order they were added.
+            key = (candidates.trials[wanted], seconds[wanted], ~inside[wanted], objective.round(12))
             first = int(np.lexsort(key)[0])
             chosen = int(wanted[first])
             picks, inside[chosen] = (*picks, chosen), True
@@ -155,11 +138,10 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         v = self.bytes_weight / max(sizes[best], 1.0)
         return lambda losses, cost, size: losses / scale + (w * cost + v * size)
 
-    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> Self:
-        """Return these settings with limits at least as tight as those given, and without prices."""
+    def within(self, seconds: float | None, sizes: float | None) -> Self:
+        """Return these settings with budgets at least as tight as those given, and without prices."""
         return replace(
             self,
-            max_members=min(self.max_members, max_members),
             budget_seconds=_tighter_limit(self.budget_seconds, seconds),
             budget_bytes=_tighter_limit(self.budget_bytes, sizes),
             cost_weight=0.0,
@@ -176,7 +158,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         order = rank_members(candidates, scorer)
         singles = scorer.losses((), np.arange(len(candidates)))
         yield from (((int(index),), float(singles[index])) for index in order if self.admits(candidates, (int(index),)))
-        for picks, loss in top(candidates, scorer, self.max_members):
+        for picks, loss in rank_top(candidates, scorer, self.max_members):
             if self.admits(candidates, picks):
                 yield picks, loss
         # Every prefix of every run is an ensemble of its own: short prefixes are cheap, long ones lose less.
@@ -218,14 +200,6 @@ class BudgetedGreedy(Settings, error=EnsembleError):
                 "which no member keeps both; allowed: budgets that one member keeps; raise either"
             )
 
-    def _has_stalled(self, steps: Sequence[GreedyStep]) -> bool:
-        """Say whether the last `patience` steps have not lowered the objective by more than the tolerance."""
-        if self.patience is None or len(steps) <= self.patience:
-            return False
-        # Rounded, so that a fall by rounding alone does not count as progress.
-        values = [round(step.objective, 12) for step in steps]
-        return min(values[-self.patience :]) >= min(values[: -self.patience]) - self.tolerance
-
     def _find_affordable(self, candidates: Candidates) -> Array:
         seconds, sizes = cost_columns(candidates)
         return np.asarray((seconds <= _limit_of(self.budget_seconds)) & (sizes <= _limit_of(self.budget_bytes)))
@@ -234,7 +208,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         allowed = (cost <= _limit_of(self.budget_seconds)) & (size <= _limit_of(self.budget_bytes))
         if inside.sum() >= self.max_members:
             allowed &= inside
-        return np.asarray(allowed if self.replacement else allowed & ~inside)
+        return np.asarray(allowed)
 
     def _make_variants(self, candidates: Candidates, best: int) -> Iterator["BudgetedGreedy"]:
         # Prices and budgets that span the front: from free to ten times the best single member's cost.
@@ -261,7 +235,7 @@ def rank_members(candidates: Candidates, scorer: Scorer) -> Indices:
     return np.lexsort((candidates.trials, cost_columns(candidates)[0], losses))
 
 
-def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
+def rank_top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
     """Yield the k best members with equal weights, and their loss, for k = 1 to `largest`."""
     order = rank_members(candidates, scorer)
     for count in range(1, min(largest, len(order)) + 1):
@@ -277,7 +251,7 @@ def find_baselines(
     "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits;
     "random-k", of 21 draws of `most` members with equal weights the one of median loss.
     """
-    for picks, loss in top(candidates, scorer, most):
+    for picks, loss in rank_top(candidates, scorer, most):
         yield "single best" if len(picks) == 1 else f"top-{len(picks)}", picks, loss
     # Greedy selection as published: no budget, no price, no limit on members.
     free = BudgetedGreedy(max_members=len(candidates)).run(candidates, scorer)

@@ -14,11 +14,9 @@ from trainwright.errors import MissingExtra, SpaceError
 from trainwright.space.canonical import to_python
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import Condition, all_of, any_of, equals, greater, less, not_, one_of
-from trainwright.space.fixed import Constant
-from trainwright.space.numeric import Float, Int
-from trainwright.space.parameters import Parameter
-from trainwright.space.priors import Beta, Normal, Prior
-from trainwright.space.requirements import Requirement, require
+from trainwright.space.numeric import Beta, Float, Int, Normal, Prior
+from trainwright.space.parameters import Constant, Parameter
+from trainwright.space.rules import Requirement, require
 
 __all__ = ["read_configspace"]
 
@@ -129,6 +127,7 @@ def _forbidden_conjunctions(it: Any) -> list[list[Literal]]:
         parts = [_forbidden_conjunctions(part) for part in it.components]
         # A conjunction of disjunctions, multiplied out.
         return [[literal for part in combination for literal in part] for combination in itertools.product(*parts)]
+    # A clause compares with a value, a relation with another parameter.
     word = kind.removesuffix("Relation").removesuffix("Clause")
     if word not in _SIGNS:
         raise SpaceError(

@@ -133,99 +133,17 @@ _PRODUCTS: dict[Any, Callable[[Sequence[Any], Sequence[Shape]], int]] = {
     aten._cudnn_rnn: _recurrent_flops,  # noqa: SLF001
     aten._cudnn_rnn_backward: _recurrent_backward_flops,  # noqa: SLF001
 }
-_BOUND_BY_MEMORY = (  # beginnings of names
-    *(
-        "native_batch_norm",
-        "native_layer_norm",
-        "native_group_norm",
-        "cudnn_batch_norm",
-        "batch_norm",
-        "fused_rms_norm",
-    ),
-    *("native_dropout", "bernoulli", "uniform", "normal", "rand", "softmax", "log_softmax", "nll_loss", "embedding"),
-    *(
-        "avg_pool",
-        "max_pool",
-        "adaptive_avg_pool",
-        "adaptive_max_pool",
-        "upsample",
-        "reflection_pad",
-        "replication_pad",
-    ),
-    *(
-        "sum",
-        "mean",
-        "var",
-        "std",
-        "amax",
-        "amin",
-        "max",
-        "min",
-        "argmax",
-        "argmin",
-        "norm",
-        "linalg_vector_norm",
-        "any",
-    ),
-    *("all", "cumsum", "logsumexp", "topk", "sort", "cat", "stack", "index", "gather", "scatter", "slice", "select"),
-    *(
-        "copy",
-        "to_copy",
-        "clone",
-        "contiguous",
-        "view",
-        "unsafe_view",
-        "reshape",
-        "empty",
-        "zeros",
-        "ones",
-        "full",
-        "new",
-    ),
-    *("arange", "scalar_tensor", "local_scalar_dense", "lift_fresh", "fill", "zero", "constant_pad", "roll", "flip"),
-    *(
-        "foreach",
-        "fused_adam",
-        "fused_sgd",
-        "tril",
-        "triu",
-        "one_hot",
-        "repeat",
-        "split",
-        "unfold_backward",
-        "as_strided",
-    ),
-    *(
-        "mse_loss",
-        "smooth_l1_loss",
-        "huber_loss",
-        "binary_cross_entropy",
-        "kl_div",
-        "where",
-        "nonzero",
-        "masked",
-        "put",
-    ),
-    *("resize", "set", "detach", "alias", "prod", "pixel_shuffle", "channel_shuffle", "im2col"),
-    *("col2im", "glu", "histc", "bincount", "diagonal", "eye", "linspace", "expand", "grid_sampler", "sdp_choice"),
-    *(
-        "fused_sdp_choice",
-        "is_all_true",
-        "unsafe_index",
-        "nan_to_num",
-        "polar",
-        "view_as",
-        "complex",
-        "lerp",
-        "amp_",
-        "leaky_relu",
-        "prelu_kernel",
-        "hardtanh",
-        "pixel_unshuffle",
-        "floor_divide",
-        "unsafe_split",
-        "weight_norm",
-        "thnn_fused",
-    ),
-    *("mv", "dot", "vdot"),  # each element of the matrix is read for one multiply-add
-)
+_NAMES_BOUND_BY_MEMORY = """
+native_batch_norm native_layer_norm native_group_norm cudnn_batch_norm batch_norm fused_rms_norm native_dropout
+bernoulli uniform normal rand softmax log_softmax nll_loss embedding avg_pool max_pool adaptive_avg_pool
+adaptive_max_pool upsample reflection_pad replication_pad sum mean var std amax amin max min argmax argmin norm
+linalg_vector_norm any all cumsum logsumexp topk sort cat stack index gather scatter slice select copy to_copy clone
+contiguous view unsafe_view reshape empty zeros ones full new arange scalar_tensor local_scalar_dense lift_fresh fill
+zero constant_pad roll flip foreach fused_adam fused_sgd tril triu one_hot repeat split unfold_backward as_strided
+mse_loss smooth_l1_loss huber_loss binary_cross_entropy kl_div where nonzero masked put resize set detach alias prod
+pixel_shuffle channel_shuffle im2col col2im glu histc bincount diagonal eye linspace expand grid_sampler sdp_choice
+fused_sdp_choice is_all_true unsafe_index nan_to_num polar view_as complex lerp amp_ leaky_relu prelu_kernel hardtanh
+pixel_unshuffle floor_divide unsafe_split weight_norm thnn_fused mv dot vdot
+"""
+# Beginnings of names. Of a product of a matrix and a vector each element is read for one multiply-add.
+_BOUND_BY_MEMORY = tuple(_NAMES_BOUND_BY_MEMORY.split())

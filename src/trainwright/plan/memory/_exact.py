@@ -1,14 +1,89 @@
-"""Kernel of the exact search: A* over which values are alive and which gradient has arrived; see `exact`."""
+"""Kernels of the exact search: A* over which values are alive and which gradient has arrived; see `exact`.
+
+The states stand in an open hash table, those to look at in a heap.
+"""
 
 import numpy as np
 
-from trainwright.kernels import Ints, compiled
-from trainwright.plan.memory._queue import EMPTY, build_table, find_slot, path_to, pop_heap, push_heap
+from trainwright.kernels import Floats, Ints, compiled
+from trainwright.plan.memory.operations import BACKWARD, DELETE, FORWARD_ALL, FORWARD_KEEP
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["search_plans"]
+__all__ = ["EMPTY", "build_table", "find_slot", "path_to", "pop_heap", "push_heap", "search_plans"]
 
-FORWARD_ALL, FORWARD_KEEP, BACKWARD, DELETE = 0, 1, 3, 4
+EMPTY = np.int64(-1)
+
+
+@compiled
+def find_slot(keys: Ints, key: int) -> np.int64:
+    """Return where a key stands, or would stand, in an open table whose size is a power of two."""
+    mask = keys.size - 1
+    # Fibonacci hashing: the golden ratio spreads neighbouring keys over the table.
+    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    place = np.int64(mixed >> np.uint64(20)) & mask
+    # Linear probing.
+    while keys[place] not in (EMPTY, key):
+        place = (place + 1) & mask
+    return place
+
+
+@compiled
+def push_heap(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
+    # Sift up: parents that are larger move down.
+    child = size
+    while child:
+        parent = (child - 1) >> 1
+        if heap[parent] <= value:
+            break
+        heap[child], nodes[child] = heap[parent], nodes[parent]
+        child = parent
+    heap[child], nodes[child] = value, node
+    return size + 1
+
+
+@compiled
+def pop_heap(heap: Floats, nodes: Ints, size: int) -> int:
+    """Remove the least entry, which the caller has read."""
+    size -= 1
+    value, node = heap[size], nodes[size]
+    # Sift the last entry down from the root: the smaller child moves up.
+    parent = 0
+    while True:
+        child = 2 * parent + 1
+        if child >= size:
+            break
+        if child + 1 < size and heap[child + 1] < heap[child]:
+            child += 1
+        if heap[child] >= value:
+            break
+        heap[parent], nodes[parent] = heap[child], nodes[child]
+        parent = child
+    heap[parent], nodes[parent] = value, node
+    return size
+
+
+@compiled
+def build_table(states: Ints, count: int, size: int) -> tuple[Ints, Ints]:
+    """Return a table of so many places with the first states in it: keys, and the number of each."""
+    table, holder = np.full(size, EMPTY), np.zeros(size, np.int64)
+    for each in range(count):
+        place = find_slot(table, states[each])
+        table[place], holder[place] = states[each], each
+    return table, holder
+
+
+@compiled
+def path_to(came: Ints, node: int) -> Ints:
+    """Return the steps [length, 3] from the first state to a node; a row of `came` is the parent and the step."""
+    length, at = 0, node
+    while at:
+        length, at = length + 1, came[at, 0]
+    steps, at = np.empty((length, 3), np.int64), node
+    while at:
+        length -= 1
+        steps[length] = came[at, 1:]
+        at = came[at, 0]
+    return steps
 
 
 @compiled
@@ -29,19 +104,54 @@ def _read_state(sizes: Sizes, code: int, gradient: int, powers: Ints, digit: Int
 
 
 @compiled
+def _take_step(
+    sizes: Sizes, step: tuple[int, int, int], free: int, powers: Ints, digit: Ints
+) -> tuple[int, float, float]:
+    """Return what an operation changes: the digits, its seconds (-1: it cannot run), the estimate of what remains.
+
+    `step` is its kind, stage and option, `free` the bytes that are not in use. The estimate is the backward and, where
+    not saved, the forward of each stage.
+    """
+    kind, i, option = step
+    ready = i == 1 or digit[i - 1] > 0
+    o = sizes.first[i - 1] + (option if kind == FORWARD_ALL else digit[i] - 2)
+    least = sizes.cheapest[i - 1]
+    if kind == BACKWARD:
+        made = sizes.output_gradient[i - 1] + sizes.later_gradients[i - 1] - sizes.later_gradients[i]
+        if digit[i] < 2 or not ready or made + sizes.backward_temporary[o] > free:
+            return 0, -1.0, 0.0
+        change = -digit[i] * powers[i - 1]
+        if i > 1 and digit[i - 1] == 1:  # nobody reads it any more
+            change -= powers[i - 2]
+        return change, sizes.backward[o], -min(sizes.backward[o], least)
+    if kind == FORWARD_ALL:
+        # Saved values include the output, so that a bare output is dropped first.
+        bare = sizes.output[i] if digit[i] == 1 else 0
+        if digit[i] > 1 or not ready or sizes.saved[o] + sizes.temporary[o] - bare > free:
+            return 0, -1.0, 0.0
+        change = (2 + option - digit[i]) * powers[i - 1]
+        return change, sizes.forward[o], min(sizes.backward[o], least) - least
+    if kind == FORWARD_KEEP:
+        if digit[i] or not ready or sizes.output[i] + sizes.no_grad_temporary[i - 1] > free:
+            return 0, -1.0, 0.0
+        return powers[i - 1], sizes.no_grad_forward[i - 1], 0.0
+    if not digit[i]:
+        return 0, -1.0, 0.0
+    again = least - min(sizes.backward[o], least) if digit[i] > 1 else 0.0
+    return -digit[i] * powers[i - 1], 0.0, again
+
+
+@compiled
 def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -> tuple[Ints, float, float]:
     """Return the operations (kind, stage from 1, option), their seconds (inf: none below `bound`), a lower bound.
 
     A state holds a digit for each stage (0 nothing, 1 the bare output, 2 + o saved by option o) and the gradient's
     stage. `limit` is the number of states, beyond which the search ends with the lower bound that it has reached.
     """
-    output, output_gradient = sizes.output, sizes.output_gradient
-    no_grad_temporary, no_grad_forward = sizes.no_grad_temporary, sizes.no_grad_forward
-    cheapest, first = sizes.cheapest, sizes.first
-    forward, backward, saved = sizes.forward, sizes.backward, sizes.saved
-    temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
-    later_gradients = sizes.later_gradients
-    n = no_grad_forward.size
+    output_gradient, later_gradients = sizes.output_gradient, sizes.later_gradients
+    cheapest, first, backward, saved = sizes.cheapest, sizes.first, sizes.backward, sizes.saved
+    n = sizes.no_grad_forward.size
+    # A state is one number: digits in base `base`, and the gradient's stage above them.
     powers = np.ones(n + 2, np.int64)
     for i in range(1, n + 2):
         powers[i] = powers[i - 1] * base
@@ -52,6 +162,7 @@ def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -
     top = powers[n]  # state = digits + top * gradient; the digit of stage i has weight powers[i - 1]
     states[0] = top * n
     count = 1
+    # Open addressing needs many empty places to be fast: four for each state.
     table, holder = build_table(states, count, 4 * capacity)
     size = push_heap(heap, nodes, size, cheapest.sum(), 0)
     digit = np.zeros(n + 1, np.int64)
@@ -86,47 +197,21 @@ def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -
         if digit[gradient] > 1 and (gradient == 1 or digit[gradient - 1]):
             o = first[gradient - 1] + digit[gradient] - 2
             made = output_gradient[gradient - 1] + later_gradients[gradient - 1] - later_gradients[gradient]
-            if used + made + backward_temporary[o] <= room:
+            if used + made + sizes.backward_temporary[o] <= room:
                 alone = made <= saved[o] + output_gradient[gradient] and backward[o] <= cheapest[gradient - 1]
         for kind in (BACKWARD, FORWARD_ALL, FORWARD_KEEP, DELETE):
             if alone and kind != BACKWARD:
                 break
-            for i in range(gradient if kind == BACKWARD else 1, gradient + 1):
-                ready = i == 1 or digit[i - 1] > 0
+            # No bare output of the stage whose gradient has arrived: nobody would read it.
+            for i in range(gradient if kind == BACKWARD else 1, gradient + (kind != FORWARD_KEEP)):
                 options = first[i] - first[i - 1] if kind == FORWARD_ALL else 1
                 for option in range(options):
-                    state, spent, left = states[node], 0.0, rest
-                    o = first[i - 1] + option
-                    # `left` estimates what remains after the step: the backward and, where not saved, the forward of
-                    # each stage.
+                    change, spent, left = _take_step(sizes, (kind, i, option), room - used, powers, digit)
+                    if spent < 0:
+                        continue
+                    state, left = states[node] + change, rest + left
                     if kind == BACKWARD:
-                        o = first[i - 1] + digit[i] - 2
-                        made = output_gradient[i - 1] + later_gradients[i - 1] - later_gradients[i]
-                        if digit[i] < 2 or not ready or used + made + backward_temporary[o] > room:
-                            continue
-                        state -= digit[i] * powers[i - 1] + top
-                        if i > 1 and digit[i - 1] == 1:  # nobody reads it any more
-                            state -= powers[i - 2]
-                        spent, left = backward[o], rest - min(backward[o], cheapest[i - 1])
-                    elif kind == FORWARD_ALL:
-                        # Saved values include the output, so that a bare output is dropped first.
-                        bare = output[i] if digit[i] == 1 else 0  # dropped first
-                        if digit[i] > 1 or not ready or used - bare + saved[o] + temporary[o] > room:
-                            continue
-                        state += (2 + option - digit[i]) * powers[i - 1]
-                        spent, left = forward[o], rest - cheapest[i - 1] + min(backward[o], cheapest[i - 1])
-                    elif kind == FORWARD_KEEP:
-                        if i == gradient or digit[i] or not ready or used + output[i] + no_grad_temporary[i - 1] > room:
-                            continue
-                        state += powers[i - 1]
-                        spent = no_grad_forward[i - 1]
-                    else:
-                        if not digit[i]:
-                            continue
-                        state -= digit[i] * powers[i - 1]
-                        if digit[i] > 1:
-                            o = first[i - 1] + digit[i] - 2
-                            left = rest + cheapest[i - 1] - min(backward[o], cheapest[i - 1])
+                        state -= top
                     reached = cost[node] + spent
                     if reached + left >= bound:
                         continue

@@ -14,11 +14,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from trainwright.kernels import Ints, Singles, compiled
+from trainwright.plan.memory.operations import BACKWARD, DELETE, FORWARD_ALL, FORWARD_DROP, FORWARD_KEEP
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["BACKWARD", "DELETE", "FORWARD_ALL", "FORWARD_DROP", "FORWARD_KEEP", "fill_table", "walk_table"]
+__all__ = ["fill_table", "least_bytes", "walk_table"]
 
-FORWARD_ALL, FORWARD_KEEP, FORWARD_DROP, BACKWARD, DELETE = 0, 1, 2, 3, 4
 _INF = np.float32(np.inf)
 _BLOCK = 8
 
@@ -65,7 +65,7 @@ def _to_slots(count: int, unit: int, up: int) -> int:
 
 
 @compiled
-def fill_table(sizes: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> tuple[Singles, Ints]:
+def fill_table(sizes: Sizes, grid: tuple[int, int, int]) -> tuple[Singles, Ints]:
     """Return the table and, for each row, the least feasible m (slots + 1 if none).
 
     `grid` is the bytes of a slot, what `_to_slots` adds, and the number of slots.
@@ -75,9 +75,8 @@ def fill_table(sizes: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> t
     cheapest, first = sizes.cheapest, sizes.first
     forward, backward, saved = sizes.forward, sizes.backward, sizes.saved
     temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
-    gradient_bytes = (
-        output_gradient + sizes.later_gradients
-    )  # alive beside a stage's own when the gradient of its output is there
+    # Alive beside a stage's own when the gradient of its output is there.
+    gradient_bytes = output_gradient + sizes.later_gradients
     unit, up, slots = grid
     n = no_grad_forward.size
     table = np.empty((n * (n + 1) // 2, slots + 1), np.float32)
@@ -95,34 +94,31 @@ def fill_table(sizes: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> t
             row = _row_index(s, t, n)
             target = table[row]
             target[:] = _INF
-            if s == t or not leaves_only:
-                # Save stage s with option o. In its forward the gradient of s..t already waits; in its backward the
-                # gradients of
-                # its output and of its input are alive together.
-                for o in range(first[s], first[s + 1]):
-                    need = max(
-                        gradient_bytes[t + 1] + saved[o] + temporary[o],
-                        output_gradient[s + 1] + saved[o] + gradient_bytes[s] + backward_temporary[o],
-                    )
-                    low = _to_slots(need, unit, up)
-                    cost = np.float32(forward[o] + backward[o])
-                    if s == t:
-                        for m in range(low, slots + 1):
-                            target[m] = min(target[m], cost)
-                        start[row] = min(start[row], low)
-                        continue
-                    width = _to_slots(saved[o], unit, up)
-                    below = _row_index(s + 1, t, n)
-                    low = max(low, start[below] + width)
-                    if low <= slots:
-                        _lower_by_option(target[low:], table[below, low - width : slots + 1 - width], cost)
-                        start[row] = min(start[row], low)
+            # Save stage s with option o. In its forward the gradient of s..t already waits; in its backward the
+            # gradients of its output and of its input are alive together.
+            for o in range(first[s], first[s + 1]):
+                need = max(
+                    gradient_bytes[t + 1] + saved[o] + temporary[o],
+                    output_gradient[s + 1] + saved[o] + gradient_bytes[s] + backward_temporary[o],
+                )
+                low = _to_slots(need, unit, up)
+                cost = np.float32(forward[o] + backward[o])
+                if s == t:
+                    for m in range(low, slots + 1):
+                        target[m] = min(target[m], cost)
+                    start[row] = min(start[row], low)
+                    continue
+                width = _to_slots(saved[o], unit, up)
+                below = _row_index(s + 1, t, n)
+                low = max(low, start[below] + width)
+                if low <= slots:
+                    _lower_by_option(target[low:], table[below, low - width : slots + 1 - width], cost)
+                    start[row] = min(start[row], low)
             if s == t:
                 continue
             # Or run s..split-1 without gradients, then split..t beside the output of split-1, then s..split-1 again.
-            # `need` is
-            # the largest peak of these forwards, `low0` its slots; slots from `high` on are as fast as without
-            # recomputation.
+            # `need` is the largest peak of these forwards, `low0` its slots; slots from `high` on are as fast as
+            # without recomputation.
             need, ran, low0 = np.int64(-1), 0.0, 0
             high = slots + 1
             for split in range(s + 1, t + 1):  # the right part begins at `split`
@@ -154,9 +150,7 @@ def fill_table(sizes: Sizes, grid: tuple[int, int, int], leaves_only: bool) -> t
 
 
 @compiled
-def walk_table(
-    sizes: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int], leaves_only: bool
-) -> tuple[Ints, float]:
+def walk_table(sizes: Sizes, table: Singles, start: Ints, grid: tuple[int, int, int]) -> tuple[Ints, float]:
     """Return the plan of C(1, n, slots) as rows (kind, stage from 1, option), and the seconds of its operations.
 
     Nothing was stored on the way up: at each node of the plan the choices are compared again, O(n) each.
@@ -165,11 +159,11 @@ def walk_table(
     no_grad_forward, first, forward = sizes.no_grad_forward, sizes.first, sizes.forward
     backward, saved = sizes.backward, sizes.saved
     temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
-    gradient_bytes = (
-        output_gradient + sizes.later_gradients
-    )  # alive beside a stage's own when the gradient of its output is there
+    # Alive beside a stage's own when the gradient of its output is there.
+    gradient_bytes = output_gradient + sizes.later_gradients
     unit, up, slots = grid
     n = no_grad_forward.size
+    # Rows of the plan; the array grows as the plan is walked.
     done = np.empty((64, 3), np.int64)
     count, seconds = 0, 0.0
     tasks = np.empty((4 * n + 8, 4), np.int64)  # (kind, stage or s, option or t, m); kind -1: a node still to expand
@@ -191,21 +185,18 @@ def walk_table(
             continue
         # A node (s, t) with m slots: the options of stage s, then the splits, as in `fill_table`.
         best, option, split_at = np.float32(np.inf), -1, -1
-        if s == t or not leaves_only:
-            for o in range(first[s], first[s + 1]):
-                need = max(
-                    gradient_bytes[t + 1] + saved[o] + temporary[o],
-                    output_gradient[s + 1] + saved[o] + gradient_bytes[s] + backward_temporary[o],
-                )
-                value = np.float32(forward[o] + backward[o])
-                left = m
-                if s < t:
-                    left = m - _to_slots(saved[o], unit, up)
-                    value = (
-                        value + table[_row_index(s + 1, t, n), left] if left >= start[_row_index(s + 1, t, n)] else _INF
-                    )
-                if m >= _to_slots(need, unit, up) and value < best:
-                    best, option = value, o
+        for o in range(first[s], first[s + 1]):
+            need = max(
+                gradient_bytes[t + 1] + saved[o] + temporary[o],
+                output_gradient[s + 1] + saved[o] + gradient_bytes[s] + backward_temporary[o],
+            )
+            value = np.float32(forward[o] + backward[o])
+            left = m
+            if s < t:
+                left = m - _to_slots(saved[o], unit, up)
+                value = value + table[_row_index(s + 1, t, n), left] if left >= start[_row_index(s + 1, t, n)] else _INF
+            if m >= _to_slots(need, unit, up) and value < best:
+                best, option = value, o
         need, ran = np.int64(-1), 0.0
         for split in range(s + 1, t + 1):
             j = split - 1
@@ -239,7 +230,7 @@ def walk_table(
             count += 1
             seconds += no_grad_forward[j]
         tasks[waiting] = (-1, s, split_at - 1, m)
-        tasks[waiting + 1] = (DELETE, split_at, 0, 0)
+        tasks[waiting + 1] = (DELETE, split_at, -1, 0)
         tasks[waiting + 2] = (-1, split_at, t, m - _to_slots(output[split_at], unit, up))
         waiting += 3
     return done[:count], seconds
@@ -256,6 +247,7 @@ def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
     temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
     gradient_bytes = output_gradient + sizes.later_gradients
     n = no_grad_forward.size
+    # Packed as the table is, but one number for each part: no memory to choose, the least is wanted.
     need = np.empty(n * (n + 1) // 2, np.int64)
     choice = np.empty(n * (n + 1) // 2, np.int64)
     for s in range(n - 1, -1, -1):
@@ -271,6 +263,7 @@ def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
                     least = max(least, saved[o] + need[_row_index(s + 1, t, n)])
                 if least < best:
                     best, which = least, -1 - (o - first[s])
+            # Or run to a split without gradients; `ran` is the largest peak of these forwards.
             ran = np.int64(0)
             for split in range(s + 1, t + 1):
                 j = split - 1

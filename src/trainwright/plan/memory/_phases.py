@@ -7,15 +7,8 @@ has of phase d and stage i whether the value of i leaves for the host after its 
 import numpy as np
 
 from trainwright.kernels import Floats, Ints, compiled
-from trainwright.plan.memory.copy_schedule import (
-    BACKWARD,
-    DELETE,
-    FORWARD_ALL,
-    FORWARD_KEEP,
-    OFFLOAD,
-    Limits,
-    fastest_schedule,
-)
+from trainwright.plan.memory.copy_schedule import Limits, fastest_schedule
+from trainwright.plan.memory.operations import BACKWARD, DELETE, FORWARD_ALL, FORWARD_KEEP, OFFLOAD
 from trainwright.plan.memory.sizes import Sizes
 
 __all__ = ["anneal_phases", "list_rows"]
@@ -119,7 +112,8 @@ def anneal_phases(
 ) -> tuple[Ints, float]:
     """Return the fastest list found, and its seconds, by changing digits; `phases` end as those of it.
 
-    One try for each row of `draws`, 20 numbers in [0, 1); `heat` falls to zero, as in `_joint.anneal_choices`.
+    One try for each row of `draws`, 20 numbers in [0, 1); a change that loses a share x of the
+    time is kept with probability exp(-x / heat), `heat` falling to zero.
     """
     (limits, hurries), (made, away) = within, phases
     n, tries = sizes.no_grad_forward.size, len(draws)
@@ -132,6 +126,7 @@ def anneal_phases(
     undo = np.empty((6 * n + 6, 4), np.int64)
     for turn in range(tries):
         draw = draws[turn]
+        # Mostly one change, at times two or three: some gains need several at once.
         changes = 1 if draw[0] < 0.5 else (2 if draw[0] < 0.85 else 3)
         many = 0
         for each in range(changes):
@@ -177,6 +172,7 @@ def anneal_phases(
         found, time = rows[:0], np.inf
         if sums <= limit:
             found, time = fastest_schedule(sizes, limits, hurries, rows)
+        # Accepted: the digits stay as they are, and the best are remembered.
         if len(found) and time <= limit:
             spent = time
             if time < least:

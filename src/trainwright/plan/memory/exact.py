@@ -9,10 +9,18 @@ import math
 from dataclasses import dataclass, replace
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.operations import Operation, OperationKind, Value
+from trainwright.plan.memory.operations import (
+    BACKWARD,
+    DELETE,
+    FORWARD_ALL,
+    FORWARD_KEEP,
+    Operation,
+    OperationKind,
+    Value,
+)
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.memory.skip_connections import without_skips
+from trainwright.plan.memory.skips import without_skips
 
 __all__ = ["SearchResult", "keep_within", "list_operations", "solve_exact"]
 
@@ -67,25 +75,25 @@ def list_operations(rows: list[list[int]]) -> tuple[Operation, ...]:
     operations: list[Operation] = []
     alive: dict[int, Value] = {}
     for kind, stage, option in rows:
-        if kind == 0:
-            if alive.get(stage) is Value.OUTPUT:
-                operations.append(Operation(OperationKind.DELETE, stage, Value.OUTPUT))
-            operations.append(Operation(OperationKind.FORWARD_ALL, stage, None, option))
-            alive[stage] = Value.SAVED
-        elif kind == 1:
-            operations.append(Operation(OperationKind.FORWARD_KEEP, stage))
-            alive[stage] = Value.OUTPUT
-        elif kind == 3:
-            operations.append(Operation(OperationKind.BACKWARD, stage))
-            del alive[stage]
-            if alive.get(stage - 1) is Value.OUTPUT:
-                operations.append(Operation(OperationKind.DELETE, stage - 1, Value.OUTPUT))
-                del alive[stage - 1]
-        else:
+        if kind == DELETE:
             value = alive.pop(stage)
             # A bare output that goes right after its reader is dropped by that forward.
             if value is Value.OUTPUT and operations[-1] == Operation(OperationKind.FORWARD_KEEP, stage + 1):
                 operations[-1] = Operation(OperationKind.FORWARD_DROP, stage + 1)
             else:
                 operations.append(Operation(OperationKind.DELETE, stage, value))
+            continue
+        before = stage if kind == FORWARD_ALL else stage - 1 if kind == BACKWARD else 0
+        if kind == BACKWARD:
+            operations.append(Operation(OperationKind.BACKWARD, stage))
+            del alive[stage]
+        # A bare output goes where its saved values are made, and with the backward that reads it last.
+        if alive.get(before) is Value.OUTPUT:
+            operations.append(Operation(OperationKind.DELETE, before, alive.pop(before)))
+        if kind == FORWARD_ALL:
+            operations.append(Operation(OperationKind.FORWARD_ALL, stage, None, option))
+            alive[stage] = Value.SAVED
+        elif kind == FORWARD_KEEP:
+            operations.append(Operation(OperationKind.FORWARD_KEEP, stage))
+            alive[stage] = Value.OUTPUT
     return tuple(operations)

@@ -1,27 +1,70 @@
-"""The least budget in which a chain can be trained at all when values may wait on the host, and a plan for it.
+"""The least budget in which a chain can be trained at all, without copies to the host and with them, and plans for it.
 
-Every stage must once run with gradients and once backward, each beside its input: the bare output of the stage before
-it, at best. So no plan needs less than the largest of these; the plan below needs no more, but for forwards without
-gradients whose temporaries are larger than those with. Outputs leave for the host in a first sweep; backwards fetch
-their input and run the stage again, or, where the gradient that has arrived leaves no room for that, fetch what the
-sweep has saved.
+Without copies it is that of the best persistent plan in bytes, by the recurrence of `persistent` without slots.
+
+With copies every stage must once run with gradients and once backward, each beside its input: the bare output of the
+stage before it, at best. So no plan needs less than the largest of these; the plan below needs no more, but for
+forwards without gradients whose temporaries are larger than those with. Outputs leave for the host in a first sweep;
+backwards fetch their input and run the stage again, or, where the gradient that has arrived leaves no room for that,
+fetch what the sweep has saved.
 """
 
 import math
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Operation, OperationKind, Value, offload, prefetch
+from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skip_connections import fold_skips
+from trainwright.plan.memory.sizes import sizes_of
+from trainwright.plan.memory.skips import SkipGuesses, fold_skips
 
-__all__ = ["largest_stage", "lowest_with_copies"]
+__all__ = ["lowest_plan", "lowest_with_copies", "stage_needs"]
+
+
+def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
+    """Return the persistent plan of the least peak, whatever its time, and that peak in bytes, fixed ones included.
+
+    Where values skip stages: the least of the plans for what is guessed to be alive of them.
+    """
+    if not chain.skips:
+        return _least_plan(chain)
+    plans = []
+    guesses = SkipGuesses(chain)
+    for guess in guesses:
+        operations, _ = _least_plan(guess)
+        simulation = simulate(chain, operations)
+        guesses.learn(simulation.skip_bytes_by_stage)
+        plans.append((operations, simulation.peak_bytes))
+    return min(plans, key=lambda plan: plan[1])
+
+
+def _least_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
+    from trainwright.plan.memory._persistent import least_bytes
+
+    need, choice = least_bytes(sizes_of(chain))
+    n = len(chain.steps)
+    operations: list[Operation] = []
+    tasks: list[Operation | tuple[int, int]] = [(0, n - 1)]
+    while tasks:
+        task = tasks.pop()
+        if isinstance(task, Operation):
+            operations.append(task)
+            continue
+        s, t = task
+        which = int(choice[s * n - s * (s - 1) // 2 + t - s])
+        if which < 0:
+            operations.append(Operation(OperationKind.FORWARD_ALL, s + 1, None, -1 - which))
+            tasks += [Operation(OperationKind.BACKWARD, s + 1), *([(s + 1, t)] if s < t else [])]
+        else:
+            operations.append(Operation(OperationKind.FORWARD_KEEP, s + 1))
+            operations += [Operation(OperationKind.FORWARD_DROP, stage) for stage in range(s + 2, which + 1)]
+            tasks += [(s, which - 1), Operation(OperationKind.DELETE, which, Value.OUTPUT), (which, t)]
+    return tuple(operations), int(need[n - 1]) + chain.fixed_bytes
 
 
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     """Return a plan with copies to the host of the least budget, whatever its time, and that budget in bytes."""
     last = len(chain.steps)
-    needs, options, forward_needs = _stage_needs(chain)
+    needs, options, forward_needs = stage_needs(chain)
     least = max(needs)
     listed: list[Operation] = []
     # Stages whose forward does not fit beside the gradient that has arrived are saved in the first sweep.
@@ -29,17 +72,21 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     # The sweep: every output leaves for the host.
     for stage in range(1, last + 1):
         if stage in early:
-            listed += [Operation(OperationKind.FORWARD_ALL, stage, None, options[stage]), offload(Value.SAVED, stage)]
+            listed += [
+                Operation(OperationKind.FORWARD_ALL, stage, None, options[stage]),
+                Operation(OperationKind.OFFLOAD, stage, Value.SAVED),
+            ]
         if stage < last:
             listed.append(Operation(OperationKind.FORWARD_KEEP, stage))
         if stage > 1:
-            listed.append(offload(Value.OUTPUT, stage - 1))
+            listed.append(Operation(OperationKind.OFFLOAD, stage - 1, Value.OUTPUT))
     # Backwards: fetch the input, then fetch the saved values or run the stage again.
     for stage in range(last, 0, -1):
         if stage > 1:
-            listed.append(prefetch(Value.OUTPUT, stage - 1))
+            listed.append(Operation(OperationKind.PREFETCH, stage - 1, Value.OUTPUT))
         again = Operation(OperationKind.FORWARD_ALL, stage, None, options[stage])
-        listed += [prefetch(Value.SAVED, stage) if stage in early else again, Operation(OperationKind.BACKWARD, stage)]
+        back = Operation(OperationKind.PREFETCH, stage, Value.SAVED)
+        listed += [back if stage in early else again, Operation(OperationKind.BACKWARD, stage)]
         if stage > 1:
             listed.append(Operation(OperationKind.DELETE, stage - 1, Value.OUTPUT))
     if chain.skips:
@@ -47,13 +94,7 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     return tuple(listed), least + chain.fixed_bytes
 
 
-def largest_stage(chain: Chain) -> int:
-    """Return the stage, the loss the last, that no plan with copies can do with less for."""
-    needs = _stage_needs(chain)[0]
-    return needs.index(max(needs))
-
-
-def _stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
+def stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
     """Return, by stage from 1, the bytes that it needs alone, the option that needs them, and those of its forward."""
     chain = fold_skips(chain)
     steps, last = chain.steps, len(chain.steps)

@@ -1,37 +1,48 @@
-"""Rematerialisation and offloading together: what the priced programme chooses, placed in time, and moves from there.
+"""Rematerialisation and offloading together: what a priced programme chooses, placed in time, and annealed from there.
 
-At every price of a byte that leaves, the programme of `joint` says what is kept, sent to the host, and run again. The
-prices that matter are those at which two plans cost the same; they are found by taking the price between two plans
-that are known and asking for a better one, as for the corners of a convex hull. Because bytes are not free before
-they have left, this is done for several shares of the room. A value leaves when it is made and comes back, in the
-order of need, as early as it fits, or a little before it is needed; where operations still need more bytes than there
-are, the values whose next reader is farthest leave too (Belady's rule).
+In the programme bytes that leave have a price. D(s, t, x, m) is the least time of stages s..t forward and backward in m
+slots, given what stage s - 1 has left (x: its bare output, or what one of its options saves, W bytes, paid inside m),
+plus `price` seconds for each byte that waits on the host meanwhile. As in the persistent programme, either s is saved
+or forwards go on to a split s'; and while what comes behind runs, W stays or leaves (the transitions of POFO, Beaumont
+et al., NeurIPS 2021):
 
-The programme does not know when copies end, so the fastest few are changed: annealing forces one decision of the
-plan's tree after another (an option, a split, whether what is held leaves, the memory of a part), everything else
-being read off the table again, and keeps what a compiled simulator finds faster. From these, from the plan without
-copies and from one that recomputes nothing, `phases` goes on to plans that are not persistent. `simulate` has the last
-word; with a plan without copies among the candidates, offloading never loses time.
+    D = min of
+      over options of s:   forward_s + backward_s + min(D(s+1, t, saved_s, m - W), D(s+1, t, saved_s, m) + price W)
+      over s' in s+1..t:   plain forwards s..s'-1 + D(s, s'-1, x, m)
+                             + min(D(s', t, a^{s'-1}, m - W), D(s', t, a^{s'-1}, m) + price W)
+
+Copies cost nothing here but their price, and free their bytes at once: at a price of zero the link is endless, at a
+high one nothing leaves. The prices that matter are those at which two plans cost the same; they are found by taking the
+price between two plans that are known and asking for a better one, as for the corners of a convex hull. Because bytes
+are not free before they have left, this is done for several shares of the room. A value leaves when it is made and
+comes back, in the order of need, as early as it fits, or a little before it is needed; where operations still need more
+bytes than there are, the values whose next reader is farthest leave too (Belady's rule).
+
+The programme does not know when copies end, so `phases` changes the fastest few, the plan without copies and the one
+that recomputes nothing, and keeps what a compiled simulator finds faster. `simulate` has the last word; with a plan
+without copies among the candidates, offloading never loses time.
 """
 
 import heapq
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.checkpointing import keep_all
-from trainwright.plan.memory.joint import PricedPlan, PricedProgram, operations_of, rows_of
-from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Operation
-from trainwright.plan.memory.phases import anneal_all, phases_of, save_everything
+from trainwright.plan.memory.operations import Link, Operation, operations_of, rows_of
+from trainwright.plan.memory.phases import HURRIES, anneal_all, phases_of, rates_of, save_everything
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.randomness import rng
 
-__all__ = ["lower_bound", "plan_offload", "price_hull"]
+if TYPE_CHECKING:
+    from trainwright.plan.memory._joint import PricedTable
+
+__all__ = ["PricedPlan", "PricedProgram", "plan_offload", "price_hull"]
 
 _SLOTS = 200
 _PRICES = 10
@@ -42,12 +53,9 @@ _LONG, _PRICES_LONG, _ROOMS_LONG = 50, 6, (1.0, 0.9, 1.2)
 """Beyond so many stages, where each solve takes long: fewer prices, fewer rooms."""
 _DEAR = 1e3
 """Seconds a byte: a price at which nothing leaves that need not."""
-_HURRIES = np.array([math.inf, 3.0, 1.5])
-_WHOLE = 40
-"""Stages from which on every try is made; shorter chains have fewer decisions."""
 _NOTHING = 1e-9
-_CLIMBS = ((6, 3000), (2, 8000))
-"""How many of the fastest are changed, and how often each is tried; then the fastest of them, more often."""
+_SEEDS = 3
+"""How many of the programme's fastest plans are annealed."""
 
 
 def plan_offload(
@@ -62,7 +70,6 @@ def plan_offload(
 
     `start` is a plan without copies that fits, if there is one, `lowest` one with copies that may.
     """
-    from trainwright.plan.memory._joint import anneal_choices, no_forced_choices, walk_priced_table
     from trainwright.plan.memory.copy_schedule import fastest_schedule
 
     best, least = start, math.inf
@@ -79,80 +86,83 @@ def plan_offload(
     if lowest is not None:
         accept(lowest)
     room, sizes = budget_bytes - chain.fixed_bytes, sizes_of(chain)
-    limits = (room, (*link.rates(outgoing=True, incoming=False), *link.rates(outgoing=True, incoming=True)))
-    whole = simulate(chain, keep_all(chain)).peak_bytes - chain.fixed_bytes
-    short = len(chain.steps) <= _LONG
-    seeds: list[tuple[float, int, PricedProgram, float, Ints]] = []
+    n, whole = len(chain.steps), simulate(chain, keep_all(chain)).peak_bytes - chain.fixed_bytes
+    seeds: list[tuple[float, int, Ints]] = []
     # The corners of the hull in several rooms, each carried out with its copies in the fastest way.
-    for share in _ROOMS if short else _ROOMS_LONG:
+    for share in _ROOMS if n <= _LONG else _ROOMS_LONG:
+        # A room in which everything fits plans nothing; larger ones neither.
         if share > 1 and share * room > whole:
             continue
-        programme = PricedProgram(chain, int(share * room), slots=_slot_count(chain))
-        for priced in price_hull(programme, prices=_PRICES if short else _PRICES_LONG):
-            rows, seconds = fastest_schedule(sizes, limits, _HURRIES, priced.rows)
+        slots = _SLOTS if n <= _LONG else max(60, _SLOTS * _LONG // n)
+        programme = PricedProgram(chain, int(share * room), slots=slots)
+        for priced in price_hull(programme, prices=_PRICES if n <= _LONG else _PRICES_LONG):
+            rows, seconds = fastest_schedule(sizes, (room, rates_of(link)), HURRIES, priced.rows)
             if math.isfinite(seconds):
                 accept(operations_of(rows))
-                seeds.append(
-                    (seconds, len(seeds), programme, priced.price, no_forced_choices(sizes.no_grad_forward.size))
-                )
-    # Annealing costs more on long chains, and short ones have fewer decisions.
-    fewer = min(1.0, (_LONG / len(chain.steps)) ** 2)
-    scale = min(fewer, len(chain.steps) / _WHOLE)
+                seeds.append((seconds, len(seeds), priced.rows))
+    # Change the fastest few; nothing is faster than every stage once, by its fastest option.
     quickest = float(np.minimum.reduceat(sizes.forward + sizes.backward, sizes.first[:-1]).sum())
-    # Change the decisions of the fastest few; stop where nothing can be faster.
-    for count, tries in _CLIMBS:
-        if least <= quickest * (1 + _NOTHING):
-            break
-        changed = []
-        for _, number, programme, price, forced in heapq.nsmallest(count, seeds):
-            draws = rng(number, "copies moves", count).random((int(scale * tries), 14))
-            rows, seconds = anneal_choices(sizes, programme.table(price), (limits, _HURRIES), forced, draws)
-            accept(operations_of(rows))
-            changed.append((seconds, number, programme, price, forced))
-        seeds = changed
     if least <= quickest * (1 + _NOTHING):
         return best
-    # Go on from these trees without persistence.
-    starts = [
-        walk_priced_table(sizes, programme.table(price), forced)[0]
-        for _, _, programme, price, forced in sorted(seeds, key=lambda each: each[:2])
-    ]
-    phases = [
-        phases_of(sizes.no_grad_forward.size, rows) for rows in (*starts, *([] if start is None else [rows_of(start)]))
-    ]
-    for seconds, rows in anneal_all(
-        sizes, (limits, _HURRIES), [*phases, save_everything(sizes.no_grad_forward.size)], scale=scale
-    ):
+    starts = [phases_of(n, rows) for _, _, rows in heapq.nsmallest(_SEEDS, seeds)]
+    starts += [] if start is None else [phases_of(n, rows_of(start))]
+    for seconds, rows in anneal_all(sizes, room, link, [*starts, save_everything(n)]):
         if seconds < least:
             accept(operations_of(rows))
     return best
 
 
-def lower_bound(chain: Chain, budget_bytes: int, link: Link) -> float:
-    """Return what no plan is faster than whose values stay, or wait on the host, until their backward.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PricedPlan:
+    """A plan as rows of `_joint`, which say what leaves too, and what it takes."""
 
-    Of Lagrange: at every price, D / (1 + price rate) of `joint` with sizes rounded down, a link of `rate` both ways
-    being as fast as its slower direction needs; the best of the prices, by golden sections.
+    rows: Ints
+    price: float
+    seconds: float
+    """Of the operations alone."""
+    bytes: float
+    """Of what leaves, each time."""
+
+    @property
+    def value(self) -> float:
+        """Seconds, with the price of what leaves."""
+        return self.seconds + self.price * self.bytes
+
+
+class PricedProgram:
+    """The programme of a chain in `room` bytes beside the fixed ones; each price has a table of its own.
+
+    A table takes O(L^3 slots) time and O(L^2 slots) bytes.
     """
-    rate = min(link.to_host, link.to_device)
-    if math.isinf(rate):
-        return 0.0
-    programme = PricedProgram(chain, budget_bytes - chain.fixed_bytes, slots=_slot_count(chain), down=True)
 
-    def bound(exponent: float) -> float:
-        price = math.exp(exponent) / rate
-        found = programme.solve(price)
-        return 0.0 if found is None else found.value / (1 + price * rate)
+    def __init__(self, chain: Chain, room: int, *, slots: int = 200) -> None:
+        self.sizes, self.room = sizes_of(chain), room
+        unit = max(1, room // slots)
+        self.grid = (unit, unit - 1, room // unit)
+        # A kind for the bare output of each stage and for each of its options; the chain's input takes no bytes here.
+        counts = [1, *(1 + len(step.choices) for step in chain.steps)]
+        each = [
+            0,
+            *(size for step in chain.steps for size in (step.output_bytes, *(o.saved_bytes for o in step.choices))),
+        ]
+        self.kinds = np.cumsum([0, *counts]).astype(np.int64), np.array(each, np.int64)
 
-    # Golden sections over the logarithm of the price, in units of what the link takes for a byte.
-    low, high = math.log(1e-3), math.log(10.0)
-    best = 0.0
-    for _ in range(14):
-        left, right = low + 0.382 * (high - low), low + 0.618 * (high - low)
-        one, other = bound(left), bound(right)
-        best = max(best, one, other)
-        low, high = (low, right) if one > other else (left, high)
-    return best
+    def table(self, price: float) -> "PricedTable":
+        """Return what `_joint` reads at a price in seconds for each byte that leaves."""
+        from trainwright.plan.memory._joint import fill_priced_table
+
+        return self.kinds, fill_priced_table(self.sizes, self.kinds, self.grid, price), self.grid, price
+
+    def solve(self, price: float) -> PricedPlan | None:
+        """Return the best plan at a price; None if there is none."""
+        from trainwright.plan.memory._joint import walk_priced_table
+
+        if self.room < 0:
+            return None
+        rows, sums = walk_priced_table(self.sizes, self.table(price))
+        if not len(rows):
+            return None
+        return PricedPlan(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))
 
 
 def price_hull(programme: PricedProgram, *, prices: int = _PRICES) -> Iterator[PricedPlan]:
@@ -166,6 +176,7 @@ def price_hull(programme: PricedProgram, *, prices: int = _PRICES) -> Iterator[P
         if not pairs:
             return
         _, _, more, less = heapq.heappop(pairs)
+        # Plans that cost nearly the same have nothing between them worth a price.
         if more.bytes <= less.bytes or less.seconds - more.seconds <= _SAME * less.seconds:
             continue
         # At this price both plans cost the same; a plan that costs less lies between them on the hull.
@@ -176,7 +187,3 @@ def price_hull(programme: PricedProgram, *, prices: int = _PRICES) -> Iterator[P
         yield found
         for one, other in ((more, found), (found, less)):
             heapq.heappush(pairs, (one.seconds - other.seconds, 2 * count + (one is found), one, other))
-
-
-def _slot_count(chain: Chain) -> int:
-    return _SLOTS if len(chain.steps) <= _LONG else max(60, _SLOTS * _LONG // len(chain.steps))

@@ -1,25 +1,34 @@
-"""Operations: what a plan is made of, a list that says what runs, what is dropped, and what leaves the device."""
+"""Operations: what a plan is made of, a list that says what runs, what is dropped, and what leaves the device.
 
-from collections.abc import Iterable
+Beside them the link to the host, which says how long values take that leave and come back.
+"""
+
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
 from trainwright.errors import ChainError
+from trainwright.kernels import Ints
+from trainwright.validators import Validator, check, optional
 
 __all__ = [
+    "BACKWARD",
+    "DELETE",
+    "FORWARD_ALL",
+    "FORWARD_DROP",
+    "FORWARD_KEEP",
+    "OFFLOAD",
+    "PREFETCH",
+    "Link",
     "Operation",
     "OperationKind",
     "Value",
-    "backward",
-    "delete",
-    "format_operations",
-    "forward_all",
-    "forward_drop",
-    "forward_keep",
-    "offload",
-    "parse_operations",
-    "prefetch",
-]  # fmt: skip
+    "operations_of",
+    "parse_operation",
+    "rows_of",
+]
 
 
 class OperationKind(StrEnum):
@@ -70,47 +79,7 @@ class Operation:
         return f"{self.kind} {self.stage}" + (f"/{self.option}" if self.option else "")
 
 
-def forward_all(stage: int, option: int = 0) -> Operation:
-    """Return F_all of a stage."""
-    return Operation(OperationKind.FORWARD_ALL, stage, option=option)
-
-
-def forward_keep(stage: int) -> Operation:
-    """Return F_ck of a stage."""
-    return Operation(OperationKind.FORWARD_KEEP, stage)
-
-
-def forward_drop(stage: int) -> Operation:
-    """Return the forward of a stage that drops its bare input."""
-    return Operation(OperationKind.FORWARD_DROP, stage)
-
-
-def backward(stage: int) -> Operation:
-    """Return the backward of a stage."""
-    return Operation(OperationKind.BACKWARD, stage)
-
-
-def delete(value: Value, stage: int) -> Operation:
-    """Return Del of a value of a stage."""
-    return Operation(OperationKind.DELETE, stage, value)
-
-
-def offload(value: Value, stage: int) -> Operation:
-    """Return the start of a copy of a value to the host."""
-    return Operation(OperationKind.OFFLOAD, stage, value)
-
-
-def prefetch(value: Value, stage: int) -> Operation:
-    """Return the start of a copy of a value back from the host."""
-    return Operation(OperationKind.PREFETCH, stage, value)
-
-
-def format_operations(operations: Iterable[Operation]) -> str:
-    """Return operations as one line, separated by semicolons."""
-    return "; ".join(map(str, operations))
-
-
-def parse_operations(written: str) -> Operation:
+def parse_operation(written: str) -> Operation:
     """Return the operation that a string such as "Fall 3/1" or "Del a2" means."""
     try:
         name, _, rest = written.strip().partition(" ")
@@ -132,3 +101,58 @@ def _read_number(digits: str) -> int:
     if not digits.isdecimal():
         raise ValueError(digits)
     return int(digits)
+
+
+FORWARD_ALL, FORWARD_KEEP, FORWARD_DROP, BACKWARD, DELETE, OFFLOAD, PREFETCH = range(7)
+"""The kinds in their order, as kernels write them: rows (kind, stage, option), -1 for a move of a bare output."""
+_KINDS = tuple(OperationKind)
+
+
+def operations_of(rows: Ints) -> tuple[Operation, ...]:
+    """Return what the rows of a kernel stand for."""
+    return tuple(
+        Operation(_KINDS[kind], stage, None, option if kind == FORWARD_ALL else 0)
+        if kind < DELETE
+        else Operation(_KINDS[kind], stage, Value.OUTPUT if option < 0 else Value.SAVED)
+        for kind, stage, option in rows.tolist()
+    )
+
+
+def rows_of(operations: Sequence[Operation]) -> Ints:
+    """Return operations as rows, as kernels read them."""
+    moved = {None: 0, Value.OUTPUT: -1, Value.SAVED: 0}
+    return np.array(
+        [(_KINDS.index(each.kind), each.stage, each.option or moved[each.value]) for each in operations], np.int64
+    ).reshape(-1, 3)
+
+
+_BANDWIDTH = Validator(
+    lambda value: isinstance(value, int | float) and not isinstance(value, bool) and value > 0, "bytes per second > 0"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Link:
+    """Bandwidths in bytes per second; what is measured with both directions busy may be less than alone."""
+
+    to_host: float
+    to_device: float
+    to_host_together: float | None = None
+    """None: as fast as alone (full duplex)."""
+    to_device_together: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("to_host", "to_device"):
+            check(getattr(self, name), _BANDWIDTH, f"Link.{name}", ChainError)
+            check(getattr(self, f"{name}_together"), optional(_BANDWIDTH), f"Link.{name}_together", ChainError)
+
+    @classmethod
+    def of(cls, bandwidth: "float | Link") -> "Link":
+        """Return a link as fast in both directions as `bandwidth` says, in bytes per second."""
+        return bandwidth if isinstance(bandwidth, Link) else cls(to_host=bandwidth, to_device=bandwidth)
+
+    def rates(self, *, outgoing: bool, incoming: bool) -> tuple[float, float]:
+        """Return the rates to the host and to the device, given which directions are busy."""
+        if not (outgoing and incoming):
+            return self.to_host, self.to_device
+        return self.to_host_together or self.to_host, self.to_device_together or self.to_device

@@ -1,4 +1,4 @@
-"""Joint plans that need not be persistent: what runs in each phase, everything else following from that.
+"""Plans that need not be persistent: what runs in each phase, everything else following from that.
 
 Phase d lies between the arrivals of two gradients and ends with the backward of stage d; the first is the whole
 forward. In a phase any stages may run, in their order (as in Checkmate). That, and which values are to leave, is all
@@ -7,7 +7,8 @@ leave for the host by the rule of `copy_schedule.place_copies`. So a value may b
 without its input, which no program over segments allows.
 
 Annealing changes digits: a stage's kind in the forward, a run of stages in a phase near their backward or anywhere,
-a value that leaves. Large values are changed more often.
+a value that leaves. Large values are changed more often. Without a link, copies take for ever, so that plans with
+fewer of them are faster and those that the simulator accepts have none.
 """
 
 import math
@@ -15,23 +16,48 @@ from collections.abc import Iterable, Iterator
 
 import numpy as np
 
-from trainwright.kernels import Floats, Ints
-from trainwright.plan.memory.sizes import Sizes
+from trainwright.kernels import Ints
+from trainwright.model.chain import Chain
+from trainwright.plan.memory.operations import Link, Operation, operations_of, rows_of
+from trainwright.plan.memory.simulate import simulate
+from trainwright.plan.memory.sizes import Sizes, sizes_of
+from trainwright.plan.memory.skips import count_skips
 from trainwright.randomness import rng
 
-__all__ = ["Phases", "anneal_all", "phases_of", "save_everything"]
+__all__ = ["HURRIES", "Phases", "anneal_all", "improve_plan", "phases_of", "rates_of", "save_everything"]
 
 Phases = tuple[Ints, Ints]
 """What each phase makes and what leaves in it; see `_phases`."""
+HURRIES = np.array([math.inf, 3.0, 1.5])
+"""How early copies back begin, for `copy_schedule.place_copies`."""
 _ROUNDS = ((4, 4000), (2, 12000), (1, 24000))
 """How many of the fastest are changed, and how often each is tried."""
 _HEAT = 2e-4
 _NUMBERS = 20
+_NO_LINK = Link.of(1e-9)
+_WHOLE, _LONG = 40, 50
+"""Stages from which on every try is made, for shorter chains have fewer decisions; beyond the second they take long."""
+
+
+def improve_plan(chain: Chain, budget_bytes: int, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
+    """Return a plan without copies that is at least as fast within the budget as the given one, which must be valid."""
+    best, before = operations, simulate(chain, operations, budget_bytes=budget_bytes)
+    least = before.seconds
+    # Values that skip stages are counted as they are alive in the plan that is known; the simulator decides.
+    sizes, n = sizes_of(count_skips(chain, before.skip_bytes_by_stage)), len(chain.steps)
+    starts = [phases_of(n, rows_of(operations)), save_everything(n)]
+    for seconds, rows in anneal_all(sizes, budget_bytes - chain.fixed_bytes, _NO_LINK, starts):
+        if seconds < least:
+            found = operations_of(rows)
+            simulation = simulate(chain, found, budget_bytes=budget_bytes)
+            if simulation.fits and simulation.seconds < least:
+                best, least = found, simulation.seconds
+    return best
 
 
 def phases_of(n: int, rows: Ints) -> Phases:
     """Return the phases of rows for n stages; of two runs of a stage in one phase the last counts."""
-    from trainwright.plan.memory.copy_schedule import BACKWARD, FORWARD_ALL, OFFLOAD
+    from trainwright.plan.memory.operations import BACKWARD, FORWARD_ALL, OFFLOAD
 
     made, away, d = np.zeros((n + 1, n + 1), np.int64), np.zeros((n + 1, n + 1), np.int64), n
     for kind, stage, option in rows.tolist():
@@ -50,13 +76,17 @@ def save_everything(n: int) -> Phases:
     return made, np.zeros((n + 1, n + 1), np.int64)
 
 
-def anneal_all(
-    sizes: Sizes, within: tuple[tuple[int, tuple[float, float, float, float]], Floats], starts: Iterable[Phases],
-    *, scale: float,
-) -> Iterator[tuple[float, Ints]]:  # fmt: skip
-    """Yield faster and faster lists and their seconds; `scale` times as many tries as otherwise."""
+def rates_of(link: Link) -> tuple[float, float, float, float]:
+    """Return the rates of a link as kernels read them: each direction alone, then each while both are busy."""
+    return (*link.rates(outgoing=True, incoming=False), *link.rates(outgoing=True, incoming=True))
+
+
+def anneal_all(sizes: Sizes, room: int, link: Link, starts: Iterable[Phases]) -> Iterator[tuple[float, Ints]]:
+    """Yield faster and faster lists in `room` bytes, and their seconds; the first starts are changed first."""
     from trainwright.plan.memory._phases import anneal_phases
 
+    n, within = sizes.no_grad_forward.size, ((room, rates_of(link)), HURRIES)
+    scale = min((_LONG / n) ** 2, n / _WHOLE, 1.0)
     plans = [(math.inf, number, made, away) for number, (made, away) in enumerate(starts)]
     for count, tries in _ROUNDS:
         changed = []

@@ -1,21 +1,23 @@
-"""Plan: operations for one chain, what they were predicted to take, and the file that holds them."""
+"""Plans and their files: operations for one chain and what they should take; for compiled code a share of torch's."""
 
 import json
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainwright.errors import PlanMismatch
 from trainwright.files import read_json, write_text
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.link import Link
-from trainwright.plan.memory.operations import Operation, parse_operations
+from trainwright.plan.memory.operations import Link, Operation, parse_operation
 from trainwright.plan.memory.simulate import Simulation, simulate
 
-__all__ = ["SCHEMA", "Plan"]
+__all__ = ["SCHEMA", "CompiledPlan", "Compiler", "Plan", "read_plan"]
 
 SCHEMA = 1
+_COMPILED, _COMPILED_SCHEMA = "compiled memory plan", 2
+Compiler = Literal["inductor", "aot_eager"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,7 +127,7 @@ class Plan:
                     "was saved; plan again"
                 )
             return cls.of(
-                chain, tuple(map(parse_operations, content["operations"])), budget_bytes=content["budget_bytes"],
+                chain, tuple(map(parse_operation, content["operations"])), budget_bytes=content["budget_bytes"],
                 solver=content["solver"], lower_seconds=content["lower_seconds"],
                 link=None if content["link"] is None else Link(**content["link"]),
                 torch_version=content["torch_version"],
@@ -142,3 +144,58 @@ class Plan:
         """Read a plan from a JSON file."""
         allowed = "a file that Plan.save or `trainwright memory plan --out` wrote"
         return cls.from_json(read_json(path, "plan file", allowed=allowed, error=PlanMismatch))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompiledPlan:
+    """A compiled step within a budget: the share of saved values that torch's partitioner is allowed, and its peak."""
+
+    budget_bytes: int
+    peak_bytes: int
+    """Measured: live allocations of a step at their most, with parameters, buffers and batch."""
+    fixed_bytes: int
+    """Of these: parameters, buffers, batch, the optimizer's state and the reserve."""
+    input_bytes: int
+    """Of the batch; larger ones are refused."""
+    saved_share: float
+    """torch's `activation_memory_budget`: 1 saves what torch saves without a budget, 0 recomputes all that it can."""
+    compiler: Compiler
+    torch_version: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the plan as a JSON object."""
+        return {"schema": _COMPILED_SCHEMA, "kind": _COMPILED, **asdict(self)}
+
+    @classmethod
+    def from_json(cls, content: Any) -> "CompiledPlan":
+        """Return the plan that `to_json` has written; raise PlanMismatch for anything else."""
+        if (
+            not isinstance(content, Mapping)
+            or content.get("kind") != _COMPILED
+            or content.get("schema") != _COMPILED_SCHEMA
+        ):
+            raise PlanMismatch(
+                f"plan file: got no {_COMPILED} of schema {_COMPILED_SCHEMA}; allowed: what CompiledPlan.save writes"
+            )
+        missing = [field.name for field in fields(cls) if field.name not in content]
+        if missing:
+            raise PlanMismatch(f"plan file: got no {missing[0]!r}; allowed: what CompiledPlan.save writes")
+        return cls(**{field.name: content[field.name] for field in fields(cls)})
+
+    def save(self, path: str | Path) -> None:
+        """Write the plan as a JSON file."""
+        write_text(path, "plan file", json.dumps(self.to_json(), indent=1) + "\n", error=PlanMismatch)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "CompiledPlan":
+        """Read a plan from a JSON file."""
+        allowed = "a file that CompiledPlan.save wrote"
+        return cls.from_json(read_json(path, "plan file", allowed=allowed, error=PlanMismatch))
+
+
+def read_plan(path: str | Path) -> Plan | CompiledPlan:
+    """Return the plan that a file holds, of either back-end."""
+    allowed = "a file that a plan's save or `trainwright memory plan --out` wrote"
+    content = read_json(path, "plan file", allowed=allowed, error=PlanMismatch)
+    compiled = isinstance(content, Mapping) and content.get("kind") == _COMPILED
+    return CompiledPlan.from_json(content) if compiled else Plan.from_json(content)

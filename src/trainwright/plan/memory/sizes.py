@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.skip_connections import fold_skips
+from trainwright.plan.memory.skips import fold_skips
 
 __all__ = ["Sizes", "sizes_of"]
 

@@ -1,5 +1,6 @@
 """Work: a profile as arrays over its different layers, per sample and at the precision of a plan."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -8,9 +9,8 @@ from trainwright.model.layer import Block, Layer
 from trainwright.model.profile import Profile
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints
 from trainwright.plan.parallel.precision import Precision
-from trainwright.plan.parallel.rerun_modules import blocks_run_again
 
-__all__ = ["ModelArrays"]
+__all__ = ["ModelArrays", "paths_run_again"]
 
 _TRACED_BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2}
 
@@ -73,7 +73,7 @@ class ModelArrays:
             "block": np.repeat(np.arange(len(blocks)), sizes),
             "counts": np.array([block.count for block in blocks], dtype=np.int64),
             "roles": tuple(_roles(blocks, self.hidden)),
-            "again": np.array(blocks_run_again(blocks), dtype=np.bool_),
+            "again": np.array(_blocks_run_again(blocks), dtype=np.bool_),
             "inside": np.repeat([block.transformer is not None for block in blocks], sizes),
             "forward_flops": column("forward_flops", 1 / batch),
             "backward_flops": column("backward_flops", 1 / batch),
@@ -198,3 +198,41 @@ def _outer_roles(layers: list[Layer], hidden: int) -> list[str]:
         else:
             roles.append("inside" if divided and layer.kind in {"loss", "pointwise"} else "")
     return roles
+
+
+def _blocks_run_again(blocks: Sequence[Block]) -> tuple[bool, ...]:
+    """Return which blocks a full recomputation runs again.
+
+    They are the transformer blocks; in a model without any, those that are a module of several layers.
+    """
+    if any(block.transformer for block in blocks):
+        return tuple(block.transformer is not None for block in blocks)
+    paths = [tuple(layer.name.split(".")) for block in blocks for layer in block.layers]
+    return tuple(len(block.layers) > 1 and _whole(block, paths) for block in blocks)
+
+
+def paths_run_again(blocks: Sequence[Block], again: Sequence[bool]) -> tuple[str, ...]:
+    """Return the paths of the modules that are run again, () where some block is none."""
+    paths = [tuple(layer.name.split(".")) for block in blocks for layer in block.layers]
+    chosen = [block for block, runs in zip(blocks, again, strict=True) if runs]
+    if not all(_whole(block, paths) for block in chosen):
+        return ()
+    return tuple(name for block in chosen for name in _names(block))
+
+
+def _whole(block: Block, paths: Sequence[tuple[str, ...]]) -> bool:
+    """Whether each run of a block is a module: its layers, and no other's, are below the run's path.
+
+    `paths` are those of all layers, of repeated blocks those of the first run.
+    """
+    block_paths = [tuple(layer.name.split(".")) for layer in block.layers]
+    first, *others = [tuple(name.split(".")) for name in _names(block)]
+    inside = sum(path[: len(first)] == first for path in block_paths)
+    return (
+        inside == len(block_paths) == sum(path[: len(first)] == first for path in paths)
+        and not any(path[: len(other)] == other for other in others for path in paths)
+    )  # fmt: skip
+
+
+def _names(block: Block) -> tuple[str, ...]:
+    return block.members or (block.name,)

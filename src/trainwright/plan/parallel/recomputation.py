@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainwright.plan.parallel.mesh import Bools, Floats, Mesh
-from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.rerun_modules import paths_run_again
+from trainwright.plan.parallel.model_arrays import ModelArrays, paths_run_again
 from trainwright.plan.parallel.strategies.strategy import Exchange
 
 __all__ = ["choices_of", "exchanges_again", "layers_again", "modules_of", "saved_bytes"]

@@ -3,17 +3,24 @@
 A stage is forwards and backwards on a device, devices may have several stages. Every border between stages has a link
 of its own, which carries one message at a time, either way; a pattern says when each piece of work of micro-batch 0
 starts, and micro-batch i does the same i periods later (the 1-periodic patterns of Beaumont et al., Euro-Par 2021).
+
+1F1B* is the pattern of stages on devices of their own, where links count as stages. From the last stage on, consecutive
+stages and links go greedily into one group while their loads add up to at most T; a stage in the g-th group from the
+end holds g micro-batches, and no pattern of that period holds fewer (the tests compare with `period`). In a group all
+forwards run in a row; backwards run g - 1 periods after the group's last forward has ended.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
-__all__ = ["Pattern", "PatternWork", "pattern_breaches"]
-
-_SLACK = 1e-6
-"""Of a period: by so much a pattern that floating point or an integer programme made may overlap."""
+__all__ = [
+    "Pattern",
+    "PatternWork",
+    "candidate_periods",
+    "group_stages",
+    "least_period",
+    "one_forward_one_backward",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,54 +74,81 @@ class Pattern:
         return [[piece for *_, piece in sorted(lane)] for lane in lanes]
 
 
-def pattern_breaches(pattern: Pattern, rooms: Sequence[int]) -> list[str]:
-    """Return what a pattern does that it must not, micro-batches unrolled one by one; `rooms` are those of devices."""
-    count = 2 + (math.ceil(pattern.latency_seconds / pattern.period_seconds) if pattern.period_seconds else 0)
-    slack = _SLACK * pattern.period_seconds
-    found = list(_late_reads(pattern, slack))
-    lanes: dict[str, list[tuple[float, float]]] = {}
-    changes: list[list[tuple[float, int]]] = [[] for _ in rooms]
-    for batch in range(count):
-        at = batch * pattern.period_seconds
-        for stage, work in enumerate(pattern.works):
-            lane = lanes.setdefault(f"device {work.device}", [])
-            begin, back = pattern.forward_starts[stage] + at, pattern.backward_starts[stage] + at
-            lane += [(begin, begin + work.forward_seconds), (back, back + work.backward_seconds)]
-            changes[work.device] += [(begin + slack, work.each), (back + work.backward_seconds - slack, -work.each)]
-        for stage, seconds in enumerate(pattern.links):
-            starts = (pattern.send_starts[stage] + at, pattern.return_starts[stage] + at)
-            lanes.setdefault(f"link {stage}", []).extend((start, start + seconds) for start in starts)
-    for name, lane in lanes.items():
-        lane.sort()
-        latest = -math.inf
-        for start, end in lane:
-            if end > start and start < latest - slack:
-                found.append(f"{name}: work at {start:g} begins before {latest:g}")
-            latest = max(latest, end)
-    for device, row in enumerate(changes):
-        held = 0
-        for _, change in sorted(row):
-            held += change
-            if held > rooms[device]:
-                found.append(f"device {device}: holds {held} of {rooms[device]}")
-                break
-    return found
+def group_stages(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
+    """Return the micro-batches that each stage holds, or None if a stage or link is longer than the period.
+
+    `links[i]` is the load of the link between stages i and i + 1, both ways together.
+    """
+    found = _group_row(loads, links, period)
+    return None if found is None else found[::2]
 
 
-def _late_reads(pattern: Pattern, slack: float) -> Iterator[str]:
-    """Yield work of a micro-batch that does not wait for what it needs."""
-    last = len(pattern.works) - 1
-    row: list[tuple[str, float, float]] = []
-    for stage, work in enumerate(pattern.works):
-        row.append((f"forward of stage {stage}", pattern.forward_starts[stage], work.forward_seconds))
-        if stage < last:
-            row.append((f"output of stage {stage}", pattern.send_starts[stage], pattern.links[stage]))
-    for stage in range(last, -1, -1):
-        if stage < last:
-            row.append((f"gradient for stage {stage}", pattern.return_starts[stage], pattern.links[stage]))
-        row.append(
-            (f"backward of stage {stage}", pattern.backward_starts[stage], pattern.works[stage].backward_seconds)
-        )
-    for (_, start, seconds), (name, next_start, _) in pairwise(row):
-        if next_start < start + seconds - slack:
-            yield f"{name}: begins at {next_start:g}, before {start + seconds:g}"
+def least_period(
+    loads: Sequence[float], links: Sequence[float], fits: Callable[[int, int], bool]
+) -> tuple[float, list[int]] | None:
+    """Return the least period whose groups fit, and what each stage holds; None if not even one at a time fits.
+
+    `fits(stage, held)` says whether a stage can hold so many. Groups change only where T is a sum of consecutive
+    loads and links, so these are all periods that need be tried.
+    """
+    for period in candidate_periods(loads, links):
+        held = group_stages(loads, links, period)
+        if held is not None and all(fits(stage, count) for stage, count in enumerate(held)):
+            return period, held
+    return None
+
+
+def candidate_periods(loads: Sequence[float], links: Sequence[float]) -> list[float]:
+    """Return the periods at which groups change, ascending: sums of consecutive loads and links."""
+    row = _stage_row(loads, links)
+    return sorted({sum(row[begin:end]) for begin in range(len(row)) for end in range(begin + 1, len(row) + 1)})
+
+
+def one_forward_one_backward(works: Sequence[PatternWork], links: Sequence[float], period: float) -> Pattern:
+    """Return the 1F1B* pattern of a period that is at least every load; `links` are one way."""
+    forward = _stage_row([work.forward_seconds for work in works], links)
+    back = _stage_row([work.backward_seconds for work in works], links)
+    number = _group_row(
+        [work.forward_seconds + work.backward_seconds for work in works], [2 * x for x in links], period
+    )
+    if number is None:
+        raise ValueError(f"period: got {period}, less than a stage or link takes")
+    starts = [sum(forward[:place]) for place in range(len(forward) + 1)]
+    returns = [0.0] * len(forward)
+    for place in range(len(forward) - 1, -1, -1):
+        if place + 1 < len(forward) and number[place + 1] == number[place]:
+            returns[place] = returns[place + 1] + back[place + 1]
+        else:  # the group's first backward
+            returns[place] = starts[place + 1] + (number[place] - 1) * period
+    return Pattern(
+        works=tuple(works),
+        links=tuple(links),
+        period_seconds=period,
+        forward_starts=tuple(starts[:-1:2]),
+        send_starts=tuple(starts[1:-1:2]),
+        return_starts=tuple(returns[1::2]),
+        backward_starts=tuple(returns[::2]),
+    )
+
+
+def _stage_row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
+    """Return stages and the links between them in turn."""
+    row = [stages[0]]
+    for link, stage in zip(links, stages[1:], strict=True):
+        row += [link, stage]
+    return row
+
+
+def _group_row(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
+    """Return the group, from the end, of each stage and link."""
+    slack = period * (1 + 1e-12)
+    group, total = 1, 0.0
+    found = []
+    for load in reversed(_stage_row(loads, links)):
+        if load > slack:
+            return None
+        if total + load > slack:
+            group, total = group + 1, 0.0
+        total += load
+        found.append(group)
+    return found[::-1]

@@ -19,7 +19,6 @@ __all__ = [
     "deep_orders",
     "orders_of",
     "simulate_orders",
-    "simulate_schedule",
 ]
 
 _Work = tuple[str, int, int]
@@ -52,34 +51,6 @@ class PipelineTimeline:
         """Share of the devices' time in which they compute."""
         done = sum(run.end_seconds - run.start_seconds for lane in self.runs for run in lane)
         return done / (self.seconds * len(self.runs)) if self.seconds else 1.0
-
-
-def simulate_schedule(
-    schedule: str,
-    forward_seconds: Sequence[float],
-    backward_seconds: Sequence[float],
-    *,
-    microbatches: int,
-    link_seconds: Sequence[float] | None = None,
-    devices: int | None = None,
-    weight_seconds: Sequence[float] | None = None,
-) -> PipelineTimeline:
-    """Place a step in time. Sequences are per chunk; `link_seconds[c]` is one way between chunks c and c + 1.
-
-    Chunks are as many as devices, or (interleaved) a multiple, with micro-batches a multiple of the devices.
-    `weight_seconds` are the parts of the backwards that zero-bubble defers, by default half of each.
-    """
-    chunks = len(forward_seconds)
-    links = list(link_seconds)[: chunks - 1] if link_seconds is not None else [0.0] * (chunks - 1)
-    weights = [each / 2 for each in backward_seconds] if weight_seconds is None else list(weight_seconds)
-    found = [
-        simulate_orders(orders, forward_seconds, backward_seconds, links, weight_seconds=weights)
-        for orders in orders_of(
-            schedule, forward_seconds, backward_seconds, microbatches=microbatches, link_seconds=links,
-            devices=devices or chunks, weight_seconds=weights,
-        )
-    ]  # fmt: skip
-    return min(found, key=lambda each: each.seconds)
 
 
 def orders_of(

@@ -14,7 +14,6 @@ __all__ = [
     "Schedule",
     "StageHolding",
     "WeightBytes",
-    "bubble_share",
     "check_schedule",
     "in_flight",
     "stage_bytes",
@@ -47,11 +46,6 @@ def in_flight(schedule: str, *, stage: int, stages: int, microbatches: int) -> i
     """Return the micro-batches whose saved values a stage (from 0) holds at its worst, one chunk a stage."""
     check_schedule(schedule)
     return microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
-
-
-def bubble_share(*, stages: int, microbatches: int, chunks: int = 1) -> float:
-    """Return the idle share of equal stages under GPipe or 1F1B, or interleaved with `chunks` a device."""
-    return (stages - 1) / (chunks * microbatches + stages - 1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

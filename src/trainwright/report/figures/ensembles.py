@@ -5,7 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from trainwright.ensemble import Front
 from trainwright.ensemble.ensemble_report import EnsembleReport
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble
+from trainwright.ensemble.metrics import METRICS
+from trainwright.ensemble.selection.candidates import make_scorer
 from trainwright.report.figures.figure import (
     Figure,
     Json,
@@ -18,7 +22,6 @@ from trainwright.report.figures.figure import (
     value_axis,
 )
 from trainwright.report.formatting import count, escape, number
-from trainwright.report.study_ensemble import StudyEnsemble
 
 __all__ = ["disagreement_figure", "ensemble_front", "reliability_figure"]
 
@@ -26,22 +29,23 @@ _MOST_WRITTEN = 12  # members whose shares have room in their cells
 _WORDS = {"cross_entropy": "cross-entropy", "squared_error": "squared error"}
 
 
-def ensemble_front(ensembles: StudyEnsemble) -> Figure:
+def ensemble_front(selection: ChosenEnsemble) -> Figure:
     """Return the figure; where seconds were not measured, the number of members stands for the cost."""
-    front, singles, pick = ensembles.front, ensembles.singles, ensembles.pick
-    timed = all(single.seconds_per_row is not None for single in singles)
-    unit, per = _choose_unit([single.seconds_per_row or 0.0 for single in singles]) if timed else ("", 1.0)
+    front, pick = selection.front, selection.ensemble
+    trials, single_losses, seconds = _score_singles(front)
+    timed = all(cost is not None for cost in seconds)
+    unit, per = _choose_unit([cost or 0.0 for cost in seconds]) if timed else ("", 1.0)
     chosen = tuple(member.trial for member in pick.members)
     points = sorted(front.points, key=lambda point: (point.seconds_per_row or len(point.members), point.loss))
     costs = [(point.seconds_per_row or 0.0) * per if timed else float(len(point.members)) for point in points]
+    # A point belongs to the line where it is the least so far.
     losses = np.minimum.accumulate([point.loss for point in points])
     # The front has three axes; points that are on it for their few bytes only lie above the line of the other two.
     line = [at for at, point in enumerate(points) if at == 0 or point.loss < losses[at - 1]]
     small = [at for at in range(len(points)) if at not in line]
-    alone = [(single.seconds_per_row or 0.0) * per if timed else 1.0 for single in singles]
+    alone = [(cost or 0.0) * per if timed else 1.0 for cost in seconds]
     # Single models first, so that the front is drawn on top of them.
-    single_losses = [single.loss for single in singles]
-    traces = [_mark_models("one model", alone, single_losses, [(single.trial,) for single in singles], "--muted")]
+    traces = [_mark_models("one model", alone, single_losses, [(trial,) for trial in trials], "--muted")]
     for name, places, symbol in (("front", line, "circle"), ("front, for its size", small, "circle-open")):
         if places:
             place_losses, who = [points[at].loss for at in places], [points[at].members for at in places]
@@ -55,25 +59,34 @@ def ensemble_front(ensembles: StudyEnsemble) -> Figure:
             best = rounded([point.loss])
             traces.append(draw_marks("least loss", [cost], best, "--orange", size=16, symbol="circle-open"))
     loss = _WORDS.get(front.metric, front.metric)
-    every = np.array([*(single.loss for single in singles), *(point.loss for point in points)])
+    every = np.array([*single_losses, *(point.loss for point in points)])
     y, remark = value_axis(f"{loss} on {escape(front.split, 30)} rows", every, low_is_good=True)
     return Figure(
         name="ensembles",
         title="Ensembles: loss against cost",
-        caption=_write_caption(ensembles, remark),
+        caption=_write_caption(selection, len(trials), remark),
         data=traces,
         layout=layout(xaxis=axis(f"{unit} per row" if timed else "members", rangemode="tozero"), yaxis=y),
         height=400,
     )
 
 
-def _write_caption(ensembles: StudyEnsemble, remark: str) -> str:
-    front, pick = ensembles.front, ensembles.pick
+def _score_singles(front: Front) -> tuple[list[int], list[float], Sequence[float | None]]:
+    """Return the models that selection looked at: trials, losses of each alone, and seconds per row if measured."""
+    candidates = front.candidates
+    losses = make_scorer(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
+    seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
+    return candidates.trials.tolist(), losses.tolist(), seconds
+
+
+def _write_caption(selection: ChosenEnsemble, singles: int, remark: str) -> str:
+    front, pick = selection.front, selection.ensemble
     best, single = front.points[0].loss, front.baselines["single best"].loss
     gain = f"{(single - best) / abs(single):.0%} below" if single > best and single else "no better than"
-    cut = f" {ensembles.left_out:,} further models were left out." if ensembles.left_out else ""
+    left_out = selection.models - len(selection.library.members)
+    cut = f" {left_out:,} further models were left out." if left_out else ""
     return (
-        f"{count(len(ensembles.singles), 'model')} alone, and {count(len(front.points), 'ensemble')} on the front, "
+        f"{count(singles, 'model')} alone, and {count(len(front.points), 'ensemble')} on the front, "
         f"of which none is beaten in loss, time and size together. The least loss, {number(best)}, is {gain} the best "
         f"single model's {number(single)}. The pick has {count(len(pick.members), 'member')}. "
         f"Losses here are of the rows that were selected on, and so too good.{cut} {remark}"
@@ -147,6 +160,7 @@ def disagreement_figure(report: EnsembleReport) -> Figure | None:
     difference = np.array(report.disagreement)
     classes = report.output == "classes"
     form = ".1%" if classes else ".3g"
+    # Each pair once: the matrix is symmetric.
     pairs = difference[np.triu_indices(len(difference), 1)]
     content = f"{pairs.mean():.1%} of rows" if classes else f"{number(float(pairs.mean()), 3)}"
     correlation = (

@@ -59,17 +59,26 @@ def draw_trace(kind: str, name: str, x: Any, y: Any, tip: str = "", **settings: 
 
 def draw_lines(name: str, x: Any, y: Any, colour: str, tip: str = "", *, width: float = 1.5, **settings: Any) -> Json:
     """Return a line through points; `shape` "hv" makes it a staircase, `dash` is "dot" or "dash"."""
-    style = {key: settings.pop(key) for key in ("shape", "dash") if key in settings}
-    line = {"color": colour, "width": width, **style}
-    return draw_trace("scatter", name, x, y, tip, **{"mode": "lines", "line": line, **settings})
+    style: Json = {key: settings.pop(key) for key in ("shape", "dash") if key in settings}
+    line: Json = {"color": colour, "width": width, **style}
+    return draw_trace("scatter", name, x, y, tip, mode="lines", line=line, **settings)
 
 
 def draw_marks(
-    name: str, x: Any, y: Any, colour: str, tip: str = "", *, size: float = 6, symbol: str = "circle", **settings: Any
+    name: str,
+    x: Any,
+    y: Any,
+    colour: str,
+    tip: str = "",
+    *,
+    size: float = 6,
+    symbol: str = "circle",
+    mode: str = "markers",
+    **settings: Any,
 ) -> Json:
-    """Return points with a mark at each."""
+    """Return points with a mark at each; the mode "lines+markers" joins them."""
     marker = {"color": colour, "size": size, "symbol": symbol}
-    return draw_trace("scatter", name, x, y, tip, **{"mode": "markers", "marker": marker, **settings})
+    return draw_trace("scatter", name, x, y, tip, mode=mode, marker=marker, **settings)
 
 
 def value_axis(title: str, values: NDArray[np.float64], *, low_is_good: bool) -> tuple[Json, str]:

@@ -6,9 +6,9 @@ A group says by itself whether the study has something to draw: it returns no fi
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from trainwright.ensemble.ensemble_report import EnsembleReport
+from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.errors import EnsembleError, SearchError
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensembles import disagreement_figure, ensemble_front, reliability_figure
@@ -20,7 +20,7 @@ from trainwright.report.figures.objectives import hypervolume_figure, trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
-from trainwright.report.study_ensemble import StudyEnsemble, choose_study_ensemble
+from trainwright.report.study_ensemble import choose_study_ensemble
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
 
@@ -35,7 +35,6 @@ class FigureSource:
 
     overview: Overview
     directory: Path | None = None
-    workers_by: Literal["slot", "device"] = "slot"
     parameter_order: Sequence[str] = ()  # set by the group "importance" for the group "parallel"
 
     @property
@@ -59,7 +58,7 @@ class DrawnGroup:
 
     figures: Sequence[Figure] = ()
     notes: Sequence[str] = ()
-    ensemble: StudyEnsemble | None = None
+    ensemble: ChosenEnsemble | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,11 +122,12 @@ def _draw_ensembles(source: FigureSource) -> DrawnGroup:
         return DrawnGroup()
     try:
         found = choose_study_ensemble(source.overview.state, source.directory)
-    except EnsembleError as error:  # a library that allows no selection must not cost the other figures
+    except EnsembleError as error:
+        # A library that allows no selection must not cost the other figures.
         return DrawnGroup(notes=[f"{error}."])
     if found is None:
         return DrawnGroup()
-    return DrawnGroup(figures=[ensemble_front(found), *draw_ensemble_report(found.chosen.report)], ensemble=found)
+    return DrawnGroup(figures=[ensemble_front(found), *draw_ensemble_report(found.report)], ensemble=found)
 
 
 def _draw_forecast(source: FigureSource) -> DrawnGroup:
@@ -136,7 +136,7 @@ def _draw_forecast(source: FigureSource) -> DrawnGroup:
 
 
 def _draw_workers(source: FigureSource) -> DrawnGroup:
-    return _collect_figures(utilisation(source.overview, by=source.workers_by))
+    return _collect_figures(utilisation(source.overview))
 
 
 GROUPS: Mapping[str, FigureGroup] = {

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import numpy as np
 
-from trainwright.ensemble import Uncertainty
+from trainwright.ensemble.combine.uncertainty import Uncertainty
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, MissingExtra, NotReady, Overloaded, RequestError, ServeError
 from trainwright.serve.http.tensors import HEADER_LENGTH, SIZE, TrailingBytes, encode_tensor, read_values

@@ -14,7 +14,7 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.library.weights import build_network
+from trainwright.ensemble.library.networks import build_network
 from trainwright.errors import EnsembleError, ProfileError
 from trainwright.model.layer import Block, Layer
 from trainwright.model.measure.roofline import predict_seconds

@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.combine.rule import CombinationRule, combine
-from trainwright.ensemble.library.networks import apply_link, check_outputs, shape_outputs
-from trainwright.ensemble.library.weights import build_network
+from trainwright.ensemble.combine.rules import CombinationRule, combine
+from trainwright.ensemble.library.networks import apply_link, build_network, check_outputs, shape_outputs
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from trainwright.ensemble.library.member import Member, read_member
-from trainwright.ensemble.library.networks import apply_link, shape_outputs
-from trainwright.ensemble.library.weights import build_network
+from trainwright.ensemble.library.networks import apply_link, build_network, shape_outputs
 from trainwright.ensemble.metrics import Array
 
 if TYPE_CHECKING:

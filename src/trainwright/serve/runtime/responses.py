@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.combine.rule import PredictionSlots
+from trainwright.ensemble.combine.rules import combine_arrived
 from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.library.networks import check_outputs
 from trainwright.ensemble.metrics import Array
@@ -121,14 +121,9 @@ def answer_of(
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
     # Members combine in their order, so that the sum does not depend on who was first.
-    slots = PredictionSlots(
-        rule=ensemble.rule, weights=[request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
-    )
-    for member, prediction in found.items():
-        slots.put(member, prediction)
-    combined = slots.combined()
-    calibration = ensemble.calibration
-    prediction = combined.prediction if calibration is None else calibration.apply(combined.prediction)
+    weights = [request.weights.get(member, 0.0) for member in range(len(ensemble.members))]
+    combined, _ = combine_arrived(ensemble.rule, found, weights)
+    prediction = combined if ensemble.calibration is None else ensemble.calibration.apply(combined)
     return make_answer(ensemble, request, prediction, members=found, missing=missing, trace=trace)
 
 

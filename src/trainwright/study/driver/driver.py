@@ -8,7 +8,8 @@ from functools import partial
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
 from trainwright.engine.admission import REJECTED
 from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
-from trainwright.ledger import Record, Status, TrialState, facts, refusal
+from trainwright.ledger import Record, Status, TrialState, facts
+from trainwright.ledger.objectives import refusal
 from trainwright.randomness import rng
 from trainwright.schedule import Continue, DeviceAllocator, Pause, Scheduler, Stop
 from trainwright.schedule.policies.allocation_policy import Block

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from trainwright.engine.admission import REJECTED
 from trainwright.errors import TrainwrightError
-from trainwright.ledger import Failure, State, Status, TrialState
+from trainwright.ledger import State, Status, TrialState
+from trainwright.ledger.trials import Failure
 
 __all__ = ["StudyFailed", "alike", "failed_numbers", "gave_up", "sentence_of"]
 

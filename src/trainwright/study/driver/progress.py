@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from trainwright.ledger import Dropped, Objective, State, TrialState, keeps
+from trainwright.ledger import Dropped, Objective, State, TrialState
+from trainwright.ledger.objectives import keeps
 
 __all__ = ["Progress", "Repeats"]
 

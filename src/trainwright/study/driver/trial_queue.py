@@ -11,7 +11,7 @@ from trainwright.schedule.policies.allocation_policy import PendingTrial
 from trainwright.schedule.rules.promotion_rule import New, Wait
 from trainwright.search import Searcher, SearchView
 from trainwright.search.searcher import Learner
-from trainwright.space import Configuration
+from trainwright.space.configuration import Configuration
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
 from trainwright.study.driver.progress import Progress

@@ -6,8 +6,9 @@ from dataclasses import asdict, dataclass
 
 from trainwright.engine import Died, Outcome, Raised, Returned, StoppedEarly
 from trainwright.engine.protocol import Block
-from trainwright.ledger import Objective, Record, TrialState, facts, refusal
-from trainwright.ledger import Outcome as Judged
+from trainwright.ledger import Objective, Record, TrialState, facts
+from trainwright.ledger.objectives import Outcome as Judged
+from trainwright.ledger.objectives import refusal
 from trainwright.schedule import Continue, Pause, Stop
 from trainwright.schedule.rules.promotion_rule import CONTINUE, Verdict
 

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "examples"))
 from models import resnet
 from trainwright import memory
 from trainwright.errors import BudgetError, BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
-from trainwright.plan.memory.compiled_plan import read_plan
+from trainwright.plan.memory.plan_record import read_plan
 from trainwright.train.parallel.recompute.compiled import allocated_bytes
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 

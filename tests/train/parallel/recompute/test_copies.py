@@ -6,20 +6,11 @@ import pytest
 import torch
 from torch import nn
 
+from memory_operations import backward, delete, forward_all, forward_drop, forward_keep, offload, prefetch
 from trainwright import memory
 from trainwright.errors import BudgetError
 from trainwright.model.chain import Chain, Stage
-from trainwright.plan.memory.operations import (
-    OperationKind,
-    Value,
-    backward,
-    delete,
-    forward_all,
-    forward_drop,
-    forward_keep,
-    offload,
-    prefetch,
-)
+from trainwright.plan.memory.operations import OperationKind, Value
 from trainwright.plan.memory.planning import full_bytes
 from trainwright.train.parallel.recompute.copies import SynchronousCopies, measure_link
 from trainwright.train.parallel.recompute.entry import carry_out

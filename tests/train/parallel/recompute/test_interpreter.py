@@ -6,17 +6,9 @@ import pytest
 import torch
 from torch import nn
 
+from memory_operations import backward, delete, forward_all, forward_drop, forward_keep, offload, prefetch
 from trainwright.errors import ChainError, UnsupportedModel
-from trainwright.plan.memory.operations import (
-    Value,
-    backward,
-    delete,
-    forward_all,
-    forward_drop,
-    forward_keep,
-    offload,
-    prefetch,
-)
+from trainwright.plan.memory.operations import Value
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.program import arrange_script
 from trainwright.train.parallel.recompute.stages import split_model

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.checkpoint.tools.formats.base import BaseFormat, document, read_document
-from trainwright.checkpoint.tools.formats.protocol import Capabilities, Slices, Stored, TensorInfo
-from trainwright.checkpoint.tools.formats.tensors import DTYPES, escape, plain, torch_dtype, unescape
+from trainwright.checkpoint.tools.formats.format import Format, Stored, document, read_document
+from trainwright.checkpoint.tools.formats.tensors import DTYPES, TensorInfo, escape, plain, torch_dtype, unescape
 from trainwright.errors import CheckpointFormatError
 
 if TYPE_CHECKING:
@@ -28,12 +27,12 @@ _DOCUMENT = "%document"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dcp(BaseFormat):
+class Dcp(Format):
     """Sharded state: any slice of a tensor is put together from the shards that it touches."""
 
     name: ClassVar[str] = "dcp"
     suffix: ClassVar[str] = ".dcp"
-    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, streams=True)
+    dtypes: ClassVar[frozenset[str]] = DTYPES
 
     def recognises(self, path: Path) -> bool:
         """Tell whether `path` is a folder with DCP's metadata."""
@@ -72,11 +71,11 @@ class Dcp(BaseFormat):
 
         reader, held = _reader(path)
 
-        def fetch(name: str, slices: Slices | None) -> "Tensor":
-            return _read_box(reader, held, escape(name), slices)
+        def fetch(name: str) -> "Tensor":
+            return _read_tensor(reader, held, escape(name))
 
         if _DOCUMENT in held:
-            infos, text = read_document(_read_box(reader, held, _DOCUMENT, None).numpy().tobytes())
+            infos, text = read_document(_read_tensor(reader, held, _DOCUMENT).numpy().tobytes())
             yield Stored(infos=infos, metadata=text, fetch=fetch)
             return
         infos, values = {}, {}
@@ -159,11 +158,11 @@ class _Sink:
     values: list[bytes] = field(default_factory=list)
 
     def resolve_tensor(self, item: Any) -> "Tensor":
-        box = self.target
+        place = self.target
         # Narrow the target to where the shard belongs; the reader writes through the view.
         for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            box = box.narrow(dim, offset, length)
-        return box
+            place = place.narrow(dim, offset, length)
+        return place
 
     def commit_tensor(self, _: Any, __: "Tensor") -> None:
         """Do nothing: the slice was a view of the target."""
@@ -172,19 +171,17 @@ class _Sink:
         self.values.append(value.getvalue())
 
 
-def _read_box(reader: Any, held: Mapping[str, Any], name: str, slices: Slices | None) -> "Tensor":
-    """Return a tensor, or a slice of it, from the shards that it touches."""
+def _read_tensor(reader: Any, held: Mapping[str, Any], name: str) -> "Tensor":
+    """Return a tensor, put together from all its shards."""
     import torch
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
     from torch.distributed.checkpoint.planner import LoadPlan
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
 
     entry = held[name]
-    cuts = slices if slices is not None else tuple(slice(0, size) for size in entry.size)
-    target = torch.empty([cut.stop - cut.start for cut in cuts], dtype=entry.properties.dtype)
-    box = ChunkStorageMetadata(torch.Size(cut.start for cut in cuts), target.size())
-    items = create_read_items_for_chunk_list(name, entry, [box])
-    reader.read_data(LoadPlan(items), _Sink(target)).wait()
+    target = torch.empty(entry.size, dtype=entry.properties.dtype)
+    whole = ChunkStorageMetadata(torch.Size([0] * target.ndim), target.size())
+    reader.read_data(LoadPlan(create_read_items_for_chunk_list(name, entry, [whole])), _Sink(target)).wait()
     return target
 
 

@@ -13,9 +13,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.checkpoint.tools.formats.base import BaseFormat, head
-from trainwright.checkpoint.tools.formats.protocol import Capabilities, Slices, Stored, TensorInfo
-from trainwright.checkpoint.tools.formats.tensors import as_array, escape, plain, stand_in, unescape
+from trainwright.checkpoint.save.shard_file import CODES
+from trainwright.checkpoint.tools.formats.format import Format, Stored, head
+from trainwright.checkpoint.tools.formats.tensors import TensorInfo, as_array, escape, plain, stand_in, unescape
 from trainwright.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -23,38 +23,17 @@ if TYPE_CHECKING:
 
 __all__ = ["SafeTensors"]
 
-_CODES = {
-    "bool": "BOOL",
-    "uint8": "U8",
-    "int8": "I8",
-    "uint16": "U16",
-    "int16": "I16",
-    "uint32": "U32",
-    "int32": "I32",
-    "uint64": "U64",
-    "int64": "I64",
-    "float16": "F16",
-    "bfloat16": "BF16",
-    "float32": "F32",
-    "float64": "F64",
-    "complex64": "C64",
-    "float8_e4m3fn": "F8_E4M3",
-    "float8_e4m3fnuz": "F8_E4M3FNUZ",
-    "float8_e5m2": "F8_E5M2",
-    "float8_e5m2fnuz": "F8_E5M2FNUZ",
-    "float8_e8m0fnu": "F8_E8M0",
-}
-_DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_DTYPES = {code: dtype for dtype, code in CODES.items()}
 _TIES = "trainwright.ties"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class SafeTensors(BaseFormat):
+class SafeTensors(Format):
     """Weights for exchange: mapped into memory when read, nothing in it that could run."""
 
     name: ClassVar[str] = "safetensors"
     suffix: ClassVar[str] = ".safetensors"
-    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=frozenset(_CODES), partial=True, streams=True)
+    dtypes: ClassVar[frozenset[str]] = frozenset(CODES)
 
     def recognises(self, path: Path) -> bool:
         """Tell whether `path` begins with the length of a header and the header's brace."""
@@ -76,7 +55,7 @@ class SafeTensors(BaseFormat):
         for name in order:
             info = own[name]
             begin, end = end, end + prod(info.shape) * stand_in(info.dtype).itemsize
-            header[escape(name)] = {"dtype": _CODES[info.dtype], "shape": info.shape, "data_offsets": [begin, end]}
+            header[escape(name)] = {"dtype": CODES[info.dtype], "shape": info.shape, "data_offsets": [begin, end]}
         spelled = json.dumps(header, ensure_ascii=False).encode()
         spelled += b" " * (-len(spelled) % 8)
         with path.open("xb") as file:
@@ -96,9 +75,9 @@ class SafeTensors(BaseFormat):
                 part = file.get_slice(name)
                 infos[unescape(name)] = TensorInfo(dtype=_DTYPES[part.get_dtype()], shape=tuple(part.get_shape()))
 
-            def fetch(name: str, slices: Slices | None) -> "Tensor":
+            def fetch(name: str) -> "Tensor":
                 tensor: Tensor = file.get_tensor(escape(name))
-                return tensor if slices is None else tensor[slices].clone()
+                return tensor
 
             tied = {name: replace(infos[home], tied=home) for name, home in ties.items()}
             yield Stored(infos={**infos, **tied}, metadata=text, fetch=fetch)

@@ -1,11 +1,11 @@
 """Helpers of all formats: dtypes and their stand-ins in NumPy, tied tensors, escaped names."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from trainwright.checkpoint.tools.formats.protocol import Capabilities, Stored, TensorInfo
 from trainwright.errors import CheckpointFormatError
 
 if TYPE_CHECKING:
@@ -14,9 +14,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
+    "TensorInfo",
     "as_array",
     "as_bytes",
     "as_tensor",
+    "check_dtypes",
     "equal_bits",
     "escape",
     "infos_of",
@@ -44,6 +46,16 @@ _STAND_INS: Mapping[str, np.dtype[Any]] = {
 
 DTYPES = frozenset({*_NATIVE, *_STAND_INS})
 """Every dtype that checkpoints hold, as torch names them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorInfo:
+    """What is known of a stored tensor without reading it; `tied` is the name that it shares its memory with."""
+
+    # As torch names it: "float32", "bfloat16", "float8_e4m3fn".
+    dtype: str
+    shape: tuple[int, ...]
+    tied: str | None = None
 
 
 def stand_in(dtype: str) -> np.dtype[Any]:
@@ -106,9 +118,8 @@ def equal_bits(one: "Tensor", other: "Tensor") -> bool:
     return same and torch.equal(as_bytes(one), as_bytes(other))
 
 
-def infos_of(tensors: "Mapping[str, Tensor]", capabilities: Capabilities, format_name: str) -> dict[str, TensorInfo]:
-    """Return what is to be written, checked; of tensors that are one memory, the later names are tied to the first."""
-    infos = dict(tensors.infos if isinstance(tensors, Stored) else _looked_at(tensors))
+def check_dtypes(infos: Mapping[str, TensorInfo], dtypes: frozenset[str], format_name: str) -> None:
+    """Refuse tensors of other dtypes than a format can hold, and names that are no Unicode."""
     for name, info in infos.items():
         try:
             name.encode()
@@ -116,9 +127,22 @@ def infos_of(tensors: "Mapping[str, Tensor]", capabilities: Capabilities, format
             raise CheckpointFormatError(
                 f"write, name: got {name!r}; allowed: Unicode text without lone surrogates"
             ) from None
-        if info.dtype not in capabilities.dtypes:
-            raise CheckpointFormatError(_no_such_dtype(name, info.dtype, format_name))
-    return infos
+        if info.dtype not in dtypes:
+            # Not the list of formats: they import this module.
+            allowed = (
+                "one of the formats that hold every dtype, such as 'torch'"
+                if info.dtype in DTYPES
+                else "dense dtypes without quantisation parameters"
+            )
+            raise CheckpointFormatError(
+                f"write, {name!r}: got dtype {info.dtype}, which the format {format_name!r} cannot hold; "
+                f"allowed: {allowed}"
+            )
+
+
+def infos_of(tensors: "Mapping[str, Tensor]") -> dict[str, TensorInfo]:
+    """Return what tensors are; of those that are one memory, the later names are tied to the first."""
+    return dict(_looked_at(tensors))
 
 
 def _looked_at(tensors: "Mapping[str, Tensor]") -> Iterator[tuple[str, TensorInfo]]:
@@ -140,16 +164,6 @@ def _looked_at(tensors: "Mapping[str, Tensor]") -> Iterator[tuple[str, TensorInf
                 dtype=str(tensor.dtype).removeprefix("torch."), shape=shape, tied=None if tied == name else tied
             ),
         )
-
-
-def _no_such_dtype(name: str, dtype: str, format_name: str) -> str:
-    # Not the list of formats: they import this module.
-    allowed = (
-        "one of the formats that hold every dtype, such as 'torch'"
-        if dtype in DTYPES
-        else "dense dtypes without quantisation parameters"
-    )
-    return f"write, {name!r}: got dtype {dtype}, which the format {format_name!r} cannot hold; allowed: {allowed}"
 
 
 def escape(name: str) -> str:

@@ -6,16 +6,22 @@ A file of others may nest: its tensors get dotted names, its other values become
 
 import json
 import pickle
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.checkpoint.tools.formats.base import BaseFormat, first_entry
-from trainwright.checkpoint.tools.formats.protocol import Capabilities, Slices, Stored, TensorInfo
-from trainwright.checkpoint.tools.formats.tensors import DTYPES, escape, infos_of, plain, unescape
+from trainwright.checkpoint.tools.formats.format import Format, Stored, first_entry
+from trainwright.checkpoint.tools.formats.tensors import (
+    DTYPES,
+    TensorInfo,
+    check_dtypes,
+    escape,
+    infos_of,
+    plain,
+    unescape,
+)
 from trainwright.errors import CheckpointFormatError
 
 if TYPE_CHECKING:
@@ -28,14 +34,12 @@ _METADATA = "%metadata"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TorchZip(BaseFormat):
-    """`torch.save` and `torch.load`; `trust=True` lets a file of others run its code while it is read."""
+class TorchZip(Format):
+    """`torch.save` and `torch.load`; a pickle that would run code is refused."""
 
     name: ClassVar[str] = "torch"
     suffix: ClassVar[str] = ".pt"
-    capabilities: ClassVar[Capabilities] = Capabilities(dtypes=DTYPES, partial=True, streams=False)
-
-    trust: bool = False
+    dtypes: ClassVar[frozenset[str]] = DTYPES
 
     def recognises(self, path: Path) -> bool:
         """Tell whether `path` is a zip file that begins as torch's do: with a pickle."""
@@ -60,27 +64,26 @@ class TorchZip(BaseFormat):
     def _opened(self, path: Path) -> Iterator[Stored]:
         import torch
 
-        if self.trust:
-            warnings.warn(f"{path}: read with trust=True, the code that its pickle names is executed", stacklevel=5)
         try:
-            state = torch.load(path, map_location="cpu", mmap=True, weights_only=not self.trust)
+            state = torch.load(path, map_location="cpu", mmap=True, weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointFormatError(
                 f"checkpoint: got {path}, whose pickle asks for code to be executed or is damaged; allowed: "
-                "tensors and plain values; if you trust whoever wrote it, convert it once with trust (--trust)"
+                "tensors and plain values"
             ) from error
         # A state dict of others may nest; tensors get dotted names.
         found = _Found()
         if isinstance(state, dict) and isinstance(state.get(_METADATA), dict):
             found.metadata.update(state.pop(_METADATA))
         found.gather(state, "")
-        infos = infos_of(found.tensors, self.capabilities, self.name)
-
-        def fetch(name: str, slices: Slices | None) -> "Tensor":
-            tensor = found.tensors[name].detach()
-            return tensor if slices is None else tensor[slices].clone()
-
-        yield Stored(infos=infos, metadata=found.metadata, fetch=fetch, lost=tuple(found.lost))
+        infos = infos_of(found.tensors)
+        check_dtypes(infos, self.dtypes, self.name)
+        yield Stored(
+            infos=infos,
+            metadata=found.metadata,
+            fetch=lambda name: found.tensors[name].detach(),
+            lost=tuple(found.lost),
+        )
 
 
 @dataclass(slots=True)

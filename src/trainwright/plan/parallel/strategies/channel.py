@@ -6,15 +6,15 @@ completes forward; backward the slices of the gradient of the input are gathered
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
+from trainwright.plan.parallel.mesh import Floats, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.filter import divisible
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, largest_part
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad, largest_part
 
 __all__ = ["ChannelStrategy"]
 
 
-class ChannelStrategy:
+class ChannelStrategy(ParallelStrategy):
     """Divide input channels into `channel` parts, the largest of which counts; the first layer is not divided."""
 
     axis = ParallelAxis(name="channel", order=40, exclusive="layers")
@@ -28,10 +28,6 @@ class ChannelStrategy:
             return Limit(most=1, by="no convolution or matrix after the first")
         most, name = min(found, key=lambda each: each[0])
         return Limit(most=most, by=f"the {most} channels of {name}")
-
-    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- parts need not be equal
-        """Accept any degree within the limit."""
-        return degrees >= 1
 
     def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return, of a layer that is divided, the part with most channels."""

@@ -15,7 +15,7 @@ import numpy as np
 from trainwright.plan.parallel.collective import Operation, Phase
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad, undivided
 
 __all__ = ["ContextStrategy", "gathered_bytes"]
 
@@ -26,7 +26,7 @@ _BOTH_WAYS: tuple[tuple[Operation, Phase], ...] = (("all_gather", "forward"), ("
 _AGAIN: tuple[Operation, Phase] = ("all_gather", "backward")
 
 
-class ContextStrategy:
+class ContextStrategy(ParallelStrategy):
     """Divide the sequence of every sample into `context` parts."""
 
     axis = ParallelAxis(name="context", order=20, copies_weights=True)

@@ -11,9 +11,9 @@ of context, spatial and expert ranks are summed together with those of data rank
 import numpy as np
 
 from trainwright.plan.parallel.collective import Operation, Phase
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
+from trainwright.plan.parallel.mesh import Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad
 
 __all__ = ["BUCKET_BYTES", "DataStrategy"]
 
@@ -21,7 +21,7 @@ BUCKET_BYTES = 25 * 2**20
 """Of DistributedDataParallel, by default."""
 
 
-class DataStrategy:
+class DataStrategy(ParallelStrategy):
     """Divide the batch into `data` parts; `Mesh.zero` says what else is divided, over `Mesh.shard` ranks."""
 
     axis = ParallelAxis(name="data", order=70, divides_samples=True, copies_weights=True, inside_stage=False)
@@ -29,18 +29,6 @@ class DataStrategy:
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- any model
         """Return the number of samples."""
         return Limit(most=batch, by="the samples of a batch")
-
-    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- any model
-        """Accept any degree; that it divides the batch is checked with the micro-batch."""
-        return degrees >= 1
-
-    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
-        """Divide nothing: the micro-batch holds the device's own samples only."""
-        return undivided(arrays, mesh)
-
-    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
-        """Divide nothing: what ZeRO divides is state, which `footprint` counts by level."""
-        return undivided(arrays, mesh), undivided(arrays, mesh)
 
     def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return the exchanges of gradients, and of weights where these are divided."""

@@ -9,12 +9,12 @@ import numpy as np
 from trainwright.plan.parallel.collective import Phase
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad, undivided
 
 __all__ = ["ExpertStrategy"]
 
 
-class ExpertStrategy:
+class ExpertStrategy(ParallelStrategy):
     """Divide the experts of every block into `expert` parts; tokens are taken to be spread evenly."""
 
     axis = ParallelAxis(name="expert", order=60, divides_samples=True, copies_weights=True)
@@ -33,10 +33,6 @@ class ExpertStrategy:
             if layer.experts:
                 fits &= layer.experts % degrees == 0
         return fits
-
-    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
-        """Divide nothing: a rank sees as many tokens as without, its own samples' are spread, others' come."""
-        return undivided(arrays, mesh)
 
     def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Divide the weights of experts."""

@@ -7,14 +7,21 @@ only a slice is wanted: a reduce-scatter in place of the paper's all-reduce.
 
 import numpy as np
 
-from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
+from trainwright.plan.parallel.mesh import Floats, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, largest_part, undivided
+from trainwright.plan.parallel.strategies.strategy import (
+    Exchange,
+    Limit,
+    ParallelStrategy,
+    StageLoad,
+    largest_part,
+    undivided,
+)
 
 __all__ = ["FilterStrategy", "divisible"]
 
 
-class FilterStrategy:
+class FilterStrategy(ParallelStrategy):
     """Divide output channels into `filter` parts, the largest of which counts."""
 
     axis = ParallelAxis(name="filter", order=30, exclusive="layers")
@@ -28,10 +35,6 @@ class FilterStrategy:
             return Limit(most=1, by="no convolution or matrix")
         most, name = min(found, key=lambda each: each[0])
         return Limit(most=most, by=f"the {most} filters of {name}")
-
-    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- parts need not be equal
-        """Accept any degree within the limit."""
-        return degrees >= 1
 
     def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return, of a layer that is divided, the part with most channels."""

@@ -7,16 +7,16 @@ the bubble is (p - 1) / S of the ideal time, (p - 1) / (v S) with v chunks a sta
 import numpy as np
 
 from trainwright.plan.parallel.collective import Phase
-from trainwright.plan.parallel.mesh import SCHEDULES, Bools, Floats, Ints, Mesh, ParallelAxis
+from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad
 
 __all__ = ["PipelineStrategy", "bubble_slots", "in_flight", "most_in_flight"]
 
 _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
 
 
-class PipelineStrategy:
+class PipelineStrategy(ParallelStrategy):
     """Divide the chain of blocks into `pipeline` stages (times `Mesh.chunks`)."""
 
     axis = ParallelAxis(name="pipeline", order=80, inside_stage=False)
@@ -24,18 +24,6 @@ class PipelineStrategy:
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:  # noqa: ARG002 -- any batch; small ones have bubbles
         """Return the number of blocks."""
         return Limit(most=max(1, arrays.parts), by="the blocks of the model's chain")
-
-    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- stages need not be equal
-        """Accept any degree within the limit."""
-        return degrees >= 1
-
-    def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
-        """Divide nothing of the layers that a stage has."""
-        return undivided(arrays, mesh)
-
-    def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
-        """Divide nothing of the layers that a stage has; `in_flight` says of how many micro-batches."""
-        return undivided(arrays, mesh), undivided(arrays, mesh)
 
     def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return what a stage in the middle sends in an iteration: outputs on, gradients back."""

@@ -12,12 +12,12 @@ import numpy as np
 from trainwright.model.layer import Layer
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad, undivided
 
 __all__ = ["SpatialStrategy", "grid", "halo_elements"]
 
 
-class SpatialStrategy:
+class SpatialStrategy(ParallelStrategy):
     """Divide the first spatial sizes into `spatial` parts; layers without spatial sizes are done by every rank."""
 
     axis = ParallelAxis(name="spatial", order=50, copies_weights=True, exclusive="layers")

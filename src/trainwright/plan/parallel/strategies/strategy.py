@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
@@ -65,30 +64,35 @@ class StageLoad:
     """What a sample hands from stage to stage."""
 
 
-class ParallelStrategy(Protocol):
+class ParallelStrategy:
     """One way to divide, along one axis of `Degrees`; hybrids are several at once, shares multiply.
 
-    Shares and lists are what the strategy itself divides or exchanges: other axes come on top.
+    Shares and lists are what the strategy itself divides or exchanges: other axes come on top. What a strategy does not
+    say divides nothing.
     """
 
-    @property
-    def axis(self) -> ParallelAxis:
-        """The axis along which it divides, which becomes a field of `Degrees`."""
+    axis: ParallelAxis
+    """The axis along which it divides, which becomes a field of `Degrees`."""
 
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:
         """Return the most devices, 1 if it cannot be used for this model, and why no more."""
+        raise NotImplementedError
 
-    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:
+    def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- parts need not be equal
         """Return for which degrees within the limit the model can be divided."""
+        return degrees >= 1
 
     def compute(self, arrays: ModelArrays, mesh: Mesh) -> Floats:
         """Return the share of a layer's work that one device does: (candidates, layers)."""
+        return undivided(arrays, mesh)
 
     def memory(self, arrays: ModelArrays, mesh: Mesh) -> tuple[Floats, Floats]:
         """Return the shares of a layer's weights and of what it keeps that one device holds: (candidates, layers)."""
+        return undivided(arrays, mesh), undivided(arrays, mesh)
 
     def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return what is exchanged; `load` is None while blocks are priced, and given for the exchanges of stages."""
+        raise NotImplementedError
 
 
 def largest_part(arrays: ModelArrays, mesh: Mesh, axis: str, widths: Mapping[int, int]) -> Floats:

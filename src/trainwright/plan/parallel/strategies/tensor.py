@@ -13,12 +13,12 @@ import numpy as np
 from trainwright.plan.parallel.collective import Operation, Phase
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad
 
 __all__ = ["TensorStrategy", "falls_evenly"]
 
 
-class TensorStrategy:
+class TensorStrategy(ParallelStrategy):
     """Divide matrices, attention heads and vocabulary into `tensor` parts."""
 
     axis = ParallelAxis(name="tensor", order=10)

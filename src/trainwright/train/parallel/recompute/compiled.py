@@ -18,8 +18,8 @@ from torch._C._profiler import ProfilerConfig, ProfilerState, _ExperimentalConfi
 from torch.optim import Optimizer
 
 from trainwright.errors import BudgetError, InfeasibleBudget, UnsupportedModel
-from trainwright.plan.memory.budget import format_bytes, read_budget
-from trainwright.plan.memory.compiled_plan import CompiledPlan, Compiler
+from trainwright.plan.byte_sizes import format_bytes, read_budget
+from trainwright.plan.memory.plan_record import CompiledPlan, Compiler
 from trainwright.train.parallel.recompute.entry import PlannedForward
 from trainwright.train.parallel.recompute.measure import named_state_bytes
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from trainwright.errors import BudgetError
-from trainwright.plan.memory.link import Link
+from trainwright.plan.memory.operations import Link
 
 __all__ = ["Copies", "CopyStreams", "HostPacket", "SynchronousCopies", "copies_for", "measure_link"]
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from trainwright.errors import BudgetExceeded, PlanMismatch, UnsupportedModel
-from trainwright.plan.memory.budget import format_bytes
+from trainwright.plan.byte_sizes import format_bytes
 from trainwright.train.parallel.recompute.interpreter import PlanInterpreter
 from trainwright.train.parallel.recompute.program import Act
 from trainwright.train.parallel.recompute.stages import StageRow

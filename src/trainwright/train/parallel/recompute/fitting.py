@@ -10,7 +10,7 @@ from torch.optim import Optimizer
 
 from trainwright.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.budget import format_bytes, read_budget
+from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, plan_chain
 from trainwright.train.parallel.recompute.copies import measure_link

@@ -1,34 +1,79 @@
-"""What all formats share: reading through `open`, refusals, syncing, and the errors of libraries."""
+"""A checkpoint format: named tensors and text, written and read bit for bit."""
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from trainwright.checkpoint.tools.formats.protocol import Capabilities, Slices, Stored, TensorInfo
-from trainwright.checkpoint.tools.formats.tensors import infos_of
-from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointNotFoundError, TrainwrightError
+from trainwright.checkpoint.tools.formats.tensors import TensorInfo, check_dtypes, infos_of
+from trainwright.errors import (
+    CheckpointCorruptError,
+    CheckpointFormatError,
+    CheckpointMismatchError,
+    CheckpointNotFoundError,
+    TrainwrightError,
+    closest,
+)
+from trainwright.plugins import Registry
 from trainwright.publishing import publish
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["BaseFormat", "document", "first_entry", "head", "read_document"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Stored",
+    "document",
+    "first_entry",
+    "format_named",
+    "format_of",
+    "head",
+    "read_document",
+]
 
 
-class BaseFormat(ABC):
-    """A format that has to say how its bytes are written and opened, and no more."""
+@dataclass(frozen=True, kw_only=True)
+class Stored(Mapping[str, "Tensor"]):
+    """An open checkpoint: a mapping whose tensors are read when they are asked for, each time anew."""
+
+    infos: Mapping[str, TensorInfo]
+    metadata: Mapping[str, str]
+    fetch: Callable[[str], "Tensor"]
+    # Entries of a foreign file that are neither tensors nor JSON values.
+    lost: tuple[str, ...] = field(default=())
+
+    def __getitem__(self, name: str) -> "Tensor":
+        if name not in self.infos:
+            raise CheckpointMismatchError(
+                f"tensor: got {name!r}, which the checkpoint does not hold; allowed: one of its {len(self.infos)} "
+                f"names{closest(name, self.infos)}"
+            )
+        return self.fetch(self.infos[name].tied or name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.infos)
+
+    def __len__(self) -> int:
+        return len(self.infos)
+
+
+class Format(ABC):
+    """A file format: it has to say how its bytes are written and opened, and no more."""
 
     name: ClassVar[str]
+    """What the format is called in settings and on the command line."""
     suffix: ClassVar[str]
-    capabilities: ClassVar[Capabilities]
+    """How its files end, with the dot."""
+    dtypes: ClassVar[frozenset[str]]
+    """The dtypes that it can hold, as torch names them."""
 
     @abstractmethod
     def recognises(self, path: Path) -> bool:
-        """Tell by content whether `path` looks like this format."""
+        """Tell by content, not by name, whether `path` looks like this format."""
 
     @abstractmethod
     def _write(
@@ -50,7 +95,8 @@ class BaseFormat(ABC):
         """Write and fsync a checkpoint at a path where nothing is; return its files."""
         if path.exists():
             raise CheckpointFormatError(f"write: got {path}, which exists; allowed: a path where nothing is")
-        infos = infos_of(tensors, self.capabilities, self.name)
+        infos = dict(tensors.infos if isinstance(tensors, Stored) else infos_of(tensors))
+        check_dtypes(infos, self.dtypes, self.name)
         # A crash leaves a temporary file, never half a checkpoint under its name.
         with publish(path, replace=False) as temporary:
             files = [file.relative_to(temporary) for file in self._write(temporary, tensors, infos, metadata or {})]
@@ -58,7 +104,7 @@ class BaseFormat(ABC):
 
     @contextmanager
     def open(self, path: Path) -> Iterator[Stored]:
-        """Open a checkpoint for reading; each tensor is read when it is asked for."""
+        """Open a checkpoint for reading; what is not this format, or truncated, raises a `CheckpointError`."""
         if not path.exists():
             raise CheckpointNotFoundError(f"checkpoint: got {path}, which is not there; allowed: a checkpoint's path")
         if not self.recognises(path):
@@ -70,29 +116,18 @@ class BaseFormat(ABC):
             with self._translated(path):
                 stored = stack.enter_context(self._opened(path))
 
-            def fetch(name: str, slices: Slices | None) -> "Tensor":
+            def fetch(name: str) -> "Tensor":
                 with self._translated(path, name):
-                    return stored.fetch(name, slices)
+                    return stored.fetch(name)
 
             # Outside: what the caller raises is none of this file's damage.
             yield replace(stored, fetch=fetch)
 
-    def names(self, path: Path) -> dict[str, TensorInfo]:
-        """Return dtype and shape of every tensor, without reading any."""
+    def read(self, path: Path) -> "dict[str, Tensor]":
+        """Return all tensors, on the CPU; tied names give one tensor, as they did when they were saved."""
         with self.open(path) as stored:
-            return dict(stored.infos)
-
-    def read(
-        self, path: Path, names: Iterable[str] | None = None, slices: Mapping[str, Slices] | None = None
-    ) -> "dict[str, Tensor]":
-        """Return the named tensors (default: all) on the CPU, cut where `slices` names them."""
-        with self.open(path) as stored:
-            return stored.read(names, slices)
-
-    def metadata(self, path: Path) -> dict[str, str]:
-        """Return the text that was written beside the tensors."""
-        with self.open(path) as stored:
-            return dict(stored.metadata)
+            whole = {name: stored[name] for name, info in stored.infos.items() if info.tied is None}
+            return {name: whole[info.tied or name] for name, info in stored.infos.items()}
 
     @contextmanager
     def _translated(self, path: Path, name: str | None = None) -> Iterator[None]:
@@ -107,6 +142,29 @@ class BaseFormat(ABC):
                 f"checkpoint {path}{where}: truncated or damaged, as its {self.name} reader says: "
                 f"{_first_line(error)}; restore an older one"
             ) from error
+
+
+FORMATS: Mapping[str, Format] = Registry("format", CheckpointFormatError)
+"""Every format by name, with its default settings."""
+
+
+def format_named(name: str) -> Format:
+    """Return the format of that name."""
+    if name not in FORMATS:
+        raise CheckpointFormatError(f"format: got {name!r}; allowed: {', '.join(FORMATS)}{closest(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def format_of(path: Path) -> Format:
+    """Return the format that a file or folder is in, told by its content."""
+    if not path.exists():
+        raise CheckpointNotFoundError(f"checkpoint: got {path}, which is not there; allowed: a checkpoint's path")
+    for one in FORMATS.values():
+        if one.recognises(path):
+            return one
+    raise CheckpointFormatError(
+        f"checkpoint: got {path}, whose beginning is of no known format; allowed: {', '.join(FORMATS)}"
+    )
 
 
 def head(path: Path, count: int) -> bytes:

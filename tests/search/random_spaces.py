@@ -1,4 +1,4 @@
-"""Random legal spaces, for tests of searchers: any kind of parent, comparison, chain and requirement that may meet.
+"""Random legal spaces: any kind of parent, comparison, chain and requirement that may meet.
 
 Space number n is a function of n alone, so that a failure is found again by its number.
 """
@@ -8,12 +8,10 @@ import numpy as np
 from trainwright.randomness import rng
 from trainwright.space import (
     Choice,
-    Condition,
     Constant,
     Derived,
     Float,
     Int,
-    Parameter,
     Space,
     all_of,
     any_of,
@@ -24,44 +22,10 @@ from trainwright.space import (
     one_of,
     require,
 )
+from trainwright.space.conditions import Condition
+from trainwright.space.parameters import Parameter
 
-__all__ = ["PARENTS", "parent_space", "random_space"]
-
-PARENTS: dict[str, tuple[Parameter, object, object]] = {
-    "float": (Float(0.0, 1.0), 0.5, 0.8),
-    "float with odd bounds": (Float(1.3, 3.74), 2.52, 3.74),  # whose middle is not what rounding makes of it
-    "log float": (Float(1e-5, 1e-1, log=True), 1e-3, 1e-5),
-    "stepped float": (Float(0.0, 1.0, step=0.1), 0.5, 0.3),
-    "int": (Int(1, 9), 5, 7),
-    "log int": (Int(1, 256, log=True), 16, 64),
-    "stepped int": (Int(0, 100, step=10), 50, 30),
-    "ordered choice": (Choice("small", "medium", "large", ordered=True), "medium", "large"),
-    "choice": (Choice("a", "b", "c"), "b", "c"),
-}
-"""A parent of each kind, and two of its values to compare it with."""
-
-
-def parent_space(kind: str) -> Space:
-    """Return a space in which one parent of a kind decides, by every comparison, which children live."""
-    parent, value, other = PARENTS[kind]
-    # Choices without order cannot be above or below a value.
-    below, above = (equals, not_equals) if kind == "choice" else (less, greater)
-    return Space(
-        require("nested + loose <= 1.5"),
-        parent=parent,
-        low=Float(0.0, 1.0, when=below("parent", value)),
-        high=Float(1e-3, 1.0, log=True, when=above("parent", value)),
-        same=Int(1, 9, when=one_of("parent", value, other)),
-        differs=Choice("x", "y", "z", when=not_(equals("parent", value))),
-        nested=Float(0.0, 1.0, when=all_of(greater("high", 0.1), not_(below("parent", other)))),
-        loose=Float(0.0, 1.0, when=any_of(less("low", 0.5), greater("nested", 0.5), equals("same", 3))),
-        size=Derived("nested * 2 + loose"),
-    )
-
-
-def not_equals(name: str, value: object) -> Condition:
-    """Hold where an active parameter has another value."""
-    return not_(equals(name, value))
+__all__ = ["random_space"]
 
 
 def random_space(number: int) -> Space:
@@ -127,7 +91,7 @@ def _value(generator: np.random.Generator, parameter: Parameter) -> object:
     """Return a value of a parameter: often a bound or what lies in the middle of its axis, as people choose them."""
     if isinstance(parameter, Choice):
         return parameter.values[int(generator.integers(len(parameter.values)))]
-    assert isinstance(parameter, Float | Int)  # noqa: S101 -- there are no others
+    assert isinstance(parameter, Float | Int)
     unit = float(generator.choice([0.0, 0.5, 1.0, generator.random()]))
     number = float(parameter.axis.to_numbers(np.array([unit]))[0])
     return int(number) if isinstance(parameter, Int) else number

@@ -1,0 +1,121 @@
+"""What options name in a few words: functions of the user's own, models, clusters, numbers of devices, costs."""
+
+import math
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+from trainwright.cluster import Cluster
+from trainwright.engine.function_reference import load_function
+from trainwright.errors import InputError, MissingExtra, TrainwrightError
+from trainwright.model.profile import Profile
+from trainwright.plan import Input
+from trainwright.plan.byte_sizes import read_size
+from trainwright.plan.parallel.precision import optimizer_of
+from trainwright.settings import Settings
+from trainwright.validators import integer, optional, text
+
+__all__ = ["OracleSettings", "call_function", "find_cluster", "read_costs", "read_devices", "read_profile"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OracleSettings(Settings, label=""):
+    """What the oracle predicts for: a cluster, and how a model is trained on it."""
+
+    cluster: Annotated[str, text(), "a preset's name, or a .toml or .yaml file"] = "laptop"
+    nodes: Annotated[int | None, optional(integer(minimum=1)), "so many nodes of it"] = None
+    precision: Annotated[str, text(), "fp32, amp-fp16, amp-bf16, amp-fp8 or bf16"] = "fp32"
+    optimizer: Annotated[str, text(), "sgd, momentum, adam, adamw, or bytes_per_parameter=N"] = "adamw"
+    max_memory: Annotated[str | int | None, "what a device may use, such as 16GiB"] = None
+
+    def check_together(self) -> None:
+        """Refuse a limit of memory that is no size."""
+        self.max_memory_bytes()
+
+    def max_memory_bytes(self) -> float | None:
+        """Return the limit of a device's memory in bytes, if there is one."""
+        # A number such as 16e9 is one of bytes; read_size knows units, but no exponents.
+        words = str(self.max_memory).partition("e")
+        if all(part.replace(".", "").isdigit() for part in (words[0], words[2])):
+            return float(str(self.max_memory))
+        return None if self.max_memory is None else read_size(self.max_memory, "max_memory")
+
+    def find_cluster(self, *, force_units: bool = False) -> Cluster:
+        """Return the cluster."""
+        return find_cluster(self.cluster, self.nodes, force_units=force_units)
+
+
+def call_function(option: str, words: str) -> Any:
+    """Return what the function that an option names as MODULE:FUNCTION returns; an error of its own is the option's."""
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
+    function = load_function(words, option)
+    try:
+        return function()
+    except TrainwrightError:
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise InputError(f"{option}: {words} failed with {kind}: {error}; it is called without arguments") from error
+
+
+def read_profile(model: str, sample: str | None, *, precision: str, optimizer: str) -> Profile:
+    """Return the profile in a .json file, or that of a factory, traced on its sample without running it."""
+    if model.endswith(".json"):
+        return Profile.load(model)
+    if sample is None:
+        raise InputError("--sample: got none; allowed: MODULE:FUNCTION that returns the model's arguments (or a dict)")
+    try:
+        import torch
+    except ImportError as error:
+        raise MissingExtra.of("tracing a model", "torch", "torch") from error
+    # On the meta device a model of any size is built without memory for its weights.
+    with torch.device("meta"):
+        built = call_function("MODEL", model)
+    if not isinstance(built, torch.nn.Module):
+        raise InputError(
+            f"MODEL: {model} returned {type(built).__name__}; allowed: a function that returns a nn.Module"
+        )
+    batch = call_function("--sample", sample)
+    # The plan knows more optimizers than a trace does, and names them.
+    optimizer_of(optimizer)
+    # A trace needs an optimizer that it knows; bytes of others are the plan's own.
+    known = optimizer if "=" not in optimizer else "adamw"
+    return Profile.trace(built, batch, optimizer=known, precision=precision, name=model)
+
+
+def find_cluster(name: str, nodes: int | None, *, force_units: bool = False) -> Cluster:
+    """Return a preset by its name, or the cluster of a file."""
+    if Path(name).suffix not in {".toml", ".yaml", ".yml"}:
+        return Cluster.preset(name, nodes=nodes)
+    cluster = Cluster.load(name, force_units=force_units)
+    return cluster if nodes is None else replace(cluster, nodes=nodes)
+
+
+def read_devices(words: str, cluster: Cluster) -> list[int]:
+    """Return the numbers of devices that "64", "8,16,32" or "max" mean."""
+    found = set()
+    for part in words.replace("max", str(cluster.devices)).split(","):
+        if not part.strip().isdigit() or not 1 <= int(part) <= cluster.devices:
+            raise InputError(
+                f"--devices: got {words!r}; allowed: numbers from 1 to {cluster.devices} with commas between, or max"
+            )
+        found.add(int(part))
+    return sorted(found)
+
+
+def read_costs(words: str) -> Input:
+    """Return the costs of input that "bytes=110e3,decode=8e-3" says."""
+    values: dict[str, float] = {}
+    for part in words.split(","):
+        name, _, number = part.partition("=")
+        try:
+            values[name.strip()] = float(number)
+        except ValueError:
+            values[name.strip()] = math.nan
+        if name.strip() not in {"bytes", "decode", "workers"} or math.isnan(values[name.strip()]):
+            raise InputError(f"--input: got {part!r}; allowed: such as bytes=110e3,decode=8e-3,workers=8")
+    return Input(
+        bytes=values.get("bytes", 0.0), decode=values.get("decode", 0.0), workers=int(values.get("workers", 8))
+    )
