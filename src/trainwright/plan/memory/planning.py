@@ -120,6 +120,7 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
         if simulation.peak_bytes <= budget_bytes:
             found.append((simulation.seconds, operations))
 
+    # Finer slots help where rounding up costs a plan; on long chains they cost too much time.
     counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
     # What skips stages is guessed, sizes are rounded: the simulator decides on each plan that comes out.
     for guess in guesses:

@@ -137,6 +137,7 @@ class Pricer:
         seconds = np.repeat(arrays.per_block(ahead + back)[0], arrays.counts)
         edges = np.append(arrays.part_starts, arrays.runs)
         # Stages may begin at modules only: runs that lie between two of these go together.
+        # Seconds of the parts between two places where a stage may begin.
         parts = np.add.reduceat(seconds, arrays.part_starts)
         most = max(1, min(most_parts, arrays.parts))
         self._cuts = [edges[ends] for ends in shortest_longest_parts(parts, most)]
