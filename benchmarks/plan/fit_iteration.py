@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.cluster import Cluster, NetworkLevel, contention
-from trainwright.cluster.costs.collectives import collective_candidates
+from trainwright.cluster.collectives import collective_candidates
 from trainwright.errors import InputError
 from trainwright.plan.parallel.collective import Operation
 

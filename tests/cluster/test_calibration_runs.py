@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from trainwright.cluster import Cluster, collective_seconds
 from trainwright.cluster.calibration import compute, runtime, timing
 from trainwright.cluster.calibration.calibrate import calibrate
+from trainwright.cluster.calibration.compute import measure_storage
 from trainwright.cluster.calibration.links import group_sizes, message_sizes
 from trainwright.cluster.calibration.ranks import RankPlace, find_rank_place
-from trainwright.cluster.calibration.storage import measure_storage
 from trainwright.cluster.network import OPERATIONS
 from trainwright.errors import InputError
 

@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import PRESETS, Cluster, Device, DeviceFailures, ExchangeTimes, NetworkLevel, Storage
+from trainwright.cluster import PRESETS, Cluster, Device, NetworkLevel
 from trainwright.cluster.cluster import RUNTIMES
-from trainwright.cluster.network import FSDP_UNIT, OPERATIONS
+from trainwright.cluster.device import DeviceFailures, Storage
+from trainwright.cluster.network import FSDP_UNIT, OPERATIONS, ExchangeTimes
 from trainwright.errors import InputError
 
 SPINE = """\

@@ -8,10 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster, ExchangeTimes, NetworkLevel, collective_seconds, contention
-from trainwright.cluster.costs.collectives import CollectiveCost, collective_candidates, collective_times
-from trainwright.cluster.costs.hockney import chunk_count, tree_seconds
-from trainwright.cluster.network import OPERATIONS
+from trainwright.cluster import Cluster, NetworkLevel, collective_seconds, contention
+from trainwright.cluster.collectives import (
+    CollectiveCost,
+    chunk_count,
+    collective_candidates,
+    collective_times,
+    tree_seconds,
+)
+from trainwright.cluster.network import OPERATIONS, ExchangeTimes
 from trainwright.errors import InputError
 
 sizes = st.integers(0, 10**10)

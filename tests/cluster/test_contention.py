@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, NetworkLevel, contention
-from trainwright.cluster.costs.contention import ring_contention
-from trainwright.cluster.placement import group_tier, groups, stride_of
+from trainwright.cluster.placement import _highest_load, _level_boundaries, group_tier, groups
 from trainwright.errors import InputError
 
 
@@ -89,7 +88,7 @@ def test_phi_equals_flows_counted_one_by_one(case):
     rings = groups(devices, ranks=ranks, stride=stride)
     expected = counted(cluster, rings.tolist())
     assert contention(cluster, ranks=ranks, stride=stride, devices=devices) == pytest.approx(expected)
-    assert ring_contention(cluster, rings) == pytest.approx(expected)
+    assert _highest_load(_level_boundaries(cluster), rings) == pytest.approx(expected)
 
 
 @settings(max_examples=50)
@@ -108,7 +107,7 @@ def test_phi_does_not_know_the_names_of_nodes(case, random):
             block[:] = block[order]
         name = blocks.reshape(-1)
     rings = groups(devices, ranks=ranks, stride=stride)
-    assert ring_contention(cluster, name[rings]) == ring_contention(cluster, rings)
+    assert _highest_load(_level_boundaries(cluster), name[rings]) == _highest_load(_level_boundaries(cluster), rings)
 
 
 @pytest.mark.parametrize("nodes", [6, 8, 64])
@@ -148,13 +147,13 @@ def test_later_blocks_may_lie_across_nodes():
 def test_groups_of_an_axis_differ_only_there(degrees, data):
     """Every rank is in one group; a group's ranks have equal coordinates but for the axis, which counts up."""
     axis = data.draw(st.integers(0, len(degrees) - 1))
-    rows = groups(math.prod(degrees), ranks=degrees[axis], stride=stride_of(degrees, axis))
+    rows = groups(math.prod(degrees), ranks=degrees[axis], stride=math.prod(degrees[:axis]))
     assert sorted(rows.ravel()) == list(range(math.prod(degrees)))
     for row in rows.tolist():
-        coordinates = [[rank // stride_of(degrees, k) % degree for k, degree in enumerate(degrees)] for rank in row]
+        coordinates = [[rank // math.prod(degrees[:k]) % degree for k, degree in enumerate(degrees)] for rank in row]
         assert [each[axis] for each in coordinates] == list(range(degrees[axis]))
         assert len({tuple(each[:axis] + each[axis + 1 :]) for each in coordinates}) == 1
-    assert np.all(np.diff(rows, axis=1) == stride_of(degrees, axis))
+    assert np.all(np.diff(rows, axis=1) == math.prod(degrees[:axis]))
 
 
 def test_groups_that_do_not_divide_are_refused():

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import Cluster, ExchangeTimes, Storage, collective_seconds, contention
+from trainwright.cluster import Cluster, collective_seconds, contention
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
+from trainwright.cluster.device import Storage
+from trainwright.cluster.network import ExchangeTimes
 from trainwright.errors import InputError
 
 

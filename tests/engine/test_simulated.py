@@ -94,7 +94,7 @@ class TestTimes:
         assert run.device_seconds == sum(lengths)
         assert run.utilisation == pytest.approx(sum(lengths) / (run.makespan_seconds * nodes * per_node))
         assert run.first_full_seconds == by_hand([min(lengths[: nodes * per_node])], 1)
-        assert (run.full, run.resizes, run.waits, run.stalled) == (len(seconds), 0, 0, ())
+        assert (run.full, run.resizes, run.stalled) == (len(seconds), 0, ())
 
     @pytest.mark.parametrize(("resume", "first_full"), [(True, 9.0), (False, 13.0)])
     def test_nine_workers(self, resume, first_full):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from oracle_cases import DEVICE, make_cluster, make_convolutions, make_transformer
 
-from trainwright.cluster import DeviceFailures, NetworkLevel, Storage
+from trainwright.cluster import NetworkLevel
+from trainwright.cluster.device import DeviceFailures, Storage
 from trainwright.model.profile import Profile
-from trainwright.plan import Assumptions, Degrees, Input, Oracle, Saving
+from trainwright.plan import Degrees, Input, Oracle, Saving
+from trainwright.plan.assumptions import Assumptions
 
 
 def found(profile, cluster, *, batch=16, assumptions=None, **choices):

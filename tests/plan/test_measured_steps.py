@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 from oracle_cases import make_cluster, make_transformer
 
-from trainwright.cluster import ExchangeTimes, collective_seconds
+from trainwright.cluster import collective_seconds
+from trainwright.cluster.network import ExchangeTimes
 from trainwright.plan import Degrees, Oracle
 from trainwright.plan.parallel.fsdp_groups import fsdp_groups
 from trainwright.plan.parallel.model_arrays import ModelArrays

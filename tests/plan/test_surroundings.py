@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle_cases import make_cluster, make_convolutions
 
-from trainwright.cluster import DeviceFailures, Storage
+from trainwright.cluster.device import DeviceFailures, Storage
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Input, Oracle, Saving
 from trainwright.plan.step_overheads import best_interval, inflation

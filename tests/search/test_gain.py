@@ -10,7 +10,7 @@ from trainwright.errors import InputError, SearchError
 from trainwright.search import SearchView
 from trainwright.search.bayes.estimate import Estimate
 from trainwright.study.driver.budget import Budget
-from trainwright.study.job import JobNote
+from trainwright.study.notes import JobNote
 from trainwright.testing.searcher import play
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), y=tw.Float(0.0, 1.0))

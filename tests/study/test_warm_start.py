@@ -7,7 +7,7 @@ import pytest
 
 import trainwright as tw
 from trainwright.plugins import describe, make
-from trainwright.study.searcher_choice import SearcherNote
+from trainwright.study.notes import SearcherNote
 
 SPACE = tw.Space(x=tw.Float(0.0, 1.0), kind=tw.Choice("a", ("b", 1)))
 HERE = tw.Local(workers=0)

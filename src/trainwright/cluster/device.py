@@ -3,12 +3,15 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from trainwright.settings import Settings
 from trainwright.validators import Validator, check, integer, number
 
-__all__ = ["Device", "DeviceFailures", "Storage"]
+__all__ = ["Device", "DeviceFailures", "Storage", "roofline_seconds"]
 
 _FINITE = number(above=0)
 _POSITIVE_OR_INFINITE = Validator(lambda value: _FINITE.accepts(value) or value == math.inf, "a number > 0")
@@ -56,3 +59,17 @@ class DeviceFailures(Settings):
     """Mean hours between failures of one device, infinite if it never fails."""
 
     device_mtbf_hours: Annotated[float, _POSITIVE_OR_INFINITE] = float("inf")
+
+
+def roofline_seconds(
+    flops: Any, moved_bytes: Any, *, rate: Any, bandwidth: float, fixed_seconds: Any
+) -> NDArray[np.float64]:
+    """Return the seconds of each piece of work, numbers or arrays; traffic is free where `bandwidth` is 0 (unknown).
+
+    max(flops / rate, bytes / bandwidth) + fixed (Williams, Waterman and Patterson, Communications of the ACM 52(4),
+    2009), where `rate` is the share of the peak that the work reaches and `fixed` what its launches take.
+    """
+    arithmetic = flops / rate
+    traffic = moved_bytes / bandwidth if bandwidth else np.zeros_like(arithmetic)
+    seconds: NDArray[np.float64] = np.maximum(arithmetic, traffic) + fixed_seconds
+    return seconds

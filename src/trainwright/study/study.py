@@ -23,12 +23,11 @@ from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
-from trainwright.study.job import JobNote
 from trainwright.study.metric_validation import second_result_error, validate_metrics
+from trainwright.study.notes import JobNote, Searching
 from trainwright.study.opening import compare, found_ledger, made_ledger
 from trainwright.study.projections import RuleProjection, SearchProjection, rungs_of
 from trainwright.study.retry import RetryOnFullDisk
-from trainwright.study.searcher_choice import Searching
 from trainwright.study.simulating import Simulating
 from trainwright.study.study_log import ENQUEUED, StudyLog
 from trainwright.validators import check, instance_of, integer, optional

@@ -15,8 +15,7 @@ from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher
 from trainwright.settings import Settings
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
-from trainwright.study.job import JobNote
-from trainwright.study.searcher_choice import SearcherNote
+from trainwright.study.notes import JobNote, SearcherNote
 from trainwright.study.study import Study
 from trainwright.validators import flag, integer, number, optional
 

@@ -132,6 +132,7 @@ class LedgerConformance:
     def test_what_does_not_fit_is_left_out_and_named(self) -> None:
         """A record of a known kind with a wrong body costs itself, and hides nothing."""
         ledger = self.make()
+        # One record misfits by a field, one lacks its trial.
         ledger.append(
             [Record(kind="a"), Record("reported", {"epoch": "1"}, 0, 1), Record("lost", {}), Record(kind="b")]
         )
@@ -144,6 +145,7 @@ class LedgerConformance:
 
     def test_stamps(self) -> None:
         """The stamp is the writer's name and its consecutive numbers; the record is left as it was."""
+        # Two writers on one ledger, which must not mix up their numbers.
         first = self.make()
         second = self.another(first)
         record = Record(kind="mark", body={"name": "x"})
@@ -161,6 +163,7 @@ class LedgerConformance:
         second = self.another(first)
         for number in range(30):
             (first, second)[number % 2].append([Record(kind="mark", body={"name": "x" * number})] * (number % 4))
+        # One record a block, an odd size, and all at once.
         for most in (1, 7, 1000):
             cursor, found = None, []
             while True:
@@ -203,6 +206,7 @@ class LedgerConformance:
             for _ in range(50):
                 ledger.heartbeat()
 
+        # The driver's heartbeat thread and its appends share one writer.
         thread = threading.Thread(target=heartbeat)
         thread.start()
         stamped = [record for _ in range(50) for record in ledger.append([Record(kind="a"), Record(kind="b")])]
@@ -217,6 +221,7 @@ class LedgerConformance:
         ledger.append([Record(kind="a")])
         ledger.close()
         ledger.close()
+        # A reader that comes later knows nothing of the first but its files.
         later = self.another(ledger)
         later.append([Record(kind="b")])
         assert {record.kind for record in later.read(None)[0]} == {"a", "b"}

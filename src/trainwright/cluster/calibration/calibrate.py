@@ -10,11 +10,11 @@ from pathlib import Path
 import torch
 
 from trainwright.cluster.calibration import compute
+from trainwright.cluster.calibration.compute import measure_storage
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
 from trainwright.cluster.calibration.links import measure_links
 from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
 from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime, measure_units
-from trainwright.cluster.calibration.storage import measure_storage
 from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.cluster import Cluster
 from trainwright.cluster.device import Storage

@@ -1,16 +1,24 @@
-"""Compute and memory of one device: sweeps of matrix products and convolutions, copies, the launch of a kernel."""
+"""What one process measures: products, convolutions, copies and launches of a device, and the storage of a folder."""
 
+import os
+import statistics
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from trainwright.cluster.calibration.timing import fastest, kernel_clock
+from trainwright.cluster.calibration.timing import fastest, kernel_clock, shortest_time, wall_clock
+from trainwright.cluster.device import Storage
+from trainwright.errors import InputError
 
 __all__ = [
     "Timer",
+    "measure_storage",
     "precisions_of",
     "time_convolutions",
     "time_copies",
@@ -36,6 +44,7 @@ _CONVOLUTIONS = {
 }
 _COPIES = {"cpu": (3 << 23, 1 << 25, 3 << 24), "cuda": (1 << 28, 3 << 27, 1 << 29)}
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+_SMALL_FILES, _SMALL_BYTES = 200, 16_384
 
 
 class Timer:
@@ -62,7 +71,7 @@ def time_products(timer: Timer, precision: str) -> list[Row]:
             left = torch.rand(height, depth, dtype=_DTYPES[precision], device=timer.device)
             right = torch.rand(depth, width, dtype=_DTYPES[precision], device=timer.device)
             out = torch.empty(height, width, dtype=_DTYPES[precision], device=timer.device)
-            work = _bind_call(torch.mm, left, right, out=out)
+            work = partial(torch.mm, left, right, out=out)
             rows.append((2.0 * height * depth * width, timer.seconds(work)))
     return rows
 
@@ -74,7 +83,7 @@ def time_convolutions(timer: Timer) -> list[Row]:
         for channels, side, filters, batch in _CONVOLUTIONS[timer.device.type]:
             image = torch.rand(batch, channels, side, side, device=timer.device)
             weight = torch.rand(filters, channels, 3, 3, device=timer.device)
-            work = _bind_call(functional.conv2d, image, weight, padding=1)
+            work = partial(functional.conv2d, image, weight, padding=1)
             rows.append((2.0 * batch * filters * channels * 9 * side * side, timer.seconds(work)))
     return rows
 
@@ -86,7 +95,7 @@ def time_copies(timer: Timer) -> list[Row]:
     for size in _COPIES[timer.device.type]:
         source = torch.ones(size, dtype=torch.uint8, device=timer.device)
         target = torch.zeros_like(source)
-        rows.append((2.0 * size, timer.seconds(_bind_call(target.copy_, source))))
+        rows.append((2.0 * size, timer.seconds(partial(target.copy_, source))))
     return rows
 
 
@@ -98,7 +107,7 @@ def time_host_copies(timer: Timer) -> list[Row]:
     for size in (1 << 24, 1 << 26, 1 << 28):
         source = torch.ones(size, dtype=torch.uint8, pin_memory=True)
         target = torch.empty(size, dtype=torch.uint8, device=timer.device)
-        rows.append((float(size), timer.seconds(_bind_call(target.copy_, source, non_blocking=True))))
+        rows.append((float(size), timer.seconds(partial(target.copy_, source, non_blocking=True))))
     return rows
 
 
@@ -112,10 +121,6 @@ def time_launch(timer: Timer, *, launches: int = 200) -> float:
             one.mul_(1.0)
 
     return timer.seconds(work) / launches
-
-
-def _bind_call(function: Callable[..., object], *arguments: Any, **options: Any) -> Callable[[], object]:
-    return lambda: function(*arguments, **options)
 
 
 @contextmanager
@@ -132,3 +137,57 @@ def _use_precision(kind: str) -> Iterator[None]:
     finally:
         for switch, kind_before in zip(switches, before, strict=True):
             switch.fp32_precision = kind_before
+
+
+def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, float]:
+    """Return the speed of a folder, and how much the median of its repeats is above the shortest.
+
+    A file of `size` bytes is written until it is on disk, and read again after the host was asked to forget it, which
+    a parallel file system's own caches may not do; then many files of 16 kB, of which what exceeds their bytes counts.
+    `write` is one writer's, no cap of a whole job. Raises `InputError` if the folder cannot be written.
+    """
+    writes, reads, files = [], [], []
+    try:
+        with tempfile.TemporaryDirectory(prefix="trainwright-", dir=folder) as name:
+            large, small = Path(name) / "large", [Path(name) / f"small{place}" for place in range(_SMALL_FILES)]
+            # The small files are written once and read in each repeat.
+            for path in small:
+                _write_synced(path, os.urandom(_SMALL_BYTES))
+            content = os.urandom(size)
+            for _ in range(repeats):
+                writes.append(wall_clock(lambda: _write_synced(large, content)))
+                # Without this the file would come from the host's memory, not from the disk.
+                _drop_from_cache(large)
+                reads.append(wall_clock(lambda: _read_files(large)))
+                for path in small:
+                    _drop_from_cache(path)
+                files.append(wall_clock(lambda: _read_files(*small)) / _SMALL_FILES)
+    except OSError as error:
+        raise InputError(f"storage {folder}: cannot be measured ({error}); allowed: a folder to write in") from None
+    write, read = size / shortest_time(writes), size / shortest_time(reads)
+    # The larger of the two relative differences is the error of the whole.
+    spread = max(1 - shortest_time(each) / statistics.median(each) for each in (writes, reads))
+    return Storage(
+        node_read=read, write=write, file_seconds=max(0.0, shortest_time(files) - _SMALL_BYTES / read)
+    ), spread
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _read_files(*paths: Path) -> None:
+    for path in paths:
+        with path.open("rb", buffering=0) as file:
+            while file.read(1 << 22):
+                pass
+
+
+def _drop_from_cache(path: Path) -> None:
+    """Ask the host to drop a file from its page cache, where there is a call for it."""
+    if hasattr(os, "posix_fadvise"):
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)

@@ -1,22 +1,32 @@
-"""Fits a cluster to measured times: rates, latencies and links with the least relative error."""
+"""Fits a cluster to measured times: rates, latencies and links with the least relative error (non-negative)."""
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from trainwright.cluster.calibration.least_squares import RelativeFit, fit_least_relative
+from trainwright.cluster.calibration.timing import check_times
 from trainwright.cluster.device import Device, Storage
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel
 from trainwright.errors import InputError
 
-__all__ = ["MeasuredLevel", "Measurements", "fit_fields"]
+__all__ = ["MeasuredLevel", "Measurements", "fit_fields", "fit_least_relative"]
 
 Row = tuple[float, float]
 """Work (operations or bytes) and the seconds that it took."""
 
 _RINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+
+
+@dataclass(frozen=True, slots=True)
+class RelativeFit:
+    """Coefficients, all >= 0, and what they leave: (predicted - measured) / measured of each row."""
+
+    values: tuple[float, ...]
+    residuals: tuple[float, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,9 +122,8 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
         )
         residuals[level.name] = link.residuals
         # Where only measured exchanges will be asked for, their times count and not the fit: how well they repeat.
-        errors[level.name] = (
-            _root_mean_square(level.spreads) if level.only_these_sizes and level.spreads else link.error
-        )
+        repeated = level.only_these_sizes and level.spreads
+        errors[level.name] = _root_mean_square(level.spreads if repeated else link.residuals)
     # Errors only of what was measured: a prediction's interval reads them.
     if figures.levels and figures.overlap_spread:
         errors["overlap"] = figures.overlap_spread
@@ -139,6 +148,32 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
         "residuals": residuals,
         "conditions": figures.conditions,
     }
+
+
+def fit_least_relative(columns: ArrayLike, seconds: ArrayLike) -> RelativeFit:
+    """Fit seconds = columns @ values with values >= 0 so that the squared relative errors are least.
+
+    `columns` is (rows, coefficients), of few coefficients: the best over all sets of those that are not zero is taken.
+    Raises `InputError` for times that are NaN, infinite, zero or negative.
+    """
+    times = check_times(np.asarray(seconds, dtype=np.float64))
+    table = np.asarray(columns, dtype=np.float64)
+    # Divided by the measured times, the right side becomes 1 and residuals become relative errors.
+    weighted = table / times[:, None]
+    # Columns of very different size (seconds and seconds a byte) would make the system ill-conditioned.
+    scale = np.maximum(np.abs(weighted).max(axis=0), np.finfo(float).tiny)
+    best, least = np.zeros(table.shape[1]), float(len(times))
+    # With few coefficients, trying every set that may be nonzero is the exact non-negative solution.
+    for size in range(1, table.shape[1] + 1):
+        for chosen in itertools.combinations(range(table.shape[1]), size):
+            part = weighted[:, chosen] / scale[list(chosen)]
+            values = np.linalg.lstsq(part, np.ones(len(times)), rcond=None)[0]
+            loss = float(np.sum((part @ values - 1) ** 2))
+            # A negative coefficient would be a negative latency or rate: such a set is no solution.
+            if values.min() >= 0 and loss < least:
+                best, least = np.zeros(table.shape[1]), loss
+                best[list(chosen)] = values / scale[list(chosen)]
+    return RelativeFit(tuple(best.tolist()), tuple((weighted @ best - 1).tolist()))
 
 
 def _fit_rate(what: str, rows: Sequence[Row]) -> RelativeFit:

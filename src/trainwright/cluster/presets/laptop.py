@@ -1,16 +1,24 @@
-"""This machine as a cluster, one device a core: measured when it is first asked for, and remembered in a cache."""
+"""This machine as a cluster, one device a core: measured when it is first asked for, and remembered in a cache.
+
+The figures are measured in a process of its own, `python -m trainwright.cluster.presets.laptop`, which prints one JSON
+object; with a port as argument it is the other end of the connection that is measured.
+"""
 
 import hashlib
 import json
 import os
 import platform
+import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import numpy as np
+
 from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
+from trainwright.cluster.calibration.timing import fastest
 from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.files import read_cluster, write_cluster
 from trainwright.cluster.network import ExchangeTimes
@@ -22,6 +30,10 @@ C = TypeVar("C")
 
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 _SECONDS = 120
+_REPEATS = 25
+_SIDES = (128, 256, 384, 512)
+_COPIED = (3 << 23, 1 << 25, 3 << 24)  # beyond what caches hold
+_SENT = (256, 4096, 65_536, 1 << 18, 1 << 20, 1 << 21)
 
 
 def load_or_measure_laptop(kind: type[C]) -> C:
@@ -64,7 +76,7 @@ def _run_measurement() -> dict[str, Any]:
     environment = {**os.environ, **dict.fromkeys(_THREADS, "1")}
     package = str(Path(__file__).resolve().parents[3])
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [package, os.environ.get("PYTHONPATH", "")]))
-    command = [sys.executable, "-m", "trainwright.cluster.presets.laptop_process"]
+    command = [sys.executable, "-m", "trainwright.cluster.presets.laptop"]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=_SECONDS)
     except (OSError, subprocess.SubprocessError) as error:
@@ -104,3 +116,84 @@ def _processor_model() -> str:
         return platform.processor() or platform.machine()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     return next(names, platform.machine())
+
+
+def _measure_figures() -> dict[str, object]:
+    return {
+        "products": [_time_product(side) for side in _SIDES],
+        "copies": [_time_copy(size) for size in _COPIED],
+        "launch_seconds": fastest(_make_addition(), warmup=1, repeats=1000),
+        "messages": _time_messages(),
+    }
+
+
+def _time_product(side: int) -> tuple[float, float]:
+    left, right = (np.full((side, side), value, dtype=np.float32) for value in (1.5, 0.5))
+    out = np.empty_like(left)
+    return 2.0 * side**3, fastest(lambda: np.matmul(left, right, out=out), warmup=1, repeats=_REPEATS)
+
+
+def _time_copy(size: int) -> tuple[float, float]:
+    source, target = np.ones(size, dtype=np.uint8), np.zeros(size, dtype=np.uint8)
+    return 2.0 * size, fastest(lambda: np.copyto(target, source), warmup=1, repeats=_REPEATS)
+
+
+def _make_addition() -> Callable[[], object]:
+    one, out = np.ones(1, dtype=np.float32), np.ones(1, dtype=np.float32)
+    return lambda: np.add(one, one, out=out)
+
+
+def _time_messages() -> list[tuple[int, float]]:
+    """Return the seconds of messages one way: half of what they take there and back."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        command = [sys.executable, "-m", "trainwright.cluster.presets.laptop", str(server.getsockname()[1])]
+        # The other end is a process of its own, as two ranks are.
+        with subprocess.Popen(command) as other:
+            try:
+                connection, _ = server.accept()
+                with connection:
+                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    return [(size, _time_round_trip(connection, size) / 2) for size in _SENT]
+            finally:
+                other.terminate()
+
+
+def _time_round_trip(connection: socket.socket, size: int) -> float:
+    content = memoryview(bytearray(size))
+
+    def once() -> None:
+        # The size goes first, so that the other end knows how much to send back.
+        connection.sendall(size.to_bytes(8, "little"))
+        connection.sendall(content)
+        _receive_exactly(connection, content)
+
+    return fastest(once, warmup=1, repeats=_REPEATS)
+
+
+def _receive_exactly(connection: socket.socket, content: memoryview) -> bool:
+    """Fill `content`; return whether the other end is still there."""
+    got = 0
+    while got < len(content):
+        new = connection.recv_into(content[got:])
+        if not new:
+            return False
+        got += new
+    return True
+
+
+def _echo_messages(port: int) -> None:
+    """Send every message back until the connection ends."""
+    header = memoryview(bytearray(8))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while _receive_exactly(connection, header):
+            content = memoryview(bytearray(int.from_bytes(header, "little")))
+            _receive_exactly(connection, content)
+            connection.sendall(content)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        _echo_messages(int(sys.argv[1]))
+    else:
+        print(json.dumps(_measure_figures()))  # noqa: T201 (what the process that asked reads)

@@ -33,6 +33,7 @@ def examine_devices(host: Machine, torch: Mapping[str, Any]) -> Iterator[tuple[s
 
 def _examine_cores(host: Machine) -> tuple[str, ...]:
     bound, whole = host.processors()
+    # A container shows all processors of its host, but may run on a part of them only.
     granted = cgroup_cores(host.root)
     says = f"{bound} of {whole}" + (", the rest is not for this process" if bound < whole else "")
     if granted is not None and granted < bound:
@@ -61,6 +62,7 @@ def _examine_gpus(host: Machine, torch: Mapping[str, Any]) -> tuple[str, ...]:
         names = [str(each["name"]) for each in seen]
         kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
         return "fine", f"{kinds} with {amount(min(each['bytes'] for each in seen))}"
+    # PyTorch sees none: the driver's own files say whether any are there.
     count = len(list((host.root / "proc/driver/nvidia/gpus").glob("*")))
     hidden = host.environment.get("CUDA_VISIBLE_DEVICES")
     if count and hidden is not None and not hidden.strip(" ,-1"):

@@ -49,6 +49,7 @@ def examine(folder: str | Path = ".", *, host: Machine | None = None) -> Examina
     if not Path(folder).is_dir():
         raise InputError(f"doctor: got {str(folder)!r}; allowed: a directory that is there; make it, or name another")
     host = host if host is not None else Machine()
+    # Once for all areas: importing torch takes most of the time.
     probed = imported(host)
     areas = {
         "installed": examine_packages(host, probed),

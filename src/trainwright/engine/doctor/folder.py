@@ -73,6 +73,7 @@ def file_system(host: Machine, folder: Path) -> tuple[str, str]:
 def _examine_links(folder: Path) -> tuple[str, ...]:
     """Link a file twice to one name: the second must be refused, for claims rest on it."""
     token, claim = folder / "token", folder / "claim"
+    # The very operation by which a directory ledger lets exactly one of many writers win.
     token.write_bytes(b"")
     mend = "use another file system, or a Redis ledger"
     try:

@@ -92,6 +92,7 @@ def examine_extras(host: Machine) -> Iterator[tuple[str, ...]]:
     asked = list(_read_requirements(host))
     for extra, gives in GIVES.items():
         versions = {name: (host.version(name), bounds) for name, bounds, of in asked if of == extra}
+        # Part of an extra is as good as nothing, but the sentence names the part.
         missing = [name for name, (version, _) in versions.items() if version is None]
         old = [
             f"{name} {version} (needs {bounds})"
@@ -125,6 +126,7 @@ def fits(version: str, bounds: str) -> bool:
         if found is None:
             continue
         other = _parse_numbers(found[2])
+        # 3 and 3.0.0 are equal: the shorter one is filled up with zeros.
         length = max(len(mine), len(other))
         left, right = (numbers + (0,) * (length - len(numbers)) for numbers in (mine, other))
         met = {">=": left >= right, "<=": left <= right, "<": left < right, ">": left > right, "==": left == right}

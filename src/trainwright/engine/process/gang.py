@@ -138,6 +138,7 @@ class Gang(Generic[_Worker]):
     def watch(self, handler: Handler, *, timeout_seconds: float | None, memory_bytes: int | None, grace: float) -> None:
         """Look for processes that are gone, and end the trial if it is over a limit."""
         for rank in [rank for rank, worker in self._living.items() if worker.ended]:
+            # What it has sent counts, even after its end.
             if not self._living[rank].connection.poll():
                 # Everything that it sent has been read.
                 self._note_death(rank)
@@ -193,6 +194,7 @@ class Gang(Generic[_Worker]):
         if self._living and self._ranks[0].terminating:
             # Each rank has the grace period to end by itself.
             return
+        # Another rank may yet turn out to have gone away, which would be the cause.
         if self._living and not self._silent and time.monotonic() < self._failed_at + _CAUSE_SECONDS:
             return
         for worker in self._living.values():

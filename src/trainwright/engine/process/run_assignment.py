@@ -72,6 +72,7 @@ def _plain_result(value: Any) -> float | dict[str, float] | None:
         return None
     named = value if isinstance(value, Mapping) else {"": value}
     numbers = {str(name): as_number(item) for name, item in named.items()}
+    # Tensors and NumPy scalars become floats; what is no number refuses the whole result.
     plain = {name: number for name, number in numbers.items() if number is not None}
     if len(plain) < len(numbers):
         raise ObjectiveError(f"train returned {reprlib.repr(value)}; return a number, a dict of numbers, or None")

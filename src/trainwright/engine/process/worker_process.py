@@ -159,6 +159,7 @@ def thread_variables(threads: int) -> dict[str, str]:
 
 def _python_path() -> str:
     """Return a PYTHONPATH with which a child finds this very package."""
+    # The driver may run from a checkout that is not installed.
     home = str(Path(__file__).parents[3])
     existing = os.environ.get("PYTHONPATH", "")
     return home if not existing else f"{home}{os.pathsep}{existing}"

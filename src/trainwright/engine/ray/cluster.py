@@ -82,6 +82,7 @@ class SlotMap:
             size = max(serving, key=lambda size: size * len(serving[size]), default=0)
             count = len(serving.get(size, ()))
         else:
+            # The largest share of a node first, since ranks talk faster inside one.
             fits = (s for s, found in serving.items() if workers % s == 0 and len(found) >= workers // s)
             size = next(fits, 0)
             count = workers // size if size else 0

@@ -124,6 +124,7 @@ class Ray(Settings, error=EngineError):
     def _join_cluster(self) -> SlotMap:
         if self._slot_map is None:
             ray = self._ray = load_ray()
+            # Joined late, so that an engine can be made where no cluster is yet.
             self._ours = connect(ray, self.address, (self.workers or 1) * self.cpus_per_device)
             self._head, self._cluster_lost = str(ray.get_runtime_context().gcs_address), False
             self._slot_map = SlotMap.of(
@@ -202,6 +203,7 @@ class Ray(Settings, error=EngineError):
 
     def close(self) -> None:
         """End whatever runs, remove actors and groups, leave a cluster that was started here."""
+        # All lines are closed first, so that the processes end at the same time.
         workers = [*self._seats, *self._idle.values()]
         for worker in workers:
             worker.close(kill=False)

@@ -39,10 +39,9 @@ class SimulatedStudy:
 
     `utilisation` is the share of all device time up to the makespan in which a trial trained; `device_seconds` are
     those held, restarts and waits included. `first_full_seconds` is when the first trial had its whole length (inf if
-    none had), `full_loss` the best last loss of such trials (inf likewise); `close_seconds` when a trial was first
-    within 1 % of the best loss. `resizes` are goings-on with another number of devices, waits those of trials that
-    could train on if they had devices. `substitutions` counts the trials for which a table had not what was asked.
-    `digest` is SHA-256 over all events in their order.
+    none had), `full_loss` the best last loss of such trials (inf likewise). `resizes` are goings-on with another number
+    of devices. `substitutions` counts the trials for which a table had not what was asked. `digest` is SHA-256 over all
+    events in their order.
     """
 
     makespan_seconds: float
@@ -53,12 +52,8 @@ class SimulatedStudy:
     trials: int
     best_loss: float
     full_loss: float
-    close_seconds: float
     resizes: int
     failed: int
-    waits: int
-    wait_seconds_mean: float
-    wait_seconds_max: float
     substitutions: int
     stalled: tuple[Stall, ...]
     digest: str
@@ -81,29 +76,22 @@ class StudyRecorder:
     _device_seconds: float = 0.0
     _trained: float = 0.0
     _holds: dict[int, tuple[Block, float]] = field(default_factory=dict)
-    _waiting: dict[int, tuple[float, int]] = field(default_factory=dict)  # since when, and devices before
-    _waits: list[float] = field(default_factory=list)
-    _bests: list[tuple[float, float]] = field(default_factory=list)  # time and loss, each better than before
+    _sizes: dict[int, int] = field(default_factory=dict)  # devices before, of trials that wait for some
+    best_loss: float = math.inf
     _bars: list[DeviceHold] = field(default_factory=list)
 
     def begin_hold(self, trial: int, block: Block, at: float) -> None:
         """Note that a trial holds a block from now on."""
         self._holds[trial] = block, at
-        if trial in self._waiting:
-            since, size = self._waiting.pop(trial)
-            self.resizes += size != len(block)
-            if at > since:
-                self._waits.append(at - since)
+        self.resizes += self._sizes.pop(trial, len(block)) != len(block)
 
     def end_hold(self, trial: int, at: float, why: str) -> None:
-        """Note that it lets go of it, and that its time of waiting begins if it could train on."""
+        """Note that it lets go of it, and why."""
         block, since = self._holds.pop(trial)
         self._last = at
         self._device_seconds += len(block) * (at - since)
-        # It could train on at once, so from here on it waits for devices.
         if why in {"resize", "rest", "node lost"}:
-            # A trial that was held waits since then.
-            self._waiting.setdefault(trial, (at, len(block)))
+            self._sizes[trial] = len(block)
         elif why in {"full", "stopped"}:
             self.results += 1
         if why == "full":
@@ -125,23 +113,13 @@ class StudyRecorder:
         """Note the last loss of a trial that had its whole length."""
         self.full_loss = min(self.full_loss, loss)
 
-    def begin_wait(self, trial: int, at: float) -> None:
-        """Note that a trial waits at a checkpoint, on its devices."""
-        self._waiting[trial] = at, len(self._holds[trial][0])
-
-    def end_wait(self, trial: int, at: float) -> None:
-        """Note that it trains on there."""
-        since, _ = self._waiting.pop(trial)
-        self._waits.append(at - since)
-
     def add_training(self, device_seconds: float) -> None:
         """Note device time in which a trial trained."""
         self._trained += device_seconds
 
-    def note_loss(self, loss: float, at: float) -> None:
+    def note_loss(self, loss: float) -> None:
         """Note a report, if it is the best so far."""
-        if not self._bests or loss < self._bests[-1][1]:
-            self._bests.append((at, loss))
+        self.best_loss = min(self.best_loss, loss)
 
     def result(
         self, at: float, trials: int, substitutions: int, stalled: Sequence[Stall], digest: str, *, why: str
@@ -149,9 +127,6 @@ class StudyRecorder:
         """Return the whole; who still holds devices lets go of them now, for `why`."""
         for trial in list(self._holds):
             self.end_hold(trial, at, why)
-        best = self._bests[-1][1] if self._bests else math.inf
-        # When a loss within one per cent of the final best was first there.
-        close = next((time for time, loss in self._bests if loss <= best + 0.01 * abs(best)), math.inf)
         # All devices until the last was given back.
         total = self._last * self.setting.cluster.devices
         return SimulatedStudy(
@@ -161,14 +136,10 @@ class StudyRecorder:
             first_full_seconds=self.first_full,
             full=self.full,
             trials=trials,
-            best_loss=best,
+            best_loss=self.best_loss,
             full_loss=self.full_loss,
-            close_seconds=close,
             resizes=self.resizes,
             failed=self.failed,
-            waits=len(self._waits),
-            wait_seconds_mean=sum(self._waits) / len(self._waits) if self._waits else 0.0,
-            wait_seconds_max=max(self._waits, default=0.0),
             substitutions=substitutions,
             stalled=tuple(stalled),
             digest=digest,

@@ -135,6 +135,7 @@ class _Simulation:
         )
 
     def run(self) -> SimulatedStudy:
+        # The first failure of each node; the next one is drawn when it is back.
         if self.setting.node_mtbf_seconds is not None:
             for node in range(self.setting.cluster.nodes):
                 self._plan_failure(node, 0)
@@ -251,7 +252,7 @@ class _Simulation:
             self._fold_event(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
         trial.reported, trial.loss = epoch, losses[0]
         self.device_allocator.note_report(number, epoch, losses[0], self.clock)
-        self.recorder.note_loss(losses[0], self.clock)
+        self.recorder.note_loss(losses[0])
         if epoch >= self.length:
             self.recorder.note_complete(losses[0])
             self._finish_trial(trial, losses, "full")
@@ -342,7 +343,6 @@ class _Simulation:
                 self._fold_event(Started(trial=action.trial, at_seconds=self.clock))
                 self._begin_run(self.trials[action.trial], self.device_allocator.running[action.trial])
             elif action.kind == "resume":
-                self.recorder.end_wait(action.trial, self.clock)
                 self._train_on(self.trials[action.trial], self.clock)
             elif action.trial == at_checkpoint:
                 # Settled once everything is planned.
@@ -354,8 +354,6 @@ class _Simulation:
                 elif action.kind != "replan":
                     # It was held for this change.
                     self._leave_checkpoint(trial)
-        if at_checkpoint is not None and self.device_allocator.running[at_checkpoint].is_held:
-            self.recorder.begin_wait(at_checkpoint, self.clock)
 
     def _leave_checkpoint(self, trial: SimulatedTrial) -> None:
         """At a checkpoint a trial goes where it is to go."""

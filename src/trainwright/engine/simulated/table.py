@@ -83,6 +83,7 @@ def tables(
     curves = [[sign * row for row in _read_rows(columns, name, rows)] for name in names]
     times = None if seconds is None else [np.maximum.accumulate(row) for row in _read_rows(columns, seconds, rows)]
     return Table(
+        # One array per row, with a column for each objective.
         losses=tuple(np.stack(row, axis=1) for row in zip(*curves, strict=True)),
         seconds=None if times is None else tuple(times),
         params=_long_params(columns, params, rows) if rows is not None else _wide_params(columns, params),

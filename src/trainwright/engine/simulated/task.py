@@ -118,6 +118,7 @@ class _Curve:
 
     def losses(self, epoch: int) -> tuple[float, ...]:
         task = self.task
+        # By trial and epoch, so that the same report is the same under every scheduler.
         noise = task.noise * self.noise.at(self.trial, epoch) if task.noise else 0.0
         return (self.quality + task.amplitude * epoch**-task.decay + noise,)
 

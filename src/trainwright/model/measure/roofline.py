@@ -7,10 +7,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from trainwright.cluster import Device
-from trainwright.cluster.costs.roofline import roofline_seconds
+from trainwright.cluster.device import roofline_seconds
 from trainwright.errors import ProfileError
-from trainwright.model.layer import Layer
-from trainwright.model.profile_fields import ProfileFields
+from trainwright.model.layer import Layer, ProfileFields
 from trainwright.validators import check, one_of
 
 __all__ = ["predict_seconds"]

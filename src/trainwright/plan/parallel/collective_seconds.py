@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from trainwright.cluster import Cluster, contention
-from trainwright.cluster.costs.collectives import collective_times
+from trainwright.cluster.collectives import collective_times
 from trainwright.cluster.network import OPERATIONS
 from trainwright.plan.parallel.mesh import Floats, numbered
 from trainwright.plan.parallel.strategies.strategy import Exchange

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from trainwright.cluster import Cluster, ExchangeTimes
-from trainwright.cluster.network import FSDP_UNIT
+from trainwright.cluster import Cluster
+from trainwright.cluster.network import FSDP_UNIT, ExchangeTimes
 from trainwright.plan.parallel.mesh import Floats
 from trainwright.plan.parallel.model_arrays import ModelArrays
 

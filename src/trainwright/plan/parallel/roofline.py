@@ -3,7 +3,7 @@
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.cluster.costs.roofline import roofline_seconds
+from trainwright.cluster.device import roofline_seconds
 from trainwright.errors import InputError
 from trainwright.model.layer import Layer
 from trainwright.plan.assumptions import Assumptions

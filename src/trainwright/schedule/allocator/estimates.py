@@ -93,6 +93,7 @@ def seconds_left(
 
     `at` seconds of the wall clock and `spent` device seconds are gone, and `devices` are busy from now on.
     """
+    # The more devices are busy, the sooner shared device seconds are used.
     wall = math.inf if wall_seconds is None else wall_seconds - at
     shared = math.inf if device_seconds is None or not devices else (device_seconds - spent) / devices
     return max(0.0, min(wall, shared))

@@ -45,6 +45,7 @@ class Doubling(Resizing):
     def check(self, slots: int, slots_per_node: int, rule: PromotionRule) -> str | None:
         """Refuse an engine that is too small for a new trial; as published, warn that one could wait for ever."""
         Resizing.check(self, slots, slots_per_node, rule)
+        # What a trial that passes all rungs has earned; as published it waits for just that.
         wanted = self.start * self.factor ** len(getattr(rule, "rungs", ()))
         if self.mode == "continue" or wanted <= slots:
             return None

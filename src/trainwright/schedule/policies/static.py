@@ -66,6 +66,7 @@ class BestStatic(Settings, error=ScheduleError):
 
     def check_together(self) -> None:
         """Make a tuple of the list of a study file."""
+        # Frozen and hashable, as other policies are.
         object.__setattr__(self, "sizes", tuple(self.sizes))
 
     @property

@@ -109,6 +109,7 @@ class Median(CurveRule):
         # The trial's best loss is compared with the running means of the others, as published.
         others = index.epochs.setdefault(curve.epoch, OrderStatistics())
         verdict = self._compare_median(others, curve.epoch, curve.best)
+        # Entered after the comparison: a trial is not among its own others.
         others.push(LossEntry(curve.total / curve.count, curve.trial))
         return verdict
 

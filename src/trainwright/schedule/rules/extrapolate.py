@@ -84,6 +84,7 @@ def _rank_agreement(losses: list[float]) -> float:
     count = len(losses)
     if count < 2:
         return 0.0
+    # Spearman's formula for ranks without ties, which the order of the list breaks.
     ranks = np.empty(count)
     ranks[np.argsort(losses, kind="stable")] = np.arange(count)
     return 1.0 - 6.0 * float(((ranks - np.arange(count)) ** 2).sum()) / (count * (count**2 - 1))

@@ -120,6 +120,7 @@ class Hyperband(AsynchronousRule):
     @property
     def brackets(self) -> tuple[tuple[int, ...], ...]:
         """The rungs of each bracket; the last has none if its first would be the full length."""
+        # One more than the length, so that the last bracket may train everybody to the end.
         firsts = ladder(self.min_epochs, self.max_epochs + 1, self._factor)
         return tuple(ladder(first, self.max_epochs, self._factor) for first in firsts)
 

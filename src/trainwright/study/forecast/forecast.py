@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -61,9 +61,7 @@ class Forecast:
     full: Spread
     best_loss: Spread
     full_loss: Spread
-    close_seconds: Spread
     resizes: Spread
-    wait_seconds: Spread
     failed: Spread
     stalls: int
     substitutions: int
@@ -72,21 +70,13 @@ class Forecast:
     @classmethod
     def of(cls, scheduler: Scheduler, runs: Sequence[SimulatedStudy]) -> "Forecast":
         """Return what some runs come to."""
-        same = (
-            "makespan_seconds",
-            "utilisation",
-            "first_full_seconds",
-            "full",
-            "best_loss",
-            "full_loss",
-            "close_seconds",
-        )
-        spreads = {name: Spread.of([getattr(run, name) for run in runs]) for name in (*same, "resizes", "failed")}
+        # Figures that a forecast and a simulated study have in common; counts over all studies come below.
+        same = {each.name for each in fields(cls)} & {each.name for each in fields(SimulatedStudy)}
+        spreads = {name: Spread.of([getattr(run, name) for run in runs]) for name in same - {"trials", "substitutions"}}
         return cls(
             scheduler=scheduler,
             trials=runs[0].trials,
             gpu_hours=Spread.of([run.device_seconds / 3600 for run in runs]),
-            wait_seconds=Spread.of([run.wait_seconds_mean for run in runs]),
             stalls=sum(bool(run.stalled) for run in runs),
             substitutions=sum(run.substitutions for run in runs),
             runs=tuple(runs),

@@ -1,29 +1,32 @@
-"""The note of what a study runs (function, budget, scheduler), so that workers need only its address."""
+"""Notes in the ledger of what a study runs and what searches it, so that workers need only its address."""
 
 import hashlib
 import inspect
+import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 from trainwright.engine import TrainFunction
 from trainwright.engine.function_reference import FunctionReference, load_reference
 from trainwright.errors import EngineError, StudyError
-from trainwright.ledger import State
+from trainwright.ledger import Record, State, facts
 from trainwright.plugins import describe, make
 from trainwright.schedule import Scheduler
-from trainwright.search import ExpectedGain
+from trainwright.search import DefaultSearcher, ExpectedGain, Searcher
 from trainwright.study.driver.budget import Budget
+from trainwright.study.study_log import StudyLog
 from trainwright.train import OptunaObjective
 
-__all__ = ["JobNote", "latest_note"]
+__all__ = ["JobNote", "SearcherNote", "Searching"]
 
-_NOTE = "job"
+_JOB, _SEARCHER = "job", "searcher"
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def latest_note(state: State, name: str) -> Mapping[str, Any] | None:
+def _latest_note(state: State, name: str) -> Mapping[str, Any] | None:
     """Return the note of some name that the latest session wrote, or None."""
     noted = [
         (value["session"], key, value) for key, (_, noted_name, value) in state.notes.items() if noted_name == name
@@ -85,12 +88,12 @@ class JobNote:
     @classmethod
     def last(cls, state: State) -> Self | None:
         """Return the job that the latest session noted, or None."""
-        value = latest_note(state, _NOTE)
+        value = _latest_note(state, _JOB)
         return None if value is None else cls(**{field.name: value.get(field.name) for field in fields(cls)})
 
     def note(self, session: int) -> tuple[str, dict[str, Any]]:
         """Return name and value of the note that keeps it."""
-        return _NOTE, {**asdict(self), "session": session}
+        return _JOB, {**asdict(self), "session": session}
 
     @property
     def text(self) -> str:
@@ -138,3 +141,82 @@ class JobNote:
             if mine != theirs:
                 return f"the study runs under {part} {mine}, this worker would under {theirs}"
         return None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SearcherNote:
+    """A searcher by name and settings, points and warm start included; `table` is None for a user's own class."""
+
+    table: Mapping[str, Any] | None
+    text: str  # as a person would write it
+
+    @classmethod
+    def of(cls, searcher: Searcher) -> Self:
+        """Return the fact of a searcher."""
+        # A table can be compared and made again; a user's own class only by its text.
+        table, kind = describe("searcher", searcher), type(searcher)
+        if table is not None:
+            settings = ", ".join(f"{key}={_shorten(value)}" for key, value in table.items() if key != "name")
+            return cls(table=table, text=f"{table['name']}({settings})")
+        # What prints itself by its address prints another one in each process.
+        plain = kind.__repr__ is object.__repr__
+        return cls(table=None, text=kind.__qualname__ if plain else _ADDRESS.sub("", repr(searcher)))
+
+    @classmethod
+    def last(cls, state: State) -> Self | None:
+        """Return the fact that was noted last, or None."""
+        value = _latest_note(state, _SEARCHER)
+        return None if value is None else cls(table=value["table"], text=value["text"])
+
+    def record(self, session: int) -> Record:
+        """Return the record that notes it."""
+        return facts.note(_SEARCHER, {**asdict(self), "session": session})
+
+    def difference(self, other: "SearcherNote") -> str | None:
+        """Return how `other` would search otherwise, or None."""
+        if self == other:
+            return None
+        return f"the study is searched by {self.text}, this worker would search by {other.text}"
+
+    def build(self, how: str) -> Searcher:
+        """Return an equal searcher; raises `StudyError` that says `how` to give one of a user's own making."""
+        if self.table is None:
+            raise StudyError(
+                f"the study is searched by {self.text}, which cannot be made from its records; give it: {how}"
+            )
+        return cast(Searcher, make("searcher", self.table))
+
+
+class Searching:
+    """Who proposes in one study object, and what its ledger says of that."""
+
+    def __init__(self, log: StudyLog, searcher: Searcher | None) -> None:
+        self._log = log
+        self._searcher = searcher
+        self._noted: Searcher | None = None  # the one that the ledger names
+
+    def choose(self, preferred: Searcher | None, how: str) -> Searcher:
+        """Return the preferred searcher, or the study object's, or the one that the study was searched by last.
+
+        Raises `StudyError` that says `how` to give one that cannot be made from the study's records.
+        """
+        found = preferred if preferred is not None else self._searcher
+        if found is None:
+            fact = SearcherNote.last(self._log.state)
+            found = self._searcher = DefaultSearcher() if fact is None else fact.build(how)
+        return found
+
+    def note(self, searcher: Searcher, *, again: bool = True) -> None:
+        """Name in the ledger who proposes from now on; unless `again`, only where it names nobody."""
+        if searcher is self._noted:
+            return
+        fact, last = SearcherNote.of(searcher), SearcherNote.last(self._log.state)
+        # A worker that joins takes the study's searcher; it does not rename it for all.
+        if fact != last and (again or last is None):
+            self._log.append(fact.record(self._log.state.sessions))
+        self._searcher = self._noted = searcher
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:36]} ..."
