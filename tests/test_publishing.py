@@ -16,10 +16,8 @@ from trainwright.publishing import FileLayer, make_folder, publish, write_file
 OTHERWISE = {  # what is written in another way, and why
     "publishing.py": "it is the way",
     "checkpoint/save/publish.py": "the names of a checkpoint's folder, by the operations of `publishing.FileLayer`",
-    "checkpoint/restore/restored.py": "likewise: where a run began",
-    "checkpoint/tools/tiers.py": "likewise: the name of a folder of checkpoints in tiers",
     "checkpoint/tools/formats/*": "a format writes at the temporary path that `publish` gives",
-    "checkpoint/tools/proof_runs.py": "what a proof's ranks say, in a folder of its own that is removed",
+    "checkpoint/tools/proof.py": "what a proof's ranks say, in a folder of its own that is removed",
     "checkpoint/tools/step_digests.py": "a proof's journal grows, in a folder of its own that is removed",
     "engine/process/proof_worker.py": "a proof's notebook grows, in a folder of its own that is removed",
     "engine/doctor/folder.py": "it tries what a file system can do",
