@@ -40,6 +40,7 @@ def export(
     asked = {"csv": csv, "parquet": parquet, "importance": importance}
     tables = {name: path for name, path in asked.items() if path is not None}
     logs = {"optuna_journal": optuna_journal, "tensorboard": tensorboard, "mlflow": mlflow}
+    # In the order in which they are written.
     written = {name: str(place) for name, place in {**logs, **tables}.items() if place is not None}
     if not written:
         raise InputError(

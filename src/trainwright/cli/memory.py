@@ -52,6 +52,7 @@ def plan(
     """Find the fastest plan within a budget."""
     check(backend, one_of("eager", "compile"), "--backend", BudgetError)
     if backend == "compile":
+        # torch.compile decides itself what is recomputed: the solver's options say nothing to it.
         theirs = {"--offload": offload, "--bandwidth": bandwidth, "--solver": solver != "auto"}
         strange = next((name for name, value in theirs.items() if value not in {None, False}), None)
         if strange is not None:
@@ -60,6 +61,7 @@ def plan(
     chain = _chain(spec, optimizer)
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else None
     planned = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver)
+    # What a smaller or larger budget could come to, without planning again.
     least, full = minimal_bytes(chain), full_bytes(chain)
     _, with_copies = lowest_with_copies(chain)
     print_table(
@@ -89,6 +91,7 @@ def curve(
     points: Annotated[int, typer.Option(min=3, help="At most so many plans.")] = 16,
 ) -> Result:
     """Show memory against time, from the least feasible budget up, with baselines."""
+    # One chain for all budgets: a model is profiled once.
     chain = _chain(spec)
     found = trade_offs(chain, points=points)
     rows = [
@@ -173,6 +176,7 @@ def pipeline(
     csv: Annotated[Path | None, typer.Option(help="Write the schedule, a row per device.")] = None,
 ) -> Result:
     """Cut a chain into pipeline stages that recompute what they cannot hold."""
+    # Without a bandwidth what goes between devices takes no time.
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else float("inf")
     chain = _chain(spec)
     planned = plan_stages(
@@ -187,6 +191,7 @@ def pipeline(
         ],
     )
     print()
+    # A way that does not fit has no load, and is shown all the same.
     loads = {way: None if found is None else found.load_seconds for way, found in planned.alternatives.items()}
     for way, load in loads.items():
         print(f"busiest stage or link, {way}: {'does not fit' if load is None else f'{load:.6g} s'}")

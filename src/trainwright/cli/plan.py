@@ -59,6 +59,7 @@ def model(
     """Rank the strategies for a model: seconds with an interval, memory, what limits each, and why others are out."""
     settings = OracleSettings(**changes)
     machine = settings.find_cluster(force_units=force_units)
+    # A table for each number of devices: the best strategy changes with it.
     numbers = read_devices(devices, machine)
     profile = read_profile(model, sample, precision=settings.precision, optimizer=settings.optimizer)
     oracle = Oracle(machine)
@@ -197,6 +198,7 @@ def _show_winner(ranking: Ranking) -> str:
 
 def _describe_division(plan: Forecast) -> str:
     """Return degrees above one, and the other choices of a plan, in a few characters."""
+    # Degrees of one divide nothing, and are left out.
     parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
     parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []
     parts += ["sequence"] if plan.sequence else []

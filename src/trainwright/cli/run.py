@@ -106,6 +106,7 @@ def _run_stage(stage: WorkflowStage, work: StageRun, stages: Any, *, force: bool
         again = f": again, {why}" if record is not None and why else ""
         print(f"\n== {stage.name}{again}", flush=True)
     outcome = stage.run(work)
+    # The search changes the ledger that it rests on.
     inputs = inputs if outcome.inputs is None else outcome.inputs
     record = stages.write(stage.name, inputs or {}, outputs=outcome.outputs, content=outcome.content)
     if not quiet:

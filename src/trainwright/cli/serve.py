@@ -105,6 +105,7 @@ def _place_members(ensemble: Ensemble, file: Path | None, devices: str | None, s
         plan = DeploymentPlan.load(file)
         plan.check(ensemble, devices)
         return plan
+    # A latency that must be kept is part of what is searched for.
     objective = "throughput" if slo_ms is None else f"throughput@{slo_ms:g}"
     plan = allocate_or_pack(ensemble, devices or "cpu", objective=objective)
     rates = plan.measured or plan.expected

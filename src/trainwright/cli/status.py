@@ -31,6 +31,7 @@ def status(
     """Show the counts by state, who has which devices, the best trial and ensemble, and what the ledger had to drop."""
     with Study.open(where) as study:
         if trial is not None:
+            # The story is whole before the study is closed.
             story = _tell_trial(study, trial)
             return Result(story, lambda: _show_trial(story))
         for line in study.dropped:
@@ -145,6 +146,7 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
     if content.get("feasible") == 0 and content["best"]:
         print("none of the results keeps all bounds and constraints")
     if content["best"]:
+        # Each parameter on a line of its own: there may be dozens.
         best = content["best"]
         values = ", ".join(f"{name}={value:.6g}" for name, value in best["values"].items())
         print(f"best: trial {best['trial']} with {values}")
@@ -153,6 +155,7 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
     if "error" in content.get("ensemble", {}):
         print(f"no ensemble so far: {content['ensemble']['error']}")
     elif "ensemble" in content:
+        # These are the members that the report and the live page show too.
         found = content["ensemble"]
         trials = ", ".join(str(trial) for trial in found["weights"])
         loss = f"{found['split']} {found['metric'].replace('_', ' ')}"

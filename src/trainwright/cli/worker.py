@@ -55,6 +55,7 @@ def worker(
         study = job.open_study()
         settings = {"train": train or job.train, "searcher": job.searcher, "scheduler": job.scheduler}
         settings["engine"] = job.engine if workers is None else None
+        # Options of the command line override the file.
         limits = {**job.budget, **limits}
     else:
         study = Study.open(where, ledger=ledger)

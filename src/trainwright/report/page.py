@@ -24,6 +24,7 @@ _MODULES = ("pens.js", "scales.js", "chart.js", "page.js")
 
 def page_html(*, title: str, header: str, sections: Sequence[Section], figures: Sequence[Figure], footer: str) -> str:
     """Return the whole page; `figures` are those whose places are in the sections."""
+    # A page without figures carries no script at all.
     style, scripts = _read_asset("page.css"), [_bundle_scripts(*_MODULES)] if figures else []
     data = embedded_json([asdict(figure) for figure in figures])
     # Scripts are allowed by their digest, so that no text of the study can run even if its escaping failed.

@@ -120,6 +120,7 @@ def _pick_sentence(trial: TrialState) -> str:
 
 
 def _parameter_column(name: str, values: Sequence[Any]) -> _Column:
+    # Columns of mixed types are texts: their numbers would not line up.
     kinds = {type(value) for value in values if value is not None}
     if kinds and kinds <= {int, float}:
         return _Column(name, aligned(values), right=True)

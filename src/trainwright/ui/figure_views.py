@@ -122,7 +122,7 @@ class FigureViews:
 
 
 def _draw_view(name: str, overview: Overview, directory: Path | None) -> View:
-    source = FigureSource(overview, directory, workers_by="device")
+    source = FigureSource(overview, directory)
     return _as_view(*(GROUPS[group].draw(source) for group in VIEWS[name]))
 
 
@@ -134,6 +134,7 @@ def _as_view(*groups: DrawnGroup) -> View:
     }
     for group in groups:
         if group.ensemble is not None:
+            # The page's table of members shows these alone.
             columns = ("trial", "weight", "seconds_per_row", "parameter_count")
             view["members"] = [{name: row[name] for name in columns} for row in group.ensemble.ensemble.table()]
     return view

@@ -69,6 +69,7 @@ def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
         trial = overview.state.trials.get(number)
         if trial is None:
             return None
+        # Neighbours by number, which may have gaps.
         numbers = [item.number for item in overview.trials]
         at = numbers.index(number)
         ranked = overview.ranking.tolist()

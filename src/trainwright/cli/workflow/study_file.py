@@ -132,6 +132,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     where = directory if directory is not None else study.directory
     kinds = ("searcher", "rule", "policy", "stop", "engine")
     result = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
+    # A rule or a policy alone is a scheduler too.
     scheduler = {kind: result[kind] for kind in ("rule", "policy") if kind in result}
     return StudyJob(
         open_study=lambda: tw.Study(

@@ -73,7 +73,6 @@ def ensemble_front(selection: ChosenEnsemble) -> Figure:
 
 def _score_singles(front: Front) -> tuple[list[int], list[float], Sequence[float | None]]:
     """Return the models that selection looked at: trials, losses of each alone, and seconds per row if measured."""
-    # Without candidates there is no model to show alone.
     candidates = front.candidates
     losses = make_scorer(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
     seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()

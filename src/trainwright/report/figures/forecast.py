@@ -44,6 +44,7 @@ def forecast_figure(overview: Overview, plan: Mapping[str, Any] | None) -> Figur
         draw_lines("forecast, nine of ten below", [0, trials], rounded([0.0, most]), "--muted", _TIP, dash="dot"),
         draw_lines("forecast, median", [0, trials], rounded([0.0, hours]), "--blue", _TIP, dash="dash"),
     ]
+    # Before the first result there is only the forecast.
     if len(spent):
         x, y = [0, *(thin + 1).tolist()], rounded([0.0, *spent[thin]])
         traces.append(draw_lines("happened", x, y, "--orange", _TIP, width=2.5))

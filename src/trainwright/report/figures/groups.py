@@ -6,7 +6,6 @@ A group says by itself whether the study has something to draw: it returns no fi
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
@@ -36,7 +35,6 @@ class FigureSource:
 
     overview: Overview
     directory: Path | None = None
-    workers_by: Literal["slot", "device"] = "slot"
     parameter_order: Sequence[str] = ()  # set by the group "importance" for the group "parallel"
 
     @property
@@ -138,7 +136,7 @@ def _draw_forecast(source: FigureSource) -> DrawnGroup:
 
 
 def _draw_workers(source: FigureSource) -> DrawnGroup:
-    return _collect_figures(utilisation(source.overview, by=source.workers_by))
+    return _collect_figures(utilisation(source.overview))
 
 
 GROUPS: Mapping[str, FigureGroup] = {

@@ -1,7 +1,6 @@
 """Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +33,17 @@ class _Run:
     how: str  # a key of _COLOURS
 
 
-def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -> Figure | None:
-    """Return bars per slot, or a map of shares where they would be too many; None if no run has a start.
+def utilisation(overview: Overview) -> Figure | None:
+    """Return bars per device, or a map of shares where they would be too many; None if no run has a start.
 
-    By "device" each run has a bar on every device that it held, so that a resize is seen as a change of rows; where
-    all runs name one device, such as the processor, slots stand for devices.
+    Each run has a bar on every device that it held, so that a resize is seen as a change of rows; where runs share
+    one device, slots stand for devices.
     """
-    # All runs on one device, such as the processor, would be one row; slots tell more.
-    runs = _collect_runs(overview, by)
-    word = "device" if by == "device" and len({run.slot for run in runs}) > 1 else "slot"
-    runs = runs if word == by else _collect_runs(overview, word)
+    leases = [lease for trial in overview.trials for lease in trial.leases.values()]
+    # Many slots share the processor, or one GPU: their runs would lie on top of each other, so slots stand for it.
+    several = len({name for lease in leases for name in lease.devices} - {"cpu"}) > 1
+    word = "device" if several else "slot"
+    runs = _collect_runs(overview, word)
     total = overview.clock.total
     if not runs or not total > 0:
         return None
@@ -88,7 +88,7 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
 _BREAK: Json = {"color": "--ink", "width": 1, "dash": "dot"}
 
 
-def _collect_runs(overview: Overview, by: str) -> list[_Run]:
+def _collect_runs(overview: Overview, word: str) -> list[_Run]:
     leases = [
         (trial, lease)
         for trial in overview.trials
@@ -112,7 +112,7 @@ def _collect_runs(overview: Overview, by: str) -> list[_Run]:
             _end_word(overview, trial, lease),
         )
         for (trial, lease), start, end in zip(leases, starts.tolist(), ends.tolist(), strict=True)
-        for place in (lease.devices if by == "device" and lease.devices else (lease.slot,))
+        for place in (lease.devices if word == "device" and lease.devices else (lease.slot,))
     ]
 
 
