@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 
 from trainwright.engine.protocol import Died, Engine, Outcome, Raised, Returned, StoppedEarly
 from trainwright.ledger import Record
-from trainwright.train import Assignment, Trial
+from trainwright.train import Trial
+from trainwright.train.assignment import Assignment
 
 __all__ = ["EngineConformance", "OutcomeRecorder", "run_all"]
 

@@ -18,7 +18,7 @@ from trainwright.engine.protocol import Block, Handler, StoppedEarly, TrainFunct
 from trainwright.errors import EngineError, MissingExtra
 from trainwright.ledger import Record
 from trainwright.schedule import AllocationPolicy, Fixed, FixedEpochs, PromotionRule, Scheduler
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 from trainwright.validators import check, integer
 
 __all__ = ["PyCOMPSs"]
