@@ -39,22 +39,29 @@ _numbers = st.floats() | st.integers(-(2**63), 2**63)
 _STRATEGIES: dict[type, Any] = {
     fields.Whole: lambda of: st.integers(of.minimum, min(of.maximum, of.minimum + 2**40)),
     fields.Seconds: lambda of: st.floats(0, of.maximum),
-    fields.Text: lambda _: _text,
-    fields.Flag: lambda _: st.booleans(),
-    fields.Nothing: lambda _: st.none(),
     fields.Optional: lambda of: st.none() | values_of(of.of),
-    fields.Texts: lambda _: st.lists(_text, max_size=2),
-    fields.TextMap: lambda _: st.dictionaries(_text, _text, max_size=2),
-    fields.Number: lambda _: _numbers,
-    fields.Numbers: lambda _: st.dictionaries(_text, _numbers, max_size=2),
-    fields.Params: lambda _: st.dictionaries(_text, _values, max_size=3),
-    fields.Json: lambda of: bodies if of.kind is dict else _values,
-    fields.Goals: lambda of: st.just([of.example]),
-    fields.SpaceTable: lambda _: st.just({"parameters": [{"name": "x"}]}),
+    fields.Plain: lambda of: _PLAIN[of],
     fields.Shape: lambda of: st.fixed_dictionaries(
         {f.name: values_of(f.type) for f in of.fields if f.required},
         optional={f.name: values_of(f.type) for f in of.fields if not f.required},
     ),
+}
+
+
+_PLAIN: dict[fields.Plain, st.SearchStrategy[Any]] = {
+    fields.TEXT: _text,
+    fields.FLAG: st.booleans(),
+    fields.NOTHING: st.none(),
+    fields.TEXTS: st.lists(_text, max_size=2),
+    fields.TEXT_MAP: st.dictionaries(_text, _text, max_size=2),
+    fields.NUMBER: _numbers,
+    fields.NUMBERS: st.dictionaries(_text, _numbers, max_size=2),
+    fields.PARAMS: st.dictionaries(_text, _values, max_size=3),
+    fields.JSON: _values,
+    fields.JSON_OBJECT: bodies,
+    fields.OBJECTIVES: st.just(["min loss"]),
+    fields.CONSTRAINTS: st.just(["bytes <= 1"]),
+    fields.SPACE: st.just({"parameters": [{"name": "x"}]}),
 }
 
 

@@ -27,7 +27,8 @@ def least_load_partitions(length: int, most: int, best_ends: BestEnds) -> list[t
         rest, ends = best_ends(rest, parts)
         chosen.append(ends)
         # Follow the choices from the first item: with fewer and fewer parts left.
-        place, path = 0, []
+        place = 0
+        path: list[int] = []
         for each in reversed(chosen):
             place = int(each[place])
             path.append(place)
