@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import Resizing, check_cap, retreat
-from trainwright.validators import integer, number, optional
+from trainwright.schedule.policies.resizing import Resizing, retreat
+from trainwright.validators import number
 
 __all__ = ["MarginalGain", "Rows", "fill"]
 
@@ -37,13 +37,7 @@ class MarginalGain(Resizing):
     A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
     """
 
-    start: Annotated[int, integer(minimum=1, of="devices")] = 1
     delta: Annotated[float, number(minimum=0)] = 0.1
-    cap: Annotated[int | None, optional(integer(minimum=1))] = None
-
-    def check_together(self) -> None:
-        """Refuse a cap below the start."""
-        check_cap("MarginalGain", self.start, self.cap)
 
     def planner(self) -> "_Planner":
         """Return a planner."""
