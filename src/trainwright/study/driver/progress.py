@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TextIO
 
-from trainwright.ledger import Dropped, Objective, State, TrialState
+from trainwright.ledger import Dropped, State, TrialState
 from trainwright.ledger.objectives import keeps
 
 __all__ = ["Progress", "Repeats"]
@@ -19,7 +19,7 @@ class Progress:
         self._of = "" if trials is None else f"/{trials}"
         self._shown = shown
         self._stream = stream or sys.stderr
-        self._best: tuple[float, TrialState] | None = None
+        self._best: tuple[float, str] | None = None
 
     def say(self, text: str | None) -> None:
         """Print a line, if there is one to print."""
@@ -47,26 +47,18 @@ class Progress:
         """Say how a trial ended, and which is the best so far."""
         self._note_best(state, trial)
         line = f"trial {trial.number} {trial.status}{_length_text(trial)}{_result_text(trial)}"
-        best = self._best_text(state)
-        self.say(f"[{state.results}{self._of}] {line}" + (f" | {best}" if best else ""))
+        best = "" if self._best is None else f" | {self._best[1]}"
+        self.say(f"[{state.results}{self._of}] {line}{best}")
 
     def _note_best(self, state: State, trial: TrialState) -> None:
-        objective = _single_objective(state)
-        if objective is not None and keeps(state.outcomes, trial.values):
-            loss = objective.loss(trial.values[objective.metric])
-            if self._best is None or loss < self._best[0]:
-                self._best = loss, trial
-
-    def _best_text(self, state: State) -> str:
-        objective = _single_objective(state)
-        if self._best is None or objective is None:
-            return ""
-        trial = self._best[1]
-        return f"best {objective.metric}={trial.values[objective.metric]:.6g} (trial {trial.number})"
-
-
-def _single_objective(state: State) -> Objective | None:
-    return state.objectives[0] if len(state.objectives) == 1 else None
+        if len(state.objectives) > 1 or not keeps(state.outcomes, trial.values):
+            return
+        (objective,) = state.objectives
+        value = trial.values[objective.metric]
+        loss = objective.loss(value)
+        # As text, since a trial that is promoted has no result until it ends again.
+        if self._best is None or loss < self._best[0]:
+            self._best = loss, f"best {objective.metric}={value:.6g} (trial {trial.number})"
 
 
 def _length_text(trial: TrialState) -> str:
