@@ -13,7 +13,7 @@ def train(trial: tw.Trial) -> None:
     model = nn.Sequential(nn.Linear(1, 16), nn.Tanh(), nn.Linear(16, 1)).double()
     optimizer = torch.optim.Adam(model.parameters(), lr=trial.params["rate"])
     run = trial.prepare(model, optimizer, loader, loss=loss_of, micro_batch=16)
-    print(f"rank {trial.rank} of {trial.world_size}: {trial.accumulate} x {trial.micro_batch} samples a step")
+    print(f"rank {trial.rank} of {trial.world_size}: {run.accumulate} x {run.micro_batch} samples a step")
     for _ in trial.epochs():
         for batch in run.loader:  # this rank's part of a batch; one iteration is one step
             run.step(batch)

@@ -127,7 +127,7 @@ def _restores(manager: Any, file: Path) -> dict[str, Callable[[], object]]:
     from trainwright.checkpoint.digest import digest_file, fastest_kind
 
     def hashed() -> None:
-        digest_file(file, kind=fastest_kind(), threads=1)
+        digest_file(file, kind=fastest_kind())
         torch.load(file, weights_only=True)
 
     return {

@@ -156,7 +156,7 @@ def _scored(
     reference: Array,
     alone: Array,
 ) -> dict[str, Any]:
-    from trainwright.ensemble.combine.calibration import expected_calibration_error
+    from trainwright.ensemble.combine.calibration import score_probabilities
     from trainwright.pareto import hypervolume
 
     pooled = _pooled(test, answer)
@@ -169,7 +169,7 @@ def _scored(
     return {
         "accuracy": float((pooled.argmax(axis=1) == targets).mean()),
         "nll": float(losses.mean()),
-        "ece": expected_calibration_error(pooled, targets),
+        "ece": score_probabilities(pooled, targets).ece,
         "members": len(answer),
         "seconds_per_row": float(sum(seconds[member] for member in answer)),
         "hypervolume": hypervolume(axes, reference) / float(np.prod(reference)),

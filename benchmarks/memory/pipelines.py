@@ -107,7 +107,7 @@ def graph(path: Path) -> Iterator[dict[str, Any]]:
                 "memory_bytes": memory,
                 "contiguous": _of(alone, ideal),
                 "madpipe": _of(special, ideal),
-                "bound": ideal / special.lower_seconds if special else None,
+                "bound": ideal / search.least_target(1, special.pattern.period_seconds) if special else None,
                 "contiguous_recomputing": ideal / planned["1f1b-star"].pattern.period_seconds,
                 "madpipe_recomputing": ideal / planned["madpipe"].pattern.period_seconds,
                 "steps": {
@@ -137,11 +137,12 @@ def optimality(count: int) -> dict[str, Any]:
         if best is None:
             continue
         optimum = best.pattern.period_seconds
-        if found is None or found.lower_seconds > optimum * (1 + 1e-5):
+        lower = 0.0 if found is None else search.least_target(1, found.pattern.period_seconds)
+        if found is None or lower > optimum * (1 + 1e-5):
             raise AssertionError(f"chain {seed}: MadPipe has no placement, or its bound is above the optimum")
         wrong += len(pattern_breaches(found.pattern, found.rooms)) + len(pattern_breaches(best.pattern, best.rooms))
         gaps.append(found.pattern.period_seconds / optimum - 1)
-        bounds.append(optimum / found.lower_seconds - 1)
+        bounds.append(optimum / lower - 1)
         contiguous_gaps.append(alone.pattern.period_seconds / optimum - 1 if alone else math.inf)
     finite = [each for each in contiguous_gaps if math.isfinite(each)]
     return {

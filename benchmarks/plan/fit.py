@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 
 import numpy as np
+from benchmarks.plan import least_squares
 from benchmarks.plan.extrapolation_error import Reach, conformal, reach_margin, reach_of
+from benchmarks.plan.least_squares import FitConstant, Floats, Predict, checked_seconds
 from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
-from trainwright.plan.fit import least_squares
-from trainwright.plan.fit.least_squares import FitConstant, Floats, Predict, checked_seconds
 
 __all__ = ["Fit", "FitConstant", "Floats", "Predict", "fit_constants", "leave_out"]
 

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 
 from trainwright.cluster import Cluster
 from trainwright.model.profile import Profile
-from trainwright.plan import Assumptions, Degrees, Forecast, Oracle
+from trainwright.plan import Degrees, Forecast, Oracle
+from trainwright.plan.assumptions import Assumptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 

@@ -8,12 +8,12 @@ import numpy as np
 
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, StageLoad
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad
 
 __all__ = ["Ulysses"]
 
 
-class Ulysses:
+class Ulysses(ParallelStrategy):
     """Divide the sequence of every sample, and inside of attention its heads, into `ring` parts."""
 
     axis = ParallelAxis(name="ring", order=25, copies_weights=True)

@@ -7,12 +7,16 @@ from own_policy import Upgrade
 from own_rule import Race
 from own_strategy import Ulysses
 
+import trainwright as tw
 from trainwright.ensemble.combine import rules
+from trainwright.ledger import Ledger, MemoryLedger
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.profile import describe_transformer
 from trainwright.testing.checkpoint_format import FormatConformance
 from trainwright.testing.combination import CombinationConformance
+from trainwright.testing.engine import EngineConformance
+from trainwright.testing.ledger import LedgerConformance
 from trainwright.testing.policy import PolicyConformance
 from trainwright.testing.rule import RuleConformance
 from trainwright.testing.strategy import StrategyConformance
@@ -52,3 +56,19 @@ class TestTrimmed(CombinationConformance):
 
     def make_rule(self) -> Trimmed:
         return Trimmed()
+
+
+class TestMemoryLedger(LedgerConformance):
+    examples = 5
+
+    def make(self) -> Ledger:
+        return MemoryLedger()
+
+    def another(self, ledger: Ledger) -> Ledger:
+        assert isinstance(ledger, MemoryLedger)
+        return MemoryLedger(of=ledger)
+
+
+class TestLocalEngine(EngineConformance):
+    def make_engine(self) -> tw.Local:
+        return tw.Local(workers=2)

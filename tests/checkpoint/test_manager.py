@@ -12,7 +12,6 @@ from faulty_files import FailingFiles, StallingFiles
 from torch import nn
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Retention
-from trainwright.checkpoint.tools.formats.format import FORMATS
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointCorruptError,
@@ -166,7 +165,7 @@ class TestBackPressure:
                 manager.save()
                 training.run(1)
             manager.drain()
-            assert size <= manager.buffer_bytes <= size + 65536
+            assert size <= manager._saver.buffer.size <= size + 65536
 
 
 class TestFailures:
@@ -402,7 +401,7 @@ def test_two_hundred_saves_leak_nothing(tmp_path):
             if number == 40:
                 before = resident()
         manager.drain()
-        assert resident() - before < manager.buffer_bytes
+        assert resident() - before < manager._saver.buffer.size
 
 
 def test_when_it_saves(tmp_path):
@@ -454,11 +453,3 @@ def test_ranks_meet_before_anything_is_saved(tmp_path, monkeypatch):
     assert happened[0] == ("meet", ["model", "x"], ["model.bias", "model.weight", "x"])
     assert [name for name, *_ in happened].count("meet") == 1
     assert ("portion", "meet") in happened
-
-
-@pytest.mark.parametrize("name", sorted(FORMATS))
-def test_a_format_is_no_state(tmp_path, name):
-    """Whoever asks a manager to save in a format is told what there is instead."""
-    sentence = r"Manager, format: got the format .*; a Manager saves in files of its own; convert what it has saved"
-    with pytest.raises(CheckpointStateError, match=sentence):
-        Manager(tmp_path, format=FORMATS[name], x=torch.ones(2))

@@ -34,7 +34,7 @@ SLOW = {
     "workers.md": "tests/study/test_workers.py",
     "workflow.md": "tests/cli/test_workflow.py",
 }
-NEEDS = {"ray.md": "ray"}  # beyond what the tests' set-up installs
+NEEDS = {"ray.md": ("ray",), "interop.md": ("mlflow", "tensorboard")}  # beyond what the tests' set-up installs
 
 
 @pytest.fixture(scope="session")
@@ -61,8 +61,8 @@ def check(page):
     ids=lambda page: str(page.relative_to(ROOT)),
 )
 def test_blocks_of_page(page, checks):
-    if page.name in NEEDS:
-        pytest.importorskip(NEEDS[page.name])
+    for module in NEEDS.get(page.name, ()):
+        pytest.importorskip(module)
     done = checks(page)
     assert done.returncode == 0, done.stderr
 

@@ -9,7 +9,7 @@ import trainwright as tw
 from trainwright.engine import AdmissionControl, Died, Raised
 from trainwright.study import StudyFailed
 from trainwright.testing.engine import EngineConformance, OutcomeRecorder
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 
 @dataclass(frozen=True)

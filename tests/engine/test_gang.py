@@ -15,7 +15,7 @@ from trainwright.engine.process.gang import free_address
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.errors import MissingExtra
 from trainwright.testing.engine import OutcomeRecorder
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 
 class Trials:

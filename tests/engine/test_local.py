@@ -17,7 +17,7 @@ from trainwright.errors import EngineError
 from trainwright.ledger import Status
 from trainwright.signals import LAUNCHER_SIGNALS
 from trainwright.testing.engine import OutcomeRecorder, run_all
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 MEGABYTE = 2**20
 SETTINGS = {"gpus": (), "memory_bytes": None, "fresh_process": False, "process_per_device": True}

@@ -13,7 +13,7 @@ from trainwright.engine.ray.engine import Ray
 from trainwright.engine.ray.remote_worker import RemoteWorker, WorkerListener
 from trainwright.errors import EngineError, InputError, MissingExtra
 from trainwright.plugins import make
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 ray = pytest.importorskip("ray")
 pytestmark = pytest.mark.outside("Ray")

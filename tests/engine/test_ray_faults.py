@@ -13,7 +13,7 @@ from trainwright.engine import Died, Raised, Returned
 from trainwright.engine.ray.engine import Ray
 from trainwright.errors import EngineError
 from trainwright.testing.engine import EngineConformance, OutcomeRecorder, run_all
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 pytestmark = [pytest.mark.slow, pytest.mark.outside("Ray"), pytest.mark.usefixtures("cluster")]
 

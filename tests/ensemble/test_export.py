@@ -224,7 +224,7 @@ class TestLeave:
         ):
             with pytest.raises(EnsembleError, match=sentence):
                 leave(study.trial(), network, **kept, factory=wrong)
-        with pytest.raises(EnsembleError, match="factory: got one but no model"):
+        with pytest.raises(EnsembleError, match="factory: got no model"):
             leave(study.trial(), **kept, factory=networks_for_tests.linear)
         with pytest.raises(EnsembleError, match=r"link: got 'sigmoid' .*allowed: softmax, identity"):
             leave(study.trial(), network, **kept, factory=networks_for_tests.linear, link="sigmoid")

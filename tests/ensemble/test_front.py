@@ -62,7 +62,10 @@ class TestFront:
             FrontPoint(loss=0.1, seconds_per_row=2.0, bytes=1, members=(0,), weights=(1.0,)),
             FrontPoint(loss=0.2, seconds_per_row=1.0, bytes=2, members=(1,), weights=(1.0,)),
         )
-        front = Front(points=points, baselines={}, library={}, metric="accuracy", split="selection")
+        front = Front(
+            points=points, baselines={}, library={}, metric="accuracy", split="selection", excluded={},
+            strategy=BudgetedGreedy(), candidates=None,
+        )  # fmt: skip
         with pytest.raises(EnsembleError, match="which no point keeps both"):
             front.pick(max_seconds=1.0, max_bytes=1)
 

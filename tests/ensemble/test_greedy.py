@@ -28,7 +28,7 @@ def candidates(seed, members=6, rows=17, classes=3, *, ties=False):
     return Candidates(
         trials=np.arange(members) * 3,
         targets=targets,
-        predictions=list(predictions),
+        read=list(predictions).__getitem__,
         true=predictions[:, np.arange(rows), targets],
         seconds=seconds,
         sizes=draws.integers(1, 9, members).astype(float),
@@ -39,9 +39,9 @@ def loss_of(library, metric, picks):
     """Return the loss of the plain mean of picks, one row at a time in Python floats."""
     total = 0.0
     for row, label in enumerate(library.targets.tolist()):
-        mean = [0.0] * library.predictions[0].shape[1]
+        mean = [0.0] * library.read_member(0).shape[1]
         for pick in picks:
-            values = library.predictions[pick][row].tolist()
+            values = library.read_member(pick)[row].tolist()
             norm = sum(values) if metric != "cross_entropy" else 1.0  # the kept true class probability is final
             mean = [one + value / norm for one, value in zip(mean, values, strict=True)]
         mean = [value / len(picks) for value in mean]

@@ -135,7 +135,7 @@ class TestRefusals:
             ({"rows": {"selection": np.array([1, 2, 1])}}, "got id 1 twice"),
             ({"rows": {"other": np.array([1, 2, 3])}}, "got split 'other'; allowed: selection"),
             ({"data": 3}, "data: got int"),
-            ({"sample": PROBABILITIES}, "got a batch but no model"),
+            ({"sample": PROBABILITIES}, "sample: got no model"),
             ({"model": "net"}, "model: got str"),
         ],
     )

@@ -173,7 +173,7 @@ def test_pickles_are_not_read():
 
 
 def test_what_it_needs(study, tmp_path):
-    with pytest.raises(EnsembleError, match="leave, export: got no model or no sample; allowed: both"):
+    with pytest.raises(EnsembleError, match="leave, export: got no sample; allowed: both"):
         left(study, 0, torch.nn.Linear(3, 2), export=True)
     left(study, 0, torch.nn.Linear(3, 2), factory=networks_for_tests.linear)
     with pytest.raises(ExportError, match=r"self_contained: trial 0: left no sample.*allowed: .*sample="):

@@ -23,7 +23,7 @@ def exchangeable(seed, members=40, rows=400, classes=4, spread=1.5):
 
 
 def checked(candidates, greedy, **settings):
-    return protect(candidates, CE, greedy.best, max_members=greedy.max_members, admits=greedy.admits, **settings)
+    return protect(candidates, CE, greedy, **settings)
 
 
 class TestOptimism:

@@ -27,10 +27,6 @@ class TestClasses:
         np.testing.assert_allclose(found.epistemic, divergence, atol=1e-9)
         np.testing.assert_allclose(found.total, found.aleatoric + found.epistemic, atol=1e-6)
         assert (found.epistemic >= 0).all()
-        doubt = decompose_uncertainty(values, weights, "classes", "confidence")
-        np.testing.assert_allclose(doubt.total, 1 - mean.max(axis=1), atol=1e-12)
-        np.testing.assert_allclose(doubt.aleatoric, 1 - share @ values.max(axis=2), atol=1e-12)
-        np.testing.assert_allclose(doubt.total, doubt.aleatoric + doubt.epistemic, atol=1e-6)
 
     def test_ends(self):
         """Certain and contrary: all epistemic. Agreeing on even odds: all aleatoric. One member: epistemic 0."""
@@ -42,10 +38,6 @@ class TestClasses:
         assert decompose_uncertainty([np.array([[0.3, 0.7]])], [0.7], "classes").epistemic.tolist() == [0.0]
 
     def test_refusals(self):
-        with pytest.raises(EnsembleError, match=r"got measure 'entrpy' .*allowed: entropy, confidence \(did you mean"):
-            decompose_uncertainty([np.array([[0.5, 0.5]])], [1], "classes", "entrpy")
-        with pytest.raises(EnsembleError, match="predictions that are values; allowed: variance"):
-            decompose_uncertainty([np.array([[0.5]])], [1], "values", "entropy")
         broken = [np.array([[0.5, 0.5], [0.5, np.nan]]), np.array([[0.5, 0.5], [0.5, 0.5]])]
         with pytest.raises(EnsembleError, match="row 1 has a mutual information of"):
             decompose_uncertainty(broken, [1, 1], "classes")

@@ -158,7 +158,6 @@ def test_a_higher_lease_overrides_a_lower_one():
         assert {epoch: r.metrics["loss"] for epoch, r in trial.reports.items()} == {1: 3.0, 2: 2.0}
         assert trial.checkpoints[1].path == "new"
         assert trial.values == {"loss": 3.0}
-        assert trial.other_results == [{"loss": 2.0}]
 
 
 def test_the_same_epoch_again_replaces_the_checkpoint():

@@ -2,14 +2,13 @@
 
 import itertools
 
-import pytest
 from histories import histories, interleavings
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from late_ledger import LateLedger
 
 import trainwright as tw
-from trainwright.errors import InputError
-from trainwright.ledger import MemoryLedger, Record, State, Status, blocks, facts, fold
+from trainwright.ledger import Record, State, Status, blocks, facts, fold
 from trainwright.ledger.objectives import parse_objectives
 from trainwright.space.configuration import Configuration
 from trainwright.study.study_log import StudyLog
@@ -26,20 +25,14 @@ class Clock:
         return self.now
 
 
-class TestMemoryLedgerWithAClock(LedgerConformance):
+class TestLateLedger(LedgerConformance):
     examples = 10
 
     def make(self):
-        return MemoryLedger(clock=Clock())
+        return LateLedger(clock=Clock())
 
     def another(self, ledger):
-        return MemoryLedger(of=ledger)
-
-
-@pytest.mark.parametrize("wrong", [{"visibility_seconds": -1.0}, {"repeats": -1}, {"visibility_seconds": float("nan")}])
-def test_settings_that_mean_nothing(wrong):
-    with pytest.raises(InputError, match="allowed: numbers >= 0"):
-        MemoryLedger(**wrong)
+        return LateLedger(of=ledger)
 
 
 @thorough
@@ -47,9 +40,9 @@ def test_settings_that_mean_nothing(wrong):
 def test_a_reader_60_seconds_behind_sees_the_state_of_a_minute_ago(data, streams):
     """And with repetitions no other state; when all has arrived, it is everybody's."""
     clock = Clock()
-    first = MemoryLedger(clock=clock)
-    writers = {name: MemoryLedger(of=first) for name in streams}
-    late = MemoryLedger(of=first, visibility_seconds=60.0, repeats=data.draw(st.integers(0, 5)))
+    first = LateLedger(clock=clock)
+    writers = {name: LateLedger(of=first) for name in streams}
+    late = LateLedger(of=first, visibility_seconds=60.0, repeats=data.draw(st.integers(0, 5)))
     state, cursor, written = State(), None, []
     for record in data.draw(interleavings(streams, repeated=False)):
         (stamped,) = writers[record.writer].append([record])
@@ -70,9 +63,9 @@ def test_a_reader_60_seconds_behind_sees_the_state_of_a_minute_ago(data, streams
 def test_a_crash_loses_only_what_nobody_saw(data, streams):
     """Whoever had read anything agrees with whoever reads it later."""
     clock = Clock()
-    first = MemoryLedger(clock=clock, visibility_seconds=10.0)
-    writers = {name: MemoryLedger(of=first, visibility_seconds=10.0) for name in streams}
-    reader = MemoryLedger(of=first, visibility_seconds=10.0, repeats=2)
+    first = LateLedger(clock=clock, visibility_seconds=10.0)
+    writers = {name: LateLedger(of=first, visibility_seconds=10.0) for name in streams}
+    reader = LateLedger(of=first, visibility_seconds=10.0, repeats=2)
     seen, cursor, old = State(), None, []
     for record in data.draw(interleavings(streams, repeated=False)):
         writer = writers[record.writer]
@@ -88,7 +81,7 @@ def test_a_crash_loses_only_what_nobody_saw(data, streams):
             old = [(at, r) for at, r in old if r.writer != stamped.writer or at <= clock.now - 10.0]
     clock.now += 10.0
     records, cursor = reader.read(cursor)
-    everything = MemoryLedger(of=first).read()[0]
+    everything = LateLedger(of=first).read()[0]
     assert everything == [record for _, record in old]
     assert fold(records, into=seen) == fold(everything)
 
@@ -96,11 +89,11 @@ def test_a_crash_loses_only_what_nobody_saw(data, streams):
 def books(delay, count):
     """Return books on one study that see each other's records `delay` seconds late, some twice; and the clock."""
     clock = Clock()
-    first = MemoryLedger(clock=clock, visibility_seconds=delay, repeats=3)
+    first = LateLedger(clock=clock, visibility_seconds=delay, repeats=3)
     log = StudyLog(first, None)
     log.create(tw.Space(x=tw.Float(0, 1)), parse_objectives("min loss"), (), 0, {})
     clock.now += delay
-    others = [StudyLog(MemoryLedger(of=first, visibility_seconds=delay, repeats=3), None) for _ in range(count - 1)]
+    others = [StudyLog(LateLedger(of=first, visibility_seconds=delay, repeats=3), None) for _ in range(count - 1)]
     return [log, *others], clock
 
 
@@ -139,9 +132,9 @@ def test_books_that_hear_late_share_out_the_work(data, delay):
 
 def test_repetitions_are_delivered():
     """The fault can be seen: some reads do begin before their cursor, and none leaves anything out."""
-    first = MemoryLedger()
+    first = LateLedger()
     first.append([Record(kind="mark", body={"value": i}) for i in range(10)])
-    reader = MemoryLedger(of=first, repeats=4)
+    reader = LateLedger(of=first, repeats=4)
     _, cursor = reader.read()
     repeated = [len(reader.read(cursor)[0]) for _ in range(20)]
     assert set(repeated) == {0, 1, 2, 3, 4}

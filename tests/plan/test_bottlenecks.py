@@ -9,7 +9,8 @@ from oracle_cases import DEVICE, make_cluster, make_convolutions, make_transform
 from trainwright.cluster import NetworkLevel
 from trainwright.cluster.device import DeviceFailures, Storage
 from trainwright.model.profile import Profile
-from trainwright.plan import Assumptions, Degrees, Input, Oracle, Saving
+from trainwright.plan import Degrees, Input, Oracle, Saving
+from trainwright.plan.assumptions import Assumptions
 
 
 def found(profile, cluster, *, batch=16, assumptions=None, **choices):

@@ -69,7 +69,7 @@ def test_what_is_left_over_makes_the_intervals():
 def test_too_few_runs_are_refused():
     with pytest.raises(InputError, match=r"runs: got 2; allowed: more than the \d figures to fit \(compute, bandwidth"):
         Oracle(PRESET).fit(measured([layout(2), layout(8)]))
-    with pytest.raises(InputError, match="allowed: one or more seconds, each above 0"):
+    with pytest.raises(InputError, match="allowed: one or more runs, each above 0 seconds"):
         Oracle(PRESET).fit([])
 
 

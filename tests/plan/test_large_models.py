@@ -7,7 +7,8 @@ from oracle_cases import DEVICE, make_cluster, make_transformer
 
 from trainwright.cluster import Device
 from trainwright.errors import InputError
-from trainwright.plan import Assumptions, Degrees, Oracle
+from trainwright.plan import Degrees, Oracle
+from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 

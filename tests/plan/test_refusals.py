@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from oracle_cases import make_cluster, make_convolutions, make_transformer
 
 from trainwright.model.describe.transformer import describe_transformer
-from trainwright.plan import NoPlan, Oracle, judge
+from trainwright.plan import Oracle, judge
+from trainwright.plan.oracle import NoPlan
 
 UNITS = {"kB": 1e3, "MB": 1e6, "GB": 1e9}
 PROFILES = (

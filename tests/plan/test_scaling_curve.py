@@ -9,7 +9,8 @@ from oracle_cases import make_cluster, make_convolutions
 
 from trainwright.engine.simulated.settings import Scaling
 from trainwright.errors import InputError
-from trainwright.plan import Oracle, ScalingCurve
+from trainwright.plan import Oracle
+from trainwright.plan.scaling_curve import ScalingCurve
 
 
 def made(seconds, devices=None, feasible=None):

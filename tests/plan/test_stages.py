@@ -13,14 +13,14 @@ from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Forecast, Oracle
-from trainwright.plan.parallel.pipeline_stages import cuts
+from trainwright.plan.pipeline.least_load import shortest_longest_parts
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))
 def test_the_slowest_stage_is_the_least_possible(seconds, most):
     """For every number of parts, no way to cut has a smaller largest sum."""
     most = min(most, len(seconds))
-    for parts, ends in enumerate(cuts(np.array(seconds, dtype=float), most), start=1):
+    for parts, ends in enumerate(shortest_longest_parts(np.array(seconds, dtype=float), most), start=1):
         assert len(ends) == parts
         assert ends[-1] == len(seconds)
         starts = [0, *ends[:-1]]

@@ -1,6 +1,7 @@
 """Bounds and constraints in reports and summaries, and the course of the hypervolume."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -39,7 +40,7 @@ def test_one_objective(tmp_path):
     assert "0.5000 by trial 2" in figure.caption
     assert [trace["name"] for trace in figure.data] == ["infeasible", "complete", "best so far"]
     assert figure.data[-1]["y"] == [0.9, 0.5, 0.5]
-    header = header_html(overview, name="study", directory=None, dropped=0)
+    header = header_html(overview, name="study", directory=Path("study"), dropped=0)
     assert "<code>min loss</code>, with <code>bytes &lt;= 5</code>" in header
     assert "<dt>feasible</dt><dd>2<small>of 3 results" in header
     assert "infeasible ones last" in best_trials(overview)
@@ -51,7 +52,7 @@ def test_nothing_is_feasible(tmp_path):
     assert (summary["feasible"], summary["best"]) == (0, None)
     overview = Overview(study.state)
     assert "none keeps all bounds and constraints" in best_trials(overview)
-    assert "<dt>feasible</dt><dd>none<small>" in header_html(overview, name="study", directory=None, dropped=0)
+    assert "<dt>feasible</dt><dd>none<small>" in header_html(overview, name="study", directory=Path("study"), dropped=0)
 
 
 def test_several_objectives(tmp_path):

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.special import ndtri
 
-from trainwright.errors import SearchError, SpaceExhausted, TrialError
+from trainwright.errors import SearchError, SpaceExhausted
 from trainwright.search import ForestSearcher, RandomSearcher, SearchView
 from trainwright.search.bayes.candidates import Moves
 from trainwright.search.bayes.forest_model import Forest, Trees
@@ -133,13 +133,10 @@ def test_a_large_batch_is_distinct_and_legal():
     assert all(space.check(c.params) == [] for c in batch)
 
 
-def test_the_users_points_come_first_then_the_default():
+def test_the_default_comes_first():
     space = Space(x=Float(0.0, 1.0, default=0.5), o=Choice("a", "b", default="a"))
-    searcher = ForestSearcher(points=[{"x": 0.1, "o": "b"}, {"x": 0.2, "o": "a"}])
-    done = play(searcher, SearchView(space, 0), 4, bowl)
-    assert [c.params for c in done[:3]] == [{"x": 0.1, "o": "b"}, {"x": 0.2, "o": "a"}, {"x": 0.5, "o": "a"}]
-    with pytest.raises(TrialError, match=r"x=3.0 is outside"):
-        ForestSearcher(points=[{"x": 3.0, "o": "b"}]).ask(SearchView(space, 0), [0])
+    done = play(ForestSearcher(), SearchView(space, 0), 4, bowl)
+    assert done[0].params == {"x": 0.5, "o": "a"}
 
 
 def test_failures_are_not_initial_points_and_are_avoided():

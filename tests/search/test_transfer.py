@@ -218,7 +218,7 @@ def test_a_mixture_finds_where_rows_lie():
 
 def test_a_prior_lies_around_one_row():
     space = Space(x=Float(0.0, 1.0), kind=Choice("a", "b", "c"), y=Float(0.0, 1.0))
-    drawn = Mixture.around(space, np.array([0.5, 1.0, np.nan])).draw(np.random.default_rng(0), 20_000)
+    drawn = Mixture.around_row(space, np.array([0.5, 1.0, np.nan])).draw(np.random.default_rng(0), 20_000)
     assert drawn[:, 0].mean() == pytest.approx(0.5, abs=0.01)
     assert drawn[:, 0].std() == pytest.approx(0.125, rel=0.05)
     assert [(drawn[:, 1] == code).mean() for code in range(3)] == pytest.approx([1 / 12, 10 / 12, 1 / 12], abs=0.01)

@@ -82,8 +82,8 @@ class TestAnswers:
             (np.zeros((3, 4)), {}, r"x: got shape \(3, 4\); allowed: \[N, 5\] with N >= 1"),
             (np.zeros((0, 5)), {}, r"x: got shape \(0, 5\)"),
             (np.zeros((1, 5), complex), {}, "x: got dtype complex128; allowed: float32"),
-            (np.zeros((1, 5)), {"max_members": 0}, "max_members: got 0; allowed: an integer >= 1; the ensemble has 3"),
-            (np.zeros((1, 5)), {"deadline_ms": -1}, "deadline_ms: got -1; allowed: a number above 0"),
+            (np.zeros((1, 5)), {"max_members": 0}, "max_members: got 0; allowed: a whole number >= 1"),
+            (np.zeros((1, 5)), {"deadline_ms": -1}, "deadline_ms: got -1; allowed: a number > 0"),
         ],
     )
     def test_refusals(self, served, x, options, sentence):

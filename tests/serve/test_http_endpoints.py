@@ -140,12 +140,6 @@ class TestProtocol:
         assert 'trainwright_member_alive{place="1"} 1.0' in text
         assert 'trainwright_phase_seconds_count{phase="answer"}' in text
 
-    def test_openapi(self, url):
-        told = HTTP.get(f"{url}/openapi.json").json()
-        assert "/v2/models/{model}/versions/{version}/infer" in told["paths"]
-        post = told["paths"]["/v2/models/{model}/infer"]["post"]
-        assert set(post["responses"]) >= {"200", "400", "413", "415", "429", "503", "504"}
-
 
 CHANGES = [
     ({"name": "x"}, "inputs[0].name: got 'x'; allowed: 'input'"),
@@ -227,7 +221,7 @@ class TestBadInput:
         refused(HTTP.post(f"{url}/v2/models/other/infer", json=body(X)), 404, "got 'other'; allowed: ensemble")
         refused(HTTP.post(f"{url}/v2/models/ensemble/versions/2/infer", json=body(X)), 404, "version: got '2'")
         refused(HTTP.get(f"{url}/v2/ensembles/other"), 404, "allowed: ensemble")
-        refused(HTTP.get(f"{url}/v3"), 404, "allowed: what /openapi.json lists")
+        refused(HTTP.get(f"{url}/v3"), 404, "there is nothing here")
         assert refused(HTTP.get(url + INFER), 405, "method").headers["Allow"] == "POST"
         text = {"Content-Type": "text/plain"}
         refused(HTTP.post(url + INFER, content=b"{}", headers=text), 415, "Content-Type: got 'text/plain'; allowed: ")
@@ -315,7 +309,7 @@ class TestAddress:
         """Beyond loopback every request needs the token, but for those that ask whether the server lives."""
         with Server(served[0], host="0.0.0.0", port=0, token=TOKEN) as server:  # noqa: S104 -- it is what is tested
             url = f"http://127.0.0.1:{server.port}"
-            for path in ("/v2", "/metrics", "/openapi.json", "/", "/v2/ensembles/ensemble"):
+            for path in ("/v2", "/metrics", "/", "/v2/ensembles/ensemble"):
                 refused(HTTP.get(url + path), 401, "token")
             assert refused(ask(url, X, token="a" * 25), 401).headers["WWW-Authenticate"] == "Bearer"
             assert ask(url, X, token=TOKEN).status_code == 200

@@ -1,6 +1,5 @@
 """Malformed requests by the hundred, then by the thousand: only 4xx, nothing left behind, and right answers after."""
 
-import contextlib
 import sys
 from pathlib import Path
 
@@ -51,33 +50,3 @@ def test_ten_thousand(tmp_path):
     with Deployment(found) as service, Server(service, port=0, limits=LIMITS) as server:
         before, after = attacked(server, found.predict(X), 10_000, seed=0)
     assert after["bytes"] < 1.05 * before["bytes"]
-
-
-@pytest.mark.slow
-def test_schema_of_the_openapi(tmp_path):
-    """Requests made from the OpenAPI document, fitting and not: never a server error, and replies as it says."""
-    schemathesis = pytest.importorskip("schemathesis", reason="schemathesis is not installed")
-    from hypothesis import HealthCheck, given, settings
-    from hypothesis.errors import Unsatisfiable
-
-    found = ensemble(tmp_path, [{}])
-    plan = DeploymentPlan.simple(found, "cpu", in_process=True)
-    with Deployment(found, plan) as service, Server(service, port=0, limits=LIMITS) as server:
-        schema = schemathesis.openapi.from_url(f"{server.url}/openapi.json")
-        operations = [each.ok() for each in schema.get_all_operations()]
-        assert len(operations) > 10
-        asked = 0
-        for operation in operations:
-            for mode in (schemathesis.GenerationMode.POSITIVE, schemathesis.GenerationMode.NEGATIVE):
-
-                @settings(max_examples=25, suppress_health_check=list(HealthCheck), database=None)
-                @given(case=operation.as_strategy(generation_mode=mode))
-                def ask(case):
-                    reply = case.call(base_url=server.url, timeout=30)
-                    assert reply.status_code < 500, (case.as_curl_command(), reply.text)
-                    case.validate_response(reply, checks=[schemathesis.checks.not_a_server_error])
-
-                with contextlib.suppress(Unsatisfiable):  # an operation that takes nothing cannot be asked wrongly
-                    ask()
-                    asked += 1
-    assert asked >= len(operations)

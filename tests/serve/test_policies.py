@@ -4,7 +4,7 @@ import pytest
 
 from trainwright.errors import ServeConfigError
 from trainwright.serve import DeploymentSettings
-from trainwright.serve.runtime.supervise import Health
+from trainwright.serve.runtime.worker_slots import Health
 
 
 class TestHealth:

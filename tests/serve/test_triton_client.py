@@ -176,7 +176,3 @@ class TestWithoutTheClient:
         one, other = HTTP.head(served[1].url + path), HTTP.get(served[1].url + path)
         assert (one.status_code, one.content) == (200, b"")
         assert one.headers["Content-Type"] == other.headers["Content-Type"]
-
-    def test_the_description_says_what_metrics_are(self, served):
-        told = HTTP.get(f"{served[1].url}/openapi.json").json()["paths"]
-        assert list(told["/metrics"]["get"]["responses"]["200"]["content"]) == ["text/plain"]

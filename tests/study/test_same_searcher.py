@@ -16,7 +16,6 @@ SPACE = tw.Space(
     kind=tw.Choice("a", "b", (1, 2)),
     momentum=tw.Float(0.0, 1.0, when=tw.greater("lr", 1e-3)),
 )
-POINTS = [{"lr": 1e-4, "width": 9, "kind": (1, 2)}, {"lr": 1e-5, "width": 10, "kind": "a"}]
 HERE = {"engine": tw.Local(workers=0), "progress": False}
 
 
@@ -42,8 +41,8 @@ class Own:
 SEARCHERS = {
     "default": None,
     "evolution": lambda _: tw.EvolutionSearcher(population=5, tournament=2, initial=4),
-    "forest": lambda _: tw.ForestSearcher(kappa=5.0, initial=3, candidates=40, points=POINTS),
-    "gp": lambda _: tw.GaussianProcessSearcher(initial=6, candidates=16, max_rows=20, points=POINTS),
+    "forest": lambda _: tw.ForestSearcher(kappa=5.0, initial=3, candidates=40),
+    "gp": lambda _: tw.GaussianProcessSearcher(initial=6, candidates=16, max_rows=20),
     "grid": lambda _: tw.GridSearcher(points=2),
     "halton": lambda _: tw.QuasiRandomSearcher(),
     "sobol": lambda _: tw.QuasiRandomSearcher(sequence="sobol"),

@@ -11,7 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from trainwright.errors import TrialError
-from trainwright.train import Assignment, Loader, Trial
+from trainwright.train import Loader, Trial
+from trainwright.train.assignment import Assignment
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.batching import Batching, BatchStep, portion
 from trainwright.train.rescaling import Rescaling

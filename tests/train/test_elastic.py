@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Raised, Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
-from trainwright.train import Assignment, Loader, TrialEnd
+from trainwright.train import Loader, TrialEnd
+from trainwright.train.assignment import Assignment
 
 pytestmark = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 

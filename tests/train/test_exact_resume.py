@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 from trainwright.checkpoint.state.rng import capture_random
 from trainwright.engine import Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 EPOCHS = 4
 

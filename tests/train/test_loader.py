@@ -16,7 +16,8 @@ import torch
 
 from trainwright.checkpoint.state.differences import Effect
 from trainwright.errors import TrialError
-from trainwright.train import Assignment, Loader, Trial
+from trainwright.train import Loader, Trial
+from trainwright.train.assignment import Assignment
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than cores
 

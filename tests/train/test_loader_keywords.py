@@ -7,7 +7,8 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.errors import TrialError
-from trainwright.train import Assignment, Loader, Trial
+from trainwright.train import Loader, Trial
+from trainwright.train.assignment import Assignment
 
 SIZE = 22
 

@@ -249,11 +249,11 @@ def failing(call):
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
-        (lambda t: t.suggest_float("rate", 1.0, 2.0), "suggest_float('rate', 1.0, 2.0) does not allow rate="),
-        (lambda t: t.suggest_int("depth", 3, 9, step=2), "suggest_int('depth', 3, 9, step=2) does not allow depth="),
+        (lambda t: t.suggest_float("rate", 1.0, 2.0), "rate=Float(1.0, 2.0) does not allow rate="),
+        (lambda t: t.suggest_int("depth", 3, 9, step=2), "depth=Int(3, 9, step=2) does not allow depth="),
         (lambda t: t.suggest_int("rate", 0, 1), "does not allow rate="),
         (lambda t: t.suggest_float("optimizer", 0, 1), "does not allow optimizer="),
-        (lambda t: t.suggest_categorical("optimizer", ["adam", 1]), "categorical('optimizer', ['adam', 1]) does not"),
+        (lambda t: t.suggest_categorical("optimizer", ["adam", 1]), "optimizer=Choice('adam', 1) does not allow"),
         (
             lambda t: t.suggest_float("weight_decay", 1e-6, 1e-2, log=True),
             "add weight_decay=tw.Float(1e-06, 0.01, log=True) to the space, or mend its when=",

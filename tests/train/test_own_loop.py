@@ -7,7 +7,8 @@ from torch import nn
 from trainwright.checkpoint import CheckpointConfig, Manager
 from trainwright.engine import Raised, Returned
 from trainwright.engine.process.run_assignment import run_assignment
-from trainwright.train import Assignment, Loader
+from trainwright.train import Loader
+from trainwright.train.assignment import Assignment
 
 EPOCHS = 3
 DATA = torch.utils.data.TensorDataset(torch.linspace(-1, 1, 40)[:, None], torch.linspace(-1, 1, 40)[:, None].sin())

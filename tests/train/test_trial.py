@@ -10,7 +10,9 @@ import torch
 
 from trainwright.errors import CheckpointMismatchError, TrialError
 from trainwright.ledger import facts
-from trainwright.train import Assignment, Trial, TrialEnd, as_number, seed_all
+from trainwright.train import Trial, TrialEnd, seed_all
+from trainwright.train.assignment import Assignment
+from trainwright.train.trial import as_number
 
 
 class Channel:
@@ -152,11 +154,11 @@ class TestReports:
             ({"val_loss": "0.3"}, "trial 17: val_loss must be a number, got '0.3' (str)"),
             ({"val_loss": None}, "trial 17: val_loss must be a number, got None (NoneType)"),
             ({"val_loss": torch.ones(2)}, "trial 17: val_loss must be a number, got tensor([1., 1.]) (Tensor)"),
-            ({"val_loss": 1.0, "epoch": 0}, "trial 17: epoch must be a whole number >= 1, got 0"),
-            ({"val_loss": 1.0, "epoch": 1.5}, "trial 17: epoch must be a whole number >= 1, got 1.5"),
-            ({"val_loss": 1.0, "epoch": True}, "trial 17: epoch must be a whole number >= 1, got True"),
-            ({"val_loss": 1.0, "step": -1}, "trial 17: step must be a whole number >= 0, got -1"),
-            ({"val_loss": 1.0, "step": "9"}, "trial 17: step must be a whole number >= 0, got '9'"),
+            ({"val_loss": 1.0, "epoch": 0}, "trial 17: epoch: got 0; allowed: a whole number >= 1"),
+            ({"val_loss": 1.0, "epoch": 1.5}, "trial 17: epoch: got 1.5; allowed: a whole number >= 1"),
+            ({"val_loss": 1.0, "epoch": True}, "trial 17: epoch: got True; allowed: a whole number >= 1"),
+            ({"val_loss": 1.0, "step": -1}, "trial 17: step: got -1; allowed: a whole number >= 0"),
+            ({"val_loss": 1.0, "step": "9"}, "trial 17: step: got '9'; allowed: a whole number >= 0"),
         ],
     )
     def test_misuse(self, report, sentence):

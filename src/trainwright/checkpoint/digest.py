@@ -65,9 +65,7 @@ def chunk_ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
         yield at, min(at + CHUNK_BYTES, stop)
 
 
-def digest_file(
-    path: Path, ends: Sequence[int] = (), *, kind: str = BLAKE2B, threads: int | None = None
-) -> tuple[str, ...]:
+def digest_file(path: Path, ends: Sequence[int] = (), *, kind: str = BLAKE2B) -> tuple[str, ...]:
     """Return the digest of each chunk of a file; several threads read one stretch of it each.
 
     `ends` says where each chunk ends; without it they are 16 MiB each. A file shorter than the last end gives the
@@ -77,7 +75,7 @@ def digest_file(
     # Chunks end with tensors in data files; other files have equal chunks.
     edges = [0, *ends] if ends else [0, *(stop for _, stop in chunk_ranges(0, size))]
     chunks = list(itertools.pairwise(edges))
-    workers = max(1, min(threads or min(8, os.cpu_count() or 1), len(chunks)))
+    workers = max(1, min(8, os.cpu_count() or 1, len(chunks)))
 
     def digest_stretch(number: int) -> list[str]:
         # One for all: fresh memory costs more than reading.

@@ -36,7 +36,6 @@ from trainwright.checkpoint.state.fingerprint import capture_fingerprint, compar
 from trainwright.checkpoint.state.flags import capture_flags, compare_flags, restore_flags
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.checkpoint.state.tree import decode_tree
-from trainwright.checkpoint.tools.formats.format import Format
 from trainwright.errors import (
     CheckpointCorruptError,
     CheckpointError,
@@ -74,12 +73,6 @@ class Manager:
                 f"Manager: got {', '.join(reserved) or 'no state'}; allowed: items such as model=model, optimizer="
                 f"optimizer, under other names than {', '.join(sorted(RESERVED))}, which a checkpoint brings itself"
             )
-        for name, item in state.items():
-            if isinstance(item, Format):
-                raise CheckpointStateError(
-                    f"Manager, {name}: got the format {type(item).__name__}; a Manager saves in files of its own; "
-                    "convert what it has saved: trainwright checkpoint convert"
-                )
         # Refuses now, not at the first save, what cannot be kept.
         captured = capture_state(state)
         self.config = config or CheckpointConfig()
@@ -125,11 +118,6 @@ class Manager:
         """Every save that ended, in order."""
         self._settle_saves()
         return list(self._ended)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of memory held for snapshots: the size of the state, once."""
-        return self._saver.buffer_bytes
 
     def save(
         self, *, wait: bool = False, metrics: Mapping[str, float] | None = None, pin: str | None = None
@@ -315,7 +303,7 @@ class Manager:
         if self._ranks.first:
             if self._owner.lease:
                 self._layer.make_folder(self._home)
-                mark_start(self._layer, self._home, manifest)
+                mark_start(self._home, manifest)
             for number, home in list_homes(self._folder, self._owner.lease):
                 remove_leftovers(self._layer, home, ended=0 < number < self._owner.lease)
         if restored is not None:

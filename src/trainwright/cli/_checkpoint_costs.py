@@ -41,6 +41,7 @@ def interval(
     if mtbf is not None:
         mean = seconds("--mtbf", mtbf)
     else:
+        # Few losses say little: they are weighed against a published rate.
         mean = FailureRate().observe(losses or 0, seconds("--node-time", node_time)).mtbf_seconds(nodes)
     costs = Costs(
         mtbf_seconds=mean,

@@ -41,6 +41,7 @@ def inspect(
     rows = _show_tree(found.tensors)
     deepest = max((len(parts) for parts, _ in rows), default=0)
     if depth is None:
+        # The deepest level at which the whole tree still fits on a screen or two.
         fitting = (level for level in range(deepest, 1, -1) if sum(len(parts) <= level for parts, _ in rows) <= _LINES)
         depth = next(fitting, 1)
     shown = [(parts, cells) for parts, cells in rows if len(parts) <= depth]
@@ -97,7 +98,8 @@ def convert(
     except CheckpointFormatError as error:
         if "--allow-lossy" not in str(error):
             raise
-        print(f"trainwright: {error}", file=sys.stderr)  # 1, not 2: the input is sound
+        # Status 1, not 2: the input is sound.
+        print(f"trainwright: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     print(
         f"{done.target}: {_count_words(done.tensors, 'tensor')}, {size(done.bytes)} as {done.format}; every bit "
@@ -146,6 +148,7 @@ def _show_tree(tensors: "Sequence[Inspected]") -> list[tuple[tuple[str, ...], li
         for level in range(1, len(parts)):
             total = sums.setdefault(parts[:level], [0, 0])
             total[0] += 1
+            # Tied tensors share their bytes with the one that they are tied to.
             total[1] += 0 if tensor.tied else tensor.bytes
     rows, open_parts = [], tuple[str, ...]()
     for tensor in sorted(tensors, key=lambda one: _sort_key(one.name)):
@@ -204,7 +207,8 @@ def _show_differences(found: "Diff") -> None:
 def _show_value(text: str) -> str:
     try:
         return f"{float(text):.6g}"
-    except ValueError:  # a complex number, a truth
+    except ValueError:
+        # A complex number, or a truth value.
         return text
 
 

@@ -49,6 +49,7 @@ def verify_resume(
 
     It runs four times as it is; its own checkpoints are not touched. Exit 1 if anything differs.
     """
+    # A path may have a colon in it; a file that exists is a script.
     trial = ":" in target and not Path(target).exists()
     values = {"--param": param, "--epochs": epochs} if not trial else {"--": arguments}
     foreign = next((option for option, value in values.items() if value), None)

@@ -50,7 +50,8 @@ def calibrate(
         file_bytes=int(file),
         say=lambda text: print(f"measuring {text}", file=sys.stderr, flush=True),
     )
-    if cluster is None:  # rank 0 has the result
+    # Rank 0 has the result.
+    if cluster is None:
         return None
     cluster.save(out)
     notes = _notes(cluster, here)
@@ -79,6 +80,7 @@ def _notes(cluster: Cluster, here: RankPlace) -> list[str]:
             "one rank: compute, memory and storage only; links need two ranks or more, started by torchrun, srun or "
             "mpirun"
         )
+    # Other work lengthens every time that is measured.
     load, cores = float(cluster.conditions.get("load_before", 0.0)), os.cpu_count() or 1
     if load > _BUSY * cores:
         notes.append(f"load of {load:g} on {cores} cores before the start: measure again on a quiet machine")

@@ -41,6 +41,7 @@ def search(
         raise InputError(f"--search: {file} has no scheduler; define scheduler = tw.ASHA(...), or what the study uses")
     settings = OracleSettings(**changes)
     machine = settings.find_cluster()
+    # Only the space is read: nothing is run, and nothing written.
     with job.open_study() as study:
         space = study.space
     found = plan_search(

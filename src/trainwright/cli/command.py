@@ -59,7 +59,8 @@ def _end_with_json(command: Command) -> Command:
     @wraps(command)
     def run(*, json: bool, **options: Any) -> None:
         result = command(**options)
-        if result is None:  # another process of the same command has the result
+        # Another process of the same command has the result.
+        if result is None:
             return
         if json:
             # NaN and infinities become null, for JSON has none.
@@ -69,6 +70,7 @@ def _end_with_json(command: Command) -> Command:
         if result.status:
             raise typer.Exit(result.status)
 
+    # The last option of every command that has a result.
     option = inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=_Json)
     set_parameters(run, [*inspect.signature(command, eval_str=True).parameters.values(), option])
     return run

@@ -42,6 +42,7 @@ def _show_findings(found: Examination) -> None:
 
 
 def _show_finding(finding: Finding) -> None:
+    # What a finding says is wrapped below itself, not below its name.
     width = max(60, shutil.get_terminal_size().columns)
     lead = f"  {_MARKS[finding.state]:<2}  {finding.name:<13} "
     print(textwrap.fill(finding.says, width, initial_indent=lead, subsequent_indent=" " * len(lead)))

@@ -1,6 +1,6 @@
 """`trainwright ensemble DIR`: library, front, pick, calibration, report, export."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -70,13 +70,14 @@ def ensemble(
     return Result(content)
 
 
-def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
+def _collect_content(choice: ChosenEnsemble) -> dict[str, Any]:
     """Return what the command says, as JSON."""
     front, report, settings = choice.front, choice.report, choice.settings
     # Evenly along the front, from the least loss on.
-    points = [_describe_point(point) for point in front.points[:: -(-len(front.points) // _POINTS)]]
+    points = [asdict(point) for point in front.points[:: -(-len(front.points) // _POINTS)]]
     protection = front.protection
     single = front.single_best
+    # Without test rows nothing here is judged on rows that chose nothing.
     test = report.rows if report.rows in single.members[0].splits else None
     return {
         "metric": front.metric,
@@ -87,7 +88,7 @@ def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
         "pick": {"how": settings.pick, **report.to_json()},
         "baselines": {
             name: {
-                **_describe_point(point),
+                **asdict(point),
                 f"{report.rows}_loss": None if test is None else _loss_of(front, front.ensemble(point), test),
             }
             for name, point in front.baselines.items()
@@ -98,14 +99,7 @@ def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
             f"{report.rows}_loss": None if test is None else _loss_of(front, single, test),
         },
         "cross_validated": {
-            name: {
-                "loss": one.loss,
-                "optimism": one.optimism,
-                "corrected_loss": one.corrected,
-                "behind": one.behind,
-                "standard_error": one.standard_error,
-            }
-            for name, one in protection.checked.items()
+            name: {**asdict(one), "corrected_loss": one.corrected} for name, one in protection.checked.items()
         },
         "fallback": {"choice": protection.chosen, "reason": protection.reason},
         "warnings": [*protection.warnings, *_list_warnings(choice.library)],
@@ -114,6 +108,7 @@ def _collect_content(choice: "ChosenEnsemble") -> dict[str, Any]:
 
 def _list_warnings(library: Any) -> list[str]:
     found = []
+    # The search chose by these rows, so they flatter whatever it found.
     if library.rows_seen_by_search:
         found.append(
             "the models left validation rows alone, which steered the search: 60 % of them select, 20 % calibrate and "
@@ -126,16 +121,6 @@ def _list_warnings(library: Any) -> list[str]:
 
 def _loss_of(front: Any, ensemble: Any, split: str) -> float:
     return float(METRICS[front.metric].loss(ensemble.score(split, front.metric)))
-
-
-def _describe_point(point: Any) -> dict[str, Any]:
-    return {
-        "loss": point.loss,
-        "seconds_per_row": point.seconds_per_row,
-        "bytes": point.bytes,
-        "members": list(point.members),
-        "weights": list(point.weights),
-    }
 
 
 def _show_content(content: dict[str, Any]) -> None:
@@ -208,6 +193,7 @@ def _show_judged(pick: dict[str, Any]) -> None:
         print(f"{rows} rows: not available, so nothing here is of rows that chose nothing")
     for when in ("before", "after"):
         table = pick[when]
+        # Only classes have a calibration error.
         if table is not None and "ece" in table:
             print(
                 f"{rows} rows, {when} calibration: accuracy {table['accuracy']:.4f}, nll {table['nll']:.4f}, "

@@ -40,6 +40,7 @@ def export(
     asked = {"csv": csv, "parquet": parquet, "importance": importance}
     tables = {name: path for name, path in asked.items() if path is not None}
     logs = {"optuna_journal": optuna_journal, "tensorboard": tensorboard, "mlflow": mlflow}
+    # In the order in which they are written.
     written = {name: str(place) for name, place in {**logs, **tables}.items() if place is not None}
     if not written:
         raise InputError(
@@ -62,6 +63,7 @@ def export(
     if follow:
         try:
             keep_up(growing)
-        except KeyboardInterrupt:  # the usual end
+        except KeyboardInterrupt:
+            # The usual end of following.
             print()
     return Result(written, lambda: print("\n".join(f"{name}: {place}" for name, place in written.items())))

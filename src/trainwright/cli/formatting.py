@@ -33,6 +33,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[object]], *, left
     cells = [[str(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[place]) for row in cells) for place in range(len(header))]
     for row in cells:
+        # Numbers to the right, so that their digits stand below each other.
         padded = [
             cell.ljust(width) if place < left else cell.rjust(width)
             for place, (cell, width) in enumerate(zip(row, widths, strict=True))

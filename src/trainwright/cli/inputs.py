@@ -70,6 +70,7 @@ def read_profile(model: str, sample: str | None, *, precision: str, optimizer: s
         import torch
     except ImportError as error:
         raise MissingExtra.of("tracing a model", "torch", "torch") from error
+    # On the meta device a model of any size is built without memory for its weights.
     with torch.device("meta"):
         built = call_function("MODEL", model)
     if not isinstance(built, torch.nn.Module):
@@ -77,7 +78,9 @@ def read_profile(model: str, sample: str | None, *, precision: str, optimizer: s
             f"MODEL: {model} returned {type(built).__name__}; allowed: a function that returns a nn.Module"
         )
     batch = call_function("--sample", sample)
-    optimizer_of(optimizer)  # the plan knows more than a trace does, and says so
+    # The plan knows more optimizers than a trace does, and names them.
+    optimizer_of(optimizer)
+    # A trace needs an optimizer that it knows; bytes of others are the plan's own.
     known = optimizer if "=" not in optimizer else "adamw"
     return Profile.trace(built, batch, optimizer=known, precision=precision, name=model)
 

@@ -48,9 +48,11 @@ def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     )
     app.callback()(_root_command)
     for name in names:
+        # Only the modules of the commands asked for are imported: some of them take a second.
         path, short_help = COMMANDS[name]
         module = import_module(path)
-        if hasattr(module, "app"):  # a command with commands of its own
+        # A command with commands of its own brings them all.
+        if hasattr(module, "app"):
             app.add_typer(module.app, short_help=short_help)
         else:
             add_command(app, getattr(module, name), short_help)
@@ -79,12 +81,14 @@ def main() -> NoReturn:
     for number in LAUNCHER_SIGNALS:
         # A handler that is not the default was set on purpose, or ignores the signal as nohup does.
         if signal.getsignal(number) == signal.SIG_DFL:  # Python itself handles SIGINT, if it is not ignored
-            signal.signal(number, raise_interrupt)  # a batch system's warning is handled like Ctrl-C
+            # A batch system's warning is handled like Ctrl-C.
+            signal.signal(number, raise_interrupt)
     # A word that is no command, or none, needs them all: for the help, or to name the nearest.
     named = [word for word in sys.argv[1:2] if word in COMMANDS]
     try:
         status = build_app(named or COMMANDS)(prog_name="trainwright", standalone_mode=False)
     except UsageError as error:
+        # A group without a command is answered by its help, as typer would.
         if error.ctx is not None and error.message == error.ctx.get_help():  # a command that was given nothing
             error.show()
             sys.exit(2)
@@ -95,7 +99,8 @@ def main() -> NoReturn:
         _exit_failed(str(error), 1)
     except (KeyboardInterrupt, typer.Abort):
         _exit_interrupted()
-    if status == INTERRUPTED:  # what typer makes of a KeyboardInterrupt
+    # Typer returns this status for a KeyboardInterrupt.
+    if status == INTERRUPTED:
         _exit_interrupted()
     sys.exit(status or 0)
 

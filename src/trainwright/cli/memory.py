@@ -18,8 +18,7 @@ from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
 from trainwright.memory.chain_files import load_chain
 from trainwright.plan.byte_sizes import format_bytes, read_size
-from trainwright.plan.memory.explain import explain_plan
-from trainwright.plan.memory.memory_timeline import draw_timeline
+from trainwright.plan.memory.explain import draw_timeline, explain_plan
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
 from trainwright.plan.memory.plan_record import read_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
@@ -53,6 +52,7 @@ def plan(
     """Find the fastest plan within a budget."""
     check(backend, one_of("eager", "compile"), "--backend", BudgetError)
     if backend == "compile":
+        # torch.compile decides itself what is recomputed: the solver's options say nothing to it.
         theirs = {"--offload": offload, "--bandwidth": bandwidth, "--solver": solver != "auto"}
         strange = next((name for name, value in theirs.items() if value not in {None, False}), None)
         if strange is not None:
@@ -60,26 +60,27 @@ def plan(
         return _plan_compiled(spec, {"budget": budget, "optimizer": optimizer, "compiler": compiler}, out)
     chain = _chain(spec, optimizer)
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else None
-    made = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver)
+    planned = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver)
+    # What a smaller or larger budget could come to, without planning again.
     least, full = minimal_bytes(chain), full_bytes(chain)
     _, with_copies = lowest_with_copies(chain)
     print_table(
         ("", "plan", "without"),
         [
-            ("step", f"{made.seconds:.6g} s", f"{chain.plain_seconds:.6g} s"),
-            ("peak", format_bytes(made.peak_bytes), format_bytes(full)),
-            ("overhead", f"{100 * made.overhead:.2f} %", ""),
-            ("gap to the bound", f"{100 * made.gap:.2f} %", ""),
-            ("budget", format_bytes(made.budget_bytes), ""),
+            ("step", f"{planned.seconds:.6g} s", f"{chain.plain_seconds:.6g} s"),
+            ("peak", format_bytes(planned.peak_bytes), format_bytes(full)),
+            ("overhead", f"{100 * planned.overhead:.2f} %", ""),
+            ("gap to the bound", f"{100 * planned.gap:.2f} %", ""),
+            ("budget", format_bytes(planned.budget_bytes), ""),
             ("least without copies", format_bytes(least), ""),
             ("least with copies", format_bytes(with_copies), ""),
-            ("solver", made.solver, ""),
+            ("solver", planned.solver, ""),
         ],
     )
     if out is not None:
-        made.save(out)
+        planned.save(out)
         print(f"plan: {out}")
-    content = {name: value for name, value in made.to_json().items() if name != "chain"}
+    content = {name: value for name, value in planned.to_json().items() if name != "chain"}
     limits = {"minimal_bytes": least, "minimal_bytes_with_copies": with_copies, "full_bytes": full}
     return Result({**content, **limits})
 
@@ -90,19 +91,20 @@ def curve(
     points: Annotated[int, typer.Option(min=3, help="At most so many plans.")] = 16,
 ) -> Result:
     """Show memory against time, from the least feasible budget up, with baselines."""
+    # One chain for all budgets: a model is profiled once.
     chain = _chain(spec)
     found = trade_offs(chain, points=points)
     rows = [
         (point.name, format_bytes(point.peak_bytes), f"{point.seconds:.6g} s",
          f"{100 * (point.seconds / chain.plain_seconds - 1):.2f} %")
-        for point in (*found.points, *sorted(found.baselines, key=lambda each: each.peak_bytes))
+        for point in (*found.points, *sorted(found.baselines, key=lambda point: point.peak_bytes))
     ]  # fmt: skip
     print_table(("", "peak", "step", "overhead"), rows)
     return Result(
         {
             "minimal_bytes": found.minimal_bytes,
             "full_bytes": found.full_bytes,
-            "points": [{"peak_bytes": each.peak_bytes, "seconds": each.seconds} for each in found.points],
+            "points": [{"peak_bytes": point.peak_bytes, "seconds": point.seconds} for point in found.points],
             "baselines": [
                 {"name": each.name, "peak_bytes": each.peak_bytes, "seconds": each.seconds} for each in found.baselines
             ],
@@ -112,11 +114,11 @@ def curve(
 
 def explain(file: _PLAN) -> Result:
     """Say what a plan does with each stage, and who holds the bytes of its peak."""
-    made = read_plan(file)
-    if isinstance(made, CompiledPlan):
-        _print_compiled(made)
-        return Result(made.to_json())
-    reports = explain_plan(made)
+    planned = read_plan(file)
+    if isinstance(planned, CompiledPlan):
+        _print_compiled(planned)
+        return Result(planned.to_json())
+    reports = explain_plan(planned)
     print_table(
         ("stage", "name", "", "forwards", "option", "bytes saved", "seconds paid"),
         [
@@ -126,18 +128,18 @@ def explain(file: _PLAN) -> Result:
         ],
         left=3,
     )  # fmt: skip
-    simulation = made.simulation
-    print(f"\npeak {format_bytes(made.peak_bytes)} of {format_bytes(made.budget_bytes)}, at "
-          f"{made.operations[simulation.peak_operation]}:")  # fmt: skip
-    for owner, size in sorted(simulation.peak_owners, key=lambda each: -each[1]):
+    simulation = planned.simulation
+    print(f"\npeak {format_bytes(planned.peak_bytes)} of {format_bytes(planned.budget_bytes)}, at "
+          f"{planned.operations[simulation.peak_operation]}:")  # fmt: skip
+    for owner, size in sorted(simulation.peak_owners, key=lambda pair: -pair[1]):
         print(f"  {owner}: {format_bytes(size)}")
-    if not made.chain.loss.saved_bytes:
+    if not planned.chain.loss.saved_bytes:
         print("the loss has no bytes of its own in this chain: its peak is not planned")
     return Result(
         {
             "stages": [asdict(each) for each in reports],
-            "peak_bytes": made.peak_bytes,
-            "peak_operation": str(made.operations[simulation.peak_operation]),
+            "peak_bytes": planned.peak_bytes,
+            "peak_operation": str(planned.operations[simulation.peak_operation]),
             "peak_owners": dict(simulation.peak_owners),
         }
     )
@@ -149,13 +151,13 @@ def plot(
     out: Annotated[Path, typer.Option(help="The picture, an .svg file.")] = Path("memory.svg"),
 ) -> Result:
     """Draw memory over time, with the lanes of compute and copies."""
-    made = read_plan(file)
-    if isinstance(made, CompiledPlan):
+    planned = read_plan(file)
+    if isinstance(planned, CompiledPlan):
         raise PlanMismatch(
             f"plan file {str(file)!r}: got a plan of --backend compile, whose memory over time only the compiled code "
             "knows; allowed: one of --backend eager; see `trainwright memory explain`"
         )
-    draw_timeline(made, out)
+    draw_timeline(planned, out)
     print(f"picture: {out}")
     return Result({"picture": out})
 
@@ -174,31 +176,32 @@ def pipeline(
     csv: Annotated[Path | None, typer.Option(help="Write the schedule, a row per device.")] = None,
 ) -> Result:
     """Cut a chain into pipeline stages that recompute what they cannot hold."""
+    # Without a bandwidth what goes between devices takes no time.
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else float("inf")
     chain = _chain(spec)
-    made = plan_stages(
+    planned = plan_stages(
         chain, stages=stages, microbatches=microbatches, memory=memory, bandwidth=speed, schedule=schedule
     )
-    parts = made.partition.parts
+    parts = planned.partition.parts
     print_table(
         ("stage", "device", "layers", "a micro-batch", "in flight", "without recomputing"),
         [
             (place, device, f"{part.first}-{part.last}", f"{part.seconds:.6g} s", part.flying, format_bytes(size))
-            for place, (part, device, size) in enumerate(zip(parts, made.devices, made.plain_bytes, strict=True))
+            for place, (part, device, size) in enumerate(zip(parts, planned.devices, planned.plain_bytes, strict=True))
         ],
     )
     print()
-    loads = {way: None if found is None else found.load_seconds for way, found in made.alternatives.items()}
+    # A way that does not fit has no load, and is shown all the same.
+    loads = {way: None if found is None else found.load_seconds for way, found in planned.alternatives.items()}
     for way, load in loads.items():
         print(f"busiest stage or link, {way}: {'does not fit' if load is None else f'{load:.6g} s'}")
-    for name, placement in made.placements.items():
-        bound = f"{placement.lower_seconds:.6g} s"
-        print(f"period, {name}: {placement.pattern.period_seconds:.6g} s, none of its kind below {bound}")
-    for name, timeline in made.timelines.items():
-        chosen = " (the plan's)" if name == made.schedule else ""
+    for name, placement in planned.placements.items():
+        print(f"period, {name}: {placement.pattern.period_seconds:.6g} s")
+    for name, timeline in planned.timelines.items():
+        chosen = " (the plan's)" if name == planned.schedule else ""
         print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy{chosen}")
     if csv is not None:
-        write_text(csv, "schedule", made.to_csv())
+        write_text(csv, "schedule", planned.to_csv())
         print(f"schedule: {csv}")
     stages_made = [
         {
@@ -208,16 +211,15 @@ def pipeline(
             "seconds": part.seconds,
             "in_flight": part.flying,
         }
-        for part, device in zip(parts, made.devices, strict=True)
+        for part, device in zip(parts, planned.devices, strict=True)
     ]
     return Result(
         {
             "stages": stages_made,
             "load_seconds": loads,
-            "period_seconds": {name: each.pattern.period_seconds for name, each in made.placements.items()},
-            "period_lower_seconds": {name: each.lower_seconds for name, each in made.placements.items()},
-            "step_seconds": {name: timeline.seconds for name, timeline in made.timelines.items()},
-            "schedule": made.schedule,
+            "period_seconds": {name: each.pattern.period_seconds for name, each in planned.placements.items()},
+            "step_seconds": {name: timeline.seconds for name, timeline in planned.timelines.items()},
+            "schedule": planned.schedule,
         }
     )
 
@@ -230,23 +232,23 @@ def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None) -> Res
             "which is compiled and run"
         )
     model, sample, loss = parts
-    made: CompiledPlan = fit(model, sample, loss=loss, backend="compile", **settings).plan
-    _print_compiled(made)
+    planned: CompiledPlan = fit(model, sample, loss=loss, backend="compile", **settings).plan
+    _print_compiled(planned)
     if out is not None:
-        made.save(out)
+        planned.save(out)
         print(f"plan: {out}")
-    return Result(made.to_json())
+    return Result(planned.to_json())
 
 
-def _print_compiled(made: CompiledPlan) -> None:
+def _print_compiled(planned: CompiledPlan) -> None:
     print_table(
         ("", "plan"),
         [
-            ("peak, measured", format_bytes(made.peak_bytes)),
-            ("budget", format_bytes(made.budget_bytes)),
-            ("parameters, batch and what else is fixed", format_bytes(made.fixed_bytes)),
-            ("saved for backward", f"{100 * made.saved_share:.0f} % of what it would be"),
-            ("compiler", made.compiler),
+            ("peak, measured", format_bytes(planned.peak_bytes)),
+            ("budget", format_bytes(planned.budget_bytes)),
+            ("parameters, batch and what else is fixed", format_bytes(planned.fixed_bytes)),
+            ("saved for backward", f"{100 * planned.saved_share:.0f} % of what it would be"),
+            ("compiler", planned.compiler),
         ],
     )
 
@@ -261,13 +263,13 @@ def _model(spec: str) -> tuple[Any, Any, Any] | None:
     """Return model, sample and loss that SPEC names, None for a file: the one place that decides what a SPEC may be."""
     if Path(spec).suffix == ".json" or ":" not in spec:
         return None
-    made = call_function("SPEC", spec)
-    if not isinstance(made, tuple) or len(made) not in {2, 3} or not hasattr(made[0], "named_parameters"):
+    parts = call_function("SPEC", spec)
+    if not isinstance(parts, tuple) or len(parts) not in {2, 3} or not hasattr(parts[0], "named_parameters"):
         raise InputError(
-            f"SPEC: {spec} returned {type(made).__name__}; allowed: a function that returns (model, sample) or (model, "
-            "sample, loss), the loss a function of the model's result"
+            f"SPEC: {spec} returned {type(parts).__name__}; allowed: a function that returns (model, sample) or "
+            "(model, sample, loss), the loss a function of the model's result"
         )
-    return made[0], made[1], made[2] if len(made) == 3 else None
+    return parts[0], parts[1], parts[2] if len(parts) == 3 else None
 
 
 app = make_group(

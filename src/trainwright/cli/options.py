@@ -52,6 +52,7 @@ def options_of(settings: type, *only: str, **names: str) -> Callable[[Command], 
 
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(command, eval_str=True).parameters.values():
+            # The options stand where the command has `changes`, so that the help keeps its order.
             if parameter.name == _TAKES:
                 parameters.extend(_make_parameter(field, names.get(field.name)) for field in fields)
             else:

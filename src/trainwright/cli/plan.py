@@ -31,6 +31,7 @@ class _Group(TyperGroup):
         if args and args[0] == "--search":
             args = ["search", *args[1:]]
         if args and args[0] not in {*self.commands, "--help", "-h"}:
+            # A model's name is no command, and needs none.
             args = ["model", *args]
         return super().parse_args(ctx, args)
 
@@ -58,6 +59,7 @@ def model(
     """Rank the strategies for a model: seconds with an interval, memory, what limits each, and why others are out."""
     settings = OracleSettings(**changes)
     machine = settings.find_cluster(force_units=force_units)
+    # A table for each number of devices: the best strategy changes with it.
     numbers = read_devices(devices, machine)
     profile = read_profile(model, sample, precision=settings.precision, optimizer=settings.optimizer)
     oracle = Oracle(machine)
@@ -123,6 +125,7 @@ def _list_speeds(plan: Forecast, profile: Profile, machine: Cluster) -> list[str
     rate = plan.batch / plan.seconds_per_iteration
     work = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers) / profile.batch
     speed = rate * work / plan.devices
+    # Without a measured or published peak there is no share of it.
     peak = machine.device.flops.get(precision_of(plan.precision).flops)
     return [f"{rate:.3g}", f"{speed / 1e12:.3g}", f"{100 * speed / peak:.0f} %" if peak else "-"]
 
@@ -181,6 +184,7 @@ def _show_winner(ranking: Ranking) -> str:
         return f"{best.strategy} is the only strategy that fits"
     second = ranking[1]
     parts = asdict(best.breakdown)
+    # The part of an iteration in which the first gains most is why it is the first.
     gains = {name: getattr(second.breakdown, name) - seconds for name, seconds in parts.items()}
     name = max(gains, key=lambda each: gains[each])
     ratio = second.seconds_per_iteration / best.seconds_per_iteration
@@ -194,6 +198,7 @@ def _show_winner(ranking: Ranking) -> str:
 
 def _describe_division(plan: Forecast) -> str:
     """Return degrees above one, and the other choices of a plan, in a few characters."""
+    # Degrees of one divide nothing, and are left out.
     parts = [f"{name}={degree}" for name, degree in asdict(plan.degrees).items() if degree > 1]
     parts += [f"shard={plan.shard}"] if 1 < plan.shard < plan.degrees.data else []
     parts += ["sequence"] if plan.sequence else []

@@ -48,6 +48,7 @@ def run(
     served = next((item for item in wanted if isinstance(item, DeploymentStage)), None)
     if serve and served is None:
         raise InputError(f"--serve: {file} has no [deployment], or --stage leaves it out; add the table")
+    # A study in memory: its result is all there is, and nothing is written.
     if work.directory is None and len(job.stages) == 1:
         content = dict(wanted[0].run(work).content)
         if not quiet:
@@ -63,6 +64,7 @@ def run(
     report = work.folder / "report.html"
     if work.study_exists:
         summary = write_summary(work.folder, also=_summary_entries(job.stages, work, stages))
+        # The report is drawn again only if a stage has changed something.
         if any(ran) or not report.exists():
             write_report(work.folder)
         summary["report"] = str(report)
@@ -104,6 +106,7 @@ def _run_stage(stage: WorkflowStage, work: StageRun, stages: Any, *, force: bool
         again = f": again, {why}" if record is not None and why else ""
         print(f"\n== {stage.name}{again}", flush=True)
     outcome = stage.run(work)
+    # The search changes the ledger that it rests on.
     inputs = inputs if outcome.inputs is None else outcome.inputs
     record = stages.write(stage.name, inputs or {}, outputs=outcome.outputs, content=outcome.content)
     if not quiet:
@@ -121,7 +124,8 @@ def _summary_entries(all_stages: tuple[WorkflowStage, ...], work: StageRun, stag
         try:
             inputs = stage.inputs(work)
         # A stage whose inputs are gone has nothing to tell, but must not hide what other stages did.
-        except InputError:  # what it rests on is gone
+        except InputError:
+            # What the stage rests on is gone.
             continue
         if inputs is not None and stages.changed(stage.name, inputs) is None:
             found |= stage.summary(record.content)

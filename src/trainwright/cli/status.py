@@ -31,6 +31,7 @@ def status(
     """Show the counts by state, who has which devices, the best trial and ensemble, and what the ledger had to drop."""
     with Study.open(where) as study:
         if trial is not None:
+            # The story is whole before the study is closed.
             story = _tell_trial(study, trial)
             return Result(story, lambda: _show_trial(story))
         for line in study.dropped:
@@ -66,7 +67,8 @@ def _describe_ensemble(study: Any) -> dict[str, Any]:
         return {}
     try:
         found = summarise_current_ensemble(study.state, study.directory)
-    except EnsembleError as error:  # a library that allows no selection must not cost the rest
+    except EnsembleError as error:
+        # A library that allows no selection must not cost the rest.
         return {"ensemble": {"error": str(error)}}
     return {} if found is None else {"ensemble": found}
 
@@ -132,7 +134,8 @@ def _show_trial(story: Mapping[str, Any]) -> None:
 def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> None:
     goals = ", ".join(f"{o['direction']} {o['metric']}" for o in content["objectives"])
     words = {state: f"{count} {state}" for state, count in content["trials"].items() if count}
-    if interrupted:  # not at a rung, as the others: they go on in the next run
+    # They are not at a rung, as the others are: the next run continues them.
+    if interrupted:
         words["paused"] += f" ({interrupted} interrupted)"
     counts = ", ".join(words.values()) or "no trials yet"
     print(f"{where}: {goals}")
@@ -143,6 +146,7 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
     if content.get("feasible") == 0 and content["best"]:
         print("none of the results keeps all bounds and constraints")
     if content["best"]:
+        # Each parameter on a line of its own: there may be dozens.
         best = content["best"]
         values = ", ".join(f"{name}={value:.6g}" for name, value in best["values"].items())
         print(f"best: trial {best['trial']} with {values}")
@@ -151,6 +155,7 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
     if "error" in content.get("ensemble", {}):
         print(f"no ensemble so far: {content['ensemble']['error']}")
     elif "ensemble" in content:
+        # These are the members that the report and the live page show too.
         found = content["ensemble"]
         trials = ", ".join(str(trial) for trial in found["weights"])
         loss = f"{found['split']} {found['metric'].replace('_', ' ')}"

@@ -35,5 +35,6 @@ def ui(
         print(f"{where}: {address}", flush=True)
         print("Ctrl-C ends it", flush=True)
 
-    with suppress(KeyboardInterrupt):  # how it ends
+    # Ctrl-C is how the page ends.
+    with suppress(KeyboardInterrupt):
         serve_page(where, host=host, port=port, names=name or (), token_file=token_file, server=load, ready=announce)

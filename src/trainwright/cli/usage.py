@@ -14,22 +14,28 @@ UsageError: Any = typer.BadParameter.__base__  # typer keeps it under names that
 def sentence(error: Any) -> str:
     """Return the sentence that tells a usage error of typer."""
     said = error.format_message()
-    if error.ctx is None:  # an option at the end of the line, without its value
+    # An option at the end of the line, without its value.
+    if error.ctx is None:
         return _join_sentence(said)
     command, path = error.ctx.command, error.ctx.command_path
     see = f"see `{path} --help`"
+    # typer keeps its error classes private, so each is told by the attributes that only it has.
     if hasattr(error, "possibilities"):
         known = [name for param in command.params for name in param.opts if name.startswith("--")] + ["--help"]
-        bare = closest(error.option_name.strip("-"), [name.strip("-") for name in known])  # dashes are alike in all
+        # Dashes are alike in all options, so they say nothing about the nearest.
+        bare = closest(error.option_name.strip("-"), [name.strip("-") for name in known])
         near = bare.replace("'", "'--", 1) or f"; allowed: {', '.join(known)}"
         return f"unknown option {error.option_name} of `{path}`{near}; {see}"
+    # A missing argument or option: its help says what it is.
     if hasattr(error, "param_type"):
         return f"missing {_parameter_name(error.param)} of `{path}`: {_join_sentence(error.param.help or '')}; {see}"
     if hasattr(error, "param"):
         # typer keeps the value that it could not convert only in the cause.
-        refused: list[Any] = getattr(error.__cause__, "errors", list)()  # pydantic's, which keep the value
+        # Pydantic's errors keep the value that was refused.
+        refused: list[Any] = getattr(error.__cause__, "errors", list)()
         got = f"got {refused[0]['input']!r}; " if refused else ""
         return f"{_parameter_name(error.param)} of `{path}`: {got}{_join_sentence(error.message)}; {see}"
+    # A group knows its commands, of which none was named.
     if hasattr(command, "commands"):
         name = said.partition("'")[2].partition("'")[0]
         near = closest(name, command.commands) or f"; allowed: {', '.join(command.commands)}"

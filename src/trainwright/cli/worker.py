@@ -44,16 +44,18 @@ def worker(
 
     Any launcher starts it (a shell loop, mpirun, srun); workers may come, go and die at any time.
     """
-    sys.path.append(str(Path.cwd()))  # where the module of --train may be
+    # The module of --train may be in the current folder.
+    sys.path.append(str(Path.cwd()))
     settings: dict[str, Any] = {"train": train}
-    given = {"trials": trials, "wall_seconds": wall_seconds}
-    limits: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    asked = {"trials": trials, "wall_seconds": wall_seconds}
+    limits: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     # A study file makes the study if it is not there yet; an address only opens one.
     if where.endswith((".toml", ".py")):
         job = read_job(Path(where))
         study = job.open_study()
         settings = {"train": train or job.train, "searcher": job.searcher, "scheduler": job.scheduler}
         settings["engine"] = job.engine if workers is None else None
+        # Options of the command line override the file.
         limits = {**job.budget, **limits}
     else:
         study = Study.open(where, ledger=ledger)

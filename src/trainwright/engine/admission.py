@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from trainwright.engine.protocol import Block, Died, Engine, Handler, Outcome, Raised, TrainFunction
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 __all__ = ["REJECTED", "Admission", "AdmissionControl", "EngineWrapper"]
 

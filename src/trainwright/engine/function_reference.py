@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from trainwright.errors import EngineError, TrainwrightError, closest
-from trainwright.train import OptunaObjective
+from trainwright.train.optuna import OptunaObjective
 
 __all__ = [
     "IN_WORKER",

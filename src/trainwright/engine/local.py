@@ -18,7 +18,7 @@ from trainwright.engine.protocol import Block, Died, Handler, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.ledger import Record
 from trainwright.settings import Settings
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 from trainwright.validators import each, flag, instance_of, integer, number, optional
 
 __all__ = ["Local"]

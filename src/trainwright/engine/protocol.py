@@ -7,7 +7,8 @@ from typing import Any, Protocol
 
 from trainwright.ledger import Record
 from trainwright.ledger.trials import RaisedAt
-from trainwright.train import Assignment, Trial
+from trainwright.train import Trial
+from trainwright.train.assignment import Assignment
 
 __all__ = ["Block", "Died", "Engine", "Handler", "Outcome", "Raised", "Returned", "StoppedEarly", "TrainFunction"]
 

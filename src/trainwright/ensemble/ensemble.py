@@ -81,11 +81,9 @@ class Ensemble:
             raise EnsembleError(f"Ensemble.labels: got predictions that are {self.output}; allowed: classes")
         return np.asarray(self.predict(x, batch_rows=batch_rows, device=device).argmax(axis=1))
 
-    def uncertainty(
-        self, x: "Array | torch.Tensor", measure: str | None = None, *, batch_rows: int = 512, device: str = "cpu"
-    ) -> Uncertainty:
+    def uncertainty(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Uncertainty:
         """Return the uncertainty of the members' weighted mixture for a batch x [N, ...], before calibration."""
-        return decompose_uncertainty(self._member_outputs(x, batch_rows, device), self.weights, self.output, measure)
+        return decompose_uncertainty(self._member_outputs(x, batch_rows, device), self.weights, self.output)
 
     def predictions(self, split: str = "test") -> Array:
         """Return what `predict` says to the rows of a split, by ascending row id, from the kept predictions.

@@ -107,6 +107,7 @@ def _measure_prediction(
         return None
     if output == "classes":
         return asdict(score_probabilities(pooled, targets))
+    # Of moments the means alone; the likelihood below judges the variances.
     squared = float(METRICS["squared_error"].per_row(pooled, targets).mean())
     if output == "values":
         return {"rows": len(targets), "squared_error": squared}
@@ -179,6 +180,7 @@ def _pairwise_disagreement(predictions: Sequence[Array], output: str) -> list[li
 
 def _correlate_errors(errors: Array) -> float | None:
     """Return the correlation of members' errors [K, N], mean over pairs; None where none of a pair varies."""
+    # A member that is always right or always wrong has no correlation.
     errors = errors[errors.std(axis=1) > 0]
     if len(errors) < 2:
         return None

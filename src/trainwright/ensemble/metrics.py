@@ -42,6 +42,7 @@ def squared_error(predictions: Array, targets: Array) -> Array:
 
     Of means and variances [N, T, 2] the means are scored.
     """
+    # Means and variances: the mean is the prediction.
     if predictions.ndim == 3:
         predictions = predictions[..., 0]
     if np.issubdtype(targets.dtype, np.integer):

@@ -1,7 +1,6 @@
 """Ray Serve: the same ensemble by the same plan over several machines, a deployment per unit and kind of instance.
 
-Arrays travel through Ray's object store, and the response is combined where the request arrived, as on one machine.
-There it is slower than `Deployment`, by design; it is for what does not fit on one machine.
+Arrays travel through Ray's object store. On one machine it is slower than `Deployment`, by design.
 """
 
 import itertools
@@ -19,18 +18,10 @@ import numpy as np
 from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.library.networks import build_network, predict_member
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import (
-    DeadlinePassed,
-    EnsembleError,
-    MissingExtra,
-    NotReady,
-    Overloaded,
-    RequestError,
-    ServeError,
-)
-from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
+from trainwright.errors import EnsembleError, MissingExtra, NotReady, Overloaded, RequestError
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.batching import Request, request_of
-from trainwright.serve.runtime.responses import answer_of
+from trainwright.serve.runtime.responses import answer_of, incomplete_refusal
 from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.service import Options, Response
 
@@ -44,8 +35,8 @@ class RayService:
     """A `Service` whose units are Ray Serve deployments: `with RayService(ensemble, plan) as service: ...`.
 
     An instance of the plan is a replica. A group of cores asks Ray for its threads, an accelerator for its share of
-    one: Ray chooses which. Members' folders must be readable on every node. `address` is that of a Ray cluster; None
-    joins the one that RAY_ADDRESS names, or starts Ray here. Of `settings` deadline, queue, quorum and strict count.
+    one: Ray chooses which. Members' folders must be readable on every node. It joins the
+    cluster that RAY_ADDRESS names, or starts Ray here. Of `settings` deadline, queue, quorum and strict count.
     """
 
     def __init__(
@@ -54,37 +45,31 @@ class RayService:
         plan: DeploymentPlan | None = None,
         *,
         settings: DeploymentSettings | None = None,
-        address: str | None = None,
         name: str = "trainwright",
     ) -> None:
-        ray: Any  # its annotations are narrower than what it accepts
-        serve: Any
         try:
             import ray
             from ray import serve
-        except ModuleNotFoundError as error:
-            raise MissingExtra.of("--engine ray", "ray[serve]", "ray") from error
         except ImportError as error:
-            raise ServeError(f'Ray Serve cannot be loaded ({error}): pip install "ray[serve]"') from error
-        self.ensemble = ensemble
-        # Decorators of Ray are typed for functions only.
+            raise MissingExtra.of("--engine ray", "ray[serve]", "ray") from error
+        # Ray's annotations are narrower than what it accepts.
         self._ray: Any = ray
         self._serve: Any = serve
+        self.ensemble = ensemble
         self._settings = DeploymentSettings() if settings is None else settings
         self._plan = DeploymentPlan.simple(ensemble, "cpu") if plan is None else plan
         self._plan.check(ensemble, self._plan.devices)
-        self._owns_ray = not ray.is_initialized()
+        self._owns_ray = not self._ray.is_initialized()
         if self._owns_ray:
-            ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+            self._ray.init(include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
         self._applications: list[str] = []
         self._lock = threading.Lock()
-        self._rows = 0
-        self._open: set[Future[Response]] = set()
+        self._open: dict[Future[Response], int] = {}  # rows that are waited for
         self._ended = False
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="trainwright-ray")
         try:
             # Requests arrive at our own server.
-            serve.start(proxy_location="Disabled")
+            self._serve.start(proxy_location="Disabled")
             # By the unit's members: its replicas, asked in turn.
             self._units = {unit.members: itertools.cycle([*self._deploy(name, unit)]) for unit in self._plan.units}
         except BaseException:
@@ -98,18 +83,11 @@ class RayService:
         with self._lock:
             if self._ended:
                 raise NotReady("the service is ending; ask another, or again later", 5.0)
-            if self._rows + len(x) > most:
-                raise Overloaded(f"queue: holds {self._rows} rows, the request has {len(x)}; allowed: {most}", 1.0)
-            self._rows += len(x)
+            if (rows := sum(self._open.values())) + len(x) > most:
+                raise Overloaded(f"queue: holds {rows} rows, the request has {len(x)}; allowed: {most}", 1.0)
             future = self._pool.submit(self._respond, request)
-            self._open.add(future)
-
-        def release(done: "Future[Response]") -> None:
-            with self._lock:
-                self._rows -= len(x)
-                self._open.discard(done)
-
-        future.add_done_callback(release)
+            self._open[future] = len(x)
+        future.add_done_callback(lambda done: self._open.pop(done, None))
         return future
 
     def ready(self) -> bool:
@@ -119,19 +97,18 @@ class RayService:
     def state(self) -> Mapping[str, Any]:
         """Return the rows that are waited for, and each application with its state in Ray's words."""
         known = {} if self._ended else self._serve.status().applications
-        running = {name: one for name, one in known.items() if name in self._applications}
-        applications = [{"name": name, "state": str(one.status.value)} for name, one in running.items()]
-        counts = {"waiting_rows": self._rows, "requests": len(self._open)}
+        names = [name for name in self._applications if name in known]
+        applications = [{"name": name, "state": str(known[name].status.value)} for name in names]
+        counts = {"waiting_rows": sum(list(self._open.values())), "requests": len(self._open)}
         return {"engine": "ray", **counts, "applications": applications, "plan": self._plan.to_json()}
 
     def drain(self, seconds: float) -> None:
         """Refuse new requests, finish the admitted ones for at most so long, and take the deployments down."""
         with self._lock:
             first, self._ended = not self._ended, True
-            waiting = set(self._open)
         if not first:
             return
-        wait(waiting, timeout=seconds)
+        wait(list(self._open), timeout=seconds)
         self._pool.shutdown(wait=False, cancel_futures=True)
         for name in self._applications:
             self._serve.delete(name, _blocking=False)
@@ -148,21 +125,23 @@ class RayService:
     def _deploy(self, name: str, unit: Any) -> Iterator[Any]:
         """Yield the handle of each replica of a unit; equal instances are replicas of one deployment."""
         sharing = Counter(instance.device.name for instance in self._plan.instances)
-        for (kind, batch, threads), same in itertools.groupby(
-            sorted((one for one in self._plan.instances if one.unit == unit), key=_kind), key=_kind
-        ):
-            replicas = list(same)
-            # An instance reserves its part of a device that several instances have in common.
-            part = 1 / sharing[replicas[0].device.name]
+        alike: dict[tuple[str, int, int, int], int] = Counter(
+            (one.device.kind, one.batch, one.threads, sharing[one.device.name])
+            for one in self._plan.instances
+            if one.unit == unit
+        )
+        for (kind, batch, threads, sharers), replicas in alike.items():
+            # An instance reserves its part of a device that several have in common.
+            part = 1 / sharers
             share = {"num_cpus": 0, "num_gpus": part} if kind == "cuda" else {"num_cpus": threads * part}
-            application = f"{name}-{unit.name}-{kind}-{batch}"
+            application = f"{name}-{unit.name}-{kind}-{batch}-{threads}-{sharers}"
             deployment = self._serve.deployment(_Replica, name=application).options(
-                num_replicas=len(replicas), max_ongoing_requests=_THREADS, ray_actor_options=share
+                num_replicas=replicas, max_ongoing_requests=_THREADS, ray_actor_options=share
             )
-            members = tuple(self.ensemble.members[place] for place in unit.members)
             self._applications.append(application)
+            members = tuple(self.ensemble.members[place] for place in unit.members)
             bound = deployment.bind(members, kind, threads, batch, tuple(sys.path))
-            yield from [self._serve.run(bound, name=application, route_prefix=None)] * len(replicas)
+            yield from [self._serve.run(bound, name=application, route_prefix=None)] * replicas
 
     def _respond(self, request: Request) -> Response:
         begun = time.monotonic()
@@ -184,18 +163,11 @@ class RayService:
                 missing |= dict.fromkeys(asked & set(members), type(error).__name__)
             else:
                 outputs |= {place: one for place, one in zip(members, found, strict=True) if place in asked}
-        self._check(request, outputs, missing)
+        late = time.monotonic() > request.deadline
+        if missing and (refusal := incomplete_refusal(request, missing, self._settings, late=late)):
+            raise refusal
         trace = {"queue_ms": 1e3 * (begun - request.admitted), "ray_ms": 1e3 * (time.monotonic() - begun)}
         return answer_of(self.ensemble, request, outputs, missing, trace if request.options.trace else {})
-
-    def _check(self, request: Request, outputs: Mapping[int, Array], missing: Mapping[int, str]) -> None:
-        weight = sum(request.weights[place] for place in outputs) / sum(request.weights.values())
-        if not missing or (weight >= self._settings.quorum and not self._settings.strict):
-            return
-        why = ", ".join(f"trial {self.ensemble.members[place].trial}: {text}" for place, text in missing.items())
-        if time.monotonic() > request.deadline:
-            raise DeadlinePassed(f"deadline_ms: passed with {weight:.0%} of the weights in ({why}); allow more")
-        raise NotReady(f"members: {weight:.0%} of the weights answered ({why}); ask again", 1.0)
 
 
 class _Replica:
@@ -214,19 +186,14 @@ class _Replica:
     def predict(self, x: Array) -> list[Array]:
         """Return each member's predictions; RequestError for rows that a network cannot take."""
         # Torch warns of arrays that it may not write to, as the object store's are.
-        rows = np.array(x)
-        return [self._predict(network, member, rows) for member, network in self._members]
-
-    def _predict(self, network: Any, member: Member, x: Array) -> Array:
-        try:
-            return predict_member(network, x, member, batch_rows=self._batch, device=self._device)
-        except EnsembleError as error:
-            raise RequestError(str(error).replace("Ensemble.predict", "input")) from error
-        except (IndexError, RuntimeError, TypeError, ValueError) as error:  # what networks say to rows they cannot take
-            why = str(error).strip().split("\n")[0]
-            given = f"got shape {list(x.shape)} of {x.dtype}"
-            raise RequestError(f"input: {given}, which trial {member.trial} cannot take: {why}") from error
-
-
-def _kind(instance: Instance) -> tuple[str, int, int]:
-    return instance.device.kind, instance.batch, instance.threads
+        rows, found = np.array(x), []
+        for member, network in self._members:
+            try:
+                found.append(predict_member(network, rows, member, batch_rows=self._batch, device=self._device))
+            except EnsembleError as error:
+                raise RequestError(str(error).replace("Ensemble.predict", "input")) from error
+            except (IndexError, RuntimeError, TypeError, ValueError) as error:  # rows that the network cannot take
+                why = str(error).strip().split("\n")[0]
+                shape = f"got shape {list(x.shape)} of {x.dtype}"
+                raise RequestError(f"input: {shape}, which trial {member.trial} cannot take: {why}") from error
+        return found

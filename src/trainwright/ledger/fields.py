@@ -3,31 +3,34 @@
 Every record of another writer is checked, one by one, so each check is a few comparisons of exact types and bounds.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 from trainwright.errors import ObjectiveError
 from trainwright.ledger.objectives import parse_constraints, parse_objectives
 
 __all__ = [
+    "CONSTRAINTS",
     "DEEPEST",
+    "FLAG",
+    "JSON",
+    "JSON_OBJECT",
+    "NOTHING",
+    "NUMBER",
+    "NUMBERS",
+    "OBJECTIVES",
+    "PARAMS",
+    "SPACE",
+    "TEXT",
+    "TEXTS",
+    "TEXT_MAP",
     "Field",
-    "Flag",
-    "Goals",
-    "Json",
-    "Nothing",
-    "Number",
-    "Numbers",
     "Optional",
-    "Params",
+    "Plain",
     "Seconds",
     "Shape",
-    "SpaceTable",
-    "Text",
-    "TextMap",
-    "Texts",
     "Type",
     "Whole",
 ]
@@ -85,36 +88,11 @@ class Seconds:
 
 
 @dataclass(frozen=True, slots=True)
-class Text:
-    """Any text."""
+class Plain:
+    """A type without settings: its name in the documentation, and a test of a value."""
 
-    text: str = "text"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return type(value) is str
-
-
-@dataclass(frozen=True, slots=True)
-class Flag:
-    """True or false."""
-
-    text: str = "true or false"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return type(value) is bool
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing:
-    """Null."""
-
-    text: str = "null"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return value is None
+    text: str
+    fits: Callable[[Any], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,124 +112,6 @@ class Optional:
 
 
 @dataclass(frozen=True, slots=True)
-class Texts:
-    """A list of texts."""
-
-    text: str = "list of texts"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return type(value) is list and {*map(type, value)} <= {str}
-
-
-@dataclass(frozen=True, slots=True)
-class TextMap:
-    """A text for each of several names."""
-
-    text: str = "object of texts"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return type(value) is dict and {*map(type, value), *map(type, value.values())} <= {str}
-
-
-@dataclass(frozen=True, slots=True)
-class Numbers:
-    """A number for each of several names; NaN and infinities are the texts that `float` reads back."""
-
-    text: str = 'object of numbers, "nan", "inf" or "-inf"'
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        if type(value) is not dict:
-            return False
-        for name, number in value.items():
-            # Nearly every number is a float; the call for other kinds is made for the rest only.
-            if type(name) is not str or (type(number) is not float and not _is_number(number)):
-                return False
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class Number:
-    """A number; NaN and infinities are the texts that `float` reads back."""
-
-    text: str = 'number, "nan", "inf" or "-inf"'
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return type(value) is float or _is_number(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Params:
-    """A value for each of several parameters: of JSON, whole numbers as large as a double can tell apart."""
-
-    text: str = "object of JSON values"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return _is_json_object(value, DEEPEST + 1)
-
-
-@dataclass(frozen=True, slots=True)
-class Json:
-    """Any value of JSON, of bounded depth; `kind` narrows it to objects."""
-
-    kind: type = object
-    text: str = f"JSON, at most {DEEPEST} levels deep"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return _is_json_object(value, DEEPEST) if self.kind is dict else _is_json(value, DEEPEST)
-
-
-@dataclass(frozen=True, slots=True)
-class Goals:
-    """Objectives such as "min loss", at least one; or constraints such as "bytes <= 8e9"."""
-
-    parse: Callable[[Sequence[str]], object]
-    text: str
-    example: str
-
-    @classmethod
-    def objectives(cls) -> "Goals":
-        """Return the type of a study's objectives."""
-        return cls(parse_objectives, "list of objectives", "min loss")
-
-    @classmethod
-    def constraints(cls) -> "Goals":
-        """Return the type of a study's constraints."""
-        return cls(lambda texts: parse_constraints(texts, ()), "list of constraints", "bytes <= 1")
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        if not Texts().fits(value):
-            return False
-        try:
-            self.parse(value)
-        except ObjectiveError:
-            return False
-        return True
-
-
-@dataclass(frozen=True, slots=True)
-class SpaceTable:
-    """A search space as `Space.to_json` gives it, as far as this package looks into it: its parameters have names."""
-
-    text: str = "object, as `Space.to_json` gives it"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        if not _is_json_object(value, DEEPEST):
-            return False
-        parameters = value.get("parameters", [])
-        return isinstance(parameters, list | tuple) and all(
-            isinstance(one, dict) and isinstance(one.get("name"), str) for one in parameters
-        )
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class Field:
     """One entry of an object: its name, what it may hold, what it says; `required` if it has to be there."""
 
@@ -304,6 +164,45 @@ class Shape:
         return "it does not fit"
 
 
+def _is_text_list(value: Any) -> bool:
+    return type(value) is list and {*map(type, value)} <= {str}
+
+
+def _is_text_map(value: Any) -> bool:
+    return type(value) is dict and {*map(type, value), *map(type, value.values())} <= {str}
+
+
+def _is_number_map(value: Any) -> bool:
+    if type(value) is not dict:
+        return False
+    for name, number in value.items():
+        # Nearly every number is a float; the call for other kinds is made for the rest only.
+        if type(name) is not str or (type(number) is not float and not _is_number(number)):
+            return False
+    return True
+
+
+def _parses(parse: Callable[[Any], object], texts: Any) -> bool:
+    """Whether texts are goals that `parse` understands."""
+    if not _is_text_list(texts):
+        return False
+    try:
+        parse(texts)
+    except ObjectiveError:
+        return False
+    return True
+
+
+def _is_space(value: Any) -> bool:
+    """Whether a value is a search space as far as this package looks into it: its parameters have names."""
+    if not _is_json_object(value, DEEPEST):
+        return False
+    parameters = value.get("parameters", [])
+    return isinstance(parameters, list | tuple) and all(
+        isinstance(one, dict) and isinstance(one.get("name"), str) for one in parameters
+    )
+
+
 def _is_number(value: Any) -> bool:
     # Also a float64 of numpy, which is a float.
     if isinstance(value, float):
@@ -341,3 +240,20 @@ def _is_json(value: Any, depth: int) -> bool:
         return all(_is_json(item, depth - 1) for item in value)
     # A number of numpy.
     return isinstance(value, float)
+
+
+TEXT = Plain("text", lambda value: type(value) is str)
+FLAG = Plain("true or false", lambda value: type(value) is bool)
+NOTHING = Plain("null", lambda value: value is None)
+TEXTS = Plain("list of texts", _is_text_list)
+TEXT_MAP = Plain("object of texts", _is_text_map)
+# NaN and infinities are the texts that `float` reads back.
+NUMBER = Plain('number, "nan", "inf" or "-inf"', _is_number)
+NUMBERS = Plain('object of numbers, "nan", "inf" or "-inf"', _is_number_map)
+# Whole numbers as large as a double can tell apart.
+PARAMS = Plain("object of JSON values", lambda value: _is_json_object(value, DEEPEST + 1))
+JSON = Plain(f"JSON, at most {DEEPEST} levels deep", lambda value: _is_json(value, DEEPEST))
+JSON_OBJECT = Plain("object of JSON", lambda value: _is_json_object(value, DEEPEST))
+OBJECTIVES = Plain("list of objectives", partial(_parses, parse_objectives))
+CONSTRAINTS = Plain("list of constraints", partial(_parses, partial(parse_constraints, objectives=())))
+SPACE = Plain("object, as `Space.to_json` gives it", _is_space)

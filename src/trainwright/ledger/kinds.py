@@ -12,21 +12,23 @@ from typing import Any
 
 from trainwright.errors import InputError
 from trainwright.ledger.fields import (
+    CONSTRAINTS,
+    FLAG,
+    JSON,
+    JSON_OBJECT,
+    NOTHING,
+    NUMBER,
+    NUMBERS,
+    OBJECTIVES,
+    PARAMS,
+    SPACE,
+    TEXT,
+    TEXT_MAP,
+    TEXTS,
     Field,
-    Flag,
-    Goals,
-    Json,
-    Nothing,
-    Number,
-    Numbers,
     Optional,
-    Params,
     Seconds,
     Shape,
-    SpaceTable,
-    Text,
-    TextMap,
-    Texts,
     Type,
     Whole,
 )
@@ -51,183 +53,164 @@ def _shape(*fields: Field) -> Shape:
     return Shape(fields)
 
 
-_EPOCH = Field(name="epoch", type=Whole(), says="from 1")
-_WALL = Field(name="wall_seconds", type=Seconds(), says="since the run's start")
-_VALUES = Field(name="values", type=Numbers(), says="final metrics")
-_PATH = Field(name="path", type=Text(), says="relative to the study's folder")
+def _kind(says: str, *fields: Field, trial: Type = _A_TRIAL, lease: Type = _A_LEASE) -> RecordKind:
+    return RecordKind(says, Shape(fields), trial, lease)
+
+
+_EPOCH = Field("epoch", Whole(), "from 1")
+_WALL = Field("wall_seconds", Seconds(), "since the run's start")
+_VALUES = Field("values", NUMBERS, "final metrics")
+_PATH = Field("path", TEXT, "relative to the study's folder")
 
 _RAISED = _shape(
-    Field(name="error", type=Text(), says="its type"),
-    Field(name="file", type=Text(), says="path of the file"),
-    Field(name="line", type=Whole(), says="from 1"),
-    Field(name="source", type=Text(), says="the line's text"),
+    Field("error", TEXT, "its type"),
+    Field("file", TEXT, "path of the file"),
+    Field("line", Whole(), "from 1"),
+    Field("source", TEXT, "the line's text"),
 )
 
 _STARTED = (
-    Field(name="slot", type=Text(), says="where it runs"),
-    Field(name="devices", type=Texts(), says="what it has there"),
-    Field(name="resumed_epoch", type=Whole(), says="the epoch that it resumes from; 0: none"),
+    Field("slot", TEXT, "where it runs"),
+    Field("devices", TEXTS, "what it has there"),
+    Field("resumed_epoch", Whole(), "the epoch that it resumes from; 0: none"),
 )
 _PROPOSED = (
-    Field(name="params", type=Params(), says="its configuration"),
-    Field(name="key", type=Text(), says="the configuration's digest"),
-    Field(name="origin", type=Json(dict, "object of JSON"), says="searcher and how it came to it"),
-    Field(name="seen", type=Whole(), says="how many ends its searcher knew"),
-    Field(name="seen_hash", type=Text(), says="a hash of those, whatever their order"),
+    Field("params", PARAMS, "its configuration"),
+    Field("key", TEXT, "the configuration's digest"),
+    Field("origin", JSON_OBJECT, "searcher and how it came to it"),
+    Field("seen", Whole(), "how many ends its searcher knew"),
+    Field("seen_hash", TEXT, "a hash of those, whatever their order"),
 )
 
 KINDS: Mapping[str, RecordKind] = MappingProxyType(
     {
-        "created": RecordKind(
+        "created": _kind(
             "this is a study",
-            _shape(
-                Field(name="space", type=SpaceTable(), says="the search space"),
-                Field(name="objectives", type=Goals.objectives(), says="what it searches for"),
-                Field(name="constraints", type=Goals.constraints(), says="what its results must keep", required=False),
-                Field(name="seed", type=Whole(-(2**63), 2**128), says="of every draw"),
-                Field(name="versions", type=TextMap(), says="of the packages that made it", required=False),
-            ),
-            trial=Nothing(),
-            lease=Nothing(),
+            Field("space", SPACE, "the search space"),
+            Field("objectives", OBJECTIVES, "what it searches for"),
+            Field("constraints", CONSTRAINTS, "what its results must keep", required=False),
+            Field("seed", Whole(-(2**63), 2**128), "of every draw"),
+            Field("versions", TEXT_MAP, "of the packages that made it", required=False),
+            trial=NOTHING,
+            lease=NOTHING,
         ),
-        "joined": RecordKind(
+        "joined": _kind(
             "a writer comes",
-            _shape(
-                Field(name="host", type=Text(), says="its machine"),
-                Field(name="boot", type=Text(), says="the boot id of that"),
-                Field(name="pid", type=Whole(), says="its process"),
-                Field(name="process_start", type=Text(), says="when that started"),
-                Field(name="namespace", type=Text(), says="where the process id counts", required=False),
-                Field(name="session", type=Whole(), says="one more than the greatest known", required=False),
-            ),
-            trial=Nothing(),
-            lease=Nothing(),
+            Field("host", TEXT, "its machine"),
+            Field("boot", TEXT, "the boot id of that"),
+            Field("pid", Whole(), "its process"),
+            Field("process_start", TEXT, "when that started"),
+            Field("namespace", TEXT, "where the process id counts", required=False),
+            Field("session", Whole(), "one more than the greatest known", required=False),
+            trial=NOTHING,
+            lease=NOTHING,
         ),
-        "left": RecordKind(
+        "left": _kind(
             "a writer goes",
-            _shape(
-                Field(name="also", type=Texts(), says="who else it was, before failed writes", required=False),
-            ),
-            trial=Nothing(),
-            lease=Nothing(),
+            Field("also", TEXTS, "who else it was, before failed writes", required=False),
+            trial=NOTHING,
+            lease=NOTHING,
         ),
-        "proposed": RecordKind(
+        "proposed": _kind(
             "a new trial; with a lease it says what `started` says, too: it is started at once",
-            _shape(*_PROPOSED),
+            *_PROPOSED,
             lease=Optional(_A_LEASE),
         ),
-        "started": RecordKind("a run of it begins", _shape(*_STARTED)),
-        "reported": RecordKind(
+        "started": _kind("a run of it begins", *_STARTED),
+        "reported": _kind(
             "an epoch's metrics",
-            _shape(
-                _EPOCH,
-                Field(name="step", type=Optional(Whole()), says="optimizer steps done"),
-                Field(name="metrics", type=Numbers(), says="by name"),
-                _WALL,
-            ),
+            _EPOCH,
+            Field("step", Optional(Whole()), "optimizer steps done"),
+            Field("metrics", NUMBERS, "by name"),
+            _WALL,
         ),
-        "checkpointed": RecordKind(
+        "checkpointed": _kind(
             "a checkpoint is there",
-            _shape(
-                _EPOCH,
-                Field(name="step", type=Whole(), says="optimizer steps done"),
-                _PATH,
-                Field(name="bytes", type=Whole(), says="its size"),
-                Field(name="digest", type=Text(), says="of its manifest"),
-                Field(name="blocking_seconds", type=Seconds(), says="that training stood still"),
-                Field(name="persist_seconds", type=Seconds(), says="until it was there"),
-            ),
+            _EPOCH,
+            Field("step", Whole(), "optimizer steps done"),
+            _PATH,
+            Field("bytes", Whole(), "its size"),
+            Field("digest", TEXT, "of its manifest"),
+            Field("blocking_seconds", Seconds(), "that training stood still"),
+            Field("persist_seconds", Seconds(), "until it was there"),
         ),
-        "offered": RecordKind(
+        "offered": _kind(
             "predictions are there",
-            _shape(_EPOCH, _PATH, Field(name="digests", type=TextMap(), says="of its files")),
+            _EPOCH,
+            _PATH,
+            Field("digests", TEXT_MAP, "of its files"),
         ),
-        "decided": RecordKind(
+        "decided": _kind(
             "a rule compared",
-            _shape(
-                _EPOCH,
-                Field(name="rule", type=Text(), says="its name"),
-                Field(name="verdict", type=Text(), says="`continue`, `pause`, `stop`"),
-                Field(name="value", type=Optional(Number()), says="what it compared"),
-                Field(name="threshold", type=Optional(Number()), says="with what"),
-            ),
-            lease=Nothing(),
+            _EPOCH,
+            Field("rule", TEXT, "its name"),
+            Field("verdict", TEXT, "`continue`, `pause`, `stop`"),
+            Field("value", Optional(NUMBER), "what it compared"),
+            Field("threshold", Optional(NUMBER), "with what"),
+            lease=NOTHING,
         ),
-        "paused": RecordKind(
+        "paused": _kind(
             "devices were given back",
-            _shape(
-                Field(
-                    name="reason",
-                    type=Text(),
-                    says="`rung`: a rule waits with it; `resized`: its driver starts it on other devices; "
-                    "`preempted`: the run was interrupted",
-                ),
-                _EPOCH,
-                _VALUES,
-                _WALL,
-                Field(name="why", type=Text(), says="what interrupted it, such as SIGTERM", required=False),
+            Field(
+                "reason",
+                TEXT,
+                "`rung`: a rule waits with it; `resized`: its driver starts it on other devices; `preempted`: the "
+                "run was interrupted",
             ),
+            _EPOCH,
+            _VALUES,
+            _WALL,
+            Field("why", TEXT, "what interrupted it, such as SIGTERM", required=False),
         ),
-        "promoted": RecordKind(
+        "promoted": _kind(
             "a rule lets a paused trial go on, under the lease that its writer has claimed",
-            _shape(Field(name="until_epoch", type=Whole(0, 2**63), says="until which epoch")),
+            Field("until_epoch", Whole(0, 2**63), "until which epoch"),
         ),
-        "finished": RecordKind(
+        "finished": _kind(
             "the trial is done",
-            _shape(Field(name="reason", type=Text(), says="`completed`, `stopped`, `cancelled`"), _VALUES, _WALL),
+            Field("reason", TEXT, "`completed`, `stopped`, `cancelled`"),
+            _VALUES,
+            _WALL,
         ),
-        "failed": RecordKind(
+        "failed": _kind(
             "it has no result",
-            _shape(
-                Field(name="failure", type=Text(), says="what kind of failure"),
-                Field(name="message", type=Text(), says="a sentence"),
-                Field(name="traceback", type=Text(), says="where it was raised"),
-                Field(name="raised", type=_RAISED, says="the line of the user's code that raised it", required=False),
-                _WALL,
-            ),
+            Field("failure", TEXT, "what kind of failure"),
+            Field("message", TEXT, "a sentence"),
+            Field("traceback", TEXT, "where it was raised"),
+            Field("raised", _RAISED, "the line of the user's code that raised it", required=False),
+            _WALL,
         ),
-        "lost": RecordKind(
+        "lost": _kind(
             "its holder is gone",
-            _shape(
-                Field(name="why", type=Text(), says="a sentence"),
-                Field(name="blame", type=Flag(), says="whether the trial may be to blame"),
-            ),
+            Field("why", TEXT, "a sentence"),
+            Field("blame", FLAG, "whether the trial may be to blame"),
         ),
-        "note": RecordKind(
+        "note": _kind(
             "an annotation, such as `rolled back`: a trial did not start on more devices and went on with those that "
             "it had",
-            _shape(
-                Field(name="name", type=Text(), says="what it is about"),
-                Field(name="value", type=Json(), says="what it says"),
-            ),
+            Field("name", TEXT, "what it is about"),
+            Field("value", JSON, "what it says"),
             trial=Optional(_A_TRIAL),
-            lease=Nothing(),
+            lease=NOTHING,
         ),
     }
 )
 """Every kind of record that this version knows."""
 
+_JOB = _shape(
+    Field("session", Whole()),
+    *(
+        Field(name, Optional(TEXT), required=False)
+        for name in ("module", "name", "script", "folder", "digest", "optuna")
+    ),
+    Field("trials", Optional(Whole(1)), required=False),
+    *(Field(name, Optional(JSON_OBJECT), required=False) for name in ("searcher", "rule", "policy", "stop")),
+)
+
 NOTES: Mapping[str, Field] = MappingProxyType(
     {
-        "job": Field(
-            name="value",
-            type=Shape(
-                (
-                    Field(name="session", type=Whole()),
-                    *(
-                        Field(name=name, type=Optional(Text()), required=False)
-                        for name in ("module", "name", "script", "folder", "digest", "optuna")
-                    ),
-                    Field(name="trials", type=Optional(Whole(1)), required=False),
-                    *(
-                        Field(name=name, type=Optional(Json(dict)), required=False)
-                        for name in ("searcher", "rule", "policy", "stop")
-                    ),
-                )
-            ),
-            says="what the study runs",
-        ),
-        "reference": Field(name="value", type=Numbers(), says="the hypervolume's reference point"),
+        "job": Field("value", _JOB, "what the study runs"),
+        "reference": Field("value", NUMBERS, "the hypervolume's reference point"),
     }
 )
 """The notes that this package's own readers act on, and what their values are."""
@@ -237,7 +220,7 @@ _UNKNOWN = RecordKind("", Shape(()), Optional(_A_TRIAL), Optional(_A_LEASE))
 # In the order of `Record`.
 _STAMP: Mapping[str, Type] = MappingProxyType(
     {
-        "writer": Text(),
+        "writer": TEXT,
         "seq": Whole(),
         # The end of the year 9999, up to which there are dates.
         "at": Seconds(253_402_300_799.0),

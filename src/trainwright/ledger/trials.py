@@ -238,12 +238,6 @@ class TrialState:
         return end.failure if self.status is Status.FAILED and end is not None else None
 
     @property
-    def other_results(self) -> list[Mapping[str, float]]:
-        """Results of lower leases that a higher one overrode."""
-        ends = [lease.end for _, lease in sorted(self.leases.items()) if lease.end is not None and lease.end.result]
-        return [end.values for end in ends[:-1]]
-
-    @property
     def blamed_losses(self) -> int:
         """How many leases were lost without an end, perhaps through the trial's own doing."""
         return sum(lease.blamed and lease.end is None for lease in self.leases.values())

@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any, Self
 from trainwright.cluster.device import Device
 from trainwright.errors import ProfileError
 from trainwright.model.chain import Chain
-from trainwright.model.layer import stages_of
+from trainwright.model.layer import ProfileFields, stages_of
 from trainwright.model.measure.roofline import predict_seconds
-from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.profile_files import hash_profile, read_profile, write_profile
 
 if TYPE_CHECKING:

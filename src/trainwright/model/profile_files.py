@@ -11,8 +11,7 @@ from typing import Any
 from trainwright.errors import ProfileError
 from trainwright.files import read_json, write_text
 from trainwright.model.chain import Stage
-from trainwright.model.layer import Block, Layer, Transformer
-from trainwright.model.profile_fields import ProfileFields
+from trainwright.model.layer import Block, Layer, ProfileFields, Transformer
 
 __all__ = ["SCHEMA", "hash_profile", "profile_from_json", "profile_to_json", "read_profile", "write_profile"]
 

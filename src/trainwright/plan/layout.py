@@ -29,6 +29,7 @@ _Record = TypeVar("_Record")
 
 def _with_axes(cls: _Class) -> _Class:
     """Give a class one field for each axis that a strategy declares: `tensor: int = 1`, and so on."""
+    # Plug-ins add axes, so the fields cannot be written down here.
     for axis in AXES:
         cls.__annotations__[axis.name] = int
         setattr(cls, axis.name, 1)

@@ -11,7 +11,7 @@ from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.byte_sizes import distinct_sizes
-from trainwright.plan.fit.calibration import MeasuredRun, calibrate_cluster
+from trainwright.plan.calibration import MeasuredRun, calibrate_cluster
 from trainwright.plan.forecast import Forecast, Ranking, Rejection
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.parallel.assembly import assemble, mark_within_error
@@ -239,8 +239,7 @@ class Oracle:
             oracle = Oracle(cluster, assumptions=self.assumptions)
             return oracle.forecast(run.profile, run.layout, optimizer=run.optimizer).seconds_per_iteration
 
-        cluster, _ = calibrate_cluster(self.cluster, runs, predict)
-        return Oracle(cluster, assumptions=self.assumptions)
+        return Oracle(calibrate_cluster(self.cluster, runs, predict), assumptions=self.assumptions)
 
 
 def _name(found: FamilyBest) -> str:

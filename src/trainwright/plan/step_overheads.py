@@ -110,5 +110,6 @@ def input_seconds(reading: Input, cluster: Cluster, mesh: Mesh) -> Floats:
         parts += [a_node * reading.bytes / storage.node_read] if storage.node_read else []
         parts += [np.full(mesh.rows, mesh.batch * reading.bytes / storage.shared_read)] if storage.shared_read else []
     parts += [a_node * reading.bytes / host] if host else []
+    # The stages of reading work beside each other, so the slowest decides.
     found: Floats = np.max(np.stack(parts), axis=0)
     return found

@@ -55,6 +55,7 @@ def folder(directory: str | Path, path: str | Path) -> Path:
     """Return `path` as a folder that may be written to, made if it is not there, or raise `InputError`."""
     result = Path(path)
     records = (Path(directory) / "ledger").resolve()
+    # Also the records' own folder, which a file's parents cannot be.
     if records in (result.resolve(), *result.resolve().parents):
         raise InputError(
             f"cannot write to {result}: it lies in the study's own records, {records}; choose another place"

@@ -48,6 +48,7 @@ class FinishedTrials:
 
     def read(self) -> None:
         """Take in what the ledger holds by now."""
+        # Blocks, so that a long ledger needs no memory for all of its records.
         for records, cursor in blocks(self._ledger, self._cursor):
             self._cursor = cursor
             fold(records, into=self.state)
@@ -65,6 +66,7 @@ class FinishedTrials:
     @property
     def settled(self) -> bool:
         """Whether the study has all the results that it was last run for, and nothing runs any more."""
+        # A lost trial may still be taken over by a worker that comes later.
         job, counts = JobNote.last(self.state), self.state.counts
         if job is None or job.trials is None or counts[Status.RUNNING] or counts[Status.LOST]:
             return False

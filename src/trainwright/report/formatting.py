@@ -25,6 +25,7 @@ def escape(text: object, longest: int | None = None) -> str:
 
 def embedded_json(value: object) -> str:
     """Return JSON that may stand inside a script element: nothing in it ends the element or starts a comment."""
+    # `<` and `&` would end or change the script element around the text.
     text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=True)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
@@ -82,6 +83,7 @@ def count(amount: int, one: str, many: str = "") -> str:
 
 def duration(seconds: float) -> str:
     """Return a time span in its two greatest units: 48 s, 3 min 12 s, 2 h 5 min, 3 d 4 h."""
+    # Below ten seconds decimals matter, above them the next unit does.
     if seconds < 10:
         return f"{seconds:.1f} s" if seconds >= 0.1 or not seconds else f"{seconds:.2g} s"
     whole = round(seconds)

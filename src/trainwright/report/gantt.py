@@ -120,6 +120,7 @@ def _draw_bar(bar: DeviceHold, top: float, row: float, scale: float) -> Iterator
     """Yield a rectangle for each run of neighbours in a block; how a trial ended marks its right edge."""
     x, width = _LEFT + bar.start * scale, max(0.4, (bar.end - bar.start) * scale)
     said = f"trial {bar.trial}: {len(bar.block)} devices, {bar.start:.0f} to {bar.end:.0f} s, {_SAID[bar.why]}"
+    # A hairline between bars, unless they are too short for one.
     gap = min(0.6, width / 8)
     for _, group in groupby(enumerate(bar.block), key=lambda pair: pair[1] - pair[0]):
         slots = [slot for _, slot in group]
@@ -143,6 +144,7 @@ def _bar_shade(size: int) -> str:
 
 def _tick_step(length: float) -> float:
     """Return a round step that cuts a length into about eight."""
+    # About eight ticks, at a round number of units.
     raw = max(length / 8, 1e-9)
     power: float = 10.0 ** math.floor(math.log10(raw))
     return next(power * item for item in (1, 2, 5, 10) if power * item >= raw)

@@ -10,7 +10,7 @@ from trainwright.report.overview import Overview
 __all__ = ["footer_html", "header_html"]
 
 
-def header_html(overview: Overview, *, name: str, directory: Path | None, dropped: int) -> str:
+def header_html(overview: Overview, *, name: str, directory: Path, dropped: int) -> str:
     """Return the study's name, objectives, counts by state, facts and the way on."""
     goals = ", ".join(f"<code>{escape(objective)}</code>" for objective in overview.objectives)
     limits = ", ".join(f"<code>{escape(constraint)}</code>" for constraint in overview.state.constraints)
@@ -66,9 +66,8 @@ def _list_facts(overview: Overview) -> list[tuple[str, str, str]]:
     return facts
 
 
-def _way_on(overview: Overview, directory: Path | None) -> str:
-    if directory is None:
-        return ""
+def _way_on(overview: Overview, directory: Path) -> str:
+    # Lost trials count too: the next run continues them.
     under_way = overview.count(Status.PROPOSED, Status.RUNNING, Status.LOST)
     still = f"{count(under_way, 'trial')} {'is' if under_way == 1 else 'are'} not finished. " if under_way else ""
     # The study's own note says how it was started, which is how to continue it.

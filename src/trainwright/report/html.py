@@ -1,11 +1,11 @@
 """The report of a study, and the page of an ensemble: one self-contained HTML file each."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
-from trainwright.ledger import Dropped, State, open_ledger, state_of
+from trainwright.ledger import open_ledger, state_of
 from trainwright.ledger.standing import under_way
 from trainwright.report import tables
 from trainwright.report.figures.ensembles import ensemble_front
@@ -17,7 +17,7 @@ from trainwright.report.header import footer_html, header_html
 from trainwright.report.overview import Overview
 from trainwright.report.page import Section, figure_html, page_html
 
-__all__ = ["render", "write_ensemble_page", "write_report"]
+__all__ = ["write_ensemble_page", "write_report"]
 
 
 def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
@@ -28,33 +28,8 @@ def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
     directory = Path(directory)
     ledger = open_ledger(directory)
     where = target(directory, directory / "report.html" if path is None else path, (".html", ".htm"))
-    state = state_of(ledger)
-    text = render(
-        state,
-        directory=directory,
-        dropped=ledger.dropped(),
-        study_id=ledger.study_id,
-        words=under_way(ledger, state),
-    )
-    write(where, text)
-    return where
-
-
-def render(
-    state: State,
-    *,
-    directory: Path | None = None,
-    dropped: Sequence[Dropped] = (),
-    study_id: str = "",
-    name: str = "",
-    words: Mapping[int, str] | None = None,
-) -> str:
-    """Return the report as HTML; `directory` is the study's folder, where the library is looked for.
-
-    `words` are those of the trials under way (`ledger.under_way`).
-    """
-    overview = Overview(state, words)
-    name = name or (directory.resolve().name if directory is not None else "study")
+    state, dropped, name = state_of(ledger), ledger.dropped(), directory.resolve().name
+    overview = Overview(state, under_way(ledger, state))
     sections: list[Section] = [("best", "Best trials", tables.best_trials(overview))]
     figures: list[Figure] = []
     # One source for all groups: the importance of parameters orders the parallel coordinates.
@@ -67,13 +42,15 @@ def render(
         ("failures", "Failures", _wrap_card(tables.failures(overview))),
         ("dropped", "Records dropped", _wrap_card(tables.dropped_records(dropped, state.unknown_kinds))),
     ]
-    return page_html(
+    page = page_html(
         title=f"{name} {DASH} Trainwright",
         header=header_html(overview, name=name, directory=directory, dropped=len(dropped)),
         sections=[section for section in sections if section[2]],
         figures=figures,
-        footer=footer_html(overview, study_id=study_id, now=time.time()),
+        footer=footer_html(overview, study_id=ledger.study_id, now=time.time()),
     )
+    write(where, page)
+    return where
 
 
 def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
@@ -102,6 +79,7 @@ def _group_html(group: FigureGroup, drawn: DrawnGroup) -> str:
     """Return the inner HTML of a section, "" for one that has nothing to show."""
     texts = [figure_html(figure, alone=len(drawn.figures) == 1) for figure in drawn.figures]
     if group.paired:
+        # Two figures side by side, in the order of the list.
         pairs = ["\n".join(texts[at : at + 2]) for at in range(0, len(texts), 2)]
         texts = [f'<div class="pair">{pair}</div>' for pair in pairs]
     notes = "".join(f'<p class="card soft">{escape(note)}</p>' for note in drawn.notes)

@@ -35,6 +35,7 @@ class Overview:
         self.values = np.array(
             [[metrics.get(o.metric, math.nan) for o in self.objectives] for metrics in finals], dtype=np.float64
         ).reshape(shape)
+        # As losses, less is better in every objective.
         signs = np.array([1.0 if o.direction == "min" else -1.0 for o in self.objectives])
         self.losses = np.where(np.isfinite(self.values), self.values * signs, np.inf)
 
@@ -114,7 +115,8 @@ class Overview:
 
     def word(self, trial: TrialState) -> str:
         """Return the state of a trial as readers see it: one whose worker is not at work is lost or silent."""
-        status = trial.status  # it may have ended since the words were found
+        # The trial may have ended since the words were found.
+        status = trial.status
         return self.under_way.get(trial.number, status.value) if status is Status.RUNNING else status.value
 
     @cached_property

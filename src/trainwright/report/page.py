@@ -24,6 +24,7 @@ _MODULES = ("pens.js", "scales.js", "chart.js", "page.js")
 
 def page_html(*, title: str, header: str, sections: Sequence[Section], figures: Sequence[Figure], footer: str) -> str:
     """Return the whole page; `figures` are those whose places are in the sections."""
+    # A page without figures carries no script at all.
     style, scripts = _read_asset("page.css"), [_bundle_scripts(*_MODULES)] if figures else []
     data = embedded_json([asdict(figure) for figure in figures])
     # Scripts are allowed by their digest, so that no text of the study can run even if its escaping failed.
@@ -81,6 +82,7 @@ def _read_asset(name: str) -> str:
 def _bundle_scripts(*names: str) -> str:
     """Return modules as one script: each after those that it imports, so that a file needs no other."""
     text = "\n".join(_read_asset(name) for name in names)
+    # Imports and exports have no meaning in one script.
     alone = re.sub(r"^import .*;\n", "", text, flags=re.MULTILINE)
     script = re.sub(r"^export (?=const|class|function)", "", alone, flags=re.MULTILINE)
     return f'(() => {{\n"use strict";\n{script}\n}})();'

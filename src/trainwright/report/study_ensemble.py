@@ -20,6 +20,7 @@ def choose_study_ensemble(state: State, directory: str | Path) -> ChosenEnsemble
     """
     if not any(trial.offered for trial in state.trials.values()):
         return None
+    # The settings of the last choice, so that all doors show the same members.
     settings = StoredSettings.settings_of(directory)
     return settings.choose(Library.of(state, directory))
 

@@ -46,8 +46,10 @@ def _describe_outcome(state: State) -> dict[str, Any]:
         return content | {"best": None if best is None else {"trial": best.number, "values": dict(best.values)}}
     content["front"] = [trial.number for trial in results.front()]
     try:
+        # The course shows scripts when the search stopped paying.
         course = [volume for _, volume in results.hypervolume_over_time()]
-    except StudyError:  # too few results for a reference point
+    except StudyError:
+        # Too few results for a reference point.
         course = []
     return content | {"hypervolume": course[-1] if course else None, "hypervolume_over_time": course}
 

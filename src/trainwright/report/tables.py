@@ -103,6 +103,7 @@ def dropped_records(dropped: Sequence[Dropped], unknown_kinds: dict[str, int]) -
 def _failure_html(trials: Sequence[TrialState]) -> str:
     first = trials[0].failure
     kind, message, traceback = (first.kind, first.message, first.traceback) if first is not None else ("", "", "")
+    # A long list of numbers helps nobody: the first few lead to the rest.
     numbers = ", ".join(str(trial.number) for trial in trials[:_MOST_NUMBERS])
     more = f" and {len(trials) - _MOST_NUMBERS:,} more" if len(trials) > _MOST_NUMBERS else ""
     who = f"trial{'s' if len(trials) > 1 else ''} {numbers}{more}"
@@ -119,6 +120,7 @@ def _pick_sentence(trial: TrialState) -> str:
 
 
 def _parameter_column(name: str, values: Sequence[Any]) -> _Column:
+    # Columns of mixed types are texts: their numbers would not line up.
     kinds = {type(value) for value in values if value is not None}
     if kinds and kinds <= {int, float}:
         return _Column(name, aligned(values), right=True)

@@ -60,6 +60,7 @@ def export_importance(directory: str | Path, file: str | Path) -> Path:
     """
     path = target(directory, file, (".csv",))
     state = read_state(directory)
+    # Without requirements, which may be functions of modules that are not here.
     space = Space.from_json({"parameters": (state.space or {})["parameters"]})
     found = [(goal.metric, importance_of(state, space, goal.metric)) for goal in state.objectives]
     out = io.StringIO(newline="")

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.candidates import fill_gaps, make_legal
-from trainwright.search.quasirandom import spread
-from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.quasirandom import draw_spread
+from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
@@ -56,16 +56,19 @@ class EvolutionSearcher(Settings, error=SearchError):
         return [self._one(view, parents, number, taken) for number in numbers]
 
     def _one(self, view: SearchView, parents: Places, number: int, taken: set[bytes]) -> Configuration:
-        opened = opening(view, number, taken, searcher="evolution")
+        opened = propose_default(view, number, taken, searcher="evolution")
         if opened is not None:
             return opened
         if not len(parents):
-            return propose(view, spread(view, number, taken, "halton"), number, searcher="evolution", design="halton")
+            return propose(
+                view, draw_spread(view, number, taken, "halton"), number, searcher="evolution", design="halton"
+            )
         generator = rng(view.seed, "mutate", number)
         drawn = parents[generator.integers(len(parents), size=self.tournament)]
         # Tournament: fewer broken bounds first, then the lower loss.
         broken = (view.outcomes[drawn] > view.bounds).sum(axis=1)  # a bound first, the loss second
         parent = drawn[np.lexsort((view.losses[drawn, 0], broken))[0]]
+        # Most mutants are new; in a nearly exhausted neighbourhood a few broods are tried before chance.
         for _ in range(_TRIES):
             rows = _mutants(view, generator, view.rows[parent])
             for row, key in zip(rows, view.space.row_keys(rows), strict=True):
@@ -79,6 +82,7 @@ def _mutants(view: SearchView, generator: np.random.Generator, parent: Array) ->
     """Return legal rows that differ from `parent` in one active column and in what that brings to life."""
     space = view.space
     active = np.flatnonzero(~np.isnan(parent))
+    # One active column each: inactive ones change nothing, and several at once are no small step.
     chosen = active[generator.integers(len(active), size=_BROOD)]
     latent = fill_gaps(space, np.tile(parent, (_BROOD, 1)), generator)
     steps, others = generator.standard_normal(_BROOD) * _STEP, generator.random(_BROOD)

@@ -54,6 +54,7 @@ class GridSearcher(Settings, error=SearchError):
 
     def _make(self, view: SearchView) -> tuple[NDArray[np.float64], list[bytes]]:
         space = view.space
+        # A finite space is listed whole, each legal point once.
         if space.size is not None and space.size <= _MOST:
             rows = space.enumerate()
             return rows, space.row_keys(rows)
@@ -68,6 +69,7 @@ class GridSearcher(Settings, error=SearchError):
         rows = space.settle(np.stack(np.meshgrid(*self._levels(view), indexing="ij"), axis=-1).reshape(size, -1))
         rows = rows[space.legal(rows)]
         keys = space.row_keys(rows)
+        # Points that differ in inactive columns only are one; the first of them stays.
         first = {key: place for place, key in reversed(list(enumerate(keys)))}
         chosen = sorted(first.values())
         return rows[chosen], [keys[place] for place in chosen]

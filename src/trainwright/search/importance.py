@@ -98,6 +98,7 @@ def importance_of(state: State, space: Space, metric: str | None = None, *, epoc
 
 def _values(state: State, metric: str, epoch: int | None) -> tuple[dict[int, float], int | None]:
     """Return the finite values of a metric by trial, and the epoch at which they are; None: at the trials' ends."""
+    # All trials must be compared at one epoch, or early stopping would look like an effect of a parameter.
     counts = _counts(state.trials.values(), metric)
     if epoch is None and counts:
         most = max(counts.values())
@@ -184,6 +185,7 @@ class ResponseSurface:
 
     def predict(self, rows: Array, chance: Array | None = None) -> Array:
         """Return the mean at settled rows, on the scale of the targets."""
+        # The mean alone: noise of single results is no effect of a parameter.
         across = self._posterior.between(self._posterior.points, self._points(rows, chance))
         predicted: Array = self._mean + self._scale * (self._alpha @ across)
         return predicted
@@ -251,6 +253,7 @@ def _permuted_column(space: Space, rows: Array, generator: np.random.Generator) 
 def _total_effects(surface: ResponseSurface, generator: np.random.Generator, draws: int) -> Array:
     """Return the total effect of each column, those of chance behind the space's."""
     space, dimension = surface.space, surface.space.dimension
+    # Latent rows have a value in every column, so that redrawing a parent finds its children's values.
     latent, redrawn = space.latent(generator, draws), space.latent(generator, draws)
     chance, other_chance = generator.random((2, draws, surface.extra_columns))
 

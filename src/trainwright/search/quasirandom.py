@@ -9,13 +9,13 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
 from trainwright.validators import one_of
 
-__all__ = ["QuasiRandomSearcher", "RandomSearcher", "from_the_middle", "spread"]
+__all__ = ["QuasiRandomSearcher", "RandomSearcher", "draw_spread", "from_the_middle"]
 
 _BLOCK = 64  # points made at once; the sequence may be entered at any block
 
@@ -35,18 +35,19 @@ class QuasiRandomSearcher(Settings, error=SearchError):
         taken: set[bytes] = set()
         proposals = []
         for number in numbers:
-            proposal = opening(view, number, taken, searcher=self.sequence)
+            proposal = propose_default(view, number, taken, searcher=self.sequence)
             if proposal is None:
-                row = spread(view, number, taken, self.sequence)
+                row = draw_spread(view, number, taken, self.sequence)
                 proposal = propose(view, row, number, searcher=self.sequence)
             proposals.append(proposal)
         return proposals
 
 
-def spread(view: SearchView, number: int, taken: set[bytes], sequence: str) -> NDArray[np.float64]:
+def draw_spread(view: SearchView, number: int, taken: set[bytes], sequence: str) -> NDArray[np.float64]:
     """Return the row of point `number`, or a random one if that is illegal, tried or in `taken`; add its key there."""
     space = view.space
     if space.dimension:
+        # Through the priors: an even point of the cube becomes a likely one of the space.
         row = space.settle(space.quantile(_point(view, number, sequence)[None, :]))
         key = space.row_keys(row)[0]
         if space.legal(row)[0] and key not in view.tried and key not in taken:
@@ -74,6 +75,7 @@ def from_the_middle(view: SearchView, number: int, count: int, sequence: str) ->
 
 
 def _point(view: SearchView, number: int, sequence: str) -> NDArray[np.float64]:
+    # Blocks may be entered anywhere, so that no worker has to draw the points before its own.
     block, place = divmod(number, _BLOCK)
     known = view.memo.get(("spread", sequence))
     if not isinstance(known, tuple) or known[0] != block:
@@ -102,7 +104,7 @@ class RandomSearcher:
         taken: set[bytes] = set()
         proposals = []
         for number in numbers:
-            proposal = opening(view, number, taken, searcher="random")
+            proposal = propose_default(view, number, taken, searcher="random")
             if proposal is None:
                 proposal = propose(view, draw_new(view, number, taken, "random"), number, searcher="random")
             proposals.append(proposal)

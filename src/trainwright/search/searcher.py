@@ -12,7 +12,7 @@ from trainwright.randomness import rng
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
-__all__ = ["Learner", "Searcher", "draw_new", "opening", "propose"]
+__all__ = ["Learner", "Searcher", "draw_new", "propose", "propose_default"]
 
 _DRAWS = 8  # single draws before a finite space is listed and the untried rest is drawn from
 _LISTABLE = 1_000_000
@@ -45,17 +45,12 @@ def propose(view: SearchView, row: NDArray[np.float64], number: int, **origin: A
     return replace(view.space.configuration(row), number=number, origin=labels)
 
 
-def opening(
-    view: SearchView, number: int, taken: set[bytes], points: Sequence[Mapping[str, Any]] = (), **origin: Any
-) -> Configuration | None:
-    """Return the configuration with which trial `number` opens a study: one of the user's points, then the default.
+def propose_default(view: SearchView, number: int, taken: set[bytes], **origin: Any) -> Configuration | None:
+    """Return the configuration with which trial `number` opens a study: the default for trial 0.
 
-    None if there is no such, or it was tried before.
+    None for others, if an active parameter has no default, or if it was tried before.
     """
-    if number < len(points):
-        found: Configuration | None = view.space.configuration_of(points[number])
-    else:
-        found = view.space.default() if number == len(points) else None
+    found = view.space.default() if number == 0 else None
     if found is None:
         return None
     key = view.space.row_keys(view.space.encode(found.params)[None, :])[0]
@@ -68,6 +63,7 @@ def opening(
 def draw_new(view: SearchView, number: int, taken: set[bytes], purpose: str) -> NDArray[np.float64]:
     """Return a legal random row for trial `number` that is neither tried nor in `taken`, and add its key to `taken`."""
     space = view.space
+    # In most spaces the first draw is new, and no list of what was tried is walked.
     for draw in range(_DRAWS):
         row = space.sample(rng(view.seed, purpose, number, draw), 1)
         key = space.row_keys(row)[0]

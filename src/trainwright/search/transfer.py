@@ -68,6 +68,7 @@ class Experience:
         elif isinstance(earlier, str | Path):
             ledger = open_ledger(earlier, create=False)
             try:
+                # Read here and closed: what the earlier study learns later must not change proposals.
                 found = cls._read(state_of(ledger), str(earlier))
             finally:
                 ledger.close()
@@ -97,6 +98,7 @@ class Experience:
             losses = [0.0 if trial.failure else o.loss(float(values[o.metric])) for o in state.objectives]
             rows.append(trial.params)
             scores.append([(level, -trial.epoch if level == 1 else 0, loss) for loss in losses])
+        # Ranks instead of losses: two studies need not have one scale.
         ranked = np.array([_mean_ranks(column) for column in zip(*scores, strict=True)]).T
         return cls(
             source=source,
@@ -113,6 +115,7 @@ class Experience:
         elif way == "generative":
             chosen = _best(ranks, max(_LEAST, min(_MOST, int(np.ceil(_TENTH * self.complete)))))
         else:
+            # A fifth are the best, the rest an even sample of all qualities: the forest must see bad rows too.
             chosen = _best(ranks, _MOST // 5)
             rest = np.setdiff1d(np.argsort(ranks.mean(axis=1), kind="stable"), chosen, assume_unique=True)
             chosen = np.concatenate([chosen, rest[_evenly(len(rest), _MOST - len(chosen))]])
@@ -143,6 +146,7 @@ class Recalled:
             theirs = ", ".join(dict.fromkeys(name for row in experience.rows for name in row))
             ours = ", ".join(column.name for column in space.columns)
             raise SearchError(f"warm_start: {experience.source} has {theirs}, this study {ours}: they share nothing")
+        # A row with a value outside of the new space says nothing about it.
         latent, inside = _read_rows(experience.rows, space)
         if not inside.any():
             raise SearchError(f"warm_start: no configuration of {experience.source} lies within this study's space")
@@ -164,7 +168,7 @@ class Recalled:
         if way == "generative":
             self.mixture: Mixture | None = Mixture.fitted(space, latent)
         else:
-            self.mixture = Mixture.around(space, latent[best]) if way == "priors" else None
+            self.mixture = Mixture.around_row(space, latent[best]) if way == "priors" else None
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], space: Space) -> tuple[Array, NDArray[np.bool_]]:
@@ -205,6 +209,7 @@ def _best(ranks: Array, most: int) -> NDArray[np.intp]:
         return np.argsort(means, kind="stable")[:most]
     chosen, left = np.arange(0), np.argsort(means, kind="stable")
     while len(chosen) < most and len(left):
+        # Fronts are peeled off one after another; within each the mean rank decides, by the order of `left`.
         front = non_dominated(ranks[left])
         chosen, left = np.concatenate([chosen, left[front]]), left[~front]
     return chosen[:most]

@@ -85,6 +85,7 @@ class SearchView:
     def settle(self) -> None:
         """Make rows of what was proposed and told since the last look; needed by nobody, but time may be at hand."""
         if self._fresh:
+            # Encoded together: a batch of proposals costs little more than one.
             rows = self.space.encode_all(list(self._fresh.values()))
             self._proposed.update(zip(self._fresh, rows, strict=True))
             self._tried.update(self.space.row_keys(rows))
@@ -111,6 +112,7 @@ class SearchView:
             epoch = reports[-1][0]
         if self.epochs is None and losses is not None and epoch is not None:
             # A stopped trial's last epoch is never the horizon: its score is not a final one.
+            # Rungs are shares of the horizon, which only ended trials tell.
             self._horizon = max(self._horizon, epoch if complete else epoch + 1)
         for at, values in reports:
             self._tell_rung(number, at, values)
@@ -137,6 +139,7 @@ class SearchView:
             _count=self._count + count,
             _partial=self._partial + count,
             _rows=np.concatenate([rows, self.rows]),
+            # Their losses are of another study: they count as failed here, and the forest gives them their ranks.
             _losses=np.concatenate([np.full((count, len(self.bounds)), np.inf), self.outcomes]),
             _numbers=np.concatenate([np.arange(-count, 0), self.numbers]),
             _epoch=np.concatenate([np.full(count, np.nan), self._epoch[: self._count]]),
@@ -228,6 +231,7 @@ class SearchView:
         return np.array(rows).reshape(len(rows), self.space.dimension)
 
     def _tell_rung(self, number: int, epoch: int, losses: Sequence[float]) -> None:
+        # Only the first report at or past a rung makes a row, and only below the full length.
         passed = bisect_right(self.ladder, epoch)
         if epoch < self._horizon and passed > self._last_rung.get(number, 0):
             self._last_rung[number] = passed

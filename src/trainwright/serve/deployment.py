@@ -70,6 +70,7 @@ class Deployment:
         """Start what computes and wait until every member can answer; raises ServeError naming the one that cannot."""
         if self._runtime is not None:
             raise ServeError("Deployment.start: was started before; allowed: once; make another one")
+        # A plan says by itself whether worker processes pay for this ensemble.
         shape, dtype = self.input_shape, self.input_dtype.name
         runtime: InProcessRuntime | WorkerRuntime
         if self._planned.in_process:
@@ -131,6 +132,7 @@ class Deployment:
         runtime = self._runtime
         if runtime is None or not self._started or self._draining or runtime.over:
             return False
+        # The usual case needs no weights.
         answering = runtime.answering
         if len(answering) == len(self._weights):
             return True
@@ -142,6 +144,7 @@ class Deployment:
         """Rows that may wait: as set, or 4 x what the slowest unit can answer within the deadline, or 1 s without."""
         if self.settings.queue_rows is not None:
             return self.settings.queue_rows
+        # Rows that wait longer than the deadline would be computed for nobody.
         seconds = (self.settings.deadline_ms or 1e3) / 1e3
         rate = 0.0 if self._runtime is None else self._runtime.rate
         return max(4 * self.settings.segment_rows, int(4 * rate * seconds))
@@ -149,13 +152,13 @@ class Deployment:
     def state(self) -> Mapping[str, Any]:
         """Return what goes on now, as JSON."""
         plan = {name: one for name, one in self.plan.to_json().items() if name not in {"tables", "memory"}}
-        told: dict[str, Any] = {"ready": self.ready(), "draining": self._draining, "plan": plan}
+        state: dict[str, Any] = {"ready": self.ready(), "draining": self._draining, "plan": plan}
         runtime = self._runtime
         if runtime is None:
-            return told
+            return state
         answering, lost = runtime.answering, runtime.lost()
         return {
-            **told,
+            **state,
             **runtime.state(),
             "queue_rows": self.queue_rows,
             "waiting_rows": runtime.rows,
@@ -177,6 +180,7 @@ class Deployment:
         runtime = self._runtime
         if runtime is None:
             return
+        # Admitted requests are finished by the runtime's own threads.
         until = time.monotonic() + seconds
         while runtime.open and time.monotonic() < until:
             time.sleep(0.005)
@@ -187,6 +191,7 @@ class Deployment:
         if rows.ndim == 0 or len(rows) == 0 or rows.shape[1:] != self.input_shape:
             wanted = ", ".join(["N", *map(str, self.input_shape)])
             raise RequestError(f"x: got shape {rows.shape}; allowed: [{wanted}] with N >= 1")
+        # Floats of another precision are rounded; whole numbers never become real ones unasked.
         if not np.can_cast(rows.dtype, self.input_dtype, casting="same_kind"):
             raise RequestError(f"x: got dtype {rows.dtype}; allowed: {self.input_dtype}, or what rounds to it")
         return rows
@@ -210,6 +215,7 @@ def _read_inputs(ensemble: Ensemble, sample: "Array | torch.Tensor | None") -> t
         if rows.ndim == 0:
             raise ServeConfigError("Deployment, sample: got a single number; allowed: a batch of one row or more")
         return rows.shape[1:], rows.dtype
+    # Members of one ensemble take the same rows, or none could be asked.
     known = {(member.input_shape, member.input_dtype) for member in ensemble.members}
     shape, dtype = next(iter(known))
     if len(known) > 1 or shape is None or dtype is None:

@@ -3,23 +3,28 @@
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.uncertainty import Uncertainty
 from trainwright.ensemble.metrics import Array
+from trainwright.errors import RequestError
+from trainwright.settings import Settings
+from trainwright.validators import integer, number, optional
 
 __all__ = ["Options", "Response", "Service"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Options:
+class Options(Settings, error=RequestError, label=""):
     """What a request asks for beside the combined prediction."""
 
     members: bool = False  # every member's own prediction too
     uncertainty: bool = False
-    deadline_ms: float | None = None  # from admission; None: the service's own
-    max_members: int | None = None  # only this many, the heaviest
+    deadline_ms: Annotated[
+        float | None, optional(number(above=0)), "from admission; None: the service's own deadline"
+    ] = None
+    max_members: Annotated[int | None, optional(integer(minimum=1)), "only so many, the heaviest"] = None
     trace: bool = False  # where the time went
 
 

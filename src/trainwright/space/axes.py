@@ -78,10 +78,6 @@ class Linear(Axis):
         """A few units in the last place of the greatest number, as a share of the range."""
         return _rounding_slack(self.low, self.high)
 
-    def snap_units(self, u: Array) -> Array:
-        """Return the units, clipped to [0, 1]."""
-        return np.minimum(np.maximum(u, 0.0), 1.0)
-
     def to_numbers(self, u: Array) -> Array:
         """Return low + u (high - low)."""
         return np.minimum(np.maximum(self.low + u * (self.high - self.low), self.low), self.high)
@@ -103,10 +99,6 @@ class Log(Axis):
     def slack(self) -> float:
         """As on a linear axis of the logarithms."""
         return _rounding_slack(np.log(self.low), np.log(self.high))
-
-    def snap_units(self, u: Array) -> Array:
-        """Return the units, clipped to [0, 1]."""
-        return np.minimum(np.maximum(u, 0.0), 1.0)
 
     def to_numbers(self, u: Array) -> Array:
         """Return exp(ln low + u (ln high - ln low))."""

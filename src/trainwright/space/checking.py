@@ -61,6 +61,7 @@ class _ParamsReader:
         self.numbers = np.full((1, len(self.layout.columns)), np.nan)
 
     def reading(self) -> Reading:
+        # Value by value first: conditions and rules need all of them.
         for name, value in self.params.items():
             self._read_value(name, value)
         row = self.layout.maps.to_units(self.numbers)

@@ -100,6 +100,7 @@ class Choice(Varying):
         """Return the latent units of uniform draws, by the weights."""
         if self.weights is None:
             return self.axis.to_units(np.minimum(np.floor(p * len(self.values)), len(self.values) - 1.0))
+        # Cumulated shares: a draw falls into the interval of one value.
         ends = np.cumsum(self.weights) / math.fsum(self.weights)
         last = max(index for index, weight in enumerate(self.weights) if weight > 0)
         return self.axis.to_units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
@@ -131,6 +132,7 @@ class Choice(Varying):
 
     def clean(self, name: str, value: Any) -> Any:
         """Return the listed value, or raise TrialError that lists them."""
+        # JSON makes lists of tuples, so both name the same value.
         value = tuple(value) if isinstance(value, list) else to_python(value)
         try:
             return self.values[self._codes[canonical_json(value)]]

@@ -105,6 +105,7 @@ def _plain_choice(parameter: Varying) -> bool:
 
 def _make_indexer(indexes: list[int]) -> slice | list[int]:
     # A slice is a view: much cheaper than fancy indexing, and most spaces list their kinds in runs.
+    # One step between all indexes makes a slice of them.
     steps = set(np.diff(indexes).tolist()) or {1}
     if len(steps) == 1:
         step = steps.pop()

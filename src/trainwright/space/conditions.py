@@ -147,6 +147,7 @@ def not_(condition: Condition) -> Condition:
 def condition_from_json(document: Any) -> Condition:
     """Return the condition that `to_json` wrote."""
     if isinstance(document, dict) and len(document) == 1:
+        # One key names the operation, its value holds the operands.
         [(operation, body)] = document.items()
         if operation == "not_":
             return not_(condition_from_json(body))

@@ -73,6 +73,7 @@ def parameter_from_json(name: str, document: Any) -> Parameter:
 
 def describe_differences(old: Document, new: Document) -> list[str]:
     """Return what a new space has otherwise than an old one: "width in [16, 256], now [16, 512]"."""
+    # By name: a parameter that moved is the same parameter.
     before = {entry["name"]: entry for entry in old["parameters"]}
     after = {entry["name"]: entry for entry in new["parameters"]}
     found = [f"{name}, now absent" for name in before if name not in after]
@@ -100,6 +101,7 @@ def _describe_changes(name: str, old: Document, new: Document) -> list[str]:
     if "values" in old and _typed_repr(old["values"]) != _typed_repr(new["values"]):
         found.append(f"{name} in {old['values']!r}, now {new['values']!r}")
     for key in dict.fromkeys([*old, *new]):
+        # An argument at its default is not written, so it may be absent on either side.
         was, now = old.get(key), new.get(key)
         if key not in ("low", "high", "values") and _typed_repr(was) != _typed_repr(now):
             found.append(f"{name} with {key}={was!r}, now {now!r}")

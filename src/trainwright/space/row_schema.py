@@ -55,6 +55,7 @@ class RowSchema:
         return out
 
     def _check_gaps(self, U: Array) -> None:
+        # A gap is right where the parameter is inactive, and a mistake of the caller elsewhere.
         gaps = np.isnan(U)
         for name, index in self.index.items():
             gap = gaps[:, index]

@@ -234,6 +234,7 @@ class RowTable:
         layout = self._rules.layout
         if name in self._rules.formulas:
             with np.errstate(all="ignore"):
+                # Formulas see this table itself, so that derived values may use each other.
                 value = np.asarray(self._rules.formulas[name].term.evaluate(self), dtype=np.float64)
             return np.broadcast_to(value, len(self._U))
         parameter = layout.parameters[name]

@@ -76,6 +76,7 @@ def draw_legal(rules: BoundRules, generator: np.random.Generator, count: int) ->
 
 def _entries_to_replace(rules: BoundRules, verdicts: Mask) -> Mask:
     """Return the entries to replace: what broken rules name, and the whole of legal rows, which are kept already."""
+    # Which columns each rule reads, as a matrix: one product then marks all entries to redraw.
     names = np.zeros((len(rules.rules), len(rules.layout.columns)), dtype=np.int64)
     for index, rule in enumerate(rules.rules):
         names[index, list(rule.support.columns)] = 1

@@ -122,6 +122,7 @@ class Space:
 
     def encode(self, params: Mapping[str, Any]) -> Array:
         """Return the row of parameters, NaN where inactive; raises TrialError where they are no row of this space."""
+        # Read as a user's: a searcher may be told configurations that no space of ours made.
         reading = read_params(self._rules, params)
         # A broken requirement still has a row; a wrong, missing or unknown value has none.
         outside = [str(v) for v in reading.violations if v.rule in self.parameters or v.rule in params]
@@ -176,6 +177,7 @@ class Space:
 
         Above a million, the number before conditions and requirements.
         """
+        # One continuous column makes the space endless.
         points = [column.points for column in self.columns]
         if any(count is None for count in points):
             return None

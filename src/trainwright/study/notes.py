@@ -18,7 +18,7 @@ from trainwright.schedule import Scheduler
 from trainwright.search import DefaultSearcher, ExpectedGain, Searcher
 from trainwright.study.driver.budget import Budget
 from trainwright.study.study_log import StudyLog
-from trainwright.train import OptunaObjective
+from trainwright.train.optuna import OptunaObjective
 
 __all__ = ["JobNote", "SearcherNote", "Searching"]
 

@@ -73,6 +73,7 @@ class FormatConformance:
             assert files
             assert all(file.is_file() for file in files)
             assert kind.recognises(path)
+            # No other format may take the file for its own, or reading without a name would guess wrong.
             known = {**FORMATS, kind.name: kind}
             assert [one.name for one in known.values() if one.recognises(path)] == [kind.name]
             with kind.open(path) as stored:
@@ -169,6 +170,7 @@ class FormatConformance:
         """An open checkpoint of any format can be written as it is, each tensor read when it is its turn."""
         kind = self.make()
         tensors = {"a": bits("float32", (7, 3)), "b": bits("bfloat16", (2, 2)), "c": bits("uint8", (0, 4))}
+        # Ties must survive a copy from one format to another.
         tensors["tied"] = tensors["a"]
         for other in FORMATS.values():
             with _folder() as folder:
@@ -182,6 +184,7 @@ class FormatConformance:
     def test_refusals(self) -> None:
         """Dtypes that the format has no word for, sparse tensors, lone surrogates and existing paths are refused."""
         kind = self.make()
+        # A format that has no word for a type must say so, not write another type.
         for dtype in sorted(DTYPES - kind.dtypes):
             self._refuses_to_write({"x": bits(dtype, (2,))}, dtype, "allowed: one of the formats")
         self._refuses_to_write({"x": torch.eye(2).to_sparse()}, "sparse", "dense")
@@ -205,6 +208,7 @@ class FormatConformance:
             files = [file.relative_to(folder) for file in kind.write(folder / "one", tensors, {"note": "x"})]
             for file in files:
                 size = (folder / file).stat().st_size
+                # Cuts in the header, in the middle and just before the end.
                 for left in sorted({0, 1, 7, 100, size // 10, size // 2, size * 9 // 10, size - 100, size - 1}):
                     with _folder() as other:
                         _copy(folder / "one", other / "one")
@@ -232,6 +236,7 @@ class FormatConformance:
     def test_pickles_are_not_executed(self) -> None:
         """Pickles that would run code, wherever the format could meet one, are refused and run nothing."""
         with _folder() as folder:
+            # The mark appears only if somebody's code was run.
             mark = folder / "executed"
             (folder / "bare").write_bytes(pickle.dumps(_Payload(mark)))
             torch.save({"x": _Payload(mark)}, folder / "torch")

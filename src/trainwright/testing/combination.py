@@ -37,6 +37,7 @@ class CombinationConformance:
         draws = rng(seed, "rule conformance", 0)
         kind = self.make_rule().outputs[0]
         if kind == "classes":
+            # Sure and unsure members, so that votes and means differ.
             odds = np.exp(3.0 * draws.normal(size=(self.MEMBERS, self.ROWS, self.COLUMNS)))
             return list(odds / odds.sum(axis=2, keepdims=True))
         values = 10.0 + draws.normal(size=(self.MEMBERS, self.ROWS, self.COLUMNS))
@@ -72,6 +73,7 @@ class CombinationConformance:
     def test_permuted_members(self) -> None:
         """Members under other numbers, with their weights, give the same to 1e-12; a fitted rule knows its members."""
         rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
+        # A fitted rule has learnt who its members are: under other numbers they are others.
         if rule.without(frozenset({0})).name != rule.name:
             return
         expected = combine(rule, predictions, weights)

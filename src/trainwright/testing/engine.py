@@ -21,7 +21,8 @@ from typing import Any, ClassVar
 
 from trainwright.engine.protocol import Died, Engine, Outcome, Raised, Returned, StoppedEarly
 from trainwright.ledger import Record
-from trainwright.train import Assignment, Trial
+from trainwright.train import Trial
+from trainwright.train.assignment import Assignment
 
 __all__ = ["EngineConformance", "OutcomeRecorder", "run_all"]
 
@@ -73,6 +74,7 @@ def run_all(
 ) -> OutcomeRecorder:
     """Run assignments on one slot each, as many at once as there are slots, until all have ended."""
     kept = handler or OutcomeRecorder()
+    # As a driver does: each free slot takes the next assignment, and is free again with its outcome.
     waiting, running, free = list(assignments), dict[int, int](), list(range(engine.slots))
     deadline = time.monotonic() + within_seconds
     while waiting or running:
@@ -135,6 +137,7 @@ class EngineConformance:
     def test_what_is_no_number_fails_the_trial(self) -> None:
         """A result that no objective can be is a failure of that trial, and the next one runs."""
         with self.opened() as (engine, folder):
+            # Text, lists, objects and None are no losses; the last trial shows that the engine goes on.
             values = ["0.5", [1, 2], {"loss": object}, {"loss": None}, 1.0]
             handler = run_all(engine, [_assignment(n, folder, {"returns": value}) for n, value in enumerate(values)])
         for number in range(4):
@@ -147,8 +150,10 @@ class EngineConformance:
     def test_never_more_at_once_than_slots(self) -> None:
         """No more trials run at one time than the engine has slots."""
         with self.opened() as (engine, folder):
+            # Three rounds, so that slots are used again.
             count = 3 * engine.slots
             run_all(engine, [_assignment(number, folder, {"seconds": 0.1}) for number in range(count)])
+            # By the trials' own clocks: what the engine says of itself proves nothing.
             spans = [tuple(map(float, path.read_text().split())) for path in folder.glob("ran-*")]
             slots = engine.slots
         assert len(spans) == count
@@ -164,6 +169,7 @@ class EngineConformance:
         """Closing ends running trials and their children without an outcome, and leaves no process."""
         handler = OutcomeRecorder()
         with self.opened() as (engine, folder):
+            # Children of the training function must go too, or they would keep their device.
             endless = {"reports": 1, "seconds": 600.0, "starts_child": True}
             for slot in range(engine.slots):
                 engine.launch(_assignment(slot, folder, endless), (slot,))
@@ -197,6 +203,7 @@ class EngineConformance:
             handler = OutcomeRecorder()
             engine.launch(_assignment(0, folder, {"reports": 1, "seconds": 600.0}), (0,))
             _poll_until(engine, handler, lambda: 0 in handler.records)
+            # From outside, as an out-of-memory killer does.
             os.kill(int(handler.records[0][0].body["metrics"]["pid"]), 9)
             _poll_until(engine, handler, lambda: 0 in handler.outcomes)
             run_all(engine, [_assignment(1, folder, {})], handler)

@@ -39,22 +39,29 @@ _numbers = st.floats() | st.integers(-(2**63), 2**63)
 _STRATEGIES: dict[type, Any] = {
     fields.Whole: lambda of: st.integers(of.minimum, min(of.maximum, of.minimum + 2**40)),
     fields.Seconds: lambda of: st.floats(0, of.maximum),
-    fields.Text: lambda _: _text,
-    fields.Flag: lambda _: st.booleans(),
-    fields.Nothing: lambda _: st.none(),
     fields.Optional: lambda of: st.none() | values_of(of.of),
-    fields.Texts: lambda _: st.lists(_text, max_size=2),
-    fields.TextMap: lambda _: st.dictionaries(_text, _text, max_size=2),
-    fields.Number: lambda _: _numbers,
-    fields.Numbers: lambda _: st.dictionaries(_text, _numbers, max_size=2),
-    fields.Params: lambda _: st.dictionaries(_text, _values, max_size=3),
-    fields.Json: lambda of: bodies if of.kind is dict else _values,
-    fields.Goals: lambda of: st.just([of.example]),
-    fields.SpaceTable: lambda _: st.just({"parameters": [{"name": "x"}]}),
+    fields.Plain: lambda of: _PLAIN[of],
     fields.Shape: lambda of: st.fixed_dictionaries(
         {f.name: values_of(f.type) for f in of.fields if f.required},
         optional={f.name: values_of(f.type) for f in of.fields if not f.required},
     ),
+}
+
+
+_PLAIN: dict[fields.Plain, st.SearchStrategy[Any]] = {
+    fields.TEXT: _text,
+    fields.FLAG: st.booleans(),
+    fields.NOTHING: st.none(),
+    fields.TEXTS: st.lists(_text, max_size=2),
+    fields.TEXT_MAP: st.dictionaries(_text, _text, max_size=2),
+    fields.NUMBER: _numbers,
+    fields.NUMBERS: st.dictionaries(_text, _numbers, max_size=2),
+    fields.PARAMS: st.dictionaries(_text, _values, max_size=3),
+    fields.JSON: _values,
+    fields.JSON_OBJECT: bodies,
+    fields.OBJECTIVES: st.just(["min loss"]),
+    fields.CONSTRAINTS: st.just(["bytes <= 1"]),
+    fields.SPACE: st.just({"parameters": [{"name": "x"}]}),
 }
 
 
@@ -125,6 +132,7 @@ class LedgerConformance:
     def test_what_does_not_fit_is_left_out_and_named(self) -> None:
         """A record of a known kind with a wrong body costs itself, and hides nothing."""
         ledger = self.make()
+        # One record misfits by a field, one lacks its trial.
         ledger.append(
             [Record(kind="a"), Record("reported", {"epoch": "1"}, 0, 1), Record("lost", {}), Record(kind="b")]
         )
@@ -137,6 +145,7 @@ class LedgerConformance:
 
     def test_stamps(self) -> None:
         """The stamp is the writer's name and its consecutive numbers; the record is left as it was."""
+        # Two writers on one ledger, which must not mix up their numbers.
         first = self.make()
         second = self.another(first)
         record = Record(kind="mark", body={"name": "x"})
@@ -154,6 +163,7 @@ class LedgerConformance:
         second = self.another(first)
         for number in range(30):
             (first, second)[number % 2].append([Record(kind="mark", body={"name": "x" * number})] * (number % 4))
+        # One record a block, an odd size, and all at once.
         for most in (1, 7, 1000):
             cursor, found = None, []
             while True:
@@ -196,6 +206,7 @@ class LedgerConformance:
             for _ in range(50):
                 ledger.heartbeat()
 
+        # The driver's heartbeat thread and its appends share one writer.
         thread = threading.Thread(target=heartbeat)
         thread.start()
         stamped = [record for _ in range(50) for record in ledger.append([Record(kind="a"), Record(kind="b")])]
@@ -210,6 +221,7 @@ class LedgerConformance:
         ledger.append([Record(kind="a")])
         ledger.close()
         ledger.close()
+        # A reader that comes later knows nothing of the first but its files.
         later = self.another(ledger)
         later.append([Record(kind="b")])
         assert {record.kind for record in later.read(None)[0]} == {"a", "b"}

@@ -62,6 +62,7 @@ def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Ite
     clock = 0.0
     _act(played, clock)
     yield played
+    # Until nothing runs, rests or waits: a policy that forgets a trial never ends here.
     while allocator.running or allocator.preempted or queue.waiting:
         clock += float(generator.random()) * 10
         running = sorted(allocator.running)
@@ -77,6 +78,7 @@ def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Ite
 
 def _report(played: _Played, number: int, clock: float, *, survives: bool, better: float) -> None:
     allocator = played.allocator
+    # The allocator hears of each epoch, the end of a trial only once.
     epoch = played.epochs[number] = played.epochs.get(number, 0) + 1
     played.events += 1
     allocator.note_report(number, epoch, better, clock)
@@ -89,6 +91,7 @@ def _report(played: _Played, number: int, clock: float, *, survives: bool, bette
 def _act(played: _Played, clock: float) -> None:
     """Do what the plan says; a trial that is at a checkpoint moves or rests at once, others at their next report."""
     allocator = played.allocator
+    # Only at a report is a checkpoint due, so only the trial that reported may act at once.
     at_checkpoint = None if allocator.changed is None else allocator.changed.trial
     if allocator.changed is not None and not allocator.changed.is_settled:
         _leave(played, allocator.changed.trial, clock)
@@ -119,6 +122,7 @@ def _leave(played: _Played, trial: int, clock: float) -> None:
 
 def _check(played: _Played) -> None:
     allocator = played.allocator
+    # A trial that moves holds its old and its new block for a moment.
     blocks = [{*running.block, *(running.target or ())} for running in allocator.running.values()]
     taken = [slot for block in blocks for slot in block]
     assert len(taken) == len(set(taken)), "two trials hold one slot"
@@ -141,6 +145,7 @@ class PolicyConformance:
         for seed, (slots, per_node) in enumerate(self.engines):
             policy = self.make_policy()
             policy.check(slots, per_node, _RULE)
+            # A policy may leave slots unused, such as those beyond a power of two.
             free = policy.free_slots(slots, per_node).free
             for played in _play(policy, slots, per_node, seed):
                 assert played.events < 10_000, "trials go on for ever"
@@ -151,6 +156,7 @@ class PolicyConformance:
     def test_a_plan_repeats(self) -> None:
         """The same events give the same plan."""
         slots, per_node = self.engines[-1]
+        # Two plays of the same events, by policies made anew.
         runs = [[dict(played.held) for played in _play(self.make_policy(), slots, per_node, 7)] for _ in range(2)]
         assert runs[0] == runs[1]
 

@@ -84,6 +84,7 @@ def play(
         return RuleView(remaining=max(0, trials - len(views)), seed=seed, at_seconds=clock)
 
     while True:
+        # Free workers ask until the rule has nothing for them, as a study's do.
         while len(running) < workers:
             answer = rule.on_free(played.index, view())
             if isinstance(answer, New):
@@ -112,6 +113,7 @@ def play(
             return played
         clock += float(generator.random())
         number = sorted(running)[generator.integers(len(running))]
+        # Any of the running trials reports next: a rule must not depend on their order.
         before = running[number]
         if generator.random() < trouble:
             if generator.random() < 0.5:
@@ -121,10 +123,13 @@ def play(
             else:  # lost, and back at a checkpoint
                 running[number] = replace(before, epoch=int(generator.integers(0, before.epoch + 1)))
             continue
+        # Epochs may be skipped, as training functions that report seldom do.
         epoch = min(length, before.epoch + int(generator.integers(1, stride + 1)))
         losses = tuple(loss(number + 128 * objective, epoch) for objective in range(objectives))
         now = replace(before, epoch=epoch, losses=losses)
+        # What the rule promised before the report is what its verdict is held to.
         due = rule.next_epoch(played.index, before) if before.epoch else 1
+        # A trial that went back to a checkpoint reports epochs that were judged already.
         again = epoch <= views[number].epoch
         old = _copy(played.index) if again else None
         verdict = _tell(rule, played, now, view(), seen=views[number] if again else now)
@@ -153,6 +158,7 @@ def play(
 
 def _tell(rule: PromotionRule, played: Played, now: TrialView, view: RuleView, seen: TrialView) -> Verdict:
     """Fold the report of `now` and return the verdict on the trial as a study sees it: at its highest epoch."""
+    # The fold comes before the verdict, as a study writes before it decides.
     reported = Reported(trial=now.number, epoch=now.epoch, losses=now.losses, at_seconds=view.at_seconds)
     played.index = _fold(rule, played, reported)
     verdict = rule.on_report(played.index, view, seen)
@@ -200,6 +206,7 @@ class RuleConformance:
             played = play(self.make_rule(), loss, **sizes)
             rule, folded = self.make_rule(), 0
             index = rule.empty()
+            # A study may be reopened after any record; the index must not show where.
             for cut in range(0, len(played.events) + 1, 7 + len(played.events) // 10):
                 for event in played.events[folded:cut]:
                     index = rule.fold(index, event)
@@ -216,6 +223,7 @@ class RuleConformance:
             for event in played.events[:: 1 + len(played.events) // 12]:
                 assert rule.fold(_copy(played.index), event) == played.index, f"changed by a repetition of {event}"
                 if isinstance(event, Reported):
+                    # Another loss for the same epoch comes from a repeated run, and is not news.
                     other = replace(event, losses=tuple(loss - 1.0 for loss in event.losses))
                     assert rule.fold(_copy(played.index), other) == played.index, f"changed by an old report: {other}"
 
@@ -232,6 +240,7 @@ class RuleConformance:
             return
         rule = self.make_rule()
         played = Played(index=rule.empty())
+        # From high to low numbers: each trial is the lowest so far when it reports.
         for number in range(40, -1, -1):
             for epoch in range(1, (rule.max_epochs or _LONGEST) + 1):
                 losses = (64.0 - epoch,) * self.objectives
@@ -243,6 +252,7 @@ class RuleConformance:
         """Adding a constant to all losses, or scaling them by k > 0, changes no verdict."""
         if not self.rank_based:
             return
+        # Powers of two and small offsets: exact in floats, so that only the order can matter.
         moves = cycle([(1.0, 1024.0), (0.125, 0.0), (64.0, -3.0)])  # exact for these losses
         for (loss, sizes), (factor, offset) in zip(self.studies(), moves, strict=False):
             verdicts = _kinds(play(self.make_rule(), loss, **sizes))
@@ -254,6 +264,7 @@ class RuleConformance:
         rule = self.make_rule()
         for epoch in range(rule.max_epochs or _LONGEST):
             trial = TrialView(number=0, epoch=epoch, losses=(0.5,) * self.objectives)
+            # Asked of an empty index: a forecast must be possible before the first report.
             chances = rule.survival(rule.empty(), RuleView(remaining=1), trial)
             assert all(0.0 <= chance <= 1.0 for chance in chances)
             assert list(chances) == sorted(chances, reverse=True)

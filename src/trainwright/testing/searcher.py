@@ -143,15 +143,18 @@ class SearcherConformance:
         view = SearchView(self.conditional_space(), 2)
         play(self.make_searcher(), view, 25, bowl)
         searcher = self.make_searcher()
+        # Asking must not change what is known.
         tried, count = set(view.tried), view.count
         first = searcher.ask(view, [25, 26])
         assert searcher.ask(view, [25, 26]) == first
+        # The scratch may be lost at any time, as in another process.
         view.memo.clear()
         assert self.make_searcher().ask(view, [25, 26]) == first
         assert (view.tried, view.count) == (tried, count)
 
     def test_proposals_leave_global_randomness_alone(self) -> None:
         """No global generator is read or moved."""
+        # The same state before and after: nothing was drawn from it.
         np.random.seed(5)  # noqa: NPY002 -- the global state is what is tested
         view = SearchView(self.conditional_space(), 2)
         first = play(self.make_searcher(), view, 20, bowl)
@@ -171,6 +174,7 @@ class SearcherConformance:
     def test_a_resumed_study_goes_on_as_if_never_interrupted(self) -> None:
         """A view that is built anew in order of trial numbers gives the proposals of an uninterrupted run."""
         space = self.conditional_space()
+        # Cuts lie in the initial design, just after it and far behind it.
         whole = play(self.make_searcher(), SearchView(space, 3), 60, self._mixed)
         for cut in (1, 20, 37, 59):
             view = SearchView(space, 3)
@@ -222,6 +226,7 @@ class SearcherConformance:
 
     def test_one_parameter_and_two_hundred(self) -> None:
         """The smallest spaces and wide ones work before and after the first results."""
+        # A single column, with and without order, has no other column to choose.
         spaces = [Space(x=Float(0.0, 1.0)), Space(x=Choice("a", "b", "c", "d", "e"))]
         if self.wide_spaces:
             spaces.append(Space.of({f"x{i}": Float(0.0, 1.0) if i % 2 else Choice("a", "b") for i in range(200)}))
@@ -232,6 +237,7 @@ class SearcherConformance:
 
     def test_intermediate_values_and_stops_are_understood(self) -> None:
         """Reports, stopped, paused and withdrawn trials, with and without a known number of epochs."""
+        # With a known length, and with none, where rungs are told at the end.
         for epochs in (27, None):
             searcher, view = self.make_searcher(), SearchView(self.conditional_space(), 8, epochs=epochs)
             for number in range(40):
@@ -240,6 +246,7 @@ class SearcherConformance:
                 if number % 7 == 6:
                     view.withdraw(number)
                     continue
+                # Trials that end at each rung, and one in four at full length.
                 last = (1, 3, 9, 27)[number % 4]
                 [final] = bowl(configuration, number)
                 for epoch in range(1, last + 1):

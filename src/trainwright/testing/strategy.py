@@ -28,6 +28,7 @@ class StrategyConformance:
     def meshes(self) -> Mesh:
         """Return a candidate for every degree that applies, within the limit."""
         strategy, arrays = self.make_strategy(), self.make_work()
+        # Sixteen parts are enough to see how shares fall.
         most = min(16, strategy.limit(arrays, self.batch).most)
         degrees: Ints = np.arange(1, most + 1)
         degrees = degrees[strategy.applies(arrays, degrees)]
@@ -62,6 +63,7 @@ class StrategyConformance:
         """What doubling the degree leaves of any layer is no larger."""
         strategy, arrays, mesh = self.make_strategy(), self.make_work(), self.meshes()
         degrees = mesh.axis(strategy.axis.name).tolist()
+        # Each degree with its double, where both apply.
         pairs = [(degrees.index(degree), degrees.index(2 * degree)) for degree in degrees if 2 * degree in degrees]
         assert pairs
         for share in (strategy.compute(arrays, mesh), *strategy.memory(arrays, mesh)):
@@ -72,6 +74,7 @@ class StrategyConformance:
         """One part exchanges nothing; sizes and counts are finite, groups have the degree's ranks."""
         strategy, arrays, mesh = self.make_strategy(), self.make_work(), self.meshes()
         degree = mesh.axis(strategy.axis.name)
+        # A load of one stage that holds the whole model.
         weights = np.tile(arrays.per_block(arrays.weights), (mesh.rows, 1))
         runs = np.tile(arrays.counts.astype(np.float64), (mesh.rows, 1))
         load = StageLoad(

@@ -1,11 +1,12 @@
-"""Batches as trees of tensors: counted and cut along their first axis, and placed on a device."""
+"""Batches as trees of tensors: counted, cut along their first axis, trained part by part, placed on a device."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from trainwright.errors import TrialError
 
-__all__ = ["place_batch", "samples_in", "slice_batch"]
+__all__ = ["place_batch", "samples_in", "slice_batch", "train_parts"]
 
 
 def samples_in(batch: Any) -> int:
@@ -38,6 +39,32 @@ def slice_batch(batch: Any, size: int) -> list[Any]:
         return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
     rows = zip(*(slice_batch(item, size) for item in batch), strict=True)
     return [type(batch)(*row) if hasattr(batch, "_fields") else type(batch)(row) for row in rows]
+
+
+def train_parts(
+    model: Any,
+    loss: Callable[[Any, Any], Any],
+    parts: Sequence[tuple[float, Any]],
+    *,
+    alone: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    expect: Callable[[Any], None] = lambda _: None,
+) -> Any:
+    """Add up the gradients of a batch's parts, each times its weight; return the sum of their losses, detached.
+
+    All but the last are done in the context `alone`. `expect` is told each part before its loss is computed, and None
+    when it is.
+    """
+    total: Any = 0.0
+    for number, (weight, part) in enumerate(parts, 1):
+        with nullcontext() if number == len(parts) else alone():
+            expect(part)
+            value = loss(model, part)
+            expect(None)
+            # A batch that is not cut has the loss that the user computes, to the bit.
+            value = value if weight == 1.0 else value * weight
+            value.backward()
+        total = value.detach() if weight == 1.0 else total + value.detach()
+    return total
 
 
 def place_batch(batch: Any, device: str) -> Any:

@@ -61,7 +61,8 @@ class Batching:
         # The largest share of a rank, in micro-batches of one size if the batch divides evenly.
         share = -(-batch // self.processes)
         most = self.micro_batch or max(1, -(-self.reference // self.start_devices))
-        even = batch % self.processes == 0  # then micro-batches are to be of one size
+        # If the batch divides evenly, micro-batches are of one size.
+        even = batch % self.processes == 0
         times = share // _largest_divisor(share, most) if even else -(-share // most)
         return BatchStep(batch=batch, micro_batch=-(-share // times), accumulate=times)
 

@@ -54,14 +54,14 @@ def join(assignment: "Assignment", channel: "Channel", *, gpu: bool) -> "Channel
         )
     except (RuntimeError, ValueError) as error:  # torch's words for a port in use, no answer, an odd host
         raise GroupFailed(
-            f"its {world} processes did not find each other at {assignment.address}: {_line(error)}"
+            f"its {world} processes did not find each other at {assignment.address}: {_first_line(error)}"
         ) from error
     return _Leader(channel) if assignment.rank == 0 else _Follower()
 
 
 def meet() -> None:
     """Wait until all ranks are at a report. Raises `TrialError` if one does not come."""
-    _said(_Word.HERE)
+    _exchange_words(_Word.HERE)
 
 
 def part() -> None:
@@ -73,8 +73,9 @@ def part() -> None:
     import torch.distributed as dist
 
     if dist.is_initialized():
-        with contextlib.suppress(RuntimeError):  # a rank that is gone says why itself
-            _gathered(_Word.LEAVES)
+        # A rank that is gone says why itself.
+        with contextlib.suppress(RuntimeError):
+            _gather_words(_Word.LEAVES)
         dist.destroy_process_group()
 
 
@@ -85,22 +86,22 @@ class _Leader:
         self._channel = channel
 
     def exchange(self, records: list[Record]) -> bool:
-        return _said(_Word.GOES_ON if self._channel.exchange(records) else _Word.ENDS) is _Word.GOES_ON
+        return _exchange_words(_Word.GOES_ON if self._channel.exchange(records) else _Word.ENDS) is _Word.GOES_ON
 
 
 class _Follower:
     """The channel of the other ranks: what they would tell is rank 0's to tell."""
 
     def exchange(self, records: list[Record]) -> bool:  # noqa: ARG002 -- rank 0 has the same
-        return _said(_Word.HERE) is _Word.GOES_ON
+        return _exchange_words(_Word.HERE) is _Word.GOES_ON
 
 
-def _said(word: _Word) -> _Word:
+def _exchange_words(word: _Word) -> _Word:
     """Return what rank 0 says."""
     try:
-        words = _gathered(word)
+        words = _gather_words(word)
     except RuntimeError as error:
-        raise TrialError(f"trial.report: not all ranks came to it, one seems gone: {_line(error)}") from error
+        raise TrialError(f"trial.report: not all ranks came to it, one seems gone: {_first_line(error)}") from error
     if _Word.LEAVES in words:
         raise TrialError(
             f"trial.report: rank {words.index(_Word.LEAVES)} has returned from train without it; report on every rank, "
@@ -109,7 +110,7 @@ def _said(word: _Word) -> _Word:
     return words[0]
 
 
-def _gathered(word: _Word) -> list[_Word]:
+def _gather_words(word: _Word) -> list[_Word]:
     import torch
     import torch.distributed as dist
 
@@ -128,5 +129,5 @@ def _own_gpus(store: Any, rank: int, world: int) -> bool:
     return False
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]

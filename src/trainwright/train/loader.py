@@ -76,7 +76,8 @@ class Loader:
         if trial is not None and seed is not None:
             raise TrialError(f"Loader: got trial and seed={seed!r}; allowed: one of them, for a trial has a seed")
         self._seed = int(trial.seed if trial is not None else seed or 0)
-        at_once = trial is None and rank is not None  # else `prepare` may yet arrange other batches
+        # With a trial, or without a rank, `prepare` may yet arrange other batches.
+        at_once = trial is None and rank is not None
         rank, world = _place_of(rank, world_size)
         self.global_batch = _global_batch(batch_size, global_batch, world)
         self._batch_size = batch_size
@@ -148,7 +149,8 @@ class Loader:
             self._share = len(rank_places) / count
             plan.samples += count
             yield batch
-            if self._pass is not this:  # a checkpoint was restored, or another pass begun
+            # A checkpoint was restored, or another pass begun.
+            if self._pass is not this:
                 return
         plan.epoch, plan.samples = plan.epoch + 1, 0
 

@@ -101,8 +101,10 @@ class _Shared:
         self._loader = loader
         self._rank, self._world, self._ranks = rank, world, ranks
         self._batch: int | None = loader.batch_size
-        self._parts = _Parts()
-        self._inner: Any = None  # made when the DataLoader itself does not do
+        # The indices of this rank's batches, set anew for each pass.
+        self._parts: list[Sequence[Any]] = []
+        # A DataLoader of this rank's parts, made when the user's own does not do.
+        self._inner: Any = None
         self._seeds: Any = None
         self.share = 1 / world
 
@@ -121,20 +123,22 @@ class _Shared:
             yield from self._loader
             return
         if self._inner is None:
-            self._inner = self._made()
-        seed, batches = self._told()
-        self._seeds.manual_seed((seed + self._rank) % 2**63)  # of the workers, in which samples may be augmented
+            self._inner = self._make_loader()
+        seed, batches = self._share_order()
+        # Seeds the workers, in which samples may be augmented.
+        self._seeds.manual_seed((seed + self._rank) % 2**63)
         # Rank 0's order, of which each rank fetches its own part of every batch.
-        self._parts.batches = [self._own(batch) for batch in batches]
+        self._parts[:] = [self._part_of(batch) for batch in batches]
         for part, batch in zip(self._inner, batches, strict=True):
             self.share = len(portion(len(batch), self._rank, self._world)) / len(batch)
             yield part
 
-    def _own(self, batch: Sequence[Any]) -> Sequence[Any]:
+    def _part_of(self, batch: Sequence[Any]) -> Sequence[Any]:
         share = portion(len(batch), self._rank, self._world)
-        return batch[share.start : share.stop] or batch[:1]  # a rank always has something to do
+        # A rank always has something to do.
+        return batch[share.start : share.stop] or batch[:1]
 
-    def _told(self) -> tuple[int, list[Sequence[Any]]]:
+    def _share_order(self) -> tuple[int, list[Sequence[Any]]]:
         """Return rank 0's seed and order of this epoch; leave the DataLoader's generator as rank 0 has it."""
         import torch
 
@@ -144,7 +148,7 @@ class _Shared:
             self._ranks == 1 or torch.distributed.get_rank() == 0
         ):  # first the seed, then the order: as a DataLoader draws them
             seed = int(torch.empty((), dtype=torch.int64).random_(generator=generator))
-            order = self._drawn()
+            order = self._draw_order()
             said = [(seed, order, None if generator is None else generator.get_state())]
         if self._ranks > 1:
             torch.distributed.broadcast_object_list(said, 0, device=torch.device("cpu"))
@@ -153,7 +157,7 @@ class _Shared:
             generator.set_state(state)
         return seed, order
 
-    def _drawn(self) -> list[Sequence[Any]]:
+    def _draw_order(self) -> list[Sequence[Any]]:
         loader, size = self._loader, self._batch
         if size == loader.batch_size:
             return [list(batch) for batch in loader.batch_sampler]
@@ -161,14 +165,14 @@ class _Shared:
         end = len(order) - (len(order) % size if loader.drop_last else 0)  # type: ignore[operator]  # likewise
         return [order[start : min(end, start + size)] for start in range(0, end, size)]  # type: ignore[operator, arg-type]
 
-    def _made(self) -> Any:
+    def _make_loader(self) -> Any:
         import torch
 
         loader = self._loader
         self._seeds = torch.Generator()
         return torch.utils.data.DataLoader(
             loader.dataset,
-            batch_sampler=self._parts,  # type: ignore[arg-type]  # iterable, which is all that is asked
+            batch_sampler=self._parts,  # type: ignore[arg-type]  # of sequences, which is all that is asked
             generator=self._seeds,
             **{name: getattr(loader, name) for name in _KEPT},
         )
@@ -184,19 +188,6 @@ _KEPT = (
     "prefetch_factor",
     "persistent_workers",
 )
-
-
-class _Parts:
-    """The indices of this rank's batches, set anew for each pass."""
-
-    def __init__(self) -> None:
-        self.batches: Sequence[Sequence[Any]] = ()
-
-    def __iter__(self) -> Iterator[Sequence[Any]]:
-        return iter(self.batches)
-
-    def __len__(self) -> int:
-        return len(self.batches)
 
 
 def _named(loader: Any) -> str:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trainwright.errors import TrialError
-from trainwright.space import Float, Int, Space
+from trainwright.space import Constant, Space
 from trainwright.space.parameters import Parameter
 from trainwright.train.assignment import TrialEnd
-from trainwright.train.recording import choice, drawn, number, recorded_space
+from trainwright.train.recording import SuggestingTrial, drawn, recorded_space
 from trainwright.train.trial import Trial
+from trainwright.validators import check, integer, one_of
 
 __all__ = ["ObjectiveTrial", "OptunaObjective", "from_optuna"]
 
@@ -30,8 +31,7 @@ def from_optuna(objective: Objective, *, unseen: str = "refuse") -> "OptunaObjec
     """
     if not callable(objective):
         raise TrialError(f"from_optuna: got {objective!r}; allowed: a function of an Optuna trial")
-    if unseen not in {"refuse", "draw"}:
-        raise TrialError(f"from_optuna: unseen: got {unseen!r}; allowed: 'refuse', 'draw'")
+    check(unseen, one_of("refuse", "draw"), "from_optuna: unseen", TrialError)
     return OptunaObjective(objective, unseen)
 
 
@@ -49,14 +49,14 @@ class OptunaObjective:
         A name that not all runs asked for gets the condition on an earlier parameter that explains it. Raises
         `TrialError` if nothing was suggested, and `SpaceError` if one name has two ranges.
         """
-        if isinstance(draws, bool) or not isinstance(draws, int) or draws < 1:
-            raise TrialError(f"space: draws: got {draws!r}; allowed: a whole number >= 1")
+        check(draws, integer(minimum=1), "space: draws", TrialError)
         return recorded_space(self.objective, draws, seed)
 
     def __call__(self, trial: Trial) -> Any:
         """Run the objective on one trial."""
         seen = ObjectiveTrial(trial, self.unseen)
-        value = self.objective(seen)  # that it prunes itself is the engine's to see
+        # If the objective prunes itself, the engine sees it.
+        value = self.objective(seen)
         if isinstance(value, Sequence) and not isinstance(value, str):
             names = trial.assignment.metrics
             if len(value) != len(names):
@@ -68,7 +68,7 @@ class OptunaObjective:
         return value
 
 
-class ObjectiveTrial:
+class ObjectiveTrial(SuggestingTrial):
     """A trial as an Optuna objective sees it; Optuna's steps from 0 are our epochs from 1."""
 
     def __init__(self, trial: Trial, unseen: str = "refuse") -> None:
@@ -81,37 +81,6 @@ class ObjectiveTrial:
         self._unseen = unseen
         self._first_step: int | None = None
         self._told_to_stop = False
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        """Return the space's value of `name`, a number in [low, high]."""
-        call = _call("suggest_float", name, low, high, step=step, log=log)
-        value = self._given(name, call, number(Float, low, high, step=step, log=log))
-        if isinstance(value, bool) or not isinstance(value, int | float) or not _within(value, low, high, step):
-            self._contradicted(call, name, value)
-        self.params[name] = found = float(value)
-        return found
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        """Return the space's value of `name`, a whole number in [low, high]."""
-        given = None if step == 1 else step
-        call = _call("suggest_int", name, low, high, step=given, log=log)
-        value = self._given(name, call, number(Int, low, high, step=given, log=log))
-        if isinstance(value, bool) or not isinstance(value, int) or not _within(value, low, high, step):
-            self._contradicted(call, name, value)
-        self.params[name] = value
-        return value
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        """Return the space's value of `name`, one of the choices."""
-        call = _call("suggest_categorical", name, list(choices))
-        value = self._given(name, call, choice(choices))
-        equal = [c for c in choices if c == value and isinstance(c, bool) is isinstance(value, bool)]
-        if not equal:
-            self._contradicted(call, name, value)
-        self.params[name] = equal[0]
-        return equal[0]
 
     def report(self, value: float, step: int) -> None:
         """Report the objective's value at a step; steps that begin with 0 are counted from 1."""
@@ -129,7 +98,8 @@ class ObjectiveTrial:
             metrics: dict[str, Any] = {names[0]: value}
             self._trial.report(epoch=step + 1 if self._first_step == 0 else step, **metrics)
         except TrialEnd:
-            self._told_to_stop = True  # the objective asks should_prune, and may tidy up before it ends
+            # The objective asks should_prune, and may tidy up before it ends.
+            self._told_to_stop = True
 
     def should_prune(self) -> bool:
         """Whether the study's scheduler stopped the trial at the last report."""
@@ -150,39 +120,25 @@ class ObjectiveTrial:
             "suggest_categorical, report, should_prune and set_user_attr"
         )
 
-    def _given(self, name: str, call: str, parameter: Parameter) -> Any:
+    def _suggest(self, name: str, parameter: Parameter) -> Any:
+        """Return the space's value of a parameter that the objective suggests."""
         params = self._trial.params
         if name in params:
-            return params[name]
-        if self._unseen == "refuse":
-            known = ", ".join(params)
+            try:
+                value = params[name] if isinstance(parameter, Constant) else parameter.clean(name, params[name])
+            except TrialError as error:
+                raise TrialError(
+                    f"trial {self.number}: the objective's {name}={parameter!r} does not allow {name}="
+                    f"{params[name]!r}, which the study's space gave ({error}); make the two agree"
+                ) from None
+        elif self._unseen == "refuse":
             raise TrialError(
-                f"trial {self.number}: {call}: {name!r} is not among the values of this trial ({known}); add "
+                f"trial {self.number}: {name!r} is not among the values of this trial ({', '.join(params)}); add "
                 f"{name}=tw.{parameter!r} to the space, or mend its when="
             )
-        value = drawn(parameter, self._trial.seed, name)
-        if name not in self.params:
-            self._trial.note(f"drawn {name}", value)
+        else:
+            value = drawn(parameter, self._trial.seed, name)
+            if name not in self.params:
+                self._trial.note(f"drawn {name}", value)
+        self.params[name] = value
         return value
-
-    def _contradicted(self, call: str, name: str, value: Any) -> NoReturn:
-        raise TrialError(
-            f"trial {self.number}: {call} does not allow {name}={value!r}, which the study's space gave; make the two "
-            "agree"
-        )
-
-
-def _within(value: float, low: float, high: float, step: float | None) -> bool:
-    if not low <= value <= high:
-        return False
-    places = 0.0 if step is None else (value - low) / step
-    return abs(places - round(places)) < 1e-8
-
-
-def _call(method: str, *arguments: Any, **options: Any) -> str:
-    return f"{method}({_arguments(*arguments, **options)})"
-
-
-def _arguments(*arguments: Any, **options: Any) -> str:
-    given = [f"{name}={value!r}" for name, value in options.items() if value not in (None, False)]
-    return ", ".join([*map(repr, arguments), *given])

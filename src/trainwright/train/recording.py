@@ -11,21 +11,37 @@ from trainwright.space.conditions import Condition
 from trainwright.space.parameters import Parameter
 from trainwright.train.misuse import is_pruning
 
-__all__ = ["choice", "drawn", "number", "recorded_space"]
+__all__ = ["SuggestingTrial", "drawn", "recorded_space"]
 
 
 class _Enough(BaseException):
     """Ends a dry run. No `Exception`, so that an objective's `except Exception` lets it pass."""
 
 
-def number(kind: type[Float | Int], low: Any, high: Any, *, step: Any, log: bool) -> Parameter:
+class SuggestingTrial:
+    """The `suggest_` methods of Optuna's trial; `_suggest` says where a value comes from."""
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """Return the value of `name`, a number in [low, high]."""
+        return float(self._suggest(name, _number(Float, float(low), float(high), step=step, log=log)))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """Return the value of `name`, a whole number in [low, high]."""
+        return int(self._suggest(name, _number(Int, low, high, step=None if step == 1 else step, log=log)))
+
+    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
+        """Return the value of `name`, one of the choices."""
+        return self._suggest(name, Constant(choices[0]) if len(choices) == 1 else Choice(*choices))
+
+    def _suggest(self, name: str, parameter: Parameter) -> Any:
+        raise NotImplementedError
+
+
+def _number(kind: type[Float | Int], low: Any, high: Any, *, step: Any, log: bool) -> Parameter:
     """Return the parameter of a suggested number; one that cannot vary is a constant."""
     return Constant(low) if low == high else kind(low, high, step=step, log=log)
-
-
-def choice(choices: Sequence[Any]) -> Parameter:
-    """Return the parameter of suggested choices; one that cannot vary is a constant."""
-    return Constant(choices[0]) if len(choices) == 1 else Choice(*choices)
 
 
 def drawn(parameter: Parameter, seed: int, name: str) -> Any:
@@ -69,7 +85,7 @@ def recorded_space(objective: Callable[[Any], Any], draws: int, seed: int) -> Sp
     return Space.of({name: _conditioned(name, parameters, whole) for name in parameters})
 
 
-class _DryTrial:
+class _DryTrial(SuggestingTrial):
     """Stands for Optuna's trial: draws each value from its own range and keeps the range."""
 
     def __init__(self, number: int, seed: int) -> None:
@@ -77,19 +93,9 @@ class _DryTrial:
         self.params: dict[str, Any] = {}
         self.user_attrs: dict[str, Any] = {}
         self.parameters: dict[str, Parameter] = {}
-        self.whole = True  # whether it has suggested all that it would
+        # Whether it has suggested all that it would.
+        self.whole = True
         self._seed = seed
-
-    def suggest_float(
-        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
-    ) -> float:
-        return float(self._suggest(name, number(Float, float(low), float(high), step=step, log=log)))
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
-        return int(self._suggest(name, number(Int, low, high, step=None if step == 1 else step, log=log)))
-
-    def suggest_categorical(self, name: str, choices: Sequence[Any]) -> Any:
-        return self._suggest(name, choice(choices))
 
     def report(self, value: float, step: int) -> NoReturn:
         del value, step
@@ -132,7 +138,8 @@ def _explained(name: str, parameter: Parameter, present: Sequence[Any], absent: 
     if not absent or isinstance(parameter, Constant):
         return None
     if isinstance(parameter, Choice):
-        seen = set(map(repr, present))  # 1 and True are two choices
+        # 1 and True are two choices.
+        seen = set(map(repr, present))
         if seen.intersection(map(repr, absent)):
             return None
         values = [value for value in parameter.values if repr(value) in seen]

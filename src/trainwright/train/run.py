@@ -1,14 +1,12 @@
 """What `trial.prepare` hands back: model, optimizer and batches, placed on the trial's devices."""
 
-import functools
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
 from trainwright.errors import TrialError
-from trainwright.train.batch_slicing import samples_in, slice_batch
+from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
 from trainwright.train.batching import Batching, BatchRule, BatchStep
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
 from trainwright.train.rescaling import RateRule, Rescaling
@@ -18,9 +16,9 @@ if TYPE_CHECKING:
     import torch
 
     from trainwright.plan import Layout
+    from trainwright.plan.memory.plan_record import CompiledPlan
     from trainwright.plan.memory.plan_record import Plan as MemoryPlan
     from trainwright.train.parallel.model import Parallel
-    from trainwright.train.parallel.recompute.budgeted import Budgeted
     from trainwright.train.trial import Trial
 
 __all__ = ["Run"]
@@ -60,8 +58,6 @@ class Run:
                 f"prepare: the optimizer is wrapped in {name}, which takes no hooks; call trial.prepare with the plain "
                 "model and optimizer first, and accelerator.prepare after it"
             )
-        self._unused = unused_parameters
-        self._exchanged = 0  # elements of gradients, in the step at hand
         self.device = trial.device
         self.optimizer = optimizer
         self.schedule = schedule
@@ -78,19 +74,16 @@ class Run:
         self._hooked = hasattr(optimizer, "register_step_post_hook")
         self._count: Callable[[], None] = lambda: None
         self._parallel: Parallel | None = None
-        self._budgeted: Budgeted | None = None
-        if plan is not None:
-            # A memory budget is a part of the layout: the one given here, or the one that the layout's file has.
-            plan = plan.layout if memory is None else replace(plan.layout, memory=memory)
-            memory = plan.memory
-        _refuse_together(plan=plan, slots=slots, memory=memory, sync_bn=sync_bn)
-        if memory is not None:
-            self._budgeted = self._within(memory)
-        to_call = self._bare if self._budgeted is None else self._budgeted.module
-        if plan is not None:
-            self._micro_batch = micro_batch or plan.micro_batch
-            self._parallel = self._set_up(to_call, plan, sync_bn=sync_bn)
+        divided = plan is not None or memory is not None
+        if slots is None and (divided or trial.world_size > 1):
+            self._parallel = self._set_up(plan, memory, sync_bn=sync_bn, unused=unused_parameters)
             self._bare = self._parallel.module
+            self._micro_batch = micro_batch or (None if plan is None else plan.micro_batch)
+        elif slots is not None and (divided or sync_bn or micro_batch is not None or loss is None):
+            raise TrialError(
+                f"prepare: slots={slots} cuts batches and sums gradients by itself, in run.step; give loss=f, and no "
+                "plan, memory, sync_bn or micro_batch, which is the batch over the slots"
+            )
         # Ranks of one data-parallel place get the same samples.
         place, places = self._place
         if loader is not None:
@@ -104,19 +97,13 @@ class Run:
                 "with a batch_size"
             )
         if slots is not None:
-            if loss is None or micro_batch is not None:
-                raise TrialError(
-                    f"prepare: slots={slots} cuts batches in run.step; give loss=f too, and no micro_batch: it is the "
-                    "batch over the slots"
-                )
             self._slots = Slots(model, count=slots, trial=trial)
-        # What the training calls: the wrapper of a plan, DDP over several ranks, or the model itself.
-        self.model: torch.nn.Module
+        # What the training calls: the model itself on one device, else what the ranks of the layout train.
+        self.model: torch.nn.Module = self._bare if self._parallel is None else self._parallel
         if self._parallel is not None:
-            self.model = self._parallel
-        else:
-            self.model = to_call if trial.world_size == 1 or slots is not None else self._replicated(to_call)
-        self._depth = 0  # of steps in one another: of an optimizer that calls its base's torch hooks both
+            self._parallel.share_batches(lambda: self._share)
+        # Of steps in one another: of an optimizer that calls its base's torch hooks both.
+        self._depth = 0
         if self._hooked:
             optimizer.register_step_pre_hook(self._before)
             optimizer.register_step_post_hook(self._after)
@@ -156,9 +143,9 @@ class Run:
         return self._rate.scale
 
     @property
-    def memory_plan(self) -> "MemoryPlan | None":
-        """How the model keeps to its memory budget; None without one, or before its first batch."""
-        return None if self._budgeted is None else self._budgeted.plan
+    def memory_plan(self) -> "MemoryPlan | CompiledPlan | None":
+        """How the model keeps to its memory budget; None without one, before its first batch, and in pipelines."""
+        return None if self._parallel is None else self._parallel.memory_plan
 
     def step(self, batch: Any) -> "torch.Tensor":
         """Take one optimizer step on `batch`, in micro-batches if need be. Needs `prepare(..., loss=)`.
@@ -169,7 +156,14 @@ class Run:
             raise TrialError("run.step needs a loss; give trial.prepare(..., loss=f) with f(model, batch) a scalar")
         # Gradients of the last step go first, so that their memory is free during the forward pass.
         self.optimizer.zero_grad(set_to_none=True)
-        loss = self._backward(batch) if self._slots is None else self._slots.backward(batch, self._loss)
+        if self._slots is not None:
+            loss = self._slots.backward(batch, self._loss)
+        elif self._parallel is None:
+            loss = train_parts(self.model, self._loss, self._parts(batch))
+        else:
+            # A pipeline's micro-batches are the layout's.
+            whole = self._parallel.plan.degrees.pipeline > 1
+            loss = self._parallel.backward(self._loss, [(1.0, batch)] if whole else self._parts(batch))
         if self._hooked:
             self.optimizer.step()
         else:  # an optimizer of the user's own: what is not stepped here is not seen
@@ -189,8 +183,8 @@ class Run:
             count = self._slots.count
             size, times = self._step.batch // count, count // self._trial.world_size
             self._step = BatchStep(batch=self._step.batch, micro_batch=size, accumulate=times)
-        if self._budgeted is not None:
-            self._budgeted.accumulate = self._step.accumulate > 1
+        if self._parallel is not None:
+            self._parallel.expect_accumulation(self._step.accumulate > 1)
         self._batches.arrange(self._step.batch)
         self._rate.aim(self._batching.ratio(epoch), len(self._batches))
 
@@ -254,103 +248,27 @@ class Run:
             )
         return self._step
 
-    def _within(self, memory: "str | float | MemoryPlan") -> "Budgeted":
-        """Return the model with a memory budget, which the optimizer and the buckets of DDP are part of."""
-        from torch.optim import Optimizer
-
-        from trainwright.train.parallel.recompute.budgeted import Budgeted
-
-        trained = sum(parameter.nbytes for parameter in self._bare.parameters() if parameter.requires_grad)
-        return Budgeted(
-            self._bare,
-            memory,
-            optimizer=self.optimizer if isinstance(self.optimizer, Optimizer) else None,
-            reserve_bytes=trained if self._trial.world_size > 1 else 0,
-            on_plan=lambda plan: self._trial.note("memory_plan", plan.summary),
-        )
-
-    def _set_up(self, module: "torch.nn.Module", plan: "Layout", *, sync_bn: bool) -> "Parallel":
-        """Return the model as the ranks of a layout train it."""
+    def _set_up(self, plan: "Layout | None", memory: Any, *, sync_bn: bool, unused: bool) -> "Parallel":
+        """Return the model as the ranks of a layout train it; without a plan that is the model, or copies of it."""
+        from trainwright.plan import Degrees, Layout
         from trainwright.train.parallel.setup import set_up
 
-        if plan.memory is not None:  # the budget decides what is run again
-            plan = replace(plan, recompute="none", recomputed=())
-        return set_up(module, self.optimizer, plan, sync_bn=sync_bn)
-
-    def _replicated(self, module: "torch.nn.Module") -> "torch.nn.Module":
-        """Return the model as torch's DDP, with gradients summed by share instead of averaged."""
-        from torch.nn.parallel import DistributedDataParallel
-
-        # The search for unused ones also keeps DDP from regrouping gradients after the first step of a process.
-        model = DistributedDataParallel(module, find_unused_parameters=self._unused)
-        model.register_comm_hook(None, lambda _, bucket: self._summed(bucket))
-        return model
-
-    def _refuse_unused(self) -> None:
-        """Raise if ranks still wait for gradients of this one: the next thing they exchange would be taken for them."""
-        # DDP waits for every parameter: fewer summed elements mean that a later exchange would be taken for them.
-        exchanged, self._exchanged = self._exchanged, 0
-        if not self._unused and exchanged < sum(
-            parameter.numel() for parameter in self.model.parameters() if parameter.requires_grad
-        ):
-            raise TrialError(
-                "run.step: some parameters of the model had no part in the loss of this step, and other ranks wait for "
-                "their gradients; give trial.prepare(..., unused_parameters=True), or freeze them before prepare"
-            )
-
-    def _summed(self, bucket: Any) -> Any:
-        """Start to sum a bucket of gradients over the ranks, each in proportion to its share of the batch."""
-        import torch.distributed as dist
-
-        self._exchanged += bucket.buffer().numel()
-        work = dist.all_reduce(bucket.buffer().mul_(self._share), async_op=True)
-        return work.get_future().then(lambda future: future.value()[0])
-
-    def _backward(self, batch: Any) -> "torch.Tensor":
-        """Leave the gradient over the global batch in the parameters; ranks speak in the last micro-batch only."""
-        import torch.distributed as dist
-
-        assert self._loss is not None  # noqa: S101 -- `step` has seen to it
-        alone = self._trial.world_size == 1
-        if self._parallel is not None and self._budgeted is None:
-            return self._parallel.backward(self._loss, self._even(batch))
-        parts = self._parts(batch) if self._parallel is None else self._even(batch)
-        if self._budgeted is not None:
-            self._budgeted.accumulate = len(parts) > 1
-        total: Any = 0.0
-        for number, (weight, part) in enumerate(parts, 1):
-            with nullcontext() if alone or number == len(parts) else self.model.no_sync():  # type: ignore[operator]  # DDP's
-                if self._budgeted is not None:
-                    self._budgeted.loss = functools.partial(_loss_on, self._loss, part, self._autocast())
-                loss = self._loss(self.model, part)
-                if self._budgeted is not None:
-                    self._budgeted.loss = None  # it holds the batch
-                (loss if weight == 1.0 else loss * weight).backward()
-            total = loss.detach() if weight == 1.0 else total + loss.detach() * weight
-        if not alone:
-            if self._parallel is None:  # a plan's gradients are exchanged by its own wrapper
-                self._refuse_unused()
-            total = total * self._share
-            dist.all_reduce(total)
-        return total  # type: ignore[no-any-return]
-
-    def _even(self, batch: Any) -> list[tuple[float, Any]]:
-        """Return the micro-batches of a plan; shares of a batch are equal, else their mean is another."""
-        assert self._parallel is not None  # noqa: S101 -- asked only then
-        places = self._parallel.data_ranks
-        if abs(self._share * places - 1) > 1e-9:
-            raise TrialError(
-                f"prepare: a batch cannot be shared evenly by {places} data parallel ranks of the plan; give the "
-                "loader drop_last=True"
-            )
-        return [(1.0, batch)] if self._parallel.plan.degrees.pipeline > 1 else self._parts(batch)
-
-    def _autocast(self) -> "AbstractContextManager[Any]":
-        """Return what the loss is computed in: a plan's precision is that of the model's forward pass alone."""
-        import torch
-
-        kind = torch.device(self.device).type
-        return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
+        world = self._trial.world_size
+        if plan is None:
+            strategy = "serial" if world == 1 else "data"
+            layout = Layout(strategy=strategy, degrees=Degrees(data=world), batch=world, micro_batch=1)
+        else:
+            layout = plan.layout
+        if memory is not None:
+            layout = replace(layout, memory=memory)
+        return set_up(
+            self._bare,
+            self.optimizer,
+            layout,
+            sync_bn=sync_bn,
+            unused=unused,
+            on_plan=lambda made: self._trial.note("memory_plan", made.summary),
+        )
 
     def _parts(self, batch: Any) -> list[tuple[float, Any]]:
         """Return the micro-batches of a batch, each with the part of it that it is."""
@@ -361,35 +279,3 @@ class Run:
         if count <= size:
             return [(1.0, batch)]
         return [(samples_in(part) / count, part) for part in slice_batch(batch, size)]
-
-
-def _loss_on(
-    loss: "Callable[[torch.nn.Module, Any], torch.Tensor]",
-    batch: Any,
-    surroundings: "AbstractContextManager[Any]",
-    model: "torch.nn.Module",
-) -> Any:
-    with surroundings:
-        return loss(model, batch)
-
-
-def _refuse_together(*, plan: "Layout | None", slots: int | None, memory: Any, sync_bn: bool) -> None:
-    """Raise `TrialError` for settings that cannot be combined."""
-    if plan is not None and slots is not None:
-        raise TrialError(f"prepare: slots={slots} and a plan; give one of them: slots are data parallel")
-    if memory is not None and slots is not None:
-        raise TrialError(f"prepare: memory={memory!r} and slots={slots}; give one of them")
-    if sync_bn and plan is None:
-        raise TrialError("prepare: sync_bn=True without a plan; give plan=, a data parallel one for instance")
-    if sync_bn and memory is not None:
-        raise TrialError(
-            f"prepare: memory={memory!r} and sync_bn=True; give one of them: a norm that is run again on one rank "
-            "would wait for the others"
-        )
-    if memory is not None and plan is not None and (plan.zero or plan.degrees.data != plan.degrees.devices):
-        what = f"ZeRO {plan.zero}" if plan.zero else "other degrees than data"
-        raise TrialError(
-            f"prepare: memory={memory!r} and a plan, {plan.strategy!r}, of {what}; allowed with a budget: a plan for "
-            "one device, or a data parallel one without ZeRO. For others leave out memory=: what they recompute is "
-            "part of the plan"
-        )

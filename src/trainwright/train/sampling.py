@@ -49,7 +49,8 @@ class Permutation:
         # Cycle walking: the network permutes a few more numbers than there are places; whatever lies
         # outside goes through it again until it lies inside, which keeps the whole a permutation.
         outside = np.flatnonzero(found >= self.size)
-        while outside.size:  # fewer than one in sqrt(size) of the network's values are
+        # Fewer than one in sqrt(size) of the network's values are.
+        while outside.size:
             found[outside] = self._network(found[outside])
             outside = outside[found[outside] >= self.size]
         return found.astype(np.int64).reshape(places.shape)
@@ -126,7 +127,8 @@ class WeightedOrder:
         keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
         words = scrambled(scrambled(places.astype(np.uint64) ^ keys[0]) ^ keys[1])
         indices = np.searchsorted(self._edges, words / 2.0**63, side="right")
-        return np.minimum(indices, self.size - 1), places  # rounding may leave the last edge below 1
+        # Rounding may leave the last edge below 1.
+        return np.minimum(indices, self.size - 1), places
 
 
 @lru_cache(maxsize=8)

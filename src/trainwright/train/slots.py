@@ -166,7 +166,8 @@ class _Sum:
         for start in range(0, flat.shape[1], width):
             rows = self._slots.gathered(flat[:, start : start + width])
             total = rows[0].clone()
-            for row in rows[1:]:  # one by one: a sum over an axis may take another order
+            # One by one: a sum over an axis may take another order.
+            for row in rows[1:]:
                 total.add_(row)
             parts.append(total)
         pieces = torch.cat(parts).split([tensor.numel() for tensor in self._like])

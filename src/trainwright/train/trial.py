@@ -1,5 +1,6 @@
 """Trial: what a training function holds. It reports, is told whether to go on, and resumes where it stood."""
 
+import contextlib
 import importlib.util
 import operator
 import reprlib
@@ -25,6 +26,7 @@ from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial_checkpoints import TrialCheckpoints
+from trainwright.validators import check, integer
 
 if TYPE_CHECKING:
     import torch
@@ -54,13 +56,16 @@ class Trial:
     _run: Run | None = field(default=None, init=False, repr=False)
     _checkpoints: TrialCheckpoints | None = field(default=None, init=False, repr=False)
     _epoch: int = field(default=0, init=False, repr=False)  # the last one done
-    _reported: int = field(default=0, init=False, repr=False)  # the last one reported in this run, or restored
-    _in_work: int = field(default=0, init=False, repr=False)  # the one that epochs() has handed out
+    # The last one reported in this run, or restored.
+    _reported: int = field(default=0, init=False, repr=False)
+    # The one that epochs() has handed out.
+    _in_work: int = field(default=0, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
     _waiting: list[Record] = field(default_factory=list, init=False, repr=False)
     _started: float = field(default_factory=time.monotonic, init=False, repr=False)
     _last: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
-    _told_to_end: bool = field(default=False, init=False, repr=False)  # at a report, by the study
+    # At a report, by the study.
+    _told_to_end: bool = field(default=False, init=False, repr=False)
     _closed: bool = field(default=False, init=False, repr=False)
 
     @property
@@ -125,7 +130,8 @@ class Trial:
         for epoch in range(self._epoch + 1, last + 1):
             self._in_work = epoch
             yield epoch
-            self._pass(epoch)  # an epoch without a report still passes
+            # An epoch without a report still passes.
+            self._pass_epoch(epoch)
 
     def report(self, *unnamed: object, epoch: int | None = None, step: int | None = None, **metrics: float) -> None:
         """Report the metrics of an epoch (from 1; default: the one in work). May end the trial here, quietly.
@@ -145,7 +151,7 @@ class Trial:
             )
         if self._closed:
             raise TrialError(f"trial {self.number} has ended; report before the training function returns")
-        numbers = self._numbers(metrics)
+        numbers = self._check_metrics(metrics)
         at = self.next_epoch if epoch is None else self._whole("epoch", epoch, least=1)
         steps = None if step is None else self._whole("step", step, least=0)
         if at <= self._reported:
@@ -160,7 +166,7 @@ class Trial:
             self.number, self.assignment.lease, epoch=at, step=steps, metrics=numbers, wall_seconds=seconds
         )
         self._reported = at
-        self._pass(at)
+        self._pass_epoch(at)
         checkpoints = self._checkpoints
         if checkpoints is not None and checkpoints.manager is not None:
             checkpoints.last_report = {"epoch": at, "step": steps, "metrics": numbers}
@@ -177,7 +183,8 @@ class Trial:
         return self._told_to_end
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name.startswith("__"):  # Python's own questions, such as that of copy
+        # Python's own questions, such as that of copy.
+        if name.startswith("__"):
             raise AttributeError(name)
         raise UnknownAttribute(f"trial.{name}: no such attribute; {instead_of(name, dir(Trial))}")
 
@@ -237,37 +244,19 @@ class Trial:
             memory=memory,
             unused_parameters=unused_parameters,
         )
-        if run.place:  # dropout draws something else where other samples are
+        # Dropout draws something else where other samples are.
+        if run.place:
             seed_all(int(rng(self.seed, "rank", run.place).integers(2**63)))
         if self.assignment.directory is not None:
             manager = Manager(self, config=_PREPARED, **run.items())
             run.count_steps(manager)
             restored = manager.restore(mode="best_effort")
-            if restored is not None:  # another machine or other versions will do, another model will not
+            # Another machine or other versions will do, another model will not.
+            if restored is not None:
                 grave = [found for found in restored.differences if found.effect is Effect.STATE]
                 settle_differences(grave, mode="exact", what=str(restored.path))
         run.arrange()
         return run
-
-    @property
-    def micro_batch(self) -> int:
-        """How many samples a device takes at a time, as `prepare` has found."""
-        return self._prepared().micro_batch
-
-    @property
-    def accumulate(self) -> int:
-        """How many micro-batches a device takes in an optimizer step."""
-        return self._prepared().accumulate
-
-    @property
-    def learning_rate_scale(self) -> float:
-        """The factor of the learning rates in the next step, for the batch that is trained with."""
-        return self._prepared().learning_rate_scale
-
-    def _prepared(self) -> Run:
-        if self._run is None:
-            raise TrialError(f"trial {self.number}: how its devices share a batch is known after trial.prepare")
-        return self._run
 
     def checkpoint_owner(self) -> Owner:
         """Return this trial as a `Manager` sees it. Raises `TrialError` if the study keeps nothing on disk."""
@@ -277,7 +266,7 @@ class Trial:
                 lease=self.assignment.lease,
                 study=self._study(),
                 tell=self._waiting.append,
-                go_on=self._go_on,
+                go_on=self._resume_from,
             )
         return self._checkpoints
 
@@ -316,7 +305,7 @@ class Trial:
         if not self._told_to_end:
             lease = self.assignment.lease
             stopped = facts.finished(self.number, lease, reason="stopped", values=self._last, wall_seconds=0.0)
-            self.channel.exchange([*self._told(), stopped])
+            self.channel.exchange([*self._take_waiting(), stopped])
         return True
 
     def close(self) -> tuple[list[Record], Mapping[str, float], int]:
@@ -329,19 +318,20 @@ class Trial:
                 self._checkpoints.manager.close()
             except CheckpointError as error:  # the training is over: what it came to counts
                 warnings.warn(str(error), stacklevel=2)
-        return self._told(), self._last, self._epoch
+        return self._take_waiting(), self._last, self._epoch
 
-    def _pass(self, epoch: int) -> None:
+    def _pass_epoch(self, epoch: int) -> None:
         self._epoch = max(self._epoch, epoch)
         if self._checkpoints is not None:
             self._checkpoints.epoch = self._epoch
 
-    def _go_on(self, restored: Restored) -> None:
+    def _resume_from(self, restored: Restored) -> None:
         """Go on from a checkpoint, and report what it knows and the ledger does not: the run died between the two."""
         report = restored.manifest.report
         metrics = {name: float(value) for name, value in report["metrics"].items()}
         self._epoch, self._reported = restored.epoch, report.get("epoch", 0)
-        self._last = metrics  # all there is to tell if no epoch is left to do
+        # All there is to tell if no epoch is left to do.
+        self._last = metrics
         checkpoints, known = self._checkpoints, self.assignment
         if checkpoints is not None and self._reported > known.reported_epoch:
             record = facts.reported(
@@ -349,20 +339,21 @@ class Trial:
             )
             self._send([checkpoints.record(restored), record])
         elif checkpoints is not None and restored.manifest.step > known.saved_step:
-            self._send([checkpoints.record(restored)])  # a trial that gets on within its epoch is not given up
+            # A trial that gets on within its epoch is not given up.
+            self._send([checkpoints.record(restored)])
 
     def _send(self, records: list[Record]) -> None:
-        if not self.channel.exchange(self._told() + records):
+        if not self.channel.exchange(self._take_waiting() + records):
             self._told_to_end = True
             raise TrialEnd
 
-    def _told(self) -> list[Record]:
+    def _take_waiting(self) -> list[Record]:
         """Take the records that wait; another thread may add one meanwhile."""
         waiting = self._waiting[:]
         del self._waiting[: len(waiting)]
         return waiting
 
-    def _numbers(self, metrics: Mapping[str, Any]) -> dict[str, float]:
+    def _check_metrics(self, metrics: Mapping[str, Any]) -> dict[str, float]:
         if not metrics:
             raise TrialError(
                 f"trial {self.number}: report needs at least one metric, such as trial.report(val_loss=0.3)"
@@ -377,13 +368,12 @@ class Trial:
         return numbers
 
     def _whole(self, name: str, value: Any, least: int) -> int:
-        try:
-            number = operator.index(value)
-        except TypeError:
-            number = least - 1
-        if isinstance(value, bool) or number < least:
-            raise TrialError(f"trial {self.number}: {name} must be a whole number >= {least}, got {value!r}")
-        return number
+        if not isinstance(value, bool):
+            # A whole number of any library.
+            with contextlib.suppress(TypeError):
+                value = operator.index(value)
+        check(value, integer(minimum=least), f"trial {self.number}: {name}", TrialError)
+        return int(value)
 
     def _warn_once(self, text: str) -> None:
         if not self._warned:

@@ -77,7 +77,8 @@ def seed_generators(key: bytes, epoch: int, index: int, repeat: int) -> None:
     python, numpy, pytorch = struct.unpack("<QII", digest)
     random.seed(python)
     np.random.seed(numpy)  # noqa: NPY002 -- the global generators are the ones that augmentations draw from
-    torch.default_generator.manual_seed(pytorch)  # not torch.manual_seed: it seeds CUDA too, and takes longer
+    # Not torch.manual_seed: it seeds CUDA too, and takes longer.
+    torch.default_generator.manual_seed(pytorch)
 
 
 @contextmanager
@@ -140,8 +141,9 @@ def requesting(
         **fetching,
         pin_memory=pin_memory and torch.cuda.is_available(),
         persistent_workers=persistent_workers and fetching["num_workers"] > 0,
-        worker_init_fn=_calm,
-        generator=torch.Generator(),  # else each pass would draw from the global one
+        worker_init_fn=_ignore_signals,
+        # Else each pass would draw from the global one.
+        generator=torch.Generator(),
     )
 
 
@@ -150,7 +152,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _calm(_: int) -> None:
+def _ignore_signals(_: int) -> None:
     """Make a worker deaf to the signals by which an allocation ends; only its parent's SIGTERM still ends it."""
     for number in (signal.SIGUSR1, signal.SIGUSR2):
         signal.signal(number, signal.SIG_IGN)

@@ -57,6 +57,7 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
     @app.get("/api/studies")
     def studies() -> Response:
         followers = registry.studies()
+        # Following takes a thread a study: with very many, only those that are opened.
         for follower in followers.values() if len(followers) <= _MOST_STREAMS else ():
             follower.want()
         return _send_json(
@@ -167,6 +168,7 @@ class _Streams:
         try:
             while not await request.is_disconnected():
                 follower.want()
+                # A sign of life at least every few seconds, so that proxies keep the stream open.
                 if follower.revision != seen or quiet >= (_BEAT_SECONDS if follower.loaded else _READ_SECONDS):
                     seen, quiet = follower.revision, 0.0
                     summary = await asyncio.to_thread(study_summary, follower)

@@ -76,6 +76,7 @@ class FigureViews:
             # Current already: skip copying the state, which takes longer than the answer.
             if self._is_current("importance", key):
                 return self._draw_in_background("importance", key, dict)
+            # An even sample over the study, so that early and late trials count alike.
             numbers = sorted(overview.trials[at].number for at in overview.results)
             chosen = [numbers[at] for at in np.linspace(0, results - 1, min(results, _IMPORTANCE_TRIALS)).astype(int)]
             state = _copy_state(overview.state, chosen)
@@ -121,7 +122,7 @@ class FigureViews:
 
 
 def _draw_view(name: str, overview: Overview, directory: Path | None) -> View:
-    source = FigureSource(overview, directory, workers_by="device")
+    source = FigureSource(overview, directory)
     return _as_view(*(GROUPS[group].draw(source) for group in VIEWS[name]))
 
 
@@ -133,6 +134,7 @@ def _as_view(*groups: DrawnGroup) -> View:
     }
     for group in groups:
         if group.ensemble is not None:
+            # The page's table of members shows these alone.
             columns = ("trial", "weight", "seconds_per_row", "parameter_count")
             view["members"] = [{name: row[name] for name in columns} for row in group.ensemble.ensemble.table()]
     return view

@@ -37,6 +37,7 @@ class ServerLoad:
     """A server at `url`, such as http://127.0.0.1:8000, whose ensemble is called `ensemble` there."""
 
     def __init__(self, url: str, *, ensemble: str = "ensemble", token: str | None = None) -> None:
+        # Other schemes could read files of this machine.
         parts = urlsplit(url)
         if parts.scheme not in {"http", "https"} or not parts.hostname or parts.query or parts.fragment:
             raise InputError(f"--server: got {url!r}; allowed: the address of a server, such as http://127.0.0.1:8000")
@@ -72,7 +73,8 @@ class ServerLoad:
                 table = json.loads(self._get(f"/v2/ensembles/{quote(self._ensemble, safe='')}"))
                 about = table if isinstance(table, dict) else {}
             except (OSError, ValueError, HTTPException):
-                about = {}  # the ensemble has another name there; its counts are told all the same
+                # The ensemble has another name there; its counts are shown all the same.
+                about = {}
             with self._lock:
                 self._samples.append(sample)
                 self._about, self._error = about, None
@@ -163,6 +165,7 @@ def _sum_metric(metrics: Metrics, name: str, phase: str = "") -> float:
 def _rates_between(before: _Sample, after: _Sample) -> dict[str, Any]:
     """Return what happened between two samples; a server that was started anew counts from 0 again."""
     seconds = max(after.at - before.at, 1e-3)
+    # Counters only grow, so a rate is the growth between two samples.
     good = _growth_of(before.requests.get("200", 0.0), after.requests.get("200", 0.0))
     every = _growth_of(sum(before.requests.values()), sum(after.requests.values()))
     answers = _growth_of(before.answers[1], after.answers[1])

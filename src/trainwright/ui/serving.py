@@ -37,6 +37,7 @@ def serve_page(
     # Refuses a place without studies before a port is bound.
     registry = StudyRegistry(where)
     try:
+        # Bound before anything is announced: a port in use is refused at once.
         with bind(host, port) as listener:
             guard = Guard(
                 application(registry, server),
@@ -68,5 +69,6 @@ def _page_address(listener: socket.socket, host: str, token: str | None) -> str:
     bare = host.strip("[]")
     if bare in {"0.0.0.0", "::"}:  # noqa: S104 -- it is told how to reach it
         bare = socket.gethostname()
+    # An IPv6 address stands in brackets in an address of the web.
     shown = f"[{bare}]" if ":" in bare else "127.0.0.1" if is_loopback(bare) and bare != "localhost" else bare
     return f"http://{shown}:{port}/" + (f"?token={token}" if token is not None else "")

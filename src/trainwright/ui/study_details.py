@@ -69,10 +69,12 @@ def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
         trial = overview.state.trials.get(number)
         if trial is None:
             return None
+        # Neighbours by number, which may have gaps.
         numbers = [item.number for item in overview.trials]
         at = numbers.index(number)
         ranked = overview.ranking.tolist()
         epochs = sorted(trial.reports)
+        # An even choice of epochs: the curve keeps its shape.
         if len(epochs) > _MOST_CURVE:
             epochs = epochs[:: -(-len(epochs) // _MOST_CURVE)]
         metrics = list(dict.fromkeys(name for epoch in epochs for name in trial.reports[epoch].metrics))
@@ -127,6 +129,7 @@ def log_tail(directory: Path, trial: int, lease: int, rank: int = 0) -> dict[str
     logs = (directory / "logs").resolve()
     name = f"lease-{lease}{f'-rank-{rank}' if rank else ''}.log"
     path = (logs / f"trial-{trial:06d}" / name).resolve()
+    # A link in the folder of logs must not lead out of it.
     if not path.is_relative_to(logs):
         return None
     try:
@@ -137,6 +140,7 @@ def log_tail(directory: Path, trial: int, lease: int, rank: int = 0) -> dict[str
     except OSError:
         return None
     if size > LOG_BYTES:
+        # The first line may be the end of a longer one.
         text = text.partition("\n")[2]
     return {"text": text.replace("\r\n", "\n").replace("\x00", ""), "bytes": size, "whole": size <= LOG_BYTES}
 

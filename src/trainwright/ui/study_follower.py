@@ -112,7 +112,8 @@ class StudyFollower:
         except TrainwrightError as error:
             self._close_ledger()
             self._update_status(error=str(error), dropped=self._dropped)
-        except (KeyError, TypeError, ValueError, AttributeError) as error:  # a record whose body no version has written
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            # A record whose body no version has written.
             self._close_ledger()
             self._update_status(
                 error=f"a record cannot be understood ({type(error).__name__}: {error})", dropped=self._dropped
@@ -124,7 +125,8 @@ class StudyFollower:
             ledger = open_ledger(self.where)
             with self._lock:
                 # A study deleted and begun again in the same place is another study.
-                if self.study_id != ledger.study_id:  # the first look, or another study in the same place
+                # The first look, or another study in the same place.
+                if self.study_id != ledger.study_id:
                     self._state, self._cursor, self.study_id = State(), None, ledger.study_id
                     self.records, self.loaded = 0, False
                     self.revision += 1
@@ -155,11 +157,13 @@ class StudyFollower:
         frozen = False
         while not self._ending.is_set():
             self.catch_up()
-            if not frozen:  # what was read stays: the garbage collector need not look at it again and again
+            # What was read stays: the garbage collector need not look at it again and again.
+            if not frozen:
                 gc.freeze()
                 frozen = True
             # Nobody looks at this study: stop polling its file system until somebody does.
             if time.monotonic() - self._asked > _IDLE_SECONDS:
                 self._wanted.clear()
                 self._wanted.wait()
+            # A ledger that cannot be read is tried again less often.
             self._ending.wait(_POLL_SECONDS if self.error is None else _REOPEN_SECONDS)

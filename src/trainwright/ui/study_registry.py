@@ -29,7 +29,8 @@ class StudyRegistry:
         self._looked = -_LOOK_SECONDS
         self._single = is_url(where) or _is_study(Path(where))
         if is_url(where):
-            open_ledger(where).close()  # refuses what is no study
+            # Refuses a URL behind which there is no study.
+            open_ledger(where).close()
         elif not Path(where).is_dir():
             raise InputError(f"{where}: there is no such directory; give a study's directory, or a folder of studies")
         if not self.studies():
@@ -76,7 +77,8 @@ class StudyRegistry:
         if self._single:
             return [(root.resolve().name, root)]
         found: list[tuple[str, str | Path]] = []
-        for folder, names, _ in os.walk(root):  # what cannot be read is passed over
+        # Folders that cannot be read are passed over.
+        for folder, names, _ in os.walk(root):
             here = Path(folder)
             depth = len(here.relative_to(root).parts)
             if _is_study(here):

@@ -45,6 +45,7 @@ def window(overview: Overview, query: Query) -> dict[str, Any]:
     """Return {"total", "matching", "offset", "rows"}; `InputError` tells what of the query cannot be understood."""
     tests = [_make_test(term, overview) for term in _split_terms(query.words)]
     places: Sequence[int] = range(len(overview.trials))
+    # Trials without a result have no rank: they follow in the order of numbers.
     if query.sort == "rank":
         ranked = overview.ranking.tolist()
         rest = set(places).difference(ranked)
@@ -135,6 +136,7 @@ def _split_terms(words: str) -> list[str]:
 
 
 def _make_test(term: str, overview: Overview) -> Callable[[int], bool]:
+    # A number alone is a trial's.
     if re.fullmatch(r"\d{1,12}", term):
         number = int(term)
         return lambda at: overview.trials[at].number == number

@@ -7,8 +7,7 @@ import pytest
 import trainwright.memory as tm
 from memory_chains import random_chain
 from trainwright.errors import BudgetError
-from trainwright.plan.memory.explain import explain_plan
-from trainwright.plan.memory.memory_timeline import draw_timeline
+from trainwright.plan.memory.explain import draw_timeline, explain_plan
 from trainwright.plan.memory.planning import minimal_bytes
 
 CHAIN = random_chain(1, least=6, options=1)

@@ -6,7 +6,7 @@ import pytest
 from trainwright.memory import Chain, Stage
 from trainwright.plan.memory.minimum_budget import lowest_plan
 from trainwright.plan.memory.operations import parse_operation
-from trainwright.plan.memory.simplify import simplify_plan
+from trainwright.plan.memory.planning import simplify_plan
 from trainwright.plan.memory.simulate import simulate
 
 

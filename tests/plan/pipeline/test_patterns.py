@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 from benchmarks.memory.pipeline_checks import pattern_breaches
 
-from trainwright.plan.pipeline.contiguous import least_period, one_forward_one_backward
-from trainwright.plan.pipeline.patterns import Pattern, PatternWork
+from trainwright.plan.pipeline.patterns import Pattern, PatternWork, least_period, one_forward_one_backward
 from trainwright.plan.pipeline.period import busiest_seconds, valid_period
 
 

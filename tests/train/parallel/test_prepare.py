@@ -7,7 +7,8 @@ from rank_group import on_ranks, plan_of
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainwright.errors import TrialError, UnsupportedPlan
-from trainwright.train import Assignment, Loader, Trial
+from trainwright.train import Loader, Trial
+from trainwright.train.assignment import Assignment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

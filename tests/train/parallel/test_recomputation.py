@@ -16,7 +16,8 @@ from trainwright.errors import UnsupportedPlan
 from trainwright.model.profile import Profile
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.plan import Degrees, Oracle
-from trainwright.train import Assignment, Trial, parallelise
+from trainwright.train import Trial, parallelise
+from trainwright.train.assignment import Assignment
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning"),

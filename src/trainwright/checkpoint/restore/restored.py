@@ -2,8 +2,8 @@
 
 import json
 import math
-import secrets
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from trainwright.checkpoint.save.publish import Published, list_published, quara
 from trainwright.checkpoint.save.writer import STATE
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointCorruptError
-from trainwright.publishing import FileLayer, write_new
+from trainwright.publishing import FileLayer, write_file
 
 __all__ = [
     "Restored",
@@ -94,17 +94,12 @@ def read_lineage(
         bound = min(bound, _read_start(home))
 
 
-def mark_start(layer: FileLayer, home: Path, manifest: Manifest | None) -> None:
+def mark_start(home: Path, manifest: Manifest | None) -> None:
     """Write down what the run of a lease goes on from; nothing: anew."""
-    came_from = (manifest.lease, manifest.serial) if manifest is not None else (0, 0)
-    temporary = home / f".{_START}.{secrets.token_hex(4)}"
-    content = json.dumps({"lease": came_from[0], "serial": came_from[1]}).encode()
-    try:
-        write_new(layer, temporary, [memoryview(content)])
-        layer.rename(temporary, home / _START)
-    except OSError:
-        # Without this file a later restore considers more checkpoints than it has to, never fewer.
-        temporary.unlink(missing_ok=True)
+    lease, serial = (manifest.lease, manifest.serial) if manifest is not None else (0, 0)
+    # Without this file a later restore considers more checkpoints than it has to, never fewer.
+    with suppress(OSError):
+        write_file(home / _START, json.dumps({"lease": lease, "serial": serial}))
 
 
 def list_quarantined(folder: Path, lease: int) -> list[Path]:

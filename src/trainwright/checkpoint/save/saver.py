@@ -60,7 +60,7 @@ class Saver:
         self._config = config
         self._ranks = ranks
         self._write = write
-        self._buffer = Buffer()
+        self.buffer = Buffer()
         self._buffer_free = threading.Semaphore()
         self._stager = ThreadPoolExecutor(1, thread_name_prefix="trainwright staging")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="trainwright writing")
@@ -71,11 +71,6 @@ class Saver:
         self.redo = False
         """Whether a snapshot came to nothing because its tensors changed meanwhile."""
 
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes held for snapshots."""
-        return self._buffer.size
-
     def save(self, portion: Portion, manifest: Manifest, home: Path, *, wait: bool, started: float) -> SaveHandle:
         """Take a snapshot and write it; with `wait` it is over when this returns. Training waits since `started`."""
         handle = SaveHandle(manifest.step)
@@ -83,7 +78,7 @@ class Saver:
         self._buffer_free.acquire()
         captured, layout = portion.captured, portion.layout
         handle.bytes = layout.size
-        snapshot = Snapshot(captured, layout, self._buffer.reserve(layout.size)[: layout.size])
+        snapshot = Snapshot(captured, layout, self.buffer.reserve(layout.size)[: layout.size])
         # Counters, generators and the like may change at any time, so they are copied before this returns.
         snapshot.copy_small()
         job = WriteJob(
@@ -140,7 +135,7 @@ class Saver:
         for hook in self._hooks.values():
             hook.remove()
         self._hooks.clear()
-        self._buffer.release()
+        self.buffer.release()
 
     def _before_step(self, *_: object) -> None:
         """Let no optimizer change what is still being copied; a hook of its `step`."""
@@ -176,7 +171,7 @@ class Saver:
         self, handle: SaveHandle, job: WriteJob, started: float, findings: Findings | None = None
     ) -> None:
         """Write a snapshot, unless there was trouble on this rank or another: all of them get here for each save."""
-        memory = self._buffer.reserve(job.layout.size)[: job.layout.size]
+        memory = self.buffer.reserve(job.layout.size)[: job.layout.size]
         published: Published | None = None
         error: Exception | None = None
         try:

@@ -98,11 +98,6 @@ class Snapshot:
                         self._done.set()
         self._done.wait()
 
-    @property
-    def done(self) -> bool:
-        """Whether all is copied."""
-        return self._done.is_set()
-
     def changed(self) -> Sequence[str]:
         """Return the names of tensors that were written to since `copy_small`."""
         tensors = self._captured.tensors

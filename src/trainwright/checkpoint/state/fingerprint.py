@@ -36,6 +36,9 @@ ENVIRONMENT = (
 """The environment variables that are kept with a checkpoint; no others are read."""
 
 
+_EFFECTS = {"trainwright": Effect.CODE}
+
+
 def capture_fingerprint() -> dict[str, Any]:
     """Return the fingerprint of this process as plain values; None for what is not here.
 
@@ -67,7 +70,12 @@ def capture_fingerprint() -> dict[str, Any]:
 def compare_fingerprints(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Return what differs between two fingerprints; code that only one of them has loaded is no difference."""
     differences = [
-        Difference(item=name, saved=saved[name], now=now[name], effect=_effect(name))
+        Difference(
+            item=name,
+            saved=saved[name],
+            now=now[name],
+            effect=Effect.CODE if name == "trainwright" else Effect.ROUNDING,
+        )
         for name in saved
         if name in now and name not in {"code", "environment"} and saved[name] != now[name]
     ]
@@ -85,10 +93,6 @@ def compare_fingerprints(saved: Mapping[str, Any], now: Mapping[str, Any]) -> li
         if before[name] != after[name]
     ]
     return differences
-
-
-def _effect(name: str) -> Effect:
-    return Effect.CODE if name == "trainwright" else Effect.ROUNDING
 
 
 def _digest_code() -> dict[str, str]:

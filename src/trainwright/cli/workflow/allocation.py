@@ -73,6 +73,7 @@ class AllocationStage(AllocationSettings):
 
 def show_plan(plan: DeploymentPlan) -> None:
     """Print who runs where, units by devices that have an instance, and what it is worth if that is known."""
+    # Devices without an instance are counted below the table.
     used = [place for place, row in enumerate(plan.matrix) if any(row)]
     simulated = " (simulated devices)" if plan.simulated else ""
     print(f"rows of a batch, by unit and device{simulated}; - is no instance\n")

@@ -41,7 +41,8 @@ class DeploymentStage(DeploymentSettings, label=""):
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, the ensemble's manifest and its plan."""
         return {
-            "settings": {**asdict(self), "host": None, "port": None, "token_file": None},  # of --serve alone
+            # Where it listens matters to --serve alone.
+            "settings": {**asdict(self), "host": None, "port": None, "token_file": None},
             "ensemble": work.read(self.name, f"{EXPORT}/manifest.json", "ensemble"),
             "allocation": work.read(self.name, PLACEMENT, "allocation"),
             "code": None if self.rows is None else read_source(self.rows, f"{_WHERE} rows"),
@@ -104,6 +105,7 @@ class DeploymentStage(DeploymentSettings, label=""):
         return {"deployment": dict(content)}
 
     def _make_rows(self, ensemble: Ensemble) -> Array:
+        # Inputs of the user's own are the better question.
         if self.rows is not None:
             return np.asarray(load_function(self.rows, f"{_WHERE} rows")())
         member = ensemble.members[0]
@@ -112,6 +114,7 @@ class DeploymentStage(DeploymentSettings, label=""):
                 f"{_WHERE}: the members do not remember the shape of their input; give rows = 'module:function', which "
                 "returns a batch, or sample= to tw.ensemble.leave"
             )
+        # Whole numbers may be indices: 0 and 1 are in every vocabulary.
         draws = rng(0, "deployment", 0).standard_normal((_ROWS, *member.input_shape))
         kind = np.dtype(member.input_dtype)
         return draws.astype(kind) if kind.kind == "f" else (draws > 0).astype(kind)

@@ -27,6 +27,7 @@ class EnsembleStage(EnsembleSettings, label=""):
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, and the digests of what the trials left."""
         state = work.state(self.name)
+        # Digests of what the trials left: the ensemble rests on these files alone.
         library = {
             number: sorted((offer.lease, offer.epoch, dict(offer.digests)) for offer in trial.offered.values())
             for number, trial in sorted(state.trials.items())

@@ -37,6 +37,7 @@ class PlanStage(OracleSettings):
 
     def inputs(self, work: StageRun) -> Mapping[str, Any]:
         """Return the settings, what they speak of, and the digest of the file that holds the profile's function."""
+        # Any of these tables changes what the simulated studies do.
         tables = {name: work.job.tables.get(name) for name in ("space", "searcher", "rule", "policy")}
         return {
             **tables,
@@ -87,6 +88,7 @@ class PlanStage(OracleSettings):
             f"{size(largest['allowed_bytes'])}"
         )
         curve = content["scaling"]
+        # Speed-ups are over the fewest devices on which the model fits.
         base = next(seconds for seconds in curve["seconds"] if seconds is not None)
         points = [
             f"{devices} {'device' if devices == 1 else 'devices'} {seconds:.3g} s ({base / seconds:.2g} x)"

@@ -23,9 +23,11 @@ class SearchStage(Settings):
         """Return the tables that steer the search, the file of its training function, its budget, and the ledger."""
         tables = work.job.tables
         if not tables or work.directory is None or "wall_seconds" in work.budget:
-            return None  # a Python file's objects have no digest; another hour is another hour
+            # A Python file's objects have no digest, and another hour is another hour.
+            return None
         parts = {name: tables.get(name) for name in ("space", "searcher", "rule", "policy", "stop")}
         settings = {key: value for key, value in tables["study"].items() if key not in {"directory", "trials"}}
+        # The ledger itself, so that new or changed trials show.
         trials = (
             None
             if not work.study_exists
@@ -34,6 +36,7 @@ class SearchStage(Settings):
                 for number, trial in sorted(work.state(self.name).trials.items())
             ]
         )
+        # Neither changes a result that is there already.
         budget = {key: value for key, value in work.budget.items() if key not in {"stop_when", "grace_seconds"}}
         code = read_source(tables["study"]["train"], "train")
         return {**parts, "study": settings, _CODE: code, "budget": budget, "ledger": trials}

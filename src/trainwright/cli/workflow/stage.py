@@ -86,6 +86,7 @@ class StageRun:
 
     def missing(self, stage: str, what: str, needed: str) -> InputError:
         """Return the error that a stage raises when the result of one before it, `needed`, is not there."""
+        # The command that mends it can be pasted as it stands.
         again = shlex.join([*self.command, "--stage", needed])
         return InputError(f"stage {stage} needs {what}; run the stage before it: {again}")
 

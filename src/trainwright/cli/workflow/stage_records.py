@@ -38,9 +38,10 @@ class StageRecords:
     def read(self, name: str) -> StageRecord | None:
         """Return the record of a stage; None if it never ended, or if its record cannot be read."""
         try:
-            told = json.loads((self.directory / FOLDER / f"{name}.json").read_bytes())
-            return StageRecord(inputs=told["inputs"], outputs=told["outputs"], content=told["content"])
+            record = json.loads((self.directory / FOLDER / f"{name}.json").read_bytes())
+            return StageRecord(inputs=record["inputs"], outputs=record["outputs"], content=record["content"])
         except (OSError, ValueError, TypeError, KeyError):
+            # A record that cannot be read is none: the stage runs again.
             return None
 
     def changed(self, name: str, inputs: Mapping[str, Any]) -> str | None:
@@ -48,10 +49,12 @@ class StageRecords:
         record = self.read(name)
         if record is None:
             return "not done yet"
+        # Digests are compared, so that a record stays small whatever a stage rests on.
         now = _digest_inputs(inputs)
         differing = sorted(key for key in {*now, *record.inputs} if now.get(key) != record.inputs.get(key))
         if differing:
             return f"{', '.join(differing)} changed"
+        # A file that was removed or edited since is made again.
         for path, digest in record.outputs.items():
             if _file_digest(self.directory / path) != digest:
                 return f"{path} is missing or was changed"

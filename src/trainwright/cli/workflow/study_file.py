@@ -68,7 +68,8 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
     if path.suffix not in {".toml", ".py"}:
         raise InputError(f"study file {str(path)!r}: it ends in {path.suffix or 'nothing'!r}; allowed: {_ALLOWED}")
     # Modules beside the file are found, whatever the current folder is.
-    sys.path.insert(0, str(path.resolve().parent))  # where its modules are
+    # Modules beside the study file come first.
+    sys.path.insert(0, str(path.resolve().parent))
     if path.suffix == ".toml":
         return _of_toml(path, directory, workers)
     if directory is not None:
@@ -131,6 +132,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     where = directory if directory is not None else study.directory
     kinds = ("searcher", "rule", "policy", "stop", "engine")
     result = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
+    # A rule or a policy alone is a scheduler too.
     scheduler = {kind: result[kind] for kind in ("rule", "policy") if kind in result}
     return StudyJob(
         open_study=lambda: tw.Study(

@@ -11,7 +11,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from trainwright.engine.protocol import Died, Handler, Outcome, Raised
 from trainwright.errors import EngineError
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 _CAUSE_SECONDS = 1.0
 """After the failure of a rank, for which another may turn out to have been its cause."""

@@ -27,7 +27,7 @@ from trainwright.checkpoint.tools.step_digests import ProofPlan
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import CheckpointConfigError, CheckpointError
 from trainwright.randomness import rng
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 __all__ = ["verify_trial"]
 

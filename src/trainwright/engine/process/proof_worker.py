@@ -15,7 +15,7 @@ from trainwright.engine.function_reference import load_function
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.protocol import Died, Returned, StoppedEarly
 from trainwright.ledger import Record
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 __all__ = ["main"]
 

@@ -15,9 +15,11 @@ from typing import Any
 from trainwright.engine.protocol import Died, Outcome, Raised, Returned, StoppedEarly, TrainFunction
 from trainwright.errors import CheckpointError, InputError, MissingExtra, ObjectiveError, TrialMisuse
 from trainwright.ledger.trials import RaisedAt
-from trainwright.train import Assignment, Channel, Trial, TrialEnd, as_number, seed_all
+from trainwright.train import Trial, TrialEnd, seed_all
+from trainwright.train.assignment import Assignment, Channel
 from trainwright.train.group import GroupFailed, join, part
 from trainwright.train.misuse import is_pruning
+from trainwright.train.trial import as_number
 
 __all__ = ["raised_at", "run_assignment", "traceback_of"]
 

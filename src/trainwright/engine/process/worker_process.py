@@ -16,7 +16,7 @@ from typing import Any
 from trainwright.engine.function_reference import IN_WORKER, LOADING
 from trainwright.engine.protocol import Died, Outcome, Raised
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 __all__ = ["ChildProcess", "WorkerProcess", "log_path", "thread_variables"]
 

@@ -16,7 +16,7 @@ from trainwright.engine.ray.host import DeviceHost, WorkerOrder
 from trainwright.engine.ray.remote_worker import RemoteWorker, WorkerListener
 from trainwright.errors import EngineError
 from trainwright.settings import Settings
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 from trainwright.validators import integer, number, optional, text
 
 __all__ = ["Grant", "Ray"]

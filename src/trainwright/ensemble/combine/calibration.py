@@ -18,7 +18,6 @@ __all__ = [
     "ProbabilityScores",
     "Reliability",
     "calibrate",
-    "expected_calibration_error",
     "reliability",
     "score_probabilities",
 ]
@@ -164,14 +163,6 @@ def reliability(prediction: Array, targets: Array, bins: int = _BINS) -> Reliabi
         accuracy=tuple(float(right[part].mean()) for part in parts),
         rows=tuple(len(part) for part in parts),
     )
-
-
-def expected_calibration_error(prediction: Array, targets: Array, bins: int = _BINS) -> float:
-    """Return the mean distance of confidence and accuracy over bins of equal mass, for probabilities [N, C].
-
-    Equal mass, since with bins of equal width most rows of a good model are in one (Nixon et al., CVPR-W 2019).
-    """
-    return _calibration_error(*_find_likeliest(prediction, targets), bins)
 
 
 def _find_likeliest(prediction: Array, targets: Array) -> tuple[Array, Array]:

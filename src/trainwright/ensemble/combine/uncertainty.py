@@ -13,11 +13,9 @@ import numpy as np
 
 from trainwright.ensemble.combine.rules import NormalMixture
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError, closest
+from trainwright.errors import EnsembleError
 
-__all__ = ["MEASURES", "Coverage", "Uncertainty", "coverage", "crps", "decompose_uncertainty", "mixture_quantiles"]
-
-MEASURES = ("entropy", "confidence", "variance")
+__all__ = ["Coverage", "Uncertainty", "coverage", "crps", "decompose_uncertainty", "mixture_quantiles"]
 
 _ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part
 
@@ -29,7 +27,7 @@ class Uncertainty:
     It is that of the members' weighted mixture, before any calibration and whatever rule combines the predictions.
     """
 
-    measure: str  # "entropy" in nats, "confidence" (1 - greatest probability), or "variance"
+    measure: str  # "entropy" in nats, or "variance"
     total: Array
     aleatoric: Array | None  # None where members give no variance of their own: unknown, which is not 0
     epistemic: Array
@@ -46,37 +44,26 @@ class Uncertainty:
         )
 
 
-def decompose_uncertainty(
-    predictions: Iterable[Array], weights: Sequence[float], output: str, measure: str | None = None
-) -> Uncertainty:
+def decompose_uncertainty(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
     """Return the uncertainty of members' predictions, taken one at a time, in member order.
 
-    `measure` is "entropy" (default) or "confidence" for classes [N, C], "variance" for values [N, T] and moments
-    [N, T, 2].
+    For classes [N, C] it is the entropy, for values [N, T] and moments [N, T, 2] the variance.
     """
-    fitting = ("entropy", "confidence") if output == "classes" else ("variance",)
-    chosen = fitting[0] if measure is None else measure
-    if chosen not in fitting:
-        raise EnsembleError(
-            f"uncertainty: got measure {measure!r} for predictions that are {output}; allowed: {', '.join(fitting)}"
-            f"{closest(str(measure), fitting)}"
-        )
     if output == "classes":
-        return _of_classes(predictions, weights, chosen)
+        return _of_classes(predictions, weights)
     return _of_values(predictions, weights, output)
 
 
-def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure: str) -> Uncertainty:
-    of = _row_entropy if measure == "entropy" else _row_doubt
+def _of_classes(predictions: Iterable[Array], weights: Sequence[float]) -> Uncertainty:
     # One pass over the members: only the mean prediction and the mean of their own uncertainties are kept.
     share = np.asarray(weights, dtype=np.float64) / sum(weights)
     mean, inner = np.zeros(()), np.zeros(())
     for weight, prediction in zip(share, predictions, strict=True):
         wide = prediction.astype(np.float64)
-        mean, inner = mean + weight * wide, inner + weight * of(wide)
-    total = of(mean)
+        mean, inner = mean + weight * wide, inner + weight * _row_entropy(wide)
+    total = _row_entropy(mean)
     between = total - inner
-    wrong = ~(between >= -_ROUNDING)  # both measures are concave, so only rows that are no probabilities get here
+    wrong = ~(between >= -_ROUNDING)  # entropy is concave, so only rows that are no probabilities get here
     if wrong.any():
         row = int(wrong.argmax())
         raise EnsembleError(
@@ -85,7 +72,7 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float], measure:
         )
     # Rounding may leave a difference slightly below 0 where all members agree.
     epistemic = np.maximum(between, 0.0)
-    return Uncertainty(measure=measure, total=inner + epistemic, aleatoric=inner, epistemic=epistemic)
+    return Uncertainty(measure="entropy", total=inner + epistemic, aleatoric=inner, epistemic=epistemic)
 
 
 def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
@@ -96,6 +83,7 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
         state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
     if state is None:
         raise ValueError("decompose_uncertainty needs at least one prediction")
+    # The mixture's own sums: spread of the means, and mean of the variances.
     epistemic, noise = state.spread / state.weight, state.noise / state.weight
     if output == "values":
         return Uncertainty(measure="variance", total=epistemic, aleatoric=None, epistemic=epistemic)
@@ -104,10 +92,6 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
 
 def _row_entropy(chance: Array) -> Array:
     return np.asarray(-(chance * np.log(np.where(chance > 0, chance, 1.0))).sum(axis=1))
-
-
-def _row_doubt(chance: Array) -> Array:
-    return np.asarray(1.0 - chance.max(axis=1))
 
 
 _LEVELS = (0.5, 0.8, 0.9, 0.95)

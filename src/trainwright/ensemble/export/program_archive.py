@@ -19,7 +19,7 @@ from trainwright.errors import ExportError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Archive", "Weight", "find_dtype", "read_archive", "read_text", "whole"]
+__all__ = ["Archive", "Weight", "find_dtype", "read_archive", "read_size", "read_text"]
 
 _ENTRY = re.compile(
     r"archive/(byteorder|archive_format|archive_version|\.data/version|\.data/serialization_id|\.format_version"
@@ -121,9 +121,9 @@ def _read_tensors(files: Mapping[str, bytes], folder: str, config: str) -> dict[
         if record not in bases:
             bases[record] = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=kind)
         base = bases[record].view(kind) if data else bases[record]
-        sizes = [whole(one["as_int"], _MOST) for one in meta["sizes"]]
-        strides = [whole(one["as_int"], _MOST) for one in meta["strides"]]
-        offset = whole(meta["storage_offset"]["as_int"], _MOST)
+        sizes = [read_size(one["as_int"], _MOST) for one in meta["sizes"]]
+        strides = [read_size(one["as_int"], _MOST) for one in meta["strides"]]
+        offset = read_size(meta["storage_offset"]["as_int"], _MOST)
         _check_extent(name, sizes, strides, offset, base)
         tensor = torch.as_strided(base, sizes, strides, offset) if data else torch.empty(sizes, dtype=kind)
         found[name] = Weight(tensor=tensor, is_param=table["is_param"] is True)
@@ -151,7 +151,7 @@ def find_dtype(number: Any) -> "torch.dtype":
     return found
 
 
-def whole(value: Any, most: int) -> int:
+def read_size(value: Any, most: int) -> int:
     """Return a whole number from 0 to `most`, refusing anything else."""
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= most:
         raise ExportError(f"has a size of {str(value)[:40]}; allowed: whole numbers from 0 to {most}")

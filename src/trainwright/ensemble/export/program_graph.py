@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from trainwright.ensemble.export.operators import NeedsTrust, arguments_of, find_check, find_operator
-from trainwright.ensemble.export.program_archive import Archive, find_dtype, whole
+from trainwright.ensemble.export.program_archive import Archive, find_dtype, read_size
 from trainwright.errors import ExportError
 
 __all__ = ["ProgramNetwork"]
@@ -279,8 +279,8 @@ def _row_of(meta: Mapping[str, Any]) -> tuple[list[int], torch.dtype]:
     first, *rest = meta["sizes"]
     if any("as_int" not in one for one in rest):
         raise NeedsTrust("takes rows of any size")
-    rows = whole(first["as_int"], _LARGEST_SIZE) if "as_int" in first else 1
-    shape = [rows, *(whole(one["as_int"], _LARGEST_SIZE) for one in rest)]
+    rows = read_size(first["as_int"], _LARGEST_SIZE) if "as_int" in first else 1
+    shape = [rows, *(read_size(one["as_int"], _LARGEST_SIZE) for one in rest)]
     return shape, find_dtype(meta["dtype"])
 
 

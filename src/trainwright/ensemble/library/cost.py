@@ -45,6 +45,7 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Memb
         raise EnsembleError(f"leave, model: got {type(model).__name__}; allowed: a torch.nn.Module, or None")
     module = unwrap(model)
     tensors = [*module.parameters(), *module.buffers()]
+    # A network without parameters is timed where torch makes tensors by default.
     first = next(module.parameters(), None)
     device = torch.device("cpu") if first is None else first.device
     dtype = torch.get_default_dtype() if first is None else first.dtype

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import overload
 
 import numpy as np
 
 from trainwright.ensemble.library.cost import measure
 from trainwright.ensemble.library.member import Member, Split, read_member
 from trainwright.ensemble.library.networks import build_network
-from trainwright.ensemble.library.predictions import Output, check_kept, digest_of
+from trainwright.ensemble.library.predictions import Output, check_stored, digest_of
 from trainwright.ensemble.metrics import Array, Metric, default_metric, find_metric
 from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 from trainwright.ensemble.selection.front import Front, find_front, make_point
@@ -88,6 +87,7 @@ class Library:
         seconds, sizes = cost_columns(candidates)
         # Whatever their loss, members that are cheapest for it may be picked under a budget.
         stay = non_dominated(np.stack([losses, seconds, sizes], axis=1))
+        # The last key counts most: loss, then seconds, then trial number.
         stay[np.lexsort((candidates.trials, seconds, losses))[:count]] = True
         trials = set(candidates.trials[stay].tolist())
         return Library([member for member in self.members if member.trial in trials], self.excluded)
@@ -155,10 +155,10 @@ class Library:
                 continue
             try:
                 if metric.of_true is None:
-                    check_kept(member.predictions(split), member.output)  # verified here, and closed again
+                    check_stored(member.predictions(split), member.output)  # verified here, and closed again
                 else:
                     found = member.true(split)
-                    check_kept(found, "true")
+                    check_stored(found, "true")
                     true.append(found)
             except EnsembleError as error:
                 if split not in member.splits:
@@ -176,7 +176,7 @@ class Library:
             trials=np.array([member.trial for member in members]),
             targets=members[0].targets(split),
             true=np.stack(true) if true else None,
-            predictions=() if true else Mapped(members, split),
+            read=None if true else lambda index: members[index].mapped(split),
             seconds=_make_column([member.seconds_per_row for member in members]),
             sizes=_make_column([member.weight_bytes for member in members]),
         ), excluded
@@ -198,6 +198,7 @@ def _measure_member(member: Member, sample: object | Callable[[], object] | None
                 "known; allowed: a sample for all members; give sample="
             )
         sample = torch.zeros((1, *member.input_shape), dtype=getattr(torch, member.input_dtype))
+    # Measured as a trial measures its own: the same batch, the same number of calls.
     cost = measure(build_network(member).to(device), sample)
     return replace(
         member,
@@ -208,27 +209,6 @@ def _measure_member(member: Member, sample: object | Callable[[], object] | None
         input_shape=cost.input_shape,
         input_dtype=cost.input_dtype,
     )
-
-
-class Mapped(Sequence[Array]):
-    """Predictions of members on a split, each mapped when it is asked for: thousands would exhaust the open files."""
-
-    def __init__(self, members: Sequence[Member], split: str) -> None:
-        self._members, self._split = members, split
-
-    def __len__(self) -> int:
-        return len(self._members)
-
-    @overload
-    def __getitem__(self, index: int) -> Array: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> "Mapped": ...
-
-    def __getitem__(self, index: int | slice) -> "Array | Mapped":
-        if isinstance(index, slice):
-            return Mapped(self._members[index], self._split)
-        return self._members[index].mapped(self._split)
 
 
 def _make_column(values: list[float | None] | list[int | None]) -> Array | None:

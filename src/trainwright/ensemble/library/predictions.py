@@ -10,7 +10,7 @@ import numpy as np
 from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
 from trainwright.errors import PredictionError
 
-__all__ = ["ALLOWED", "Output", "SplitRows", "check_kept", "check_split", "digest_of", "find_fault", "normalise_rows"]
+__all__ = ["ALLOWED", "Output", "SplitRows", "check_split", "check_stored", "digest_of", "find_fault", "normalise_rows"]
 
 Output = Literal["classes", "values", "moments"]  # probabilities, numbers, pairs of mean and variance
 
@@ -81,6 +81,7 @@ def find_fault(predictions: Array, output: str) -> tuple[int, str] | None:
     The kind "true" is that of probabilities of the true class [N].
     """
     rows = predictions.reshape(len(predictions), -1)
+    # Finite first: comparisons with NaN are false, and would let it pass.
     faults = [(~np.isfinite(rows).all(axis=1), "is not finite")]
     if output in ("classes", "true"):
         sums = rows.sum(axis=1, dtype=np.float64)
@@ -91,7 +92,7 @@ def find_fault(predictions: Array, output: str) -> tuple[int, str] | None:
     return next(((int(np.argmax(wrong)), why) for wrong, why in faults if wrong.any()), None)
 
 
-def check_kept(retained: Array, output: str) -> None:
+def check_stored(retained: Array, output: str) -> None:
     """Refuse what `check_split` would not have let pass: kept predictions, or probabilities of the true class [N]."""
     for start in range(0, len(retained), _BLOCK_ROWS):
         fault = find_fault(retained[start : start + _BLOCK_ROWS].astype(np.float32), output)
@@ -122,9 +123,7 @@ def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRow
         raise PredictionError(f"{where}: row {fault[0]} {fault[1]}; allowed: {ALLOWED[output]}")
     if output == "classes":
         values = (values / values.sum(axis=1, dtype=np.float64)[:, None]).astype(values.dtype)
-    if ids is None:
-        order = None
-    else:
+    if ids is not None:
         ids, order = _order_rows(name, ids, len(truth))
         values, truth = values[order], truth[order]
     kind = "<i4" if output == "classes" else "<f4"
@@ -183,6 +182,7 @@ def _order_rows(name: str, ids: Any, count: int) -> tuple[Array, Array]:
         raise PredictionError(
             f"{where}: got {ids.dtype} of shape {ids.shape}; allowed: {count} integers, one id per row"
         )
+    # On disk rows are in ascending id, so that equal sets of rows have equal digests.
     order = np.argsort(ids, kind="stable")
     ordered = ids[order].astype("<i8")
     twice = np.flatnonzero(ordered[1:] == ordered[:-1])

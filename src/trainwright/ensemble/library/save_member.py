@@ -57,8 +57,9 @@ def leave(
     """
     if data is not None and not isinstance(data, str):
         raise EnsembleError(f"leave, data: got {type(data).__name__}; allowed: a string that names the data set")
-    if sample is not None and model is None:
-        raise EnsembleError("leave, sample: got a batch but no model; allowed: both; pass the model as second argument")
+    for what, offered in (("sample", sample), ("factory", factory), ("export", export or None)):
+        if offered is not None and model is None:
+            raise EnsembleError(f"leave, {what}: got no model; allowed: both; pass the model as second argument")
     # All checks come before anything is measured or written.
     splits = _check_splits(predictions, targets, rows or {})
     output = splits[0].output
@@ -66,12 +67,8 @@ def leave(
     if link not in LINKS or (link == "softmax" and output != "classes"):
         allowed = ", ".join(LINKS) if output == "classes" else "identity"
         raise EnsembleError(f"leave, link: got {link!r} for predictions that are {output}; allowed: {allowed}")
-    if factory is not None and model is None:
-        raise EnsembleError("leave, factory: got one but no model; allowed: both; pass the model as second argument")
-    if export and (model is None or sample is None):
-        raise EnsembleError(
-            "leave, export: got no model or no sample; allowed: both; the sample shows the input's shape"
-        )
+    if export and sample is None:
+        raise EnsembleError("leave, export: got no sample; allowed: both; it shows the input's shape")
     builder = None if factory is None else factory_name(factory)
     # Measured once per trial: the network does not change between epochs, only its weights.
     cost = _measure_cost(trial, model, sample)
@@ -88,7 +85,7 @@ def leave(
         "splits": described,
         "parameter_count": cost.parameter_count if cost else None,
         "weight_bytes": cost.weight_bytes if cost else None,
-        "cost": [_describe_cost(cost)] if cost and cost.seconds is not None else [],
+        "cost": [asdict(cost)] if cost and cost.seconds is not None else [],
         "factory": builder,
         "link": link,
     }
@@ -162,12 +159,6 @@ def _measure_cost(trial: "Trial", model: object | None, sample: object | None) -
     if cost is None or (cost.seconds is None and sample is not None):
         cost = trial.scratch["ensemble.cost"] = measure(model, sample)
     return cost
-
-
-def _describe_cost(cost: MemberCost) -> dict[str, Any]:
-    table = asdict(cost)
-    del table["parameter_count"], table["weight_bytes"]
-    return table
 
 
 def _split_files(

@@ -2,7 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -26,10 +26,10 @@ class Candidates:
     trials: Array  # [L]
     targets: Array  # classes [N], or values [N, C]
     true: Array | None = None  # probability of the true class [L, N], float32; all that cross-entropy needs
-    predictions: Sequence[Array] = ()  # L times [N, ...] as kept, opened one at a time; empty if `true` is enough
+    read: Callable[[int], Array] | None = None  # a member's predictions [N, ...] as kept; None if `true` is enough
     seconds: Array | None = None  # per row [L]; None if not measured
     sizes: Array | None = None  # weight bytes [L]; None if unknown
-    chosen: Array | None = None  # which rows of `predictions` the targets are of; None for all, in order
+    chosen: Array | None = None  # which rows of the predictions the targets are of; None for all, in order
 
     def __len__(self) -> int:
         return len(self.trials)
@@ -37,11 +37,17 @@ class Candidates:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of one member's predictions on the rows of this selection."""
-        return (len(self.targets), *self.predictions[0].shape[1:])
+        return (len(self.targets), *self.read_member(0).shape[1:])
+
+    def read_member(self, index: int) -> Array:
+        """Return one member's predictions as kept."""
+        if self.read is None:
+            raise ValueError("these candidates have the probability of the true class alone")
+        return self.read(index)
 
     def rows(self, index: int) -> Array:
         """Return one member's terms: what is summed over members, in float64; see `terms`."""
-        return self.terms(self.predictions[index], 0, len(self.targets))
+        return self.terms(self.read_member(index), 0, len(self.targets))
 
     def terms(self, stored: Array, start: int, stop: int) -> Array:
         """Return rows of a member's kept predictions as terms of a sum, of which `combined` makes predictions again.
@@ -153,7 +159,7 @@ class RowScorer(Scorer):
         height = max(1, _BLOCK_BYTES // (8 * (total.size // rows)))
         scores = np.empty((len(wanted), rows))
         for position, index in enumerate(wanted):
-            stored = self.candidates.predictions[int(index)]
+            stored = self.candidates.read_member(int(index))
             for start in range(0, rows, height):
                 part = slice(start, min(start + height, rows))
                 mean = (total[part] + self.candidates.terms(stored, part.start, part.stop)) / count

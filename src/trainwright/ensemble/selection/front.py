@@ -49,9 +49,9 @@ class Front:
     library: Mapping[int, Member] = field(repr=False)
     metric: str
     split: str
-    excluded: Mapping[int, str] = field(default_factory=dict)
-    strategy: BudgetedGreedy | None = field(default=None, repr=False)
-    candidates: Candidates | None = field(default=None, repr=False)
+    excluded: Mapping[int, str]
+    strategy: BudgetedGreedy = field(repr=False)
+    candidates: Candidates = field(repr=False)
 
     def pick(self, how: str = "best", *, max_seconds: float | None = None, max_bytes: float | None = None) -> Ensemble:
         """Return a point within the limits, as an ensemble: "best", the one of least loss, or "fallback".
@@ -109,24 +109,10 @@ class Front:
     def protect(self, *, max_seconds: float | None = None, max_bytes: float | None = None) -> Protection:
         """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
         # The strategy gets the same limits, so that every fold chooses under them too.
-        strategy, candidates = self._require_source()
-        limited = strategy.within(strategy.max_members, max_seconds, max_bytes)
-        return protect(
-            candidates,
-            METRICS[self.metric],
-            limited.best,
-            max_members=strategy.max_members,
-            admits=limited.admits,
-        )
-
-    def _require_source(self) -> tuple[BudgetedGreedy, Candidates]:
-        if self.strategy is None or self.candidates is None:
-            raise EnsembleError("Front: got no candidates; allowed: the front that Library.select returns")
-        return self.strategy, self.candidates
+        return protect(self.candidates, METRICS[self.metric], self.strategy.within(max_seconds, max_bytes))
 
     def _pick_fallback(self, protection: Protection) -> Ensemble:
-        _, candidates = self._require_source()
-        return self.ensemble(make_point(candidates, protection.picks, protection.checked[protection.chosen].loss))
+        return self.ensemble(make_point(self.candidates, protection.picks, protection.checked[protection.chosen].loss))
 
     @property
     def single_best(self) -> Ensemble:

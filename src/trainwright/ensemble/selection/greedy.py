@@ -19,7 +19,7 @@ from trainwright.randomness import rng
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, optional
 
-__all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_baselines", "rank_members", "top"]
+__all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_baselines", "rank_members", "rank_top"]
 
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
@@ -138,11 +138,10 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         v = self.bytes_weight / max(sizes[best], 1.0)
         return lambda losses, cost, size: losses / scale + (w * cost + v * size)
 
-    def within(self, max_members: int, seconds: float | None, sizes: float | None) -> Self:
-        """Return these settings with limits at least as tight as those given, and without prices."""
+    def within(self, seconds: float | None, sizes: float | None) -> Self:
+        """Return these settings with budgets at least as tight as those given, and without prices."""
         return replace(
             self,
-            max_members=min(self.max_members, max_members),
             budget_seconds=_tighter_limit(self.budget_seconds, seconds),
             budget_bytes=_tighter_limit(self.budget_bytes, sizes),
             cost_weight=0.0,
@@ -159,7 +158,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         order = rank_members(candidates, scorer)
         singles = scorer.losses((), np.arange(len(candidates)))
         yield from (((int(index),), float(singles[index])) for index in order if self.admits(candidates, (int(index),)))
-        for picks, loss in top(candidates, scorer, self.max_members):
+        for picks, loss in rank_top(candidates, scorer, self.max_members):
             if self.admits(candidates, picks):
                 yield picks, loss
         # Every prefix of every run is an ensemble of its own: short prefixes are cheap, long ones lose less.
@@ -236,7 +235,7 @@ def rank_members(candidates: Candidates, scorer: Scorer) -> Indices:
     return np.lexsort((candidates.trials, cost_columns(candidates)[0], losses))
 
 
-def top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
+def rank_top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[tuple[Picks, float]]:
     """Yield the k best members with equal weights, and their loss, for k = 1 to `largest`."""
     order = rank_members(candidates, scorer)
     for count in range(1, min(largest, len(order)) + 1):
@@ -252,7 +251,7 @@ def find_baselines(
     "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits;
     "random-k", of 21 draws of `most` members with equal weights the one of median loss.
     """
-    for picks, loss in top(candidates, scorer, most):
+    for picks, loss in rank_top(candidates, scorer, most):
         yield "single best" if len(picks) == 1 else f"top-{len(picks)}", picks, loss
     # Greedy selection as published: no budget, no price, no limit on members.
     free = BudgetedGreedy(max_members=len(candidates)).run(candidates, scorer)

@@ -12,7 +12,7 @@ import numpy as np
 
 from trainwright.ensemble.metrics import Array, Metric
 from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, make_scorer
-from trainwright.ensemble.selection.greedy import top
+from trainwright.ensemble.selection.greedy import BudgetedGreedy, rank_top
 from trainwright.randomness import rng
 
 __all__ = ["ProcedureEstimate", "Protection", "cross_validated", "protect"]
@@ -50,24 +50,18 @@ class Protection:
 
 
 def protect(
-    candidates: Candidates,
-    metric: Metric,
-    procedure: Procedure,
-    *,
-    max_members: int,
-    admits: Callable[[Candidates, Picks], bool],
-    folds: int = 5,
-    repeats: int = 5,
-    seed: int = 0,
+    candidates: Candidates, metric: Metric, strategy: BudgetedGreedy, *, folds: int = 5, repeats: int = 5, seed: int = 0
 ) -> Protection:
-    """Cross-validate `procedure` beside single best and top-k (k up to `max_members`), and choose among them.
+    """Cross-validate greedy selection, single best and top-k, all within its limits, and choose among them.
 
-    `admits` keeps all three to the same limits. With fewer than 50 rows a fold, or a class that a fold may lack, the
-    greedy procedure is left out of the choice.
+    With fewer than 50 rows a fold, or a class that a fold may lack, greedy selection is left out of the choice.
     """
     # From simple to complex: the first within one standard error of the best is chosen.
-    single, uniform = _best_of_top(1, admits), _best_of_top(max_members, admits)
-    procedures: dict[str, Procedure] = {"single best": single, "top-k": uniform, "greedy": procedure}
+    procedures: dict[str, Procedure] = {
+        "single best": _best_of_top(1, strategy),
+        "top-k": _best_of_top(strategy.max_members, strategy),
+        "greedy": strategy.best,
+    }
     warnings = _warn_of_rows(candidates, folds)
     # With so few rows a fold the estimate for greedy selection says nothing.
     if len(warnings) > 1 or len(candidates.targets) // folds < _FEWEST_PER_FOLD:
@@ -128,12 +122,13 @@ def cross_validated(
     return lost, float(np.mean(gaps)) if gaps else 0.0
 
 
-def _best_of_top(largest: int, admits: Callable[[Candidates, Picks], bool]) -> Procedure:
+def _best_of_top(largest: int, strategy: BudgetedGreedy) -> Procedure:
     def procedure(candidates: Candidates, scorer: Scorer) -> Picks:
-        found = [(loss, picks) for picks, loss in top(candidates, scorer, largest) if admits(candidates, picks)]
+        ranked = rank_top(candidates, scorer, largest)
+        found = [(loss, picks) for picks, loss in ranked if strategy.admits(candidates, picks)]
         if found:
             return min(found, key=lambda one: (round(one[0], 12), len(one[1])))[1]
-        singles = [(index,) for index in range(len(candidates)) if admits(candidates, (index,))]
+        singles = [(index,) for index in range(len(candidates)) if strategy.admits(candidates, (index,))]
         return min(singles, key=scorer.loss)
 
     return procedure

@@ -107,6 +107,7 @@ class Forbidden:
         return itertools.product(*parts)
 
     def _convert_comparison(self, node: ast.expr, *, truth: bool) -> list[Conjunction]:
+        # A part of the text is parsed again, since it is compiled on its own columns.
         names = Expression.parse(ast.unparse(node), self.expression.owner).names
         # A parameter with few values: those that make the comparison true are listed.
         if len(names) == 1 and (values := values_of(self.parameters[names[0]])) is not None:
@@ -144,6 +145,7 @@ class Forbidden:
         """Return that a plain number has one of some values."""
         parameter = self.parameters[name]
         assert isinstance(parameter, Float | Int)  # noqa: S101 -- the others are listed
+        # ConfigSpace refuses clauses with values outside of the bounds, which can never hold.
         legal: list[float] = [v for v in values if parameter.low <= v <= parameter.high]
         if isinstance(parameter, Int):
             legal = [int(v) for v in legal if v.is_integer()]

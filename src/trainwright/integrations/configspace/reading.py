@@ -127,6 +127,7 @@ def _forbidden_conjunctions(it: Any) -> list[list[Literal]]:
         parts = [_forbidden_conjunctions(part) for part in it.components]
         # A conjunction of disjunctions, multiplied out.
         return [[literal for part in combination for literal in part] for combination in itertools.product(*parts)]
+    # A clause compares with a value, a relation with another parameter.
     word = kind.removesuffix("Relation").removesuffix("Clause")
     if word not in _SIGNS:
         raise SpaceError(

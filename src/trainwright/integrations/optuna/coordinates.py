@@ -72,5 +72,6 @@ def coordinates(space: Space) -> list[Coordinate]:
         by_name[name] = Coordinate(
             name=name, index=places[name], conditional=conditional, distribution=shape, axis=axis
         )
+    # A parameter is suggested after those that decide whether it is active.
     needs = {name: names_in(parameter.when) for name, parameter in parameters.items()}
     return [by_name[name] for name in order_by_needs(needs, "conditions") if name in by_name]

@@ -76,8 +76,10 @@ class OptunaJournal:
 
     def _trial(self, trial: TrialState) -> str:
         objectives, metrics = self.finished.state.objectives, dict(final_metrics(trial))
+        # Objectives are Optuna's values; all other metrics become user attributes.
         goals = [metrics.pop(objective.metric, math.nan) for objective in objectives]
         values = goals if all(map(math.isfinite, goals)) else None
+        # Lost and abandoned trials have failed, as far as Optuna has words.
         code = _CODES[trial.status]
         if code == 1 and values is None:
             code = 3  # Optuna knows no completed trial without values
@@ -171,6 +173,7 @@ def _iso(seconds: float) -> str:
 
 def _refuse_foreign(path: Path) -> None:
     """Raise `InputError` if `path` holds anything but lines of an earlier export."""
+    # Each line of ours names its writer near its start; a foreign line has another.
     mark = f'"worker_id":"{_WRITER}'.encode()
     try:
         with path.open("rb") as file:

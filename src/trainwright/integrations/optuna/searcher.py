@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trainwright.errors import MissingExtra, SearchError, closest
 from trainwright.integrations.optuna.coordinates import coordinates
 from trainwright.randomness import rng
-from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
@@ -67,7 +67,7 @@ class OptunaSearcher:
         with _quietly():
             session.follow(view)
             for number in numbers:
-                proposal = opening(view, number, taken, searcher=label)
+                proposal = propose_default(view, number, taken, searcher=label)
                 if proposal is None:
                     row = session.ask(view, number, taken)
                     proposal = propose(view, row, number, searcher=label)
@@ -120,6 +120,7 @@ class _Session:
     def follow(self, view: SearchView) -> None:
         """Tell Optuna what the view has learnt since."""
         rows = view.rows[self._read :]
+        # Only what came since the last look: an Optuna study never changes what has ended.
         results = zip(
             view.space.row_keys(rows), rows, view.losses[self._read :], view.failed[self._read :],
             view.complete[self._read :], view.progress[self._read :], strict=True,
@@ -131,6 +132,7 @@ class _Session:
             elif not failed:
                 self._stopped[key] = row, round(_STEPS * float(progress)), float(losses[0])
         self._read = view.count
+        # By the key of their row: Optuna numbers trials otherwise.
         pending = dict(zip(view.space.row_keys(view.pending), view.pending, strict=True))
         for key in [key for key in self._stopped if key not in pending]:
             row, step, loss = self._stopped.pop(key)
@@ -144,6 +146,7 @@ class _Session:
     def ask(self, view: SearchView, number: int, taken: set[bytes]) -> Row:
         """Return a legal row that is neither tried nor taken, and add its key to `taken`."""
         seeds = rng(view.seed, "optuna", number)
+        # A fresh copy for each number, so that a proposal does not depend on who asked before.
         self._study.sampler = _seeded(self._prototype, seeds)
         for _ in range(_TRIES):
             trial = self._study.ask()
@@ -154,6 +157,7 @@ class _Session:
                 self._running[key] = trial.number
                 return row
             self._study.tell(trial.number, state=self._states.FAIL)
+        # The sampler had its tries: a random row keeps the study going.
         row = draw_new(view, number, taken, "last")
         [key] = view.space.row_keys(row[None, :])
         self._running[key] = self._add(row, self._states.RUNNING)
@@ -190,6 +194,7 @@ class _Session:
     ) -> int:
         import optuna
 
+        # An inactive parameter is not suggested, so Optuna must not see it.
         active = [c for c in self._coordinates if not math.isnan(row[c.index])]
         value = next(iter(intermediate.values())) if intermediate else None
         frozen = optuna.trial.create_trial(
@@ -210,6 +215,7 @@ def _seeded(prototype: Any, seeds: np.random.Generator) -> Any:
     waiting = [sampler]
     while waiting:
         for part in vars(waiting.pop()).values():
+            # Samplers hide their generators in attributes, and other samplers too.
             state = part if isinstance(part, np.random.RandomState) else getattr(part, "rng", None)
             if isinstance(state, np.random.RandomState):
                 state.seed(int(seeds.integers(2**32)))

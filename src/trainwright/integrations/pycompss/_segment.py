@@ -13,7 +13,7 @@ from trainwright.engine.function_reference import FunctionReference, load_refere
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.engine.protocol import Outcome
 from trainwright.ledger import Record
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 __all__ = ["segment"]
 

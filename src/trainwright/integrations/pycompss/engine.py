@@ -18,7 +18,7 @@ from trainwright.engine.protocol import Block, Handler, StoppedEarly, TrainFunct
 from trainwright.errors import EngineError, MissingExtra
 from trainwright.ledger import Record
 from trainwright.schedule import AllocationPolicy, Fixed, FixedEpochs, PromotionRule, Scheduler
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 from trainwright.validators import check, integer
 
 __all__ = ["PyCOMPSs"]
@@ -111,9 +111,11 @@ class PyCOMPSs:
         if started is None:
             return
         assignment = started.assignment
+        # It has ended, so this only fetches its answer.
         batches, outcome, reached = compss_wait_on(started.future)
         trial, told = assignment.trial, assignment.reported_epoch
         for batch in batches:
+            # A task begins at its checkpoint and may repeat epochs that were told.
             news = [record for record in batch if _epoch(record) > assignment.reported_epoch]
             told = max([told, *(_epoch(record) for record in news if record.kind == "reported")])
             if news and not handler.facts(trial, news):
@@ -145,6 +147,7 @@ class PyCOMPSs:
     def _start(self, assignment: Assignment) -> None:
         from trainwright.integrations.pycompss._segment import segment
 
+        # The next rung above what was reported: there the rule is asked.
         until = next((end for end in self._ends if end > assignment.reported_epoch), None)
         ended = None if self._ended is None else self._ended / uuid.uuid4().hex
         try:

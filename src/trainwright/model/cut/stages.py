@@ -17,8 +17,7 @@ from trainwright.model.cut.fusion import fuse_layers
 from trainwright.model.cut.layers import LayerOperations, WeightCounter, group_by_module, group_for_fusion, make_layer
 from trainwright.model.cut.lifetimes import StorageLives
 from trainwright.model.cut.transformer import Attention, find_attention, recognise_transformers
-from trainwright.model.layer import Layer
-from trainwright.model.profile_fields import ProfileFields
+from trainwright.model.layer import Layer, ProfileFields
 from trainwright.model.trace.recorder import TracedOperation
 from trainwright.model.trace.recording import Recording
 from trainwright.model.trace.step import TrainingStep

@@ -11,8 +11,8 @@ from torch.utils._pytree import tree_map
 from trainwright.cluster.calibration.timing import Clock, fastest, kernel_clock
 from trainwright.errors import ProfileError
 from trainwright.model.cut.stages import batch_size, make_profile
+from trainwright.model.layer import ProfileFields
 from trainwright.model.measure.operation_times import time_operations
-from trainwright.model.profile_fields import ProfileFields
 from trainwright.model.trace.failures import Untraceable
 from trainwright.model.trace.recording import Recording, record_step
 from trainwright.model.trace.step import Loss, MakeOptimizer, TrainingStep, prepare_step

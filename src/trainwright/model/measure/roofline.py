@@ -9,8 +9,7 @@ from typing import TypeVar
 from trainwright.cluster import Device
 from trainwright.cluster.device import roofline_seconds
 from trainwright.errors import ProfileError
-from trainwright.model.layer import Layer
-from trainwright.model.profile_fields import ProfileFields
+from trainwright.model.layer import Layer, ProfileFields
 from trainwright.validators import check, one_of
 
 __all__ = ["predict_seconds"]

@@ -62,6 +62,8 @@ class StorageTracker(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        if any(hasattr(kind, "__tensor_flatten__") for kind in types):
+            return NotImplemented  # what a wrapper does to its parts comes by afterwards
         result = func(*args, **(kwargs or {}))
         self.see(result)
         return result
@@ -166,9 +168,13 @@ def _gather_tensors(tree: Any, found: list[torch.Tensor]) -> None:
 
 
 def _with_storage(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Yield the tensors that have a storage; of sparse tensors their parts."""
+    """Yield the tensors that have a storage; of sparse tensors and of wrappers, such as DTensors, their parts."""
     for tensor in tensors:
         if tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
-        elif tensor.layout == torch.strided and not hasattr(type(tensor), "__tensor_flatten__"):
-            yield tensor  # the parts of a wrapper are seen by themselves, below it
+        elif hasattr(type(tensor), "__tensor_flatten__"):
+            names, _ = tensor.__tensor_flatten__()  # type: ignore[attr-defined]  # asked for above
+            parts = (getattr(tensor, name) for name in names)
+            yield from _with_storage(part for part in parts if isinstance(part, torch.Tensor))
+        elif tensor.layout == torch.strided:
+            yield tensor

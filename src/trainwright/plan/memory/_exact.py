@@ -151,6 +151,7 @@ def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -
     output_gradient, later_gradients = sizes.output_gradient, sizes.later_gradients
     cheapest, first, backward, saved = sizes.cheapest, sizes.first, sizes.backward, sizes.saved
     n = sizes.no_grad_forward.size
+    # A state is one number: digits in base `base`, and the gradient's stage above them.
     powers = np.ones(n + 2, np.int64)
     for i in range(1, n + 2):
         powers[i] = powers[i - 1] * base
@@ -161,6 +162,7 @@ def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -
     top = powers[n]  # state = digits + top * gradient; the digit of stage i has weight powers[i - 1]
     states[0] = top * n
     count = 1
+    # Open addressing needs many empty places to be fast: four for each state.
     table, holder = build_table(states, count, 4 * capacity)
     size = push_heap(heap, nodes, size, cheapest.sum(), 0)
     digit = np.zeros(n + 1, np.int64)

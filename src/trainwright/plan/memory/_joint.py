@@ -36,6 +36,7 @@ def fill_priced_table(sizes: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, i
         for t in range(s, n):
             for x in range(first_kind[s], first_kind[s + 1]):
                 # What stage s - 1 holds while the stages behind run takes `wide` slots, or `fare` to send it away.
+                # The row is filled for all m at once, so that the inner loops run over contiguous memory.
                 target, w = table[x, t], weight[x]
                 wide, fare = _to_slots(w, unit, up), np.float32(price * w)
                 # Save stage s with option o. In its forward the gradient of s..t already waits; in its backward the
@@ -82,6 +83,7 @@ def fill_priced_table(sizes: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, i
 def _grow_rows(rows: Ints, count: int, more: int) -> Ints:
     if count + more <= len(rows):
         return rows
+    # Doubling keeps the copies to a constant share of the rows.
     longer = np.empty((2 * len(rows) + more, rows.shape[1]), np.int64)
     longer[:count] = rows[:count]
     return longer

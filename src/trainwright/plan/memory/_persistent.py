@@ -163,6 +163,7 @@ def walk_table(sizes: Sizes, table: Singles, start: Ints, grid: tuple[int, int, 
     gradient_bytes = output_gradient + sizes.later_gradients
     unit, up, slots = grid
     n = no_grad_forward.size
+    # Rows of the plan; the array grows as the plan is walked.
     done = np.empty((64, 3), np.int64)
     count, seconds = 0, 0.0
     tasks = np.empty((4 * n + 8, 4), np.int64)  # (kind, stage or s, option or t, m); kind -1: a node still to expand
@@ -246,6 +247,7 @@ def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
     temporary, backward_temporary = sizes.temporary, sizes.backward_temporary
     gradient_bytes = output_gradient + sizes.later_gradients
     n = no_grad_forward.size
+    # Packed as the table is, but one number for each part: no memory to choose, the least is wanted.
     need = np.empty(n * (n + 1) // 2, np.int64)
     choice = np.empty(n * (n + 1) // 2, np.int64)
     for s in range(n - 1, -1, -1):
@@ -261,6 +263,7 @@ def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
                     least = max(least, saved[o] + need[_row_index(s + 1, t, n)])
                 if least < best:
                     best, which = least, -1 - (o - first[s])
+            # Or run to a split without gradients; `ran` is the largest peak of these forwards.
             ran = np.int64(0)
             for split in range(s + 1, t + 1):
                 j = split - 1

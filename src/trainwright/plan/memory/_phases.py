@@ -126,6 +126,7 @@ def anneal_phases(
     undo = np.empty((6 * n + 6, 4), np.int64)
     for turn in range(tries):
         draw = draws[turn]
+        # Mostly one change, at times two or three: some gains need several at once.
         changes = 1 if draw[0] < 0.5 else (2 if draw[0] < 0.85 else 3)
         many = 0
         for each in range(changes):
@@ -171,6 +172,7 @@ def anneal_phases(
         found, time = rows[:0], np.inf
         if sums <= limit:
             found, time = fastest_schedule(sizes, limits, hurries, rows)
+        # Accepted: the digits stay as they are, and the best are remembered.
         if len(found) and time <= limit:
             spent = time
             if time < least:

@@ -43,6 +43,7 @@ def place_copies(sizes: Sizes, room: int, rows: Ints, to_device: float, hurry: f
     for row in range(len(rows)):
         total += rows[row, 0] != OFFLOAD
     # The rows OFFLOAD become marks on the row before them, so that the other rows keep one numbering.
+    # Row numbers must be those of the operations alone, for gaps are kept by them.
     listed, marked = np.empty((total, 3), np.int64), np.full(total + 1, -1)
     at = 0
     for row in range(len(rows)):
@@ -76,6 +77,7 @@ def _find_gaps(sizes: Sizes, listed: Ints) -> tuple[Ints, Floats, Ints]:
     option = np.zeros(2 * n + 2, np.int64)
     held = sizes.output_gradient[n] + sizes.later_gradients[n]
     for at in range(total):
+        # `held` are the bytes that are alive before this row, as if nothing ever left.
         kind, stage, o = listed[at]
         if kind == DELETE:
             key = 2 * stage + (o >= 0)
@@ -90,6 +92,7 @@ def _find_gaps(sizes: Sizes, listed: Ints) -> tuple[Ints, Floats, Ints]:
             if at > read[key] + 1 and size[key]:
                 gaps[many] = (key, size[key], made[key], read[key], at, 0)
                 many += 1
+            # A value that was read before has come back at this row, if it had left: a later gap begins here.
             made[key] = at if read[key] > made[key] else made[key]
             read[key] = at
         if kind == BACKWARD:
@@ -132,6 +135,7 @@ def _choose_gaps(room: int, needs: Ints, gaps: Ints, marked: Ints) -> bool:
     for at in range(len(needs)):
         while needs[at] > room:
             # Belady's rule: of the values that nothing reads now, the one that is read last; of two, the larger.
+            # Only values whose gap spans this row free bytes for it.
             best = -1
             for gap in range(len(gaps)):
                 if gaps[gap, _CHOSEN] == 0 and gaps[gap, _READ] < at < gaps[gap, _NEXT]:
@@ -152,6 +156,7 @@ def _fetch_begins(room: int, needs: Ints, ends: Floats, gaps: Ints, latest: Floa
     for gap in range(len(gaps)):
         if not gaps[gap, _CHOSEN]:
             continue
+        # Move the begin of the copy back row by row while the rows before have its bytes to spare.
         length, before, begin = gaps[gap, _SIZE], gaps[gap, _NEXT], gaps[gap, _NEXT]
         while begin > gaps[gap, _READ] + 2 and needs[begin - 1] + length <= room and ends[begin] < latest[gap]:
             begin -= 1
@@ -401,6 +406,7 @@ def fastest_schedule(sizes: Sizes, limits: Limits, hurries: Floats, rows: Ints) 
     """Return the fastest of the lists that several hurries make of a plan, and its seconds."""
     best, least = rows[:0], np.inf
     for hurry in hurries:
+        # An early copy back takes bytes for longer, a late one is waited for: which is faster depends on the plan.
         copied = place_copies(sizes, limits[0], rows, limits[1][1], hurry)
         if not len(copied):
             break

@@ -90,6 +90,7 @@ def plan_offload(
     seeds: list[tuple[float, int, Ints]] = []
     # The corners of the hull in several rooms, each carried out with its copies in the fastest way.
     for share in _ROOMS if n <= _LONG else _ROOMS_LONG:
+        # A room in which everything fits plans nothing; larger ones neither.
         if share > 1 and share * room > whole:
             continue
         slots = _SLOTS if n <= _LONG else max(60, _SLOTS * _LONG // n)
@@ -175,6 +176,7 @@ def price_hull(programme: PricedProgram, *, prices: int = _PRICES) -> Iterator[P
         if not pairs:
             return
         _, _, more, less = heapq.heappop(pairs)
+        # Plans that cost nearly the same have nothing between them worth a price.
         if more.bytes <= less.bytes or less.seconds - more.seconds <= _SAME * less.seconds:
             continue
         # At this price both plans cost the same; a plan that costs less lies between them on the hull.

@@ -18,7 +18,15 @@ import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.operations import Link, Operation, operations_of, rows_of
+from trainwright.plan.memory.operations import (
+    BACKWARD,
+    FORWARD_ALL,
+    OFFLOAD,
+    Link,
+    Operation,
+    operations_of,
+    rows_of,
+)
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import Sizes, sizes_of
 from trainwright.plan.memory.skips import count_skips
@@ -57,8 +65,6 @@ def improve_plan(chain: Chain, budget_bytes: int, operations: tuple[Operation, .
 
 def phases_of(n: int, rows: Ints) -> Phases:
     """Return the phases of rows for n stages; of two runs of a stage in one phase the last counts."""
-    from trainwright.plan.memory.operations import BACKWARD, FORWARD_ALL, OFFLOAD
-
     made, away, d = np.zeros((n + 1, n + 1), np.int64), np.zeros((n + 1, n + 1), np.int64), n
     for kind, stage, option in rows.tolist():
         if kind < BACKWARD:

@@ -162,6 +162,11 @@ class CompiledPlan:
     compiler: Compiler
     torch_version: str | None = None
 
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The plan's numbers by name."""
+        return asdict(self)
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
         return {"schema": _COMPILED_SCHEMA, "kind": _COMPILED, **asdict(self)}

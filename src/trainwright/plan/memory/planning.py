@@ -1,6 +1,7 @@
 """How a plan is made: the dynamic program, annealing beyond it, the exact search of short chains; all simulated."""
 
 import math
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
@@ -10,16 +11,21 @@ from trainwright.plan.memory.checkpointing import keep_all
 from trainwright.plan.memory.exact import SearchResult, solve_exact
 from trainwright.plan.memory.minimum_budget import lowest_plan, lowest_with_copies
 from trainwright.plan.memory.offload import plan_offload
-from trainwright.plan.memory.operations import Link, Operation
+from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.phases import improve_plan
 from trainwright.plan.memory.plan_record import Plan
-from trainwright.plan.memory.simplify import simplify_plan
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.skips import SkipGuesses
 from trainwright.validators import check, one_of
 
-__all__ = ["Solver", "full_bytes", "minimal_bytes", "plan_chain"]
+__all__ = [
+    "Solver",
+    "full_bytes",
+    "minimal_bytes",
+    "plan_chain",
+    "simplify_plan",
+]
 
 Solver = Literal["auto", "dp", "exact"]
 _GAP = 1e-3
@@ -114,6 +120,7 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
         if simulation.peak_bytes <= budget_bytes:
             found.append((simulation.seconds, operations))
 
+    # Finer slots help where rounding up costs a plan; on long chains they cost too much time.
     counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
     # What skips stages is guessed, sizes are rounded: the simulator decides on each plan that comes out.
     for guess in guesses:
@@ -166,4 +173,66 @@ def _infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False)
         f"{mend}",
         minimal_bytes=needed,
         owners=owners,
+    )
+
+
+def simplify_plan(chain: Chain, operations: Sequence[Operation], *, link: Link | None = None) -> tuple[Operation, ...]:
+    """Return the operations in their simplest form, if the simulator finds it neither slower nor larger.
+
+    Where bytes are free for it, solvers say "Fall 1; Fall 2; Del s1" for what is "Fck 1; Fall 2; Del a1", and
+    "Fck 2; Del a1" for "Fdrop 2". Nobody needs the graph; an executor would make it, and do the stages one by one.
+    """
+    found = _drop_with_forward(_without_graphs(list(operations)))
+    before, after = simulate(chain, operations, link=link), simulate(chain, found, link=link)
+    worse = not after.fits or after.seconds > before.seconds or after.peak_bytes > before.peak_bytes
+    return tuple(operations) if worse else tuple(found)
+
+
+def _without_graphs(found: list[Operation]) -> list[Operation]:
+    """Let forwards whose graph is deleted make only their output."""
+    bare: set[int] = set()  # outputs that are there already: a second one would have no name
+    for place, operation in enumerate(found):
+        stage = operation.stage
+        if operation.kind is OperationKind.FORWARD_ALL and stage not in bare:
+            ends = _next_use(found, place, lambda later: later.value is not Value.OUTPUT, of=(stage,))
+            if found[ends : ends + 1] == [Operation(OperationKind.DELETE, stage, Value.SAVED)]:
+                found[place] = Operation(OperationKind.FORWARD_KEEP, stage)
+                found[ends] = Operation(OperationKind.DELETE, stage, Value.OUTPUT)
+                drop, keep = (
+                    Operation(kind, stage + 1) for kind in (OperationKind.FORWARD_DROP, OperationKind.FORWARD_KEEP)
+                )
+                found[place:ends] = [keep if each == drop else each for each in found[place:ends]]
+        if found[place].kind in {OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP}:
+            bare.add(stage)
+        if found[place].kind is OperationKind.FORWARD_DROP:
+            bare.discard(stage - 1)
+        elif operation.kind is OperationKind.DELETE and operation.value is Value.OUTPUT:
+            bare.discard(stage)
+    return found
+
+
+def _drop_with_forward(found: list[Operation]) -> list[Operation]:
+    """Let forwards drop what they read where it is deleted before anybody else reads it."""
+    for place, operation in reversed(list(enumerate(found))):
+        if operation.kind is OperationKind.FORWARD_KEEP:
+            read, reader = operation.stage - 1, operation.stage
+            ends = _next_use(
+                found,
+                place,
+                lambda later, read=read: later.value is (Value.OUTPUT if later.stage == read else None),  # type: ignore[misc]
+                of=(read, reader),
+            )
+            if found[ends : ends + 1] == [Operation(OperationKind.DELETE, read, Value.OUTPUT)]:
+                found[place] = Operation(OperationKind.FORWARD_DROP, reader)
+                del found[ends]
+    return found
+
+
+def _next_use(
+    operations: Sequence[Operation], place: int, wanted: Callable[[Operation], bool], *, of: tuple[int, ...]
+) -> int:
+    """Return the place of the next operation of a sort on some stages behind a place; the end if there is none."""
+    places = range(place + 1, len(operations))
+    return next(
+        (later for later in places if operations[later].stage in of and wanted(operations[later])), len(operations)
     )

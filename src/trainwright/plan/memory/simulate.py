@@ -160,6 +160,7 @@ class _Machine:
     def _move_value(self, operation: Operation, value: Value) -> PlanViolation | None:
         """Del, Off and Pre take no time; they stand between two computations."""
         key, place = (value, operation.stage), self.place
+        # A value that is on its way can neither be dropped nor sent again.
         coming = any(copy.key == key for copy in self.incoming)
         if operation.kind is OperationKind.DELETE:
             if key in self.readers or coming:
@@ -251,6 +252,7 @@ class _Machine:
             if key is not None and not self._is_ready(key):
                 name = _name_of(key)
                 return f"{name} is not there", "input" if any(copy.key == key for copy in self.incoming) else ""
+        # Bytes are compared at the start of the operation, when all that it makes and needs is there.
         made, temporary, _ = self._find_result(operation)
         wanted = sum(self.sums) + made + temporary
         if operation.kind is OperationKind.BACKWARD:
@@ -368,6 +370,7 @@ class _Machine:
 
     def _release_value(self) -> None:
         """Free values whose copy to the host has ended and whose last reader is done."""
+        # The device's copy stays while it is sent, and while an operation still reads it.
         flying = {copy.key for copy in self.outgoing}
         for key, last in list(self.readers.items()):
             if key not in flying and last <= self.done:

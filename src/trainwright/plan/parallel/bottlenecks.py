@@ -14,16 +14,19 @@ from trainwright.plan.parallel.roofline import launch_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.strategy import Exchange
 from trainwright.plan.plan_query import PlanQuery
 
-__all__ = ["RULES", "BottleneckCase", "ExchangeTime", "bottlenecks_of"]
+__all__ = ["BottleneckCase", "bottlenecks_of"]
 
 _SHARE = 0.15  # of an iteration, from which a part is worth a sentence
 _CONGESTED, _REDUNDANT, _FRAGMENTED, _FULL = 1.5, 0.5, 0.1, 0.95
 _UNEVEN, _INEFFICIENT, _LAUNCHES, _SAVES = 1.1, 0.7, 0.3, 0.05
 _LAYER_AXES = ("tensor", "filter", "channel", "expert")
 
+_Finding = tuple[float, str] | None
+"""The share that a bottleneck has, and the sentence that says so; None where it is none."""
+
 
 @dataclass(frozen=True, eq=False, slots=True)
-class ExchangeTime:
+class _ExchangeTime:
     """An exchange of one plan: its seconds in an iteration, hidden or not, and what empty messages of sends take."""
 
     exchange: Exchange
@@ -42,7 +45,7 @@ class BottleneckCase:
     """Its exchanges, each with how often an iteration has it."""
     pricer: Pricer
     query: PlanQuery
-    moved: tuple[ExchangeTime, ...] = field(init=False)
+    moved: tuple[_ExchangeTime, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         exchanges = [exchange for exchange, _ in self.listed]
@@ -50,7 +53,7 @@ class BottleneckCase:
         seconds = all_seconds(self.pricer.cluster, [*exchanges, *sends])
         empty = iter(seconds[len(exchanges) :])
         moved = tuple(
-            ExchangeTime(
+            _ExchangeTime(
                 each, times * float(took[0]), times * float(next(empty)[0]) if each.operation == "send" else 0.0
             )
             for (each, times), took in zip(self.listed, seconds, strict=False)
@@ -71,52 +74,45 @@ class BottleneckCase:
         """Seconds of an iteration."""
         return max(self.plan.seconds_per_iteration, 1e-300)
 
-    def found(self, id_: str, seconds: float, what: str, advice: str, *, least: float = _SHARE) -> Bottleneck | None:
-        """Return a bottleneck if so many seconds are at least that share of an iteration."""
+    def part(self, seconds: float, what: str, *, least: float = _SHARE) -> _Finding:
+        """Return what takes so many seconds, if that is at least a share of an iteration."""
         share = seconds / self.total
         if share < least:
             return None
-        sentence = f"{what} {_time(seconds)} of the {_time(self.total)} of an iteration ({100 * share:.0f} %)"
-        return Bottleneck(id=id_, sentence=sentence, share=share, advice=advice)
+        return share, f"{what} {_time(seconds)} of the {_time(self.total)} of an iteration ({100 * share:.0f} %)"
 
 
 def bottlenecks_of(case: BottleneckCase) -> tuple[Bottleneck, ...]:
     """Return all that the rules find, the largest share first."""
-    found = [item for rule in RULES for item in [rule(case)] if item is not None]
-    return tuple(sorted(found, key=lambda each: (-each.share, each.id)))
+    found = [(name, rule(case), advice) for name, rule, advice in _RULES]
+    bottlenecks = [
+        Bottleneck(id=name, share=finding[0], sentence=finding[1], advice=advice)
+        for name, finding, advice in found
+        if finding is not None
+    ]
+    return tuple(sorted(bottlenecks, key=lambda each: (-each.share, each.id)))
 
 
-def _gradient_exchange(case: BottleneckCase) -> Bottleneck | None:
+def _gradient_exchange(case: BottleneckCase) -> _Finding:
     inside = float(case.prices.exchange[case.row] + case.prices.transfer[case.row])
-    return case.found(
-        "gradient-exchange",
-        case.plan.breakdown.communication - inside,
-        "gradients and divided weights are waited for",
-        "larger batches a device, fewer replicas, or ZeRO inside a node (hsdp)",
-    )
+    return case.part(case.plan.breakdown.communication - inside, "gradients and divided weights are waited for")
 
 
-def _layer_collectives(case: BottleneckCase) -> Bottleneck | None:
+def _layer_collectives(case: BottleneckCase) -> _Finding:
     along = sum(item.seconds for item in case.moved if item.exchange.axis in _LAYER_AXES)
-    return case.found(
-        "layer-collectives",
-        min(along, float(case.prices.exchange[case.row])),
-        "exchanges inside layers take",
-        "a smaller degree that stays inside a node, or data or pipeline parallelism in its place",
-    )
+    return case.part(min(along, float(case.prices.exchange[case.row])), "exchanges inside layers take")
 
 
-def _point_to_point(case: BottleneckCase) -> Bottleneck | None:
+def _point_to_point(case: BottleneckCase) -> _Finding:
     sends = [item for item in case.moved if item.exchange.operation == "send"]
     seconds, latency = sum(send.seconds for send in sends), sum(entry.latency for entry in sends)
     what = "transfers between neighbours take"
     if latency > seconds / 2:
         what = f"transfers between neighbours, {100 * latency / seconds:.0f} % of it latency, take"
-    exposed = min(seconds, case.plan.breakdown.communication)
-    return case.found("point-to-point", exposed, what, "larger micro-batches, fewer stages or parts")
+    return case.part(min(seconds, case.plan.breakdown.communication), what)
 
 
-def _congestion(case: BottleneckCase) -> Bottleneck | None:
+def _congestion(case: BottleneckCase) -> _Finding:
     dominant = max(case.moved, key=lambda each: each.seconds, default=None)
     if dominant is None:
         return None
@@ -124,109 +120,67 @@ def _congestion(case: BottleneckCase) -> Bottleneck | None:
     flows = contention(cluster, ranks=int(exchange.ranks[0]), stride=int(exchange.stride[0]))
     if flows <= _CONGESTED:
         return None
-    sentence = (
+    return dominant.seconds / case.total, (
         f"{flows:.3g} groups share a link in the largest exchange ({exchange.operation} along {exchange.axis}), "
         f"which takes {_time(dominant.seconds)}"
     )
-    return Bottleneck(
-        id="congestion",
-        sentence=sentence,
-        share=dominant.seconds / case.total,
-        advice="more links a node, or degrees that leave the node in fewer groups",
-    )
 
 
-def _input(case: BottleneckCase) -> Bottleneck | None:
-    if not case.plan.breakdown.input:
-        return None
-    return case.found(
-        "input",
-        case.plan.breakdown.input,
-        "samples are waited for",
-        "more decoding workers, a staged or cached data set, smaller files",
-        least=0.0,
-    )
+def _input(case: BottleneckCase) -> _Finding:
+    waited = case.plan.breakdown.input
+    return case.part(waited, "samples are waited for", least=0.0) if waited else None
 
 
-def _memory_redundancy(case: BottleneckCase) -> Bottleneck | None:
+def _memory_redundancy(case: BottleneckCase) -> _Finding:
     copied = float(case.prices.memory.replicated[case.row])
     peak = max(1, case.plan.peak_bytes)
     if copied <= _REDUNDANT * peak:
         return None
-    sentence = f"{size(copied)} of the {size(peak)} of a device are copies of what others hold"
-    return Bottleneck(id="memory-redundancy", sentence=sentence, share=copied / peak, advice="zero1, zero2 or fsdp")
+    return copied / peak, f"{size(copied)} of the {size(peak)} of a device are copies of what others hold"
 
 
-def _fragmentation(case: BottleneckCase) -> Bottleneck | None:
+def _fragmentation(case: BottleneckCase) -> _Finding:
     allocated, reserved = case.plan.peak_bytes, case.plan.reserved_bytes
     room = case.query.memory_bytes
     tight = allocated <= room < reserved / _FULL
     if reserved == allocated or (reserved - allocated <= _FRAGMENTED * allocated and not tight):
         return None
     sentence = "{} are reserved for {}".format(*distinct_sizes(reserved, allocated))
-    if tight:
-        sentence += f", of {size(room)}"
-    return Bottleneck(
-        id="fragmentation",
-        sentence=sentence,
-        share=(reserved - allocated) / max(1, reserved),
-        advice="expandable segments of the allocator, equal micro-batches, or recomputation",
-    )
+    return (reserved - allocated) / max(1, reserved), sentence + (f", of {size(room)}" if tight else "")
 
 
-def _weight_update(case: BottleneckCase) -> Bottleneck | None:
-    return case.found(
-        "weight-update",
-        case.plan.breakdown.update,
-        "the optimizer takes",
-        "divide its state (zero1, fsdp), a fused optimizer, or larger batches",
-    )
+def _weight_update(case: BottleneckCase) -> _Finding:
+    return case.part(case.plan.breakdown.update, "the optimizer takes")
 
 
-def _imbalance(case: BottleneckCase) -> Bottleneck | None:
+def _imbalance(case: BottleneckCase) -> _Finding:
     if case.plan.degrees.pipeline == 1:
         return None
     slowest, mean = case.prices.balance(case.row, case.pricer.arrays.counts)
     if slowest <= _UNEVEN * mean:
         return None
-    sentence = f"the slowest stage takes {_time(slowest)}, the mean {_time(mean)}"
-    return Bottleneck(
-        id="imbalance",
-        sentence=sentence,
-        share=1 - mean / slowest,
-        advice="another number of stages, or smaller blocks",
-    )
+    return 1 - mean / slowest, f"the slowest stage takes {_time(slowest)}, the mean {_time(mean)}"
 
 
-def _redundant_compute(case: BottleneckCase) -> Bottleneck | None:
+def _redundant_compute(case: BottleneckCase) -> _Finding:
     degrees = case.plan.degrees
     parts = degrees.tensor * degrees.context * degrees.filter * degrees.channel * degrees.spatial
     if parts == 1:
         return None
+    # What all parts of a layer take together, beside the whole layer on one device.
     whole = case.layers(case.plan.micro_batch) * case.plan.batch / case.plan.micro_batch
     in_parts = case.plan.breakdown.compute * parts * degrees.data * degrees.expert * degrees.pipeline
     efficiency = whole / in_parts if in_parts else 1.0
     if efficiency >= _INEFFICIENT:
         return None
-    sentence = f"parts of layers compute {_time(in_parts)} in all, whole layers {_time(whole)}"
-    return Bottleneck(
-        id="redundant-compute",
-        sentence=sentence,
-        share=1 - efficiency,
-        advice="a smaller degree, or larger micro-batches",
-    )
+    return 1 - efficiency, f"parts of layers compute {_time(in_parts)} in all, whole layers {_time(whole)}"
 
 
-def _bubble(case: BottleneckCase) -> Bottleneck | None:
-    return case.found(
-        "bubble",
-        case.plan.breakdown.bubble,
-        "pipeline stages wait",
-        "more micro-batches, interleaved chunks, fewer stages",
-    )
+def _bubble(case: BottleneckCase) -> _Finding:
+    return case.part(case.plan.breakdown.bubble, "pipeline stages wait")
 
 
-def _small_batch(case: BottleneckCase) -> Bottleneck | None:
+def _small_batch(case: BottleneckCase) -> _Finding:
     if case.plan.degrees.data == 1:
         return None
     samples = case.plan.micro_batch
@@ -234,39 +188,25 @@ def _small_batch(case: BottleneckCase) -> Bottleneck | None:
     fixed = max(0.0, 2 * now - case.layers(2 * samples))  # what twice the samples would not take twice
     if fixed <= _LAUNCHES * now:
         return None
-    sentence = f"of the {_time(now)} of {samples} samples a device, {_time(fixed)} would be the same for more"
-    return Bottleneck(
-        id="small-batch", sentence=sentence, share=fixed / now, advice="larger micro-batches, fewer replicas"
-    )
+    return fixed / now, f"of the {_time(now)} of {samples} samples a device, {_time(fixed)} would be the same for more"
 
 
-def _checkpoint(case: BottleneckCase) -> Bottleneck | None:
+def _checkpoint(case: BottleneckCase) -> _Finding:
     lost = 1 - 1 / case.plan.inflation
     if lost < _SAVES:
         return None
-    sentence = f"saves and failures make a job {case.plan.inflation:.2f} times as long, {100 * lost:.0f} % of it"
-    return Bottleneck(
-        id="checkpoint",
-        sentence=sentence,
-        share=lost,
-        advice="cheaper saves (asynchronous, fewer bytes), faster restarts",
-    )
+    return lost, f"saves and failures make a job {case.plan.inflation:.2f} times as long, {100 * lost:.0f} % of it"
 
 
-def _launch_bound(case: BottleneckCase) -> Bottleneck | None:
+def _launch_bound(case: BottleneckCase) -> _Finding:
     arrays = case.pricer.arrays
     ahead = arrays.per_block(launch_seconds(arrays, case.query.cluster))
+    # A backward pass launches twice as many kernels as its forward pass.
     launches = 3 * float(ahead @ case.prices.slowest[case.row]) * case.plan.microbatches
     compute = max(case.plan.breakdown.compute, 1e-300)
     if launches <= _LAUNCHES * compute:
         return None
-    sentence = f"launches take {_time(launches)} of {_time(compute)} of computation"
-    return Bottleneck(
-        id="launch-bound",
-        sentence=sentence,
-        share=launches / compute,
-        advice="larger micro-batches, compiled or fused layers",
-    )
+    return launches / compute, f"launches take {_time(launches)} of {_time(compute)} of computation"
 
 
 def _time(seconds: float) -> str:
@@ -276,20 +216,33 @@ def _time(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} us"
 
 
-RULES: tuple[Callable[[BottleneckCase], Bottleneck | None], ...] = (
-    _gradient_exchange,
-    _layer_collectives,
-    _point_to_point,
-    _congestion,
-    _input,
-    _memory_redundancy,
-    _fragmentation,
-    _weight_update,
-    _imbalance,
-    _redundant_compute,
-    _bubble,
-    _small_batch,
-    _checkpoint,
-    _launch_bound,
+_Rule = Callable[[BottleneckCase], _Finding]
+_RULES: tuple[tuple[str, _Rule, str], ...] = (
+    (
+        "gradient-exchange",
+        _gradient_exchange,
+        "larger batches a device, fewer replicas, or ZeRO inside a node (hsdp)",
+    ),
+    (
+        "layer-collectives",
+        _layer_collectives,
+        "a smaller degree that stays inside a node, or data or pipeline parallelism in its place",
+    ),
+    ("point-to-point", _point_to_point, "larger micro-batches, fewer stages or parts"),
+    ("congestion", _congestion, "more links a node, or degrees that leave the node in fewer groups"),
+    ("input", _input, "more decoding workers, a staged or cached data set, smaller files"),
+    ("memory-redundancy", _memory_redundancy, "zero1, zero2 or fsdp"),
+    (
+        "fragmentation",
+        _fragmentation,
+        "expandable segments of the allocator, equal micro-batches, or recomputation",
+    ),
+    ("weight-update", _weight_update, "divide its state (zero1, fsdp), a fused optimizer, or larger batches"),
+    ("imbalance", _imbalance, "another number of stages, or smaller blocks"),
+    ("redundant-compute", _redundant_compute, "a smaller degree, or larger micro-batches"),
+    ("bubble", _bubble, "more micro-batches, interleaved chunks, fewer stages"),
+    ("small-batch", _small_batch, "larger micro-batches, fewer replicas"),
+    ("checkpoint", _checkpoint, "cheaper saves (asynchronous, fewer bytes), faster restarts"),
+    ("launch-bound", _launch_bound, "larger micro-batches, compiled or fused layers"),
 )
-"""One a bottleneck; that a strategy has no more devices is its limit, and a rejection."""
+"""One a bottleneck, with what to try; that a strategy has no more devices is its limit, and a rejection."""

@@ -49,6 +49,7 @@ def footprint(
     weights and one's gradients; a block that is recomputed. A model that sees one micro-batch an iteration has not yet
     gradients where it has most activations: for it the timeline is followed. The optimizer's step has its own peak.
     """
+    # Everything below has a column for each different stage; the fullest is chosen at the end.
     rows = np.arange(mesh.rows)
     precision = arrays.precision
     shard, level = mesh.shard[:, None].astype(np.float64), mesh.zero[:, None]

@@ -1,4 +1,4 @@
-"""Pipeline stages: the chain of blocks cut into parts so that the slowest takes least."""
+"""Pipeline stages: what each part of a chain of blocks runs, where the chain is cut at given places."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 from trainwright.plan.parallel.mesh import Floats, Ints
 from trainwright.plan.parallel.model_arrays import ModelArrays
 
-__all__ = ["PipelineStages", "cuts", "stages_of"]
+__all__ = ["PipelineStages", "stages_of"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -25,34 +25,6 @@ class PipelineStages:
     """Blocks of each stage, of chunk after chunk."""
     begins: tuple[str, ...]
     """Paths of the modules that all but the first of these begin with, () if they are not known."""
-
-
-def cuts(seconds: Floats, most: int) -> list[Ints]:
-    """Return for 1, 2, ... `most` parts where each ends: contiguous parts, the largest sum of which is least.
-
-    Dynamic programming over (parts, end), n^2 steps a part; of equal choices the one that cuts last.
-    """
-    length = len(seconds)
-    before = np.concatenate([[0.0], np.cumsum(seconds)])
-    spans = np.where(
-        np.arange(length + 1)[:, None] < np.arange(length + 1)[None, :], before[None, :] - before[:, None], np.inf
-    )
-    # best[e] is the least possible largest part of the first e items, for the number of parts so far.
-    best, choices = spans[0], [np.zeros(length + 1, dtype=np.int64)]
-    # One part more: its begin is where the larger of (rest, new part) is smallest, the last such place.
-    for _ in range(1, most):
-        largest = np.maximum(best[:, None], spans)
-        choice = length - np.argmin(largest[::-1], axis=0)
-        choices.append(choice)
-        best = largest[choice, np.arange(length + 1)]
-    found = []
-    # Walk the choices back from the end to find where each part ends.
-    for parts in range(1, most + 1):
-        ends = [length]
-        for choice in choices[parts - 1 : 0 : -1]:
-            ends.append(int(choice[ends[-1]]))
-        found.append(np.array(ends[::-1], dtype=np.int64))
-    return found
 
 
 def stages_of(arrays: ModelArrays, ends: Ints, chunks: int) -> PipelineStages:

@@ -17,12 +17,13 @@ from trainwright.plan.parallel.footprint import MemoryFootprint, footprint
 from trainwright.plan.parallel.fsdp_groups import group_seconds, measured_group_costs
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.pipeline_stages import PipelineStages, cuts, stages_of
+from trainwright.plan.parallel.pipeline_stages import PipelineStages, stages_of
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.data import DataStrategy
 from trainwright.plan.parallel.strategies.pipeline import PipelineStrategy, bubble_slots
 from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad
+from trainwright.plan.pipeline.least_load import shortest_longest_parts
 
 __all__ = ["Pricer", "Prices"]
 
@@ -136,8 +137,10 @@ class Pricer:
         seconds = np.repeat(arrays.per_block(ahead + back)[0], arrays.counts)
         edges = np.append(arrays.part_starts, arrays.runs)
         # Stages may begin at modules only: runs that lie between two of these go together.
+        # Seconds of the parts between two places where a stage may begin.
         parts = np.add.reduceat(seconds, arrays.part_starts)
-        self._cuts = [edges[ends] for ends in cuts(parts, max(1, min(most_parts, arrays.parts)))]
+        most = max(1, min(most_parts, arrays.parts))
+        self._cuts = [edges[ends] for ends in shortest_longest_parts(parts, most)]
         self._stages: dict[tuple[int, int], PipelineStages] = {}
 
     def stages(self, pipeline: int, chunks: int) -> PipelineStages:

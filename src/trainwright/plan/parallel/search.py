@@ -54,6 +54,7 @@ class _Family:
         # Keep what may still be better than the best plan, the most promising shapes first.
         best = self.best[self.left]
         left = self.left[(best <= self.found.score) & (best < np.inf)]
+        # A partial sort is enough: the order within the round does not matter.
         if len(left) > width:
             left = left[np.argpartition(self.best[left], width)]
         now, self.left = left[:width], left[width:]

@@ -32,6 +32,7 @@ def _count_better(
 ) -> int:
     """Return how many labels, up to `most`, are as good as a new one in load, bytes, delay, and devices left."""
     (row, load, heads), (first, free, kind), (own, held, fill, group) = labels, place, goes
+    # A label with more devices left, or that leaves the choice of the next kind open, is no worse for that.
     better = 0
     for more in range(free, heads.shape[1]):
         for side in range(kind + 1):
@@ -53,6 +54,7 @@ def _drop_worse(
 ) -> None:
     """Unlink the labels of a place that a new one is as good as everywhere."""
     (row, load, heads), (first, free, kind), (own, held, fill, group) = labels, place, goes
+    # Linked lists: to drop a label, its predecessor (or the head) points to the one behind it.
     before, other = -1, heads[first, free, kind]
     while other >= 0:
         behind, after = row[other, 5] + 1, row[other, 6]
@@ -83,6 +85,7 @@ def search_placements(
     """
     normals, spare, microbatches, beaten = limits
     n, flying = z.link.size, z.normal.shape[2]
+    # Sums in another order may exceed the period by rounding.
     top = period * (1 + 1e-12)
     # Label 0 is the end of the chain. Lists of labels by (layers left, normal devices left, next stage is special).
     row = np.zeros((capacity, 7), np.int64)
@@ -93,12 +96,14 @@ def search_placements(
     used = 1
     step_load = period / cells if cells else 0.0
     step_room = z.room / cells if cells else 0.0
+    # From the last layer to the first: labels of layers last.. are complete when they are extended.
     for last in range(n, 0, -1):
         for left in range(normals, -1, -1):
             for beside in range(2):
                 label = heads[last, left, beside]
                 while label >= 0:
                     for first in range(last - 1, -1, -1):
+                        # Longer stages only take longer: the first that exceeds the period ends the loop.
                         plain = z.plain[last] - z.plain[first]
                         if plain > top:
                             break
@@ -142,8 +147,10 @@ def search_placements(
                             goes = (own, held, fill, group)
                             if _count_better((row, load, heads), (first, free, kind), goes, beaten) == beaten:
                                 continue
+                            # Labels that the new one beats are of no use, unless some that are beaten are wanted.
                             if beaten == 1:
                                 _drop_worse((row, load, heads), (first, free, kind), goes)
+                            # Too few labels: the caller tries again with more, or with a coarser grid.
                             if used == capacity:
                                 return row, row[:0, 0]
                             row[used, 0], row[used, 1], row[used, 2] = label, first, last
@@ -153,6 +160,7 @@ def search_placements(
                             heads[first, free, kind] = used
                             used += 1
                     label = row[label, 6]
+    # Complete placements are the labels with no layers left, whatever devices they leave idle.
     ends = np.full(used, -1, np.int64)
     count = 0
     for left in range(normals + 1):

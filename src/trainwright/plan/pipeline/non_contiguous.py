@@ -13,15 +13,14 @@ they are contiguous), and the best is returned; T itself never is.
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
-from trainwright.plan.pipeline.contiguous import least_period, one_forward_one_backward
 from trainwright.plan.pipeline.partition import Cost
-from trainwright.plan.pipeline.patterns import Pattern, PatternWork
+from trainwright.plan.pipeline.patterns import Pattern, PatternWork, least_period, one_forward_one_backward
 from trainwright.plan.pipeline.period import valid_period
 from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
 
@@ -49,13 +48,12 @@ class PlacedStage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PatternPlacement:
-    """The stages of the best pattern found, and a bound on the period of every placement of its kind."""
+    """The stages of the best pattern found."""
 
     stages: tuple[PlacedStage, ...]
     pattern: Pattern
     rooms: tuple[int, ...]
     """Of each device, in the units of the pattern's works."""
-    lower_seconds: float
 
 
 def place_contiguous(search: "PlacementSearch") -> PatternPlacement | None:
@@ -67,7 +65,7 @@ def place_contiguous(search: "PlacementSearch") -> PatternPlacement | None:
     known = None
     for stages in search.placements(low * (1 + 2 * _CLOSE), -1):
         known = search.better(stages, known)
-    return None if known is None else replace(known, lower_seconds=min(low, known.pattern.period_seconds))
+    return known
 
 
 def place_madpipe(
@@ -79,7 +77,7 @@ def place_madpipe(
     """
     high = search.alone * (1 + _CLOSE) if known is None else known.pattern.period_seconds
     if not search.placements(high, 1):
-        return known if known is None else replace(known, lower_seconds=high)
+        return known
     # Targets from the bound up to the best period known; each placement gets its least valid period.
     low = search.least_target(1, high)
     tried = set()
@@ -94,7 +92,7 @@ def place_madpipe(
                 if stages not in tried:
                     tried.add(stages)
                     known = search.better(stages, known, limit_seconds)
-    return None if known is None else replace(known, lower_seconds=min(low, known.pattern.period_seconds))
+    return known
 
 
 class PlacementSearch:
@@ -215,7 +213,7 @@ class PlacementSearch:
         pattern = self.valid(stages, limit, limit_seconds)
         if pattern is None:
             return known
-        return PatternPlacement(stages=stages, pattern=pattern, rooms=tuple(self.works(stages)[2]), lower_seconds=0.0)
+        return PatternPlacement(stages=stages, pattern=pattern, rooms=tuple(self.works(stages)[2]))
 
     def least_target(self, spare: int, high: float) -> float:
         """Return the least period for which the programme places all layers, from below, if it does for `high`."""

@@ -1,13 +1,26 @@
 """Where to cut a chain into pipeline stages: the least load of the busiest stage or link, within each device's memory.
 
-A(j, p), the best of layers j.. on p devices, is the least over i of max(load of j..i, link behind i, A(i + 1, p - 1))
-(PipeDream, SOSP 2019, with the true number of micro-batches in flight: the stage that has p - 1 behind it holds
-min(p, m)). O(L^2 P) given the loads. The load of a stage comes from one of three ways to train it:
+The load of a part of `least_load` is that of its stage or of the link behind it, with the true number of micro-batches
+in flight: the stage that has p - 1 behind it holds min(p, m). O(L^2 P) given the loads. The load of a stage comes from
+one of three ways to train it:
 
 - "none": nothing is recomputed;
 - "full": only the inputs of micro-batches in flight are held, everything is recomputed in the backward;
 - "planned": a table of the chain says how much is best held between a micro-batch's forward and its backward, and
-  what the backward then has to recompute, in the memory that is left (see `rematerialised`).
+  what the backward then has to recompute, in the memory that is left (below).
+
+The forward of a micro-batch is far from its backward; the bytes k that it holds in between count once for every
+micro-batch in flight. D(s,t,m,k) is the least time of layers s..t with m slots while one micro-batch runs and at most
+k slots of it held across the gap:
+
+    stop:   plain forwards s..t + C(s,t,m)                                       nothing but the input is held
+    split:  plain forwards s..s'-1 + D(s',t, m - w_a[s'-1], k - w_a[s'-1]) + C(s, s'-1, m)
+    keep:   forward_s + D(s+1,t, m - w_saved[s], k - w_saved[s]) + backward_s
+
+with the limits of C, the table of `persistent` over the whole chain, which every stage shares. A stage with g
+micro-batches in flight takes the least over k of D(s, t, room - (g - 1) k, k). Slots are powers of two of bytes, the
+least in which the room has no more than the most slots, and all slots of the half beside: what fits into so many small
+slots fits into as many large ones, so that more room is never slower.
 """
 
 import math
@@ -16,15 +29,30 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
+
 from trainwright.errors import PipelineError
 from trainwright.model.chain import Chain
-from trainwright.plan.pipeline.rematerialised import RematerialisationTables
+from trainwright.plan.memory.persistent import PersistentTable
+from trainwright.plan.memory.sizes import sizes_of
+from trainwright.plan.pipeline.least_load import Floats, Ints, least_load_partitions
 from trainwright.plan.pipeline.stage_memory import StageHolding, WeightBytes, stage_holding, weight_bytes
 from trainwright.plan.pipeline.stage_memory import input_bytes as received
 from trainwright.validators import check, integer
 
-__all__ = ["ChainPartition", "Cost", "StagePart", "Way", "cut_chain", "parts_of", "training_ways"]
+__all__ = [
+    "ChainPartition",
+    "Cost",
+    "RematerialisationTables",
+    "StagePart",
+    "Way",
+    "cut_chain",
+    "parts_of",
+    "training_ways",
+]
 
+_SLOTS = 120
 Way = Literal["none", "full", "planned"]
 Cost = Callable[[int, int, int], float]
 """(first layer, last layer, micro-batches in flight) -> seconds of a micro-batch, inf if it does not fit."""
@@ -62,30 +90,24 @@ def cut_chain(
     check(microbatches, integer(minimum=1), "microbatches", PipelineError)
     flying = {left: microbatches if every else min(left, microbatches) for left in range(1, stages + 1)}
     links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
-    # best[first, left]: the least load of layers first.. on `left` stages, and where the first of these ends.
-    best = {(layers + 1, 0): (0.0, 0)}
-    for left in range(1, stages + 1):
+
+    def best_ends(rest: Floats, left: int) -> tuple[Floats, Ints]:
+        loads, ends = np.full(layers + 1, np.inf), np.zeros(layers + 1, np.int64)
         for first in range(1, layers + 1):
-            choice = (math.inf, 0)
-            for last in range(first, layers - left + 2):
-                rest = best.get((last + 1, left - 1))
+            for last in range(first, layers + 1):
                 # Neither the rest nor the link can get better by another cost of this stage.
-                if rest is None or max(rest[0], links[last - 1]) >= choice[0]:
-                    continue
-                load = max(cost(first, last, flying[left]), links[last - 1], rest[0])
-                if load < choice[0]:
-                    choice = (load, last)
-            if choice[1]:
-                best[first, left] = choice
-    if (1, stages) not in best:
+                least = max(rest[last], links[last - 1])
+                if least < loads[first - 1]:
+                    load = max(cost(first, last, flying[left]), least)
+                    if load < loads[first - 1]:
+                        loads[first - 1], ends[first - 1] = load, last
+        return loads, ends
+
+    load, ends = least_load_partitions(layers, stages, best_ends)[-1]
+    if math.isinf(load):
         return None
-    # Follow the choices from the first layer.
-    ends, first = [], 1
-    for left in range(stages, 0, -1):
-        ends.append(best[first, left][1])
-        first = ends[-1] + 1
     parts = parts_of(chain, ends, cost, [flying[left] for left in range(stages, 0, -1)], bandwidth)
-    return None if parts is None else ChainPartition(parts=parts, load_seconds=best[1, stages][0], way=way)
+    return None if parts is None else ChainPartition(parts=parts, load_seconds=load, way=way)
 
 
 def parts_of(
@@ -110,6 +132,34 @@ def parts_of(
         )
         first = last + 1
     return tuple(parts)
+
+
+class RematerialisationTables:
+    """D of a chain for slots of every size, made when they are first asked for; the loss goes with the last layer."""
+
+    def __init__(self, chain: Chain) -> None:
+        self._sizes, self._layers, self._steps = sizes_of(chain), len(chain.stages), len(chain.steps)
+        self._persistent = cache(lambda unit: PersistentTable(chain, unit=unit, slots=_SLOTS))
+        self._rows = cache(self._across)
+
+    def seconds(self, first: int, last: int, flying: int, room: int) -> float:
+        """Return the least time of layers first..last for a micro-batch of so many in flight; inf if none fits."""
+        if room < 0:
+            return math.inf
+        unit = 1 << (room // (_SLOTS + 1)).bit_length()
+        found = self._least(first, last, flying, unit, room // unit)
+        return found if unit == 1 else min(found, self._least(first, last, flying, unit // 2, _SLOTS))
+
+    def _least(self, first: int, last: int, flying: int, unit: int, slots: int) -> float:
+        held = np.arange(slots // flying + 1)
+        return float(self._rows(unit, last)[first - 1][slots - (flying - 1) * held, held].min())
+
+    def _across(self, unit: int, last: int) -> NDArray[np.float32]:
+        """D(s, last, m, k) for all s, with k in slots."""
+        from trainwright.plan.pipeline._rematerialised import fill_across
+
+        end = self._steps if last == self._layers else last
+        return fill_across(self._sizes, self._persistent(unit).table, end - 1, (unit, unit - 1, _SLOTS))
 
 
 def training_ways(

@@ -133,6 +133,7 @@ class _PeriodProgram:
             elif other > stage:
                 terms.append((self.pairs[("F", stage), ("F", other)], -work.each))
             constant += work.each if other <= stage else 0
+        # Coefficients of bytes would swamp those of times: HiGHS wants all near one.
         scale = max(1, room)
         self._limit([(column, factor / scale) for column, factor in terms], -math.inf, (room - constant) / scale)
 

@@ -14,7 +14,6 @@ from itertools import accumulate, combinations
 from typing import get_args
 
 from trainwright.model.chain import Chain, Stage
-from trainwright.plan.pipeline.contiguous import candidate_periods, group_stages, least_period, one_forward_one_backward
 from trainwright.plan.pipeline.non_contiguous import (
     PatternPlacement,
     PlacedStage,
@@ -22,9 +21,23 @@ from trainwright.plan.pipeline.non_contiguous import (
     place_contiguous,
     place_madpipe,
 )
-from trainwright.plan.pipeline.partition import ChainPartition, Cost, StagePart, Way, cut_chain, parts_of, training_ways
-from trainwright.plan.pipeline.patterns import PatternWork
-from trainwright.plan.pipeline.rematerialised import RematerialisationTables
+from trainwright.plan.pipeline.partition import (
+    ChainPartition,
+    Cost,
+    RematerialisationTables,
+    StagePart,
+    Way,
+    cut_chain,
+    parts_of,
+    training_ways,
+)
+from trainwright.plan.pipeline.patterns import (
+    PatternWork,
+    candidate_periods,
+    group_stages,
+    least_period,
+    one_forward_one_backward,
+)
 from trainwright.plan.pipeline.schedules import Orders, PipelineTimeline, deep_orders, orders_of, simulate_orders
 from trainwright.plan.pipeline.stage_memory import PATTERNS, WeightBytes, in_flight, stage_holding
 
@@ -218,7 +231,6 @@ class PipelineProblem:
             ),
             pattern=one_forward_one_backward(works, [link / 2 for link in links], known[0]),
             rooms=tuple(part.flying for part in parts),
-            lower_seconds=0.0,
         )
 
     def _orders(

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.model.chain import Chain, Option, Stage
 from trainwright.plan.layout import Degrees, Layout
-from trainwright.plan.pipeline.non_contiguous import PatternPlacement, PlacementSearch
+from trainwright.plan.pipeline.non_contiguous import PatternPlacement
 from trainwright.plan.pipeline.partition import ChainPartition, Way
 from trainwright.plan.pipeline.pipeline_search import PipelineProblem
 from trainwright.plan.pipeline.schedules import PipelineTimeline
@@ -35,7 +35,7 @@ class PipelinePlan:
     """As it was cut: gradients of parameters are part of the weights."""
     weights: WeightBytes
     placements: dict[str, PatternPlacement] = field(default_factory=dict, repr=False)
-    """By pattern (1f1b-star, madpipe), where the schedule is one: stages on devices, the period, a bound on it."""
+    """By pattern (1f1b-star, madpipe), where the schedule is one: stages on devices, and the period."""
 
     @property
     def devices(self) -> tuple[int, ...]:
@@ -132,11 +132,7 @@ def plan_pipeline(
         partition=partition,
         alternatives={way: problem.cut(memory_bytes, way) for way in kinds},
         timelines={name: each.timeline for name, each in found.items()},
-        placements={
-            name: _bounded(problem.search(memory_bytes), each.placement)
-            for name, each in found.items()
-            if each.placement is not None
-        },
+        placements={name: each.placement for name, each in found.items() if each.placement is not None},
         schedule=chosen,
         microbatches=microbatches,
         memory_bytes=memory_bytes,
@@ -144,13 +140,6 @@ def plan_pipeline(
         chain=chain,
         weights=weights,
     )
-
-
-def _bounded(search: PlacementSearch, placement: PatternPlacement) -> PatternPlacement:
-    """Return a placement with the bound on periods in all of the memory."""
-    special = len({each.device for each in placement.stages}) < len(placement.stages)
-    period = placement.pattern.period_seconds
-    return replace(placement, lower_seconds=min(period, search.least_target(1 if special else -1, period)))
 
 
 def _without_gradients(chain: Chain) -> Chain:

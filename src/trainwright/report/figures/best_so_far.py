@@ -82,6 +82,7 @@ def _draw_dots(
     x: NDArray[np.float64],
     thin: NDArray[np.int64],
 ) -> list[Json]:
+    # What was stopped early has a value, but not of its full length.
     stopped = np.array([overview.trials[at].status is not Status.COMPLETE for at in order])
     feasible = overview.within[order]
     size, opacity = (6, 0.9) if len(thin) <= 300 else (4, 0.5)

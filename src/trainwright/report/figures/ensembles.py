@@ -38,6 +38,7 @@ def ensemble_front(selection: ChosenEnsemble) -> Figure:
     chosen = tuple(member.trial for member in pick.members)
     points = sorted(front.points, key=lambda point: (point.seconds_per_row or len(point.members), point.loss))
     costs = [(point.seconds_per_row or 0.0) * per if timed else float(len(point.members)) for point in points]
+    # A point belongs to the line where it is the least so far.
     losses = np.minimum.accumulate([point.loss for point in points])
     # The front has three axes; points that are on it for their few bytes only lie above the line of the other two.
     line = [at for at, point in enumerate(points) if at == 0 or point.loss < losses[at - 1]]
@@ -73,8 +74,6 @@ def ensemble_front(selection: ChosenEnsemble) -> Figure:
 def _score_singles(front: Front) -> tuple[list[int], list[float], Sequence[float | None]]:
     """Return the models that selection looked at: trials, losses of each alone, and seconds per row if measured."""
     candidates = front.candidates
-    if candidates is None:
-        return [], [], []
     losses = make_scorer(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
     seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
     return candidates.trials.tolist(), losses.tolist(), seconds
@@ -161,6 +160,7 @@ def disagreement_figure(report: EnsembleReport) -> Figure | None:
     difference = np.array(report.disagreement)
     classes = report.output == "classes"
     form = ".1%" if classes else ".3g"
+    # Each pair once: the matrix is symmetric.
     pairs = difference[np.triu_indices(len(difference), 1)]
     content = f"{pairs.mean():.1%} of rows" if classes else f"{number(float(pairs.mean()), 3)}"
     correlation = (

@@ -37,12 +37,14 @@ def forecast_figure(overview: Overview, plan: Mapping[str, Any] | None) -> Figur
     hours, most, wall, wall_most = (float(item) if isinstance(item, int | float) else math.nan for item in content)
     if not math.isfinite(hours) or not math.isfinite(most):
         return None
+    # Device-hours add up in the order in which results came.
     spent = np.cumsum([overview.trials[at].device_seconds / 3600 for at in overview.results])
     thin = thinned(len(spent), _MOST_POINTS)
     traces: list[Json] = [
         draw_lines("forecast, nine of ten below", [0, trials], rounded([0.0, most]), "--muted", _TIP, dash="dot"),
         draw_lines("forecast, median", [0, trials], rounded([0.0, hours]), "--blue", _TIP, dash="dash"),
     ]
+    # Before the first result there is only the forecast.
     if len(spent):
         x, y = [0, *(thin + 1).tolist()], rounded([0.0, *spent[thin]])
         traces.append(draw_lines("happened", x, y, "--orange", _TIP, width=2.5))

@@ -6,7 +6,6 @@ A group says by itself whether the study has something to draw: it returns no fi
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
@@ -36,7 +35,6 @@ class FigureSource:
 
     overview: Overview
     directory: Path | None = None
-    workers_by: Literal["slot", "device"] = "slot"
     parameter_order: Sequence[str] = ()  # set by the group "importance" for the group "parallel"
 
     @property
@@ -124,7 +122,8 @@ def _draw_ensembles(source: FigureSource) -> DrawnGroup:
         return DrawnGroup()
     try:
         found = choose_study_ensemble(source.overview.state, source.directory)
-    except EnsembleError as error:  # a library that allows no selection must not cost the other figures
+    except EnsembleError as error:
+        # A library that allows no selection must not cost the other figures.
         return DrawnGroup(notes=[f"{error}."])
     if found is None:
         return DrawnGroup()
@@ -137,7 +136,7 @@ def _draw_forecast(source: FigureSource) -> DrawnGroup:
 
 
 def _draw_workers(source: FigureSource) -> DrawnGroup:
-    return _collect_figures(utilisation(source.overview, by=source.workers_by))
+    return _collect_figures(utilisation(source.overview))
 
 
 GROUPS: Mapping[str, FigureGroup] = {

@@ -17,6 +17,7 @@ def importance_figure(importance: Importance, metric: str, objective: int = 0) -
     at = [importance.names.index(name) for name in known]
     names = [escape(name, 30) for name in known]
     shares = [importance.shares[place] for place in at]
+    # Half-samples differ by what chance gave them: that is the interval.
     intervals = [rounded([importance.low[place], importance.high[place]], 4) for place in at]
     first = ", then ".join(f"{name} ({share:.0%})" for name, share in list(zip(names, shares, strict=True))[:2])
     others = len(importance.names) - len(importance.known)

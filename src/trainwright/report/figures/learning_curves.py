@@ -94,6 +94,7 @@ def _draw_curves(name: str, style: tuple[str, float], trials: list[TrialState], 
         y += [*metrics, math.nan]
         numbers += [trial.number] * len(epochs) + [None]
     colour, opacity = style
+    # A curve of one epoch has no length.
     lone = any(len(trial.reports) == 1 for trial in trials)
     tip = "trial %{customdata}, epoch %{x}: %{y:.4g}"
     best = name == "best"
@@ -144,6 +145,7 @@ def _epoch_axis(overview: Overview) -> Json:
     if not _is_geometric(rungs):
         return axis("epoch", rangemode="tozero")
     ticks = sorted({*rungs, overview.epochs})
+    # A little room at both ends, so that the first and last ticks are whole.
     ends = [math.log10(min(ticks[0], 1)) - 0.03, math.log10(overview.epochs) + 0.03]
     return axis("epoch (logarithmic)", type="log", tickvals=ticks, ticktext=[f"{t:,}" for t in ticks], range=ends)
 

@@ -63,6 +63,7 @@ def hypervolume_figure(state: State) -> Figure | None:
 
 def _trade_off(overview: Overview, other: int) -> Figure:
     goals = overview.objectives[0], overview.objectives[other]
+    # The front is drawn whole; of the others an even choice is enough.
     plain = np.setdiff1d(overview.results, overview.front)
     plain = plain[thinned(len(plain), _MOST_POINTS)]
     points = overview.values[overview.results][:, [0, other]]
@@ -82,6 +83,7 @@ def _trade_off(overview: Overview, other: int) -> Figure:
     line: Json = {"mode": "lines+markers", "line": {"color": "--orange", "width": 1.5, "shape": "hv"}}
     steps = line if len(overview.objectives) == 2 else {}
     wanted = " and ".join(f"{'low' if goal.direction == 'min' else 'high'} {escape(goal.metric, 40)}" for goal in goals)
+    # How many results keep all bounds.
     holding = int(overview.within[overview.results].sum())
     bound = (
         f" Dashed red: the bounds, which {count(holding, 'result')} of {len(overview.results):,} keep."

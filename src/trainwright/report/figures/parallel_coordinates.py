@@ -85,6 +85,7 @@ def _parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) ->
     parameter = space.parameters[column.name]
     if column.kind == "choice":
         values = parameter.values if isinstance(parameter, Choice) else ()
+        # Choices are spread evenly, whatever their values are.
         span = max(len(values) - 1, 1)
         ticks = [(code / span, escape(shown(value), 14)) for code, value in enumerate(values)]
         return _Axis(column.name, units / span, _thin_ticks(ticks))
@@ -108,6 +109,7 @@ def _result_axis(overview: Overview, objective: int, lines: Sequence[int]) -> _A
     values = overview.values[lines, objective]
     ordered = np.sort(values)
     low_is_good = overview.objectives[objective].direction == "min"
+    # Equal results share the mean of their ranks.
     places = (np.searchsorted(ordered, values) + np.searchsorted(ordered, values, side="right") - 1) / 2
     places = places / max(len(values) - 1, 1)
     marks = np.linspace(0.0, 1.0, 5)

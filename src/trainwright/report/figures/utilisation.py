@@ -1,7 +1,6 @@
 """Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,16 +33,17 @@ class _Run:
     how: str  # a key of _COLOURS
 
 
-def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -> Figure | None:
-    """Return bars per slot, or a map of shares where they would be too many; None if no run has a start.
+def utilisation(overview: Overview) -> Figure | None:
+    """Return bars per device, or a map of shares where they would be too many; None if no run has a start.
 
-    By "device" each run has a bar on every device that it held, so that a resize is seen as a change of rows; where
-    all runs name one device, such as the processor, slots stand for devices.
+    Each run has a bar on every device that it held, so that a resize is seen as a change of rows; where runs share
+    one device, slots stand for devices.
     """
-    # All runs on one device, such as the processor, would be one row; slots tell more.
-    runs = _collect_runs(overview, by)
-    word = "device" if by == "device" and len({run.slot for run in runs}) > 1 else "slot"
-    runs = runs if word == by else _collect_runs(overview, word)
+    leases = [lease for trial in overview.trials for lease in trial.leases.values()]
+    # Many slots share the processor, or one GPU: their runs would lie on top of each other, so slots stand for it.
+    several = len({name for lease in leases for name in lease.devices} - {"cpu"}) > 1
+    word = "device" if several else "slot"
+    runs = _collect_runs(overview, word)
     total = overview.clock.total
     if not runs or not total > 0:
         return None
@@ -59,7 +59,8 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
     height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
     whole = height + 200
     # The line below has a fixed height in pixels, so its share of the plot depends on the number of rows.
-    foot = 90 / (whole - 90)  # share of the plot that the line below takes
+    # The share of the plot that the line below takes.
+    foot = 90 / (whole - 90)
     above = axis(domain=[foot + 0.06, 1.0], showgrid=False)
     if many:
         above |= {"tickvals": [], "title": {"text": f"{len(slots):,} {word}s"}}
@@ -87,13 +88,14 @@ def utilisation(overview: Overview, *, by: Literal["slot", "device"] = "slot") -
 _BREAK: Json = {"color": "--ink", "width": 1, "dash": "dot"}
 
 
-def _collect_runs(overview: Overview, by: str) -> list[_Run]:
+def _collect_runs(overview: Overview, word: str) -> list[_Run]:
     leases = [
         (trial, lease)
         for trial in overview.trials
         for lease in trial.leases.values()
         if lease.started_at is not None and lease.slot
     ]
+    # A slot is named by its host only where several hosts worked.
     writers = overview.state.writers
     hosts = {lease.writer: writers[lease.writer].host if lease.writer in writers else "" for _, lease in leases}
     # Names of hosts are shown only where there are several.
@@ -110,7 +112,7 @@ def _collect_runs(overview: Overview, by: str) -> list[_Run]:
             _end_word(overview, trial, lease),
         )
         for (trial, lease), start, end in zip(leases, starts.tolist(), ends.tolist(), strict=True)
-        for place in (lease.devices if by == "device" and lease.devices else (lease.slot,))
+        for place in (lease.devices if word == "device" and lease.devices else (lease.slot,))
     ]
 
 
@@ -185,7 +187,8 @@ def _draw_bars(runs: list[_Run], per: float) -> list[Json]:
 
 
 def _draw_map(busy: NDArray[np.float64], end: float) -> Json:
-    group = -(-len(busy) // 100)  # a row stands for several slots if they are very many
+    # A row stands for several slots if they are very many.
+    group = -(-len(busy) // 100)
     rows = [busy[at : at + group].mean(axis=0) for at in range(0, len(busy), group)]
     edges = np.linspace(0, end, _BINS + 1)
     centres, places = rounded((edges[:-1] + edges[1:]) / 2), list(range(len(rows)))[::-1]

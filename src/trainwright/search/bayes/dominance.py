@@ -79,6 +79,7 @@ class Dominance:
             room = max(stop, 2 * len(self._classes)) - len(self._classes)
             self._Z = np.concatenate([self._Z, np.zeros((len(self._Z), room))], axis=1)
             self._classes = np.concatenate([self._classes, np.zeros(room, np.int8)])
+        # Within a bound no excess is better than another, so all of it is 0.
         over = np.maximum(0.0, outcomes[:, self._objectives :] - self._bounds[self._objectives :])
         self._Z[: self._objectives, start:stop] = outcomes[:, : self._objectives].T
         self._Z[self._objectives :, start:stop] = over.T
@@ -99,6 +100,7 @@ def dominated_shares(losses: Array) -> Array:
     dominance = Dominance(losses.shape[1], np.full(losses.shape[1], np.inf))
     dominance.take(losses, np.zeros(len(losses), np.bool_), 0)
     dominance.enter(0, len(losses), counts)
+    # Rows that as many dominate share the middle of their places.
     _, place, sizes = np.unique(counts, return_inverse=True, return_counts=True)
     found: Array = ((np.cumsum(sizes) - 0.5 * sizes) / max(1, len(losses)))[place]
     return found

@@ -55,6 +55,7 @@ def _plant(view: SearchView, M: Array, y: Array, least_rows: int) -> Trees:
     trees, count = Trees(view.space, view.seed, _TREES, least_rows=least_rows), len(y)
     trees.reserve(count)
     y = _clip(y)
+    # All trees are planted when the last row comes, from all rows.
     trees.grow(M, y, count - 1, count, np.full(_TREES, count))
     trees.average(y)
     return trees
@@ -86,6 +87,7 @@ def _clip(losses: Array) -> Array:
 
 def _middle_and_scale(losses: Array) -> tuple[float, float]:
     """Return mean and deviation, in halves, since the range of doubles is no double."""
+    # The sum of two large losses may overflow where that of their halves does not.
     half = 0.5 * losses
     top = float(np.abs(half).max()) or 1.0
     return 2.0 * float(half.mean()), 2.0 * top * float((half / top).std()) or 1.0

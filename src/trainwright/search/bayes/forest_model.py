@@ -10,7 +10,7 @@ from trainwright.randomness import rng
 from trainwright.search.bayes import targets as target_kernels
 from trainwright.search.bayes import trees as tree_kernels
 from trainwright.search.bayes.dominance import Dominance, dominated_shares
-from trainwright.search.bayes.loop import penalised, simplex
+from trainwright.search.bayes.loop import add_penalties, draw_weights
 from trainwright.search.bayes.rung_scale import RungScale, scale_size
 from trainwright.search.view import SearchView
 from trainwright.space import Space
@@ -236,7 +236,7 @@ class Forest:
         """
         if self._plain:
             return np.asarray(targets[0, :count])
-        y: Array = penalised(targets[:, :count], 1, limits)[0]
+        y: Array = add_penalties(targets[:, :count], 1, limits)[0]
         failed = self._failed[:count].copy()
         failed[: self._recalled.shape[1]] = False
         # Set after the penalties: a failed trial is as bad as the worst sum, not as the sum of the worst.
@@ -259,7 +259,7 @@ class Forest:
         if size > most:
             mix = np.ones(1)
             if self._objectives > 1:
-                mix = simplex(rng(self._seed, "tree-weights", size, t), self._objectives)
+                mix = draw_weights(rng(self._seed, "tree-weights", size, t), self._objectives)
             # A crowded tree keeps the best rows, the newest ones, and a random sample of the rest.
             appeal = rng(self._seed, "rows", t).random(size)  # for those of no distinction: by chance
             ranks = np.argsort(np.argsort(losses[:size, : len(mix)], axis=0, kind="stable"), axis=0)

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, find_new, good_rows, least_places
-from trainwright.search.searcher import opening, propose
+from trainwright.search.searcher import propose, propose_default
 from trainwright.search.transfer import EarlierStudy, Experience, Recalled, Transfer
 from trainwright.search.view import SearchView
 from trainwright.space import Space
@@ -98,7 +98,7 @@ class ForestSearcher(BayesianSearcher):
     def in_design(self, view: SearchView, number: int) -> bool:
         """Whether a trial is of the initial design; with rows of another study the forest needs but a start."""
         if self.warm_start is not None and self.transfer == "surrogate":
-            return number <= len(self.points)
+            return number == 0
         return BayesianSearcher.in_design(self, view, number)
 
     def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
@@ -138,12 +138,12 @@ class ForestSearcher(BayesianSearcher):
     def propose_design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
         """Return a configuration of the initial design; an earlier study's best comes first, then its mixture."""
         recalled = self._recall(view)
-        if recalled is not None and number == len(self.points):
+        if recalled is not None and number == 0:
             best = find_new(view, recalled.best, np.zeros(len(recalled.best)), view.tried, taken)
             if best is not None:
                 return propose(view, recalled.best[best], number, searcher=self.name, design="recalled")
         if recalled is not None and recalled.mixture is not None:
-            opened = opening(view, number, taken, self.points, searcher=self.name)
+            opened = propose_default(view, number, taken, searcher=self.name)
             if opened is not None:
                 return opened
             rows = recalled.mixture.draw(rng(view.seed, "initial", number), _DRAWS)

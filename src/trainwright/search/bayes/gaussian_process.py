@@ -61,9 +61,11 @@ class Embedding:
 
     def __call__(self, rows: Array, fidelity: Array | None = None) -> Array:
         """Return points [rows, features]; `fidelity` z [rows], 1 if not given, where the embedding has it."""
+        # One block of features for each kind of column: units, lifts of inactive ones, one-hot codes, fidelity.
         points = np.empty((len(rows), len(self.owners)))
         points[:, : len(self._units)] = rows[:, self._units]
         if self._gaps:
+            # An inactive unit must be as far from all active values, so it leaves their line.
             lifted = slice(len(self._units), len(self._units) + len(self._gaps))
             points[:, lifted] = _INACTIVE_OFFSET * np.isnan(rows[:, self._gaps])
             np.copyto(points, 0.5, where=np.isnan(points))
@@ -103,6 +105,7 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     d, n = len(theta) - 2, len(y)
     signal, noise = np.exp(theta[-2:])
     Z = points / np.exp(theta[:-2])[owners]
+    # Scaled first, so that one product of matrices gives all squared distances.
     squares = _squares(Z, Z)
     slopes = signal * slope(squares)
     C = signal * correlation(squares)
@@ -112,6 +115,7 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     L, failed = lapack.dpotrf(K, lower=1)
     if failed:
         return np.inf, np.zeros_like(theta)
+    # The gradient needs the inverse itself, which LAPACK makes from the factor.
     inverse, _ = lapack.dpotri(L, lower=1)
     inverse = np.tril(inverse) + np.tril(inverse, -1).T
     alpha = inverse @ y
@@ -119,11 +123,13 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     A = inverse - np.outer(alpha, alpha)
     W = A * slopes
     gradient = np.empty_like(theta)
+    # The derivative by a length is a sum over pairs, written as two products so that no n x n x d array is made.
     moments = W.sum(axis=1) @ (Z * Z) - (Z * (W @ Z)).sum(axis=0)
     gradient[:-2] = -2.0 * np.bincount(owners, moments, d)
     gradient[-2] = 0.5 * np.vdot(A, C)
     gradient[-1] = 0.5 * noise * np.trace(A)
     loss = 0.5 * float(y @ alpha) + float(np.log(L.diagonal()).sum())
+    # The priors make it a posterior: with few trials the likelihood alone prefers no length at all.
     mean, deviation = _prior(d)
     offset = (theta - mean) / deviation
     return loss + 0.5 * float(offset @ offset), gradient + offset / deviation
@@ -200,10 +206,12 @@ class Posterior:
         factor = np.zeros((old + new, old + new))
         factor[:old, :old] = self.factor
         block = self.between(points, points)
+        # Noise stands on the diagonal only: repeated points may have different results.
         block.flat[:: new + 1] += self.hyperparameters.noise if noise is None else noise
         if old:
             across = solve_triangular(self.factor, self.between(self.points, points), lower=True, check_finite=False)
             factor[old:, :old] = across.T
+            # What the old points say already is taken out: the Schur complement.
             block -= across.T @ across
         factor[old:, old:] = cholesky(block, lower=True, check_finite=False)
         return Posterior(
@@ -235,6 +243,7 @@ class Posterior:
         from scipy.linalg import cho_solve
 
         signal = self.hyperparameters.signal
+        # The same as `predict` for one point, and the derivatives by its features along the way.
         offset = point / self._scales - self._scaled
         squares = np.einsum("ij,ij->i", offset, offset)
         slopes = signal * slope(squares)
@@ -269,6 +278,7 @@ def _squares(first: Array, second: Array) -> Array:
     left = np.concatenate([-2.0 * first, lengths[0], ones[0]], axis=1)
     right = np.concatenate([second, ones[1], lengths[1]], axis=1)
     squares: Array = left @ right.T
+    # Rounding may leave a small negative distance, whose root would be nan.
     np.maximum(squares, 0.0, out=squares)
     if first is second:
         squares.flat[:: len(first) + 1] = 0.0

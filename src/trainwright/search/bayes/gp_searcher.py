@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from trainwright.randomness import rng
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit
 from trainwright.search.bayes.improvement import Improvement
-from trainwright.search.bayes.loop import BayesianSearcher, good_rows, penalised, simplex
+from trainwright.search.bayes.loop import BayesianSearcher, add_penalties, draw_weights, good_rows
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
@@ -59,12 +59,12 @@ class GaussianProcessSearcher(BayesianSearcher):
     def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
         """Choose one after the other, each believed at its posterior mean before the next."""
         # Several objectives become one by weights that are drawn anew for each batch.
-        weights = simplex(rng(view.seed, "weights", numbers[0]), view.objectives)
+        weights = draw_weights(rng(view.seed, "weights", numbers[0]), view.objectives)
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
         # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
         # as the forest does, found less on learning curves (`benchmarks/search/rules.py`).
-        targets = _penalised(view.outcomes[places], view.bounds, view.objectives)
+        targets = _make_targets(view.outcomes[places], view.bounds, view.objectives)
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
         # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
@@ -80,6 +80,7 @@ class GaussianProcessSearcher(BayesianSearcher):
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
         """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
         # Hyperparameters are fitted only at certain sizes, so that a resumed study repeats them.
+        # A fit costs far more than a row more in the factor, so it comes at sizes that grow by a sixteenth.
         size, later = _fitted_sizes(view.count, self.max_rows // _GROWTHS)
         state = view.revision, size, view.partial
         known = cast(_Known | None, view.memo.get(self))
@@ -92,7 +93,7 @@ class GaussianProcessSearcher(BayesianSearcher):
         places = np.concatenate([first, np.arange(size, view.count)])
         points = embedding(view.rows[places], view.progress[places])
         if known is None or not _begins(points, known.posteriors[0].points):
-            y = _penalised(view.outcomes[first], view.bounds, view.objectives)
+            y = _make_targets(view.outcomes[first], view.bounds, view.objectives)
             generators = [rng(view.seed, "fit", size, j) for j in range(view.objectives)]
             begun = points[: len(first)]
             fitted = [fit(begun, embedding.owners, y[j], generator) for j, generator in enumerate(generators)]
@@ -105,10 +106,10 @@ class GaussianProcessSearcher(BayesianSearcher):
         return places, posteriors
 
 
-def _penalised(losses: Array, bounds: Array, objectives: int) -> Array:
+def _make_targets(losses: Array, bounds: Array, objectives: int) -> Array:
     """Return targets [objectives, rows] of losses [rows, objectives and constraints], broken bounds added to each."""
     pairs = [_standardised(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
-    return penalised(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
+    return add_penalties(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
 
 
 def _standardised(losses: Array, bound: float) -> tuple[Array, float]:
@@ -142,6 +143,7 @@ def _bent(values: Array) -> Array:
     # ((1 + |v|)^p - 1) / p upwards with p the power, downwards with 2 less the power and the other sign.
     p = np.where(up, powers, 2.0 - powers)
     bent = np.where(up, 1.0, -1.0) * np.where(np.abs(p) < 1e-9, size, np.expm1(p * size) / np.where(p == 0.0, 1.0, p))
+    # The likelihood of the transform needs its derivative at each value.
     slopes = (np.where(up, powers - 1.0, 1.0 - powers) * size)[:, :-1].sum(axis=1)  # logarithms of the derivative
     deviation = np.maximum(bent[:, :-1].std(axis=1), 1e-12)
     best = int(np.argmax(slopes - (len(values) - 1) * np.log(deviation)))
@@ -173,6 +175,7 @@ def _thinned(view: SearchView, count: int, most: int) -> Places:
         here = np.flatnonzero(rungs == rung)
         if len(here) > room:
             ranks = np.argsort(np.argsort(view.losses[here], axis=0, kind="stable"), axis=0).sum(axis=1)
+            # Failed rows come last: they say where not to go, which few of them do as well as many.
             order = here[np.argsort(np.where(view.failed[here], np.inf, ranks), kind="stable")]
             best = int(_BEST * room)
             rest = np.sort(order[best:])

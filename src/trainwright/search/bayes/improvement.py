@@ -57,6 +57,7 @@ class Improvement(Acquisition):
         """
         if len(rows):
             points = self._embedding(rows)
+            # What is believed may be the new best: an improvement over it is what the next trial is for.
             self._best = min(self._best, float(self._predict(points)[0].min()) - self._margin)
             self._posteriors = [posterior.append(points, _BELIEVED) for posterior in self._posteriors]
 
@@ -80,6 +81,7 @@ class Improvement(Acquisition):
 
         climbed = []
         for row, point in zip(rows, self._embedding(rows), strict=True):
+            # Inactive columns have no gradient; choices and grids stay where they are.
             active = ~np.isnan(row[self._continuous])
             columns, places = self._continuous[active], self._feature[active]
             if not len(columns):

@@ -5,9 +5,9 @@ crossovers of good rows, and from the neighbours of the best; what was tried or 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.candidates import Moves
-from trainwright.search.quasirandom import from_the_middle, spread
-from trainwright.search.searcher import draw_new, opening, propose
+from trainwright.search.quasirandom import draw_spread, from_the_middle
+from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
 from trainwright.settings import Settings
 from trainwright.space.configuration import Configuration
 from trainwright.validators import integer, optional
 
-__all__ = ["Acquisition", "BayesianSearcher", "find_new", "good_rows", "least_places", "penalised", "simplex"]
+__all__ = ["Acquisition", "BayesianSearcher", "add_penalties", "draw_weights", "find_new", "good_rows", "least_places"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -68,7 +68,6 @@ class BayesianSearcher(Settings, error=SearchError):
     initial: Annotated[int | None, optional(integer(minimum=0)), "results before the surrogate is asked"] = (
         None  # columns + 1, at most half of all trials
     )
-    points: Sequence[Mapping[str, Any]] = field(default=(), hash=False)  # configurations to try first
     candidates: Annotated[int, integer(minimum=8), "rows asked before the local search"] = 1000
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
@@ -95,13 +94,13 @@ class BayesianSearcher(Settings, error=SearchError):
         return view.count_results < max(1, self._count_initial(view))
 
     def propose_design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
-        """Return a configuration of the initial design: the user's points, the default, then a spread sequence."""
-        opened = opening(view, number, taken, self.points, searcher=self.name)
+        """Return a configuration of the initial design: the default, then a spread sequence."""
+        opened = propose_default(view, number, taken, searcher=self.name)
         if opened is not None:
             return opened
         # The low-discrepancy sequence starts in the middle of the space and moves outwards.
         count = max(2 * view.space.dimension + 1, self._count_initial(view))
-        row = spread(view, from_the_middle(view, number, count, "halton"), taken, "halton")
+        row = draw_spread(view, from_the_middle(view, number, count, "halton"), taken, "halton")
         return propose(view, row, number, searcher=self.name, design="halton")
 
     def _choose(
@@ -188,7 +187,7 @@ def _moves(view: SearchView) -> Moves:
     return moves
 
 
-def penalised(targets: Array, objectives: int, bounds: Array) -> Array:
+def add_penalties(targets: Array, objectives: int, bounds: Array) -> Array:
     """Return the objectives' targets [objectives, rows], each with 2 max(0, y_j - b_j) of every bounded target j.
 
     `targets` [targets, rows] and `bounds` [targets] (inf = none) hold objectives first, then constraints, in one scale.
@@ -199,7 +198,7 @@ def penalised(targets: Array, objectives: int, bounds: Array) -> Array:
     return over
 
 
-def simplex(generator: np.random.Generator, count: int) -> Array:
+def draw_weights(generator: np.random.Generator, count: int) -> Array:
     """Return weights drawn uniformly from the simplex: normalised exponentials."""
     drawn: Array = -np.log1p(-generator.random(count))
     weights: Array = drawn / drawn.sum()

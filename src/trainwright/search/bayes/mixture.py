@@ -34,8 +34,9 @@ class Mixture:
     tables: dict[int, Array]  # by choice column: [components, codes]
 
     @classmethod
-    def around(cls, space: Space, row: Array) -> Self:
+    def around_row(cls, space: Space, row: Array) -> Self:
         """Return a normal of deviation 1/8 of the unit around one row, and its codes ten times as likely as others."""
+        # A normal around the one row, and its own codes favoured but no other code ruled out.
         means = np.where(_units(space), row, np.nan)[None, :]
         tables = {}
         for c, points in _choices(space):
@@ -57,14 +58,17 @@ class Mixture:
         # Expectation and maximisation: components from shares of the rows, then shares from the components.
         shares = _first_shares(rows, units)
         for _ in range(_STEPS):
+            # An inactive value is no observation of its column, so each column has its own mass.
             mass = shares.T @ known  # [components, columns]
             with np.errstate(invalid="ignore"):
                 means = np.where((mass > 0.0) & units, shares.T @ values, np.nan) / np.maximum(mass, 1e-300)
             offsets = np.where(known[None] & units, rows[None] - means[:, None, :], 0.0)  # [components, rows, columns]
             squares = np.einsum("nk,knc->kc", shares, np.nan_to_num(offsets) ** 2)
+            # The prior counts as one more row at the default width: a component of one row is not a point.
             widths = np.sqrt((squares + _WIDTH**2) / (mass + 1.0))
             tables = {c: _table(shares.T @ hot) for c, hot in codes.items()}
             weights = (shares.sum(axis=0) + 1.0) / (len(rows) + shares.shape[1])
+            # In logarithms, since densities of many columns underflow.
             logs = np.log(weights) - np.nan_to_num(0.5 * (offsets / widths[:, None, :]) ** 2).sum(axis=2).T
             logs -= known @ np.log(np.where(units, widths, 1.0)).T
             logs += sum((hot @ np.log(tables[c]).T for c, hot in codes.items()), start=np.zeros_like(logs))
@@ -74,6 +78,7 @@ class Mixture:
 
     def draw(self, generator: np.random.Generator, count: int) -> Array:
         """Return at most `count` legal rows: those of so many draws that meet the space's requirements."""
+        # First the component of each draw, then the row from its law.
         place = generator.choice(len(self.weights), size=count, p=self.weights)
         prior_rows = self.space.latent(generator, count)
         drawn = self.means[place] + self.widths[place] * generator.standard_normal(prior_rows.shape)
@@ -102,6 +107,7 @@ def _table(counts: Array) -> Array:
 def _first_shares(rows: Array, units: NDArray[np.bool_]) -> Array:
     """Return to which component each row belongs at first: to that of the nearest of five rows far from each other."""
     scaled = np.nan_to_num(np.where(units, rows, np.nan), nan=0.5)
+    # Each next row is the one farthest from those chosen, so that no two components begin in one cluster.
     distance = ((scaled[:, None, :] - scaled[None]) ** 2).sum(axis=2)
     other = (rows[:, None, :] != rows[None]) & ~units
     distance += 0.5 * other.sum(axis=2)

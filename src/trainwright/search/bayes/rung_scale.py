@@ -47,6 +47,7 @@ class RungScale:
         maps: dict[tuple[int, int], Curve] = {}
         levels = np.unique(rungs).tolist()
         for outcome in np.flatnonzero(~np.isfinite(view.bounds)).tolist():
+            # An outcome with a bound keeps its numbers, or the bound would mean nothing.
             values = view.outcomes[finished, outcome].copy()
             below: dict[int, float] = {}  # by trial: its value at its last rung so far
             # From the lowest rung up: the losses of a rung take the values that the same trials had below.
@@ -65,6 +66,7 @@ class RungScale:
         """Return the values of outcomes [rows, outcomes] at rungs [rows]; what is infinite stays so."""
         values = outcomes.copy()
         for (rung, outcome), curve in self.maps.items():
+            # Beyond the ends of a curve `interp` gives its end values: better than all is as good as the best.
             here = (rungs == rung) & np.isfinite(outcomes[:, outcome])
             values[here, outcome] = np.interp(outcomes[here, outcome], *curve)
         return values

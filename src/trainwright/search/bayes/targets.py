@@ -19,10 +19,12 @@ def place(losses: Floats, failed: Flags, sorted_: Floats, known: Floats, bad: Fl
     for j in range(sorted_.shape[0]):
         finite = sorted_.shape[1]
         for row in range(first, stop):
+            # A failure is as bad as the worst that was seen, or the search would return to where trials fail.
             if failed[row] or finite == 0:
                 targets[j, row] = bad[j]
                 continue
             value = losses[row, j]
+            # Binary search for the first loss above this one.
             low, high = 0, finite
             while low < high:
                 middle = (low + high) // 2

@@ -112,6 +112,7 @@ class Client:
                 raise ServeError(f"{self._http.base_url}: cannot be asked ({error}); is the server there?") from error
             if reply.status_code == 200:
                 return reply
+            # NotReady is an Overloaded too: both name a time after which to ask again.
             refusal = _read_refusal(reply)
             if not isinstance(refusal, Overloaded) or time.monotonic() + refusal.retry_after_seconds > until:
                 raise refusal
@@ -129,8 +130,8 @@ def encode(x: Array, options: Options, *, binary: bool) -> tuple[bytes, dict[str
         "trace": options.trace or None,
         "binary_data_output": binary or None,
     }
-    told = {"inputs": [tensor], "parameters": {name: value for name, value in asked.items() if value is not None}}
-    head = json.dumps(told).encode()
+    content = {"inputs": [tensor], "parameters": {name: value for name, value in asked.items() if value is not None}}
+    head = json.dumps(content).encode()
     if not binary:
         return head, {"Content-Type": "application/json"}
     # So that the values behind it lie aligned and need no copy.
@@ -143,7 +144,7 @@ def read_answer(body: bytes, header_length: str | None) -> Response:
     """Return the answer in the body of a reply."""
     length = len(body) if header_length is None else int(header_length)
     try:
-        told = json.loads(body[:length])
+        content = json.loads(body[:length])
         behind = TrailingBytes(memoryview(body)[length:])
         outputs = {
             one["name"]: read_values(
@@ -154,9 +155,9 @@ def read_answer(body: bytes, header_length: str | None) -> Response:
                 size=one.get("parameters", {}).get(SIZE),
                 behind=behind,
             )
-            for one in told["outputs"]
+            for one in content["outputs"]
         }
-        parameters = told["parameters"]
+        parameters = content["parameters"]
         return Response(
             prediction=outputs["prediction"],
             used=tuple(parameters["members_used"]),
@@ -185,8 +186,8 @@ def _read_uncertainty(outputs: Mapping[str, Array], measure: str | None) -> Unce
 
 def _read_refusal(reply: "httpx.Response") -> ServeError:
     try:
-        told = reply.json()
-        text = str(told["error"])
+        content = reply.json()
+        text = str(content["error"])
     except (ValueError, KeyError, TypeError):
         text = f"status {reply.status_code}: {reply.text[:200]}"
     if reply.status_code in _AGAIN:

@@ -2,26 +2,85 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
+import pydantic_core
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 
+from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError
-from trainwright.serve.http.infer_reply import VERSION, json_of, write_reply
 from trainwright.serve.http.infer_request import INPUT, InferRequest, Signature, read_request
 from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.metrics import Metrics
-from trainwright.serve.http.tensors import HEADER_LENGTH
+from trainwright.serve.http.tensors import HEADER_LENGTH, encode_tensor
 from trainwright.serve.service import Response, Service
 
-__all__ = ["InferenceEndpoint", "Refused"]
+__all__ = ["VERSION", "InferenceEndpoint", "Refused", "json_of", "write_reply"]
 
+VERSION = "1"  # of the one ensemble that is served
 _DEGRADED = "X-Trainwright-Degraded"
 _BINARY, _JSON = "application/octet-stream", "application/json"
 _MOMENT_SECONDS = 0.02  # that an answer may take before its client is watched, which takes a task
 _LARGE_BYTES = 2**20  # bodies from here on are parsed beside the event loop, so that others are heard meanwhile
+
+
+def write_reply(
+    answer: Response, request: InferRequest, *, name: str, threshold: float | None
+) -> tuple[bytes, int | None]:
+    """Return the body, and the length of its JSON part if tensors follow behind it."""
+    outputs, behind = [], []
+    for output, values in _list_outputs(answer, threshold):
+        if request.outputs is None or output in request.outputs:
+            binary = request.binary if request.outputs is None else request.outputs[output]
+            tensor, content = encode_tensor(output, values, binary=binary)
+            outputs.append(tensor)
+            behind += content
+    parameters: dict[str, Any] = {
+        "degraded": answer.degraded,
+        "members_used": list(answer.used),
+        "members_missing": {str(trial): why for trial, why in answer.missing.items()},
+        "weight_used": answer.weight,
+        "ensemble": name,
+    }
+    if answer.uncertainty is not None:
+        parameters["uncertainty_measure"] = answer.uncertainty.measure
+    if request.ignored:
+        parameters["parameters_ignored"] = list(request.ignored)
+    if answer.trace:
+        parameters["trace"] = answer.trace
+    reply: dict[str, Any] = {"model_name": name, "model_version": VERSION}
+    if request.id is not None:
+        reply["id"] = request.id
+    head = json_of({**reply, "parameters": parameters, "outputs": outputs})
+    return (b"".join([head, *behind]), len(head)) if behind else (head, None)
+
+
+def json_of(content: object) -> bytes:
+    """Return compact JSON; NaN and infinities become null, for JSON has none."""
+    return pydantic_core.to_json(content, inf_nan_mode="null", fallback=_make_plain)
+
+
+def _list_outputs(answer: Response, threshold: float | None) -> Iterator[tuple[str, Array]]:
+    yield "prediction", answer.prediction
+    doubt = answer.uncertainty
+    if doubt is not None:
+        yield "uncertainty_total", doubt.total
+        yield "uncertainty_epistemic", doubt.epistemic
+        if doubt.aleatoric is not None:
+            yield "uncertainty_aleatoric", doubt.aleatoric
+        if threshold is not None:
+            yield "out_of_range", doubt.per_row().epistemic > threshold
+    for trial, values in answer.members.items():
+        yield f"member_{trial}", values
+
+
+def _make_plain(value: object) -> object:
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value.item() if isinstance(value, np.generic) else str(value)
 
 
 class Refused(Exception):
@@ -41,10 +100,10 @@ class InferenceEndpoint:
         self.metrics = Metrics(service.state)
         self.draining = False
 
-    def check_model(self, model: str, version: str | None = None) -> None:
+    def check_model(self, model: str | None = None, version: str | None = None) -> None:
         """Refuse the name or version of anything else than what is served."""
-        if model != self.name:
-            raise Refused(404, f"model: got {model[:80]!r}; allowed: {self.name}")
+        if model not in {None, self.name}:
+            raise Refused(404, f"model: got {str(model)[:80]!r}; allowed: {self.name}")
         if version not in {None, VERSION}:
             raise Refused(404, f"version: got {str(version)[:80]!r}; allowed: {VERSION}")
 

@@ -15,7 +15,7 @@ from trainwright.serve.http.limits import Limits, TooLarge
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Datatype, TrailingBytes, datatype_of, read_values
 from trainwright.serve.service import Options
 
-__all__ = ["INPUT", "InferBody", "InferRequest", "Signature", "read_request"]
+__all__ = ["INPUT", "InferRequest", "Signature", "read_request"]
 
 INPUT = "input"
 
@@ -31,14 +31,14 @@ class _TensorParameters(_Strict):
     binary_data_size: Annotated[int, Field(ge=1)] | None = None
 
 
-class InputTensor(_Strict):
+class _InputTensor(_Strict):
     """The input: its values as JSON, or as bytes behind the JSON part."""
 
     name: Literal["input"]
     datatype: Datatype
     shape: Annotated[list[Annotated[int, Field(ge=1, lt=2**31)]], Field(min_length=1, max_length=32)]
     parameters: _TensorParameters = Field(default_factory=_TensorParameters)
-    data: Annotated[list[Any] | None, Field(description="Flat in row-major order, or nested as the shape says.")] = None
+    data: list[Any] | None = None  # flat in row-major order, or nested as the shape says
 
 
 class _OutputParameters(_Strict):
@@ -48,14 +48,14 @@ class _OutputParameters(_Strict):
     binary_data: bool | None = None
 
 
-class OutputSelection(_Strict):
+class _OutputSelection(_Strict):
     """An output that is asked for."""
 
     name: str
     parameters: _OutputParameters = Field(default_factory=_OutputParameters)
 
 
-class InferParameters(_Strict):
+class _InferParameters(_Strict):
     """What may be asked for beside the prediction; others are named in the reply's `parameters_ignored`."""
 
     model_config = ConfigDict(strict=True, extra="allow")
@@ -67,13 +67,13 @@ class InferParameters(_Strict):
     max_members: Annotated[int, Field(ge=1)] | None = None
 
 
-class InferBody(_Strict):
+class _InferBody(_Strict):
     """The JSON part of an inference request."""
 
     id: str | None = None
-    inputs: Annotated[list[InputTensor], Field(min_length=1, max_length=1)]
-    outputs: Annotated[list[OutputSelection], Field(min_length=1)] | None = None
-    parameters: InferParameters = Field(default_factory=InferParameters)
+    inputs: Annotated[list[_InputTensor], Field(min_length=1, max_length=1)]
+    outputs: Annotated[list[_OutputSelection], Field(min_length=1)] | None = None
+    parameters: _InferParameters = Field(default_factory=_InferParameters)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,9 +123,10 @@ def read_request(
     """Return what a request asks for, or raise RequestError: which field, what it holds, what is allowed."""
     length = len(body) if header_length is None else _read_length(header_length, len(body))
     try:
-        content = InferBody.model_validate_json(body[:length])
+        content = _InferBody.model_validate_json(body[:length])
     except ValidationError as error:
         raise _request_error(error) from None
+    # The values are read last: nothing is copied for a request that is refused.
     parameters = content.parameters
     outputs = _select_outputs(content, signature)
     names = outputs or {}
@@ -156,6 +157,7 @@ def _read_length(header: str, most: int) -> int:
 
 def _request_error(error: ValidationError) -> RequestError:
     """Return the first thing that is wrong in one sentence."""
+    # Pydantic lists every mistake; one sentence names the first.
     [first, *_] = error.errors(include_url=False)
     where = "request"
     for part in first["loc"]:
@@ -171,7 +173,7 @@ def _request_error(error: ValidationError) -> RequestError:
     return RequestError(f"{where}: got {reprlib.repr(first['input'])}; allowed: {message}")
 
 
-def _select_outputs(content: InferBody, signature: Signature) -> dict[str, bool] | None:
+def _select_outputs(content: _InferBody, signature: Signature) -> dict[str, bool] | None:
     """Return which outputs are asked for by name, and whether in binary; None if none is."""
     if content.outputs is None:
         return None
@@ -195,7 +197,8 @@ def _refuse_extensions(parameters: BaseModel, where: str) -> None:
             raise RequestError(f"{where}: got {name!r}; allowed: values of the tensor itself, in JSON or binary")
 
 
-def _read_input(tensor: InputTensor, behind: TrailingBytes, signature: Signature, limits: Limits) -> Array:
+def _read_input(tensor: _InputTensor, behind: TrailingBytes, signature: Signature, limits: Limits) -> Array:
+    # Shapes are compared before values, so that the sentence names the larger mistake.
     rows, *shape = tensor.shape
     if rows > limits.rows:
         raise TooLarge(f"inputs[0].shape: got {rows} rows; allowed: {limits.rows} a request; send several")

@@ -11,8 +11,8 @@ import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass, field
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -29,7 +29,8 @@ from trainwright.validators import each, integer, number, one_of
 __all__ = ["LoadResult", "LoadTest", "arrivals"]
 
 KINDS = ("poisson", "constant", "closed")
-_BODIES = 32  # different requests, sent in turn
+_REQUESTS = 32  # different ones, sent in turn
+_TIMEOUT_SECONDS = 60.0  # of one request
 _LATE_SECONDS = 1e-3
 _MOST_LATE, _LEAST_RATE = 0.01, 0.99  # shares beyond which a run says nothing of the rate asked for
 _SPIN_SECONDS = 1e-3  # the event loop's sleep is not more exact than this
@@ -49,24 +50,28 @@ class LoadResult:
     wrong: int  # replies that differ from the reference by more than 1e-6
     checked: int
     late_share: float  # of sends more than 1 ms after their time, of the generator's own doing
-    valid: bool  # whether the rate asked for was the rate sent: see `why`
-    why: str
+    why: str  # why the rate sent was not the rate asked for; "" if it was
     latency_ms: Mapping[str, float | None]  # p50, p90, p95, p99, max of answers with status 200
     warm_up_seconds: float
 
+    @property
+    def valid(self) -> bool:
+        """Whether the rate asked for was the rate sent."""
+        return not self.why
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        told = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "latency_ms"}
-        return {**told, **{f"{name}_ms": value for name, value in self.latency_ms.items()}}
+        fields = {name: value for name, value in asdict(self).items() if name != "latency_ms"}
+        return {**fields, "valid": self.valid, **{f"{name}_ms": value for name, value in self.latency_ms.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadTest(Settings, error=ServeConfigError):
     """A load: `LoadTest(rate=100, seconds=10).run(url)`.
 
-    Rows of a request are drawn evenly from `rows`, inclusive, their values from a normal law (whole numbers: 0 or 1)
-    unless `inputs(rows, generator)` makes them. With `reference(x)`, such as `Ensemble.predict`, every answer that is
-    not degraded is compared with it. Equal seeds give equal requests at equal times.
+    Rows of a request are drawn evenly from `rows`, inclusive, their values from a normal law (whole numbers: 0 or 1).
+    With `reference(x)`, such as `Ensemble.predict`, every answer that is not degraded is compared with it. Equal seeds
+    give equal requests at equal times.
     """
 
     rate: Annotated[float, number(above=0), "requests a second, of poisson and constant arrivals"] = 100.0
@@ -80,41 +85,33 @@ class LoadTest(Settings, error=ServeConfigError):
     options: Options = field(default_factory=Options)
     token: str | None = None
     name: str = "ensemble"
-    timeout_seconds: Annotated[float, number(above=0), "of one request"] = 60.0
 
     def check_together(self) -> None:
         """Refuse a range of rows that is none."""
         if len(self.rows) != 2 or self.rows[0] > self.rows[1]:
             raise ServeConfigError(f"LoadTest.rows: got {self.rows}; allowed: 1 <= first <= second")
 
-    def run(
-        self,
-        url: str,
-        *,
-        reference: Callable[[Array], Array] | None = None,
-        inputs: Callable[[int, np.random.Generator], Array] | None = None,
-    ) -> LoadResult:
+    def run(self, url: str, *, reference: Callable[[Array], Array] | None = None) -> LoadResult:
         """Send the load to a server and return what was seen; ServeError if there is none."""
         with Client(url, token=self.token, name=self.name) as client:
-            told = client.metadata()["inputs"][0]
-        draw = _make_drawer(told) if inputs is None else inputs
-        bodies = []
-        for count in range(_BODIES):
+            tensor = client.metadata()["inputs"][0]
+        # Bodies are made before the clock starts, and sent in turn.
+        requests = []
+        for count in range(_REQUESTS):
             generator = rng(self.seed, "load bodies", count)
-            x = draw(int(generator.integers(self.rows[0], self.rows[1] + 1)), generator)
-            bodies.append(
-                _Body(*encode(x, self.options, binary=self.binary), len(x), reference(x) if reference else None)
-            )
-        heads = [self._request_head(url, body) for body in bodies]
-        return asyncio.run(_Run(self, url, bodies, heads).result())
+            rows = int(generator.integers(self.rows[0], self.rows[1] + 1))
+            x = _draw_rows(tensor, rows, generator)
+            message = self._write_message(url, *encode(x, self.options, binary=self.binary))
+            requests.append(_Request(message, rows, reference(x) if reference else None))
+        return asyncio.run(_Run(self, url, requests).result())
 
-    def _request_head(self, url: str, body: "_Body") -> bytes:
-        place = urlsplit(url)
-        lines = [f"POST /v2/models/{self.name}/infer HTTP/1.1", f"Host: {place.netloc}"]
-        lines += [f"{name}: {value}" for name, value in body.headers.items()]
+    def _write_message(self, url: str, content: bytes, headers: Mapping[str, str]) -> bytes:
+        """Return a whole HTTP request as it is sent."""
+        lines = [f"POST /v2/models/{self.name}/infer HTTP/1.1", f"Host: {urlsplit(url).netloc}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
         if self.token is not None:
             lines.append(f"Authorization: Bearer {self.token}")
-        return "\r\n".join([*lines, f"Content-Length: {len(body.content)}", "\r\n"]).encode()
+        return "\r\n".join([*lines, f"Content-Length: {len(content)}", "\r\n"]).encode() + content
 
 
 def arrivals(kind: str, rate: float, seconds: float, seed: int) -> Array:
@@ -131,21 +128,21 @@ def arrivals(kind: str, rate: float, seconds: float, seed: int) -> Array:
     return found[found < seconds]
 
 
-@dataclass(frozen=True, slots=True)
-class _Body:
-    content: bytes
-    headers: Mapping[str, str]
+class _Request(NamedTuple):
+    message: bytes
     rows: int
     expected: Array | None
 
 
 @dataclass(slots=True)
 class _Seen:
+    """What became of one request; `status` is that of HTTP, or why there was none."""
+
     meant: float  # seconds from the start
-    latency: float
-    status: str
-    rows: int = 0
-    late: bool = False
+    late: bool
+    rows: int
+    status: str = "timeout"
+    latency: float = 0.0
     degraded: bool = False
     wrong: bool | None = None
 
@@ -153,19 +150,19 @@ class _Seen:
 class _Run:
     """One run: connections that are kept open, and what their requests saw."""
 
-    def __init__(self, load: LoadTest, url: str, bodies: Sequence[_Body], heads: Sequence[bytes]) -> None:
-        self._load, self._bodies, self._heads = load, bodies, heads
+    def __init__(self, load: LoadTest, url: str, requests: Sequence[_Request]) -> None:
+        self._load, self._requests = load, requests
         self._place = urlsplit(url)
         self._free: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         self._seen: list[_Seen] = []
-        self._start, self._came, self._rows = 0.0, 0, 0
+        self._start, self._answers, self._rows = 0.0, 0, 0
 
     async def result(self) -> LoadResult:
         load = self._load
         whole = load.warm_up_seconds + load.seconds
         if load.kind == "closed":
             self._start = time.perf_counter()
-            await asyncio.gather(*(self._run_client(number, whole) for number in range(int(load.clients))))
+            await asyncio.gather(*(self._run_client(number, whole) for number in range(load.clients)))
         else:
             await self._open_loop(arrivals(load.kind, load.rate, whole, load.seed))
         for _, writer in self._free:
@@ -173,58 +170,50 @@ class _Run:
         return self._summarise_run()
 
     async def _run_client(self, number: int, whole: float) -> None:
-        turn = number
         while (now := time.perf_counter() - self._start) < whole:
-            await self._send_one(turn, now, late=False)
-            turn += int(self._load.clients)
+            await self._send_one(number, now, late=False)
+            number += self._load.clients
 
     async def _open_loop(self, times: Array) -> None:
-        gate = asyncio.Semaphore(int(self._load.clients))
-        tasks: set[asyncio.Task[None]] = set()
+        gate = asyncio.Semaphore(self._load.clients)
         self._start = time.perf_counter() + 0.01
-        for count, meant in enumerate(times.tolist()):
-            await _sleep_until(self._start + meant)
-            late = time.perf_counter() - self._start - meant > _LATE_SECONDS
-            task = asyncio.create_task(self._send_gated(gate, count, meant, late=late))
-            tasks.add(task)
-            task.add_done_callback(tasks.discard)
-        if tasks:
-            await asyncio.gather(*tasks)
 
-    async def _send_gated(self, gate: asyncio.Semaphore, number: int, meant: float, *, late: bool) -> None:
-        async with gate:
-            await self._send_one(number, meant, late=late)
+        async def send(number: int, meant: float, *, late: bool) -> None:
+            # A request that finds no connection free waits, which is part of its latency.
+            async with gate:
+                await self._send_one(number, meant, late=late)
+
+        async with asyncio.TaskGroup() as tasks:
+            for number, meant in enumerate(times.tolist()):
+                await _sleep_until(self._start + meant)
+                late = time.perf_counter() - self._start - meant > _LATE_SECONDS
+                tasks.create_task(send(number, meant, late=late))
 
     async def _send_one(self, number: int, meant: float, *, late: bool) -> None:
-        place = number % len(self._bodies)
-        body = self._bodies[place]
+        request = self._requests[number % len(self._requests)]
+        seen = _Seen(meant=meant, late=late, rows=request.rows)
         try:
-            async with asyncio.timeout(self._load.timeout_seconds):
-                status, headers, content = await self._exchange_messages(self._heads[place] + body.content)
-        except TimeoutError:
-            self._note_seen(_Seen(meant, 0.0, "timeout", late=late))
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
+                status, headers, content = await self._exchange_messages(request.message)
         except (OSError, asyncio.IncompleteReadError, ValueError) as error:
-            self._note_seen(_Seen(meant, 0.0, type(error).__name__, late=late))
+            seen.status = "timeout" if isinstance(error, TimeoutError) else type(error).__name__
         else:
-            seen = _Seen(meant, time.perf_counter() - self._start - meant, str(status), body.rows, late)
-            if status == 200:
-                seen.degraded = "x-trainwright-degraded" in headers
-                if body.expected is not None and not seen.degraded:
-                    found = read_answer(content, headers.get("inference-header-content-length")).prediction
-                    near = found.shape == body.expected.shape and np.abs(found - body.expected).max() <= 1e-6
-                    seen.wrong = not near
-            self._note_seen(seen)
-
-    def _note_seen(self, seen: _Seen) -> None:
+            seen.status, seen.latency = str(status), time.perf_counter() - self._start - meant
+            seen.degraded = "x-trainwright-degraded" in headers
+            if status == 200 and request.expected is not None and not seen.degraded:
+                found = read_answer(content, headers.get("inference-header-content-length")).prediction
+                near = found.shape == request.expected.shape and np.abs(found - request.expected).max() <= 1e-6
+                seen.wrong = not near
         ended = time.perf_counter() - self._start
         first, last = self._load.warm_up_seconds, self._load.warm_up_seconds + self._load.seconds
-        # Also of requests of the warm-up: so both ends are alike.
+        # Answers to requests of the warm-up count too, so that both ends are alike.
         if seen.status == "200" and first <= ended < last:
-            self._came, self._rows = self._came + 1, self._rows + seen.rows
-        if seen.meant >= first:
+            self._answers, self._rows = self._answers + 1, self._rows + seen.rows
+        if meant >= first:
             self._seen.append(seen)
 
     async def _exchange_messages(self, message: bytes) -> tuple[int, dict[str, str], bytes]:
+        # The connection that was used last is the least likely to have been closed.
         reader, writer = self._free.pop() if self._free else await self._open_connection()
         try:
             writer.write(message)
@@ -234,6 +223,7 @@ class _Run:
             }
             content = await reader.readexactly(int(headers.get("content-length", "0")))
         except BaseException:
+            # What is left unread would be taken for the next reply.
             writer.close()
             raise
         if headers.get("connection", "").lower() == "close":
@@ -251,30 +241,30 @@ class _Run:
         load, seen = self._load, self._seen
         if not seen:
             raise ServeError("load: nothing was sent after the warm-up; allow more seconds, or a higher rate")
-        good = [each for each in seen if each.status == "200"]
+        good = [one for one in seen if one.status == "200"]
         asked = None if load.kind == "closed" else len(seen) / load.seconds
-        late = sum(each.late for each in seen) / len(seen)
-        achieved = self._came / load.seconds
-        checked = [each for each in good if each.wrong is not None]
+        late = sum(one.late for one in seen) / len(seen)
+        achieved = self._answers / load.seconds
         why = []
         if late > _MOST_LATE:
             why.append(f"{late:.1%} of the sends were more than 1 ms late")
         if asked is not None and achieved < _LEAST_RATE * asked:
             why.append(f"{achieved:.1f} answers a second of {asked:.1f} asked for")
+        names = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
+        milliseconds = [1e3 * one.latency for one in good]
         return LoadResult(
             requests=len(seen),
             seconds=load.seconds,
             asked_rate=asked,
             achieved_rate=achieved,
             rows_rate=self._rows / load.seconds,
-            statuses=dict(Counter(each.status for each in seen)),
-            degraded_share=sum(each.degraded for each in good) / max(1, len(good)),
-            wrong=sum(bool(each.wrong) for each in checked),
-            checked=len(checked),
+            statuses=dict(Counter(one.status for one in seen)),
+            degraded_share=sum(one.degraded for one in good) / max(1, len(good)),
+            wrong=sum(bool(one.wrong) for one in good),
+            checked=sum(one.wrong is not None for one in good),
             late_share=late,
-            valid=not why,
             why="; ".join(why),
-            latency_ms=_latency_percentiles([each.latency for each in good]),
+            latency_ms={name: float(np.percentile(milliseconds, q)) if good else None for name, q in names.items()},
             warm_up_seconds=load.warm_up_seconds,
         )
 
@@ -287,23 +277,11 @@ async def _sleep_until(moment: float) -> None:
         await asyncio.sleep(0)
 
 
-def _latency_percentiles(seconds: Sequence[float]) -> dict[str, float | None]:
-    names = {"p50": 50, "p90": 90, "p95": 95, "p99": 99, "max": 100}
-    if not seconds:
-        return dict.fromkeys(names)
-    return {name: float(1e3 * np.percentile(seconds, share)) for name, share in names.items()}
-
-
-def _make_drawer(told: Mapping[str, Any]) -> Callable[[int, np.random.Generator], Array]:
-    """Return what draws rows that a server's metadata fit."""
-    shape = told["shape"][1:]
-    if not shape:
-        raise RequestError("load: the server does not tell the shape of its input; allowed: a load with inputs=")
-    code = DATATYPES[told["datatype"]]
-
-    def drawn(rows: int, generator: np.random.Generator) -> Array:
-        if np.dtype(code).kind == "f":
-            return generator.normal(size=(rows, *shape)).astype(code)
-        return generator.integers(0, 2, size=(rows, *shape)).astype(code)
-
-    return drawn
+def _draw_rows(tensor: Mapping[str, Any], rows: int, generator: np.random.Generator) -> Array:
+    """Return rows that fit a server's metadata of its input."""
+    shape = (rows, *tensor["shape"][1:])
+    if len(shape) < 2:
+        raise RequestError("load: the server does not say the shape of its input; allowed: members with a sample")
+    code = DATATYPES[tensor["datatype"]]
+    real = np.dtype(code).kind == "f"
+    return (generator.normal(size=shape) if real else generator.integers(0, 2, size=shape)).astype(code)

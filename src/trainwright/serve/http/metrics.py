@@ -27,6 +27,7 @@ class Metrics(Collector):
         self._state = state
         self.requests: Counter[tuple[str, int]] = Counter()  # by endpoint and status
         self.counts: Counter[str] = Counter(dict.fromkeys(_COUNTS, 0))
+        # Not the process's registry: several servers may run in one process.
         self._registry = CollectorRegistry()
         self._registry.register(self)
         phases = Histogram(
@@ -63,6 +64,7 @@ class Metrics(Collector):
         yield requests
         for name, words in _COUNTS.items():
             yield CounterMetricFamily(f"trainwright_{name}", words, value=self.counts[name])
+        # Gauges are read when they are asked for, and cost requests nothing.
         state = self._state()
         for name, value in state.items():
             if isinstance(value, bool | int | float):

@@ -48,6 +48,7 @@ class Server:
             )
         self._service, self._host, self._port, self._name = service, host, port, name
         self._limits = Limits() if limits is None else limits
+        # Whoever reaches the address may ask, so beyond loopback there is always a token.
         self.token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else token
         self._endpoint: InferenceEndpoint | None = None
         self._uvicorn: uvicorn.Server | None = None
@@ -89,6 +90,7 @@ class Server:
         self._thread = threading.Thread(
             target=self._uvicorn.run, kwargs={"sockets": [listener]}, name="trainwright-http", daemon=True
         )
+        # Uvicorn says that it listens by a flag alone.
         self._thread.start()
         until = time.monotonic() + _START_SECONDS
         while not self._uvicorn.started:
@@ -149,6 +151,7 @@ class Server:
         """End the service while replies go out; return False if a second signal came meanwhile."""
         if self._endpoint is not None:
             self._endpoint.draining = True
+        # Draining waits for admitted requests, while this thread listens for a second signal.
         ending = threading.Thread(target=self._service.drain, args=(seconds,), daemon=True)
         ending.start()
         while ending.is_alive():
@@ -182,15 +185,12 @@ def _make_application(
 
 
 class _Counted:
-    """ASGI: counts every answer by its status, those of the guard too; HEAD is answered as GET, without the body."""
+    """ASGI: counts every answer by its status, those of the guard too."""
 
     def __init__(self, application: Any, endpoint: "InferenceEndpoint") -> None:
         self._application, self._endpoint = application, endpoint
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        if scope.get("method") == "HEAD":
-            # Uvicorn, which knows what it was asked, leaves the body out.
-            scope = {**scope, "method": "GET"}
         endpoint = "infer" if scope.get("path", "").endswith("/infer") else "other"
 
         async def counted(message: MutableMapping[str, Any]) -> None:

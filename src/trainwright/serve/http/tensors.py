@@ -126,6 +126,7 @@ def _read_listed(data: list[Any], code: str, shape: Sequence[int], where: str) -
             f"list of {wanted} values, flat or nested as shape {list(shape)}"
         )
     # Before numpy sees them: it would make numbers of words.
+    # A truth value is an int in Python, but no number of the protocol.
     types, words = _FITTING[kind]
     if not set(map(type, flat)) <= types:
         wrong = next(value for value in flat if type(value) not in types)

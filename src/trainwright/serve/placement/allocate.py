@@ -70,6 +70,7 @@ def allocate(
     feasible = [plan for plan in plans if plan is not None]
     if not feasible:
         _refuse_ensemble(found, tables, model, objective)
+    # Times say nothing of what processes cost: on one group of cores the candidates are run.
     best = max(feasible, key=lambda plan: plan.expected["value"])
     [first, *others] = found
     if not timed_here or slo_ms is not None or others or first.kind != "cpu":
@@ -140,6 +141,7 @@ def _search(
 
 def _list_packings(weights: Sequence[float], devices: Sequence[Device]) -> Iterator[tuple[Unit, ...]]:
     """Yield a process for each member, as many as there are cores, and one process for all."""
+    # One process for all saves contexts where memory is short.
     rooms = [len(weights), room_of(devices), 1]
     yield from dict.fromkeys(packed_units(weights, room) for room in rooms)
 
@@ -173,6 +175,7 @@ def _split_cores(devices: tuple[Device, ...]) -> tuple[Device, ...]:
 def _in_process_plan(plan: DeploymentPlan, device: Device, tables: TimeTables) -> DeploymentPlan:
     """Return the plan that computes all members in the calling process, with the batch of most rows a second."""
     unit = Unit(members=tuple(range(sum(len(one.members) for one in plan.units))))
+    # Batches that took too long to be timed have no rate.
     rates = np.nan_to_num(np.array(tables.batches) / tables.of_units([unit], [device])[0, 0])
     batch = tables.batches[int(rates.argmax())]
     return replace(plan, devices=(device,), units=(unit,), matrix=((batch,),), expected={}, in_process=True)

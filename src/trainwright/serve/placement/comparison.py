@@ -44,6 +44,7 @@ def fastest_plan(ensemble: Ensemble, plans: Sequence[DeploymentPlan]) -> Deploym
     Worker processes are chosen if they answer more under load, unless a lone client's single rows would take longer
     than without them; several times as much under load outweighs that. Raises ServeError if no plan runs.
     """
+    # A plan whose workers end even once is none to choose, and a queue without a limit refuses no load.
     settings = DeploymentSettings(start_seconds=120.0, queue_rows=1_000_000, failures=1, move=False)
     every = [_Measured(plan=plan, service=Deployment(ensemble, plan, settings=settings)) for plan in plans]
     failure: ServeError | None = None
@@ -53,6 +54,7 @@ def fastest_plan(ensemble: Ensemble, plans: Sequence[DeploymentPlan]) -> Deploym
         for one in every:
             try:
                 one.service.start()
+                # Warms up, and finds members that fail only under load.
                 _measure_loaded(one.service)
                 running.append(one)
             except (ServeError, TimeoutError) as error:
@@ -82,6 +84,7 @@ def _measure_loaded(service: Deployment) -> float:
     """Return rows a second while there is always more to do."""
     rows = service.settings.segment_rows
     x = np.zeros((rows, *service.input_shape), dtype=service.input_dtype)
+    # So many requests at once that no instance waits for the next one.
     waiting: deque[Future[Response]] = deque(service.submit(x) for _ in range(4 + 2 * len(service.plan.instances)))
     done, started = 0, time.monotonic()
     while (taken := time.monotonic() - started) < _WINDOW_SECONDS or not done:

@@ -71,6 +71,7 @@ class DeploymentPlan:
                 raise AllocationError(
                     f"Plan.matrix: unit {unit.name} has no instance; allowed: at least one batch size in every column"
                 )
+        # One process computes on its own cores only, and only what is loaded here.
         first, *others = self.instances
         if self.in_process and (others or first.device.kind != "cpu"):
             raise AllocationError(
@@ -145,6 +146,7 @@ class DeploymentPlan:
         if self.simulated and devices is None:
             names = ", ".join(device.name for device in self.devices)
             raise AllocationError(f"plan: its devices are simulated ({names}); allowed: devices that are here")
+        # Times and memory hold for one model of device and number of threads.
         here = parse_devices([device.name for device in self.devices] if devices is None else devices)
         if _describe_devices(here) != _describe_devices(self.devices):
             raise AllocationError(
@@ -154,7 +156,7 @@ class DeploymentPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object, with a digest of what it places where."""
-        told = {
+        content = {
             "ensemble": self.ensemble,
             "devices": [device.to_json() for device in self.devices],
             "units": [unit.to_json() for unit in self.units],
@@ -167,32 +169,34 @@ class DeploymentPlan:
             "memory": None if self.memory is None else self.memory.to_json(),
             **({"in_process": True} if self.in_process else {}),
         }
-        return {"schema": _SCHEMA, **told, "digest": _digest_of_json(told)}
+        return {"schema": _SCHEMA, **content, "digest": _digest_of_json(content)}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any], *, where: str = "plan") -> "DeploymentPlan":
+    def from_json(cls, content: Mapping[str, Any], *, where: str = "plan") -> "DeploymentPlan":
         """Return the plan that `to_json` wrote; raises AllocationError for one that was changed or is newer."""
-        if not isinstance(told, Mapping) or any(key not in told for key in ("schema", "digest", *_KEYS)):
+        if not isinstance(content, Mapping) or any(key not in content for key in ("schema", "digest", *_KEYS)):
             raise AllocationError(f"{where}: is no plan; allowed: what Plan.save or `serve allocate --out` wrote")
-        if told["schema"] != _SCHEMA:
-            raise AllocationError(f"{where}: got schema {told['schema']!r}; allowed: {_SCHEMA}; allocate again")
-        found = _digest_of_json({key: told[key] for key in (*_KEYS, "in_process") if key in told})
-        if found != told["digest"]:
+        if content["schema"] != _SCHEMA:
+            raise AllocationError(f"{where}: got schema {content['schema']!r}; allowed: {_SCHEMA}; allocate again")
+        # A plan that was edited by hand might place what does not fit.
+        found = _digest_of_json({key: content[key] for key in (*_KEYS, "in_process") if key in content})
+        if found != content["digest"]:
             raise AllocationError(
-                f"{where}: its content has the digest {found}, it says {told['digest']}; it was changed; allocate again"
+                f"{where}: its content has the digest {found}, it says {content['digest']}; it was changed; allocate "
+                "again"
             )
         return cls(
-            ensemble=told["ensemble"],
-            devices=tuple(map(Device.from_json, told["devices"])),
-            units=tuple(map(Unit.from_json, told["units"])),
-            matrix=tuple(map(tuple, told["matrix"])),
-            objective=told["objective"],
-            expected=told["expected"],
-            measured=told["measured"],
-            search=told["search"],
-            tables=None if told["tables"] is None else TimeTables.from_json(told["tables"]),
-            memory=None if told["memory"] is None else MemoryModel.from_json(told["memory"]),
-            in_process=told.get("in_process", False),
+            ensemble=content["ensemble"],
+            devices=tuple(map(Device.from_json, content["devices"])),
+            units=tuple(map(Unit.from_json, content["units"])),
+            matrix=tuple(map(tuple, content["matrix"])),
+            objective=content["objective"],
+            expected=content["expected"],
+            measured=content["measured"],
+            search=content["search"],
+            tables=None if content["tables"] is None else TimeTables.from_json(content["tables"]),
+            memory=None if content["memory"] is None else MemoryModel.from_json(content["memory"]),
+            in_process=content.get("in_process", False),
         )
 
     def save(self, path: str | Path) -> Path:
@@ -218,11 +222,11 @@ def digest_of(ensemble: Ensemble) -> str:
 
     Rule and calibration play no part: another combination of the same members runs on the same plan.
     """
-    told = [
+    content = [
         [member.trial, member.epoch, member.digests.get(WEIGHTS_FILE), member.digests.get(PROGRAM_FILE), member.factory]
         for member in ensemble.members
     ]
-    return _digest_of_json(told)
+    return _digest_of_json(content)
 
 
 def _divide_cores(devices: tuple[Device, ...], matrix: Matrix) -> tuple[tuple[Device, ...], Matrix]:
@@ -245,6 +249,6 @@ def _describe_devices(devices: tuple[Device, ...]) -> str:
     )
 
 
-def _digest_of_json(told: object) -> str:
-    text = json.dumps(told, sort_keys=True, separators=(",", ":"), allow_nan=False)
+def _digest_of_json(content: object) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

@@ -79,9 +79,9 @@ class Device:
         )
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "Device":
+    def from_json(cls, content: Mapping[str, Any]) -> "Device":
         """Return the device that `to_json` wrote."""
-        return cls(**{**told, "cores": tuple(told["cores"])})
+        return cls(**{**content, "cores": tuple(content["cores"])})
 
 
 def parse_devices(given: str | Iterable[str | Device]) -> tuple[Device, ...]:
@@ -94,6 +94,7 @@ def parse_devices(given: str | Iterable[str | Device]) -> tuple[Device, ...]:
     if not wanted:
         raise DeviceError(f"devices: got none; allowed: {_list_found()}")
     devices = tuple(one if isinstance(one, Device) else _parse_device(one) for one in wanted)
+    # Names and cores that are taken: processes on shared cores would disturb each other's times.
     holders: dict[str | int, str] = {}
     for device in devices:
         if device.name in holders:
@@ -169,6 +170,7 @@ def _parse_device(name: str) -> Device:
 
 
 def _cpu_group(cores: tuple[int, ...]) -> Device:
+    # Memory is shared by cores too, since one group cannot know what the others take.
     whole, granted = os.cpu_count() or len(cores), cgroup_cores()
     # A container's quota is shared among the groups by their cores.
     share = math.inf if granted is None else granted * len(cores) / max(len(cores), len(_usable_cores()))
@@ -223,8 +225,8 @@ def _cuda_count() -> int:
 def _cuda_device(number: int) -> Device:
     import torch
 
-    told = torch.cuda.get_device_properties(number)
-    return Device(name=f"cuda:{number}", kind="cuda", model=told.name, capacity_bytes=told.total_memory)
+    properties = torch.cuda.get_device_properties(number)
+    return Device(name=f"cuda:{number}", kind="cuda", model=properties.name, capacity_bytes=properties.total_memory)
 
 
 def _list_found() -> str:

@@ -32,6 +32,7 @@ def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memo
         )
         for device, row in zip(plan.devices, plan.matrix, strict=True)
     )
+    # A device that lost all that it had may be gone as a whole.
     emptied = {device.name for device, row in zip(plan.devices, left, strict=True) if not any(row)}
     gone = {name for name, _ in dead} & emptied
     allowed = [place for place, one in enumerate(plan.devices) if one.name not in gone and (one.name, unit) not in dead]

@@ -63,14 +63,15 @@ class MemoryModel:
         return {**asdict(self), "footprints": [asdict(one) for one in self.footprints]}
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "MemoryModel":
+    def from_json(cls, content: Mapping[str, Any]) -> "MemoryModel":
         """Return the model that `to_json` wrote."""
-        return cls(**{**told, "footprints": tuple(MemberFootprint(**one) for one in told["footprints"])})
+        return cls(**{**content, "footprints": tuple(MemberFootprint(**one) for one in content["footprints"])})
 
     def needed(self, unit: Unit, device: Device, batch: int) -> int:
         """Return the bytes of one instance of a unit; 0 for batch 0, which is none."""
         if not batch:
             return 0
+        # A context is paid once a process, weights and peaks once a member.
         members = [self.footprints[member] for member in unit.members]
         return self.context_bytes[device.kind] + sum(one.weight_bytes + one.peak_bytes(batch) for one in members)
 

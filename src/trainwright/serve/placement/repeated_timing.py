@@ -42,9 +42,9 @@ def timed(
         rounds += 1
         if rounds < least:
             continue
-        told = [interval(mine) for mine in found]
-        if rounds >= most or clock() - begun > seconds or all(spread <= ENOUGH for _, spread in told):
-            return told
+        intervals = [interval(mine) for mine in found]
+        if rounds >= most or clock() - begun > seconds or all(spread <= ENOUGH for _, spread in intervals):
+            return intervals
 
 
 def interval(found: Sequence[float]) -> tuple[float, float]:

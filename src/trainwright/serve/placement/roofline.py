@@ -53,6 +53,7 @@ def _trace_member(member: Member) -> Profile:
 
     if member.predicts and member.input_shape is not None:
         dtype = getattr(torch, member.input_dtype or "float32")
+        # What cannot be built or traced is estimated by its parameters below.
         with contextlib.suppress(EnsembleError, ProfileError):
             x = torch.zeros(_TRACED_ROWS, *member.input_shape, dtype=dtype)
             return Profile.trace(build_network(member), x, optimizer=None, fold=False)

@@ -42,6 +42,7 @@ class TimeTables:
                     f"time table: has no times for {device.name} ({device.model}); allowed: {known}; kinds are never "
                     "mixed"
                 )
+        # NaN of one member makes the sum NaN, so that the unit has no such batch.
         tables = [self.seconds[device.model] for device in devices]
         return np.array([[table[list(unit.members)].sum(axis=0) for unit in units] for table in tables])
 

@@ -71,6 +71,7 @@ def _fit_footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Se
     seen = [
         (batch, _SLACK * peak) for each in peaks for batch, peak in zip(batches, each, strict=True) if peak is not None
     ]
+    # The slope is that of the largest batch; the fixed part lifts the line above all others.
     row = max((peak / batch for batch, peak in seen if batch == max(batch for batch, _ in seen)), default=0.0)
     fixed = max((peak - row * batch for batch, peak in seen), default=0.0)
     return MemberFootprint(weight_bytes=weight_bytes, row_bytes=math.ceil(row), fixed_bytes=math.ceil(max(0.0, fixed)))
@@ -78,6 +79,7 @@ def _fit_footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Se
 
 def _time_in_process(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:
     request = _timing_request(ensemble.members, device, batches)
+    # A process of its own, whose threads and cores are set before torch is loaded.
     command = [sys.executable, "-m", "trainwright.serve.placement.timing"]
     try:
         done = subprocess.run(

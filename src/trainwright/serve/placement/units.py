@@ -45,6 +45,7 @@ def packed_units(weights: Sequence[float], most: int | None) -> tuple[Unit, ...]
     count = len(weights) if most is None else min(most, len(weights))
     loads, members = [0.0] * count, [list[int]() for _ in range(count)]
     for member in sorted(range(len(weights)), key=lambda place: (-weights[place], place)):
+        # Ties go to the first, so that equal weights always pack alike.
         least = min(range(count), key=lambda place: (loads[place], place))
         loads[least] += weights[member]
         members[least].append(member)

@@ -53,10 +53,10 @@ class ArenaShape:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, told: Mapping[str, Any]) -> "ArenaShape":
+    def from_json(cls, content: Mapping[str, Any]) -> "ArenaShape":
         """Return the layout whose `to_json` this was."""
-        shapes = {name: tuple(told[name]) for name in ("input_shape", "output_shape")}
-        return cls(**{**told, **shapes})
+        shapes = {name: tuple(content[name]) for name in ("input_shape", "output_shape")}
+        return cls(**{**content, **shapes})
 
 
 class Arena:
@@ -74,12 +74,13 @@ class Arena:
 
     def grow(self, layout: ArenaShape) -> None:
         """Give the memory its size and map it: in the front, once it is known what members answer."""
-        # The size is known only once a worker has told the shape of its outputs.
+        # The size is known only once a worker has sent the shape of its outputs.
         os.ftruncate(self.descriptor, max(mmap.PAGESIZE, layout.slots * layout.slot_bytes))
         self.map(layout)
 
     def map(self, layout: ArenaShape) -> None:
         """Map memory that the front has given its size."""
+        # Every array is made once: making one for each task would take longer than small batches.
         memory = mmap.mmap(self.descriptor, 0)
         dtype = np.dtype(layout.input_dtype)
         self._inputs, self._outputs = [], []

@@ -8,7 +8,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import RequestError
 from trainwright.serve.service import Options, Response
 
 __all__ = ["Batcher", "Piece", "Request", "request_of"]
@@ -24,7 +23,7 @@ class Piece:
     start: int  # row of the slot
     slot: int = -1
     live: bool = True  # the request counts on it: no longer once it has ended or begun anew
-    held: bool = True  # its slot may not be used again
+    leased: bool = True  # its slot may not be used again
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -45,7 +44,7 @@ class Request:
     came: dict[int, int] = field(default_factory=dict)  # member → rows for which its predictions have come
     seconds: dict[int, float] = field(default_factory=dict)  # member → those of its longest batch
     missing: dict[int, str] = field(default_factory=dict)  # member → why it will not come
-    kept: dict[int, Array] = field(default_factory=dict)  # member → predictions [N, ...], if they fill several slots
+    copies: dict[int, Array] = field(default_factory=dict)  # member → predictions [N, ...], if they fill several slots
     ended: bool = False  # answered or refused, or being so
     begun: float = math.nan  # when its first rows were put into a segment
 
@@ -64,25 +63,21 @@ class Request:
         for piece in self.pieces:
             piece.live = False
         self.taken, self.awaited = 0, 0
-        self.pieces, self.came, self.seconds, self.missing, self.kept = [], {}, {}, {}, {}
+        self.pieces, self.came, self.seconds, self.missing, self.copies = [], {}, {}, {}, {}
 
 
 def request_of(x: Array, options: Options, weights: Mapping[int, float], deadline_ms: float | None) -> Request:
     """Return a request to the members that have `weights`, or to the heaviest of them, of equals the first.
 
-    `weights` are by position, ascending; `deadline_ms` is for options that say none. RequestError says which option is
-    out of range.
+    `weights` are by position, ascending; `deadline_ms` is for options that say none.
     """
-    most, own = options.max_members, options.deadline_ms
-    if own is not None and not (math.isfinite(own) and own > 0):
-        raise RequestError(f"deadline_ms: got {own!r}; allowed: a number above 0")
-    if most is not None and (not isinstance(most, int) or most < 1):
-        raise RequestError(f"max_members: got {most!r}; allowed: an integer >= 1; the ensemble has {len(weights)}")
+    most = options.max_members
+    # The heaviest members approximate the whole ensemble best.
     chosen = tuple(weights)
     if most is not None and most < len(chosen):
         chosen = tuple(sorted(sorted(chosen, key=lambda member: (-weights[member], member))[:most]))
         weights = {member: weights[member] for member in chosen}
-    milliseconds = deadline_ms if own is None else own
+    milliseconds = deadline_ms if options.deadline_ms is None else options.deadline_ms
     now = time.monotonic()
     return Request(
         x=x,
@@ -104,6 +99,7 @@ class Batcher:
 
     def put(self, request: Request) -> None:
         """Append a request."""
+        # Segments are computed by whole sets of members, so each set has a queue of its own.
         queue = self._queues.setdefault(request.members, _Queue())
         queue.requests.append(request)
         self._count_rows(queue, request.rows)

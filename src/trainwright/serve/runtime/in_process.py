@@ -22,11 +22,11 @@ from trainwright.ensemble import Ensemble, Member
 from trainwright.ensemble.combine.rules import CombinationRule, combine
 from trainwright.ensemble.library.networks import apply_link, build_network, check_outputs, shape_outputs
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, Overloaded, RequestError, TrainwrightError
+from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.placement.repeated_timing import timed
 from trainwright.serve.runtime.batching import Request
-from trainwright.serve.runtime.responses import make_answer
+from trainwright.serve.runtime.responses import ENDED, make_answer, overload_refusal
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = ["InProcessRuntime"]
 
 _START_SECONDS = 0.2  # for which a batch is timed at the start
-_ENDED = "service: has ended; nothing is answered any more"
 
 
 class InProcessRuntime:
@@ -96,13 +95,10 @@ class InProcessRuntime:
         """Compute a request, or queue it behind what is computed; Overloaded if more than `limit` rows would wait."""
         with self._gate:
             if self.over:
-                raise NotReady(_ENDED, 1.0)
+                raise NotReady(ENDED, 1.0)
             if self.rows and self.rows + request.rows > limit:
                 self.shed += 1
-                raise Overloaded(
-                    f"service: {self.rows} rows wait and {request.rows} more were given; allowed: {limit}; try again",
-                    min(30.0, max(0.1, self.rows / self.rate)),
-                )
+                raise overload_refusal(self.rows, request.rows, limit, self.rate)
             self.open += 1
             # A thread that runs an event loop never computes. Others compute at once what nobody else waits before.
             mine = not self._queue and not _runs_event_loop() and self._computing.acquire(blocking=False)
@@ -132,7 +128,7 @@ class InProcessRuntime:
         if self._thread.is_alive():
             self._thread.join()
         for request in left:
-            self._refuse_request(request, NotReady(_ENDED, 1.0))
+            self._refuse_request(request, NotReady(ENDED, 1.0))
 
     def state(self) -> dict[str, Any]:
         """Return counts and what is in use, under the names of the runtime with workers."""

@@ -69,6 +69,7 @@ class MemberLoop:
         import torch
 
         first = next(self.networks[k].parameters(), None)
+        # As in-process prediction does, so that answers are equal.
         with torch.inference_mode():
             typed = rows.to(first.dtype) if rows.is_floating_point() and first is not None else rows
             out: torch.Tensor = self.networks[k](typed)

@@ -10,11 +10,31 @@ from trainwright.ensemble.combine.rules import combine_arrived
 from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.library.networks import check_outputs
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError, RequestError, ServeError, TrainwrightError
+from trainwright.errors import (
+    DeadlinePassed,
+    EnsembleError,
+    NotReady,
+    Overloaded,
+    RequestError,
+    ServeError,
+    TrainwrightError,
+)
 from trainwright.serve.runtime.batching import Request
+from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.service import Response
 
-__all__ = ["FinishedRequest", "answer_of", "answer_request", "make_answer"]
+__all__ = [
+    "ENDED",
+    "FinishedRequest",
+    "answer_of",
+    "answer_request",
+    "incomplete_refusal",
+    "make_answer",
+    "overload_refusal",
+]
+
+
+ENDED = "service: has ended; nothing is answered any more"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,6 +71,35 @@ def answer_request(ensemble: Ensemble, finished: FinishedRequest) -> None:
         request.future.set_exception(ServeError(f"request: cannot be combined ({type(error).__name__}: {error})"))
     else:
         request.future.set_result(answer)
+
+
+def overload_refusal(waiting: int, rows: int, limit: int, rate: float) -> Overloaded:
+    """Return the refusal of rows for which the queue has no place, with the seconds after which it may have one."""
+    return Overloaded(
+        f"service: {waiting} rows wait and {rows} more were given; allowed: {limit}; try again",
+        min(30.0, max(0.1, waiting / rate)),
+    )
+
+
+def incomplete_refusal(
+    request: Request, missing: Mapping[int, str], settings: DeploymentSettings, *, late: bool
+) -> TrainwrightError | None:
+    """Say why an answer without the missing members is none; None if it is one."""
+    # What share of the asked weight is in the response decides whether it is one.
+    total = sum(request.weights.values())
+    weight = 1.0 - sum(request.weights[member] for member in missing) / total
+    share = f"{len(request.members) - len(missing)} of {len(request.members)} members ({weight:.0%} of the weight)"
+    enough = len(missing) < len(request.members) and weight >= settings.quorum
+    if late and not enough:
+        waited = (request.deadline - request.admitted) * 1e3
+        return DeadlinePassed(
+            f"deadline: {waited:.3g} ms passed with {share}; needed: {settings.quorum:.0%} of the weight"
+        )
+    if not enough:
+        return NotReady(f"service: has {share}; needed: {settings.quorum:.0%} of the weight; try again", 1.0)
+    if settings.strict:
+        return NotReady(f"service: has {share}, and is strict: it answers with all or not at all; try again", 1.0)
+    return None
 
 
 def answer_of(
@@ -91,6 +140,7 @@ def make_answer(
 
     `members` are the predictions in it, by ascending position; they are read only for the options that ask for them.
     """
+    # Users know members by their trials, not by positions in the ensemble.
     trial = [member.trial for member in ensemble.members]
     options = request.options
     # The usual case, in less time.

@@ -1,6 +1,9 @@
 """Requests in progress: assigns their rows to slots, counts their members' predictions, and finishes each once.
 
-Belongs to the dispatcher's thread and knows nothing of processes.
+Predictions are collected exactly once, keyed by (slot, generation, member). A slow or restarted worker may report one a
+second time, and a report may name a slot that meanwhile holds other rows: its generation is then over. Neither is added
+to a response. A slot is free when no request will read it any more and no living worker may still write to it. Belongs
+to the dispatching thread and knows nothing of processes.
 """
 
 import heapq
@@ -8,19 +11,102 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from trainwright.errors import DeadlinePassed, NotReady, RequestError, TrainwrightError
+from trainwright.errors import RequestError, TrainwrightError
 from trainwright.serve.runtime.arena import Arena
 from trainwright.serve.runtime.batching import Batcher, Piece, Request
-from trainwright.serve.runtime.responses import FinishedRequest
-from trainwright.serve.runtime.segment_slots import Accumulator, Arrival, SegmentSlot
+from trainwright.serve.runtime.responses import FinishedRequest, incomplete_refusal
 from trainwright.serve.runtime.settings import DeploymentSettings
 
-__all__ = ["LATE", "Segments"]
+__all__ = ["LATE", "Accumulator", "SegmentSlot", "Segments"]
 
 LATE = "its answer did not come before the deadline"
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class SegmentSlot:
+    """A segment under way."""
+
+    number: int
+    generation: int = 0
+    pieces: list[Piece] = field(default_factory=list)
+    rows: int = 0
+    expected: frozenset[int] = frozenset()  # positions of members
+    awaited: set[int] = field(default_factory=set)  # those of them that may still come
+    readers: int = 0  # pieces whose request has not let go
+    leases: int = 0  # tasks that a living worker has
+
+    @property
+    def deadline(self) -> float:
+        """The last deadline of the requests that wait for it."""
+        return max((piece.request.deadline for piece in self.pieces if piece.live), default=math.inf)
+
+    @property
+    def wanted(self) -> bool:
+        """Say whether a request still waits for it."""
+        return any(piece.live and not piece.request.ended for piece in self.pieces)
+
+
+class Accumulator:
+    """The slots, of which each is free or in use."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots = [SegmentSlot(number=number) for number in range(slots)]
+        self._free = list(reversed(self.slots))
+        self.duplicates = 0
+        self.stale = 0
+
+    @property
+    def free(self) -> int:
+        """Slots that are free."""
+        return len(self._free)
+
+    @property
+    def used(self) -> list[SegmentSlot]:
+        """Slots in use."""
+        return [slot for slot in self.slots if slot.pieces]
+
+    def lease(self, pieces: list[Piece], expected: Iterable[int]) -> SegmentSlot:
+        """Take a free slot for these pieces; each holds it until `release`."""
+        slot = self._free.pop()
+        for piece in pieces:
+            piece.slot = slot.number
+        slot.pieces, slot.rows, slot.readers = pieces, sum(piece.rows for piece in pieces), len(pieces)
+        slot.expected = frozenset(expected)
+        slot.awaited = set(slot.expected)
+        return slot
+
+    def find(self, number: int, generation: int) -> SegmentSlot | None:
+        """Return the slot if it is still of this generation."""
+        slot = self.slots[number]
+        return slot if slot.generation == generation and slot.pieces else None
+
+    def arrive(self, number: int, generation: int, member: int) -> bool:
+        """Say whether the prediction of a member counts: the first one for rows that somebody waits for."""
+        slot = self.find(number, generation)
+        # The slot was released meanwhile: the report is about rows that nobody waits for.
+        if slot is None:
+            self.stale += 1
+            return False
+        if member not in slot.awaited:
+            self.duplicates += 1
+            return False
+        slot.awaited.remove(member)
+        return True
+
+    def release(self, slot: SegmentSlot, *, readers: int = 0, leases: int = 0) -> bool:
+        """End so many holds on a slot; with the last one it is free, and its generation over."""
+        slot.readers -= readers
+        slot.leases -= leases
+        if slot.readers or slot.leases or not slot.pieces:
+            return False
+        slot.pieces = []
+        slot.generation += 1
+        self._free.append(slot)
+        return True
 
 
 class Segments:
@@ -82,7 +168,7 @@ class Segments:
 
     def record_prediction(self, number: int, generation: int, member: int, seconds: float) -> None:
         """Count a member's predictions once; those of requests in several slots are taken out at once."""
-        if self.accumulator.arrive(number, generation, member) is not Arrival.NEW:
+        if not self.accumulator.arrive(number, generation, member):
             return
         slot = self.accumulator.slots[number]
         for piece in slot.pieces:
@@ -94,16 +180,16 @@ class Segments:
             request.seconds[member] = max(seconds, request.seconds.get(member, 0.0))
             if request.split:
                 found = self._arena.predictions(slot.number, member)[piece.start : piece.start + piece.rows]
-                if member not in request.kept:
-                    request.kept[member] = np.empty((request.rows, *found.shape[1:]))
-                request.kept[member][piece.first : piece.first + piece.rows] = found
+                if member not in request.copies:
+                    request.copies[member] = np.empty((request.rows, *found.shape[1:]))
+                request.copies[member][piece.first : piece.first + piece.rows] = found
         self._await_fewer(slot, 1)
 
     def drop_members(self, slot: SegmentSlot, missing: Mapping[int, str]) -> None:
         """Let the requests of a slot go without these members."""
         left = {member: why for member, why in missing.items() if member in slot.awaited}
         if left:
-            slot.missing |= left.keys()
+            slot.awaited -= left.keys()
             for piece in slot.pieces:
                 if piece.live:
                     piece.request.missing |= left
@@ -116,10 +202,10 @@ class Segments:
             if len(requests) == 1:
                 self.finish(request, refusal=RequestError(f"request: {why}"))
             else:
-                held = request.pieces
+                pieces = request.pieces
                 self.batcher.requeue(request)
                 request.alone = True
-                self._release_pieces(held)
+                self._release_pieces(pieces)
 
     def finish(self, request: Request, *, late: bool = False, refusal: TrainwrightError | None = None) -> None:
         """Hand a request over to be answered from what has come; nothing that comes later counts."""
@@ -131,7 +217,8 @@ class Segments:
         used = [member for member in request.members if request.came.get(member) == request.rows]
         missing = {member: request.missing.get(member, LATE) for member in request.members if member not in used}
         if refusal is None and missing:
-            refusal = self._refusal_for(request, missing, late=late or LATE in request.missing.values())
+            late = late or LATE in request.missing.values()
+            refusal = incomplete_refusal(request, missing, self._settings, late=late)
             self.counts["degraded"] += refusal is None
         pieces = request.pieces
         # Predictions of one piece are read where they lie; the slot stays in use until `release`.
@@ -140,7 +227,7 @@ class Segments:
             lies = slice(only.start, only.start + only.rows)
             found = {member: self._arena.predictions(only.slot, member)[lies] for member in used}
         else:
-            found = {member: request.kept[member] for member in used}
+            found = {member: request.copies[member] for member in used}
             self._release_pieces(pieces)
         for piece in pieces:
             piece.live = False
@@ -171,24 +258,6 @@ class Segments:
 
     def _release_pieces(self, pieces: Iterable[Piece]) -> None:
         for piece in pieces:
-            if piece.held:
-                piece.held = False
+            if piece.leased:
+                piece.leased = False
                 self.accumulator.release(self.accumulator.slots[piece.slot], readers=1)
-
-    def _refusal_for(self, request: Request, missing: Mapping[int, str], *, late: bool) -> TrainwrightError | None:
-        """Say why an answer without the missing members is none; None if it is one."""
-        # What share of the asked weight is in the response decides whether it is one.
-        total = sum(request.weights.values())
-        weight = 1.0 - sum(request.weights[member] for member in missing) / total
-        share = f"{len(request.members) - len(missing)} of {len(request.members)} members ({weight:.0%} of the weight)"
-        enough = len(missing) < len(request.members) and weight >= self._settings.quorum
-        if late and not enough:
-            waited = (request.deadline - request.admitted) * 1e3
-            return DeadlinePassed(
-                f"deadline: {waited:.3g} ms passed with {share}; needed: {self._settings.quorum:.0%} of the weight"
-            )
-        if not enough:
-            return NotReady(f"service: has {share}; needed: {self._settings.quorum:.0%} of the weight; try again", 1.0)
-        if self._settings.strict:
-            return NotReady(f"service: has {share}, and is strict: it answers with all or not at all; try again", 1.0)
-        return None

@@ -41,16 +41,16 @@ def main(argv: Sequence[str]) -> NoReturn:
         signal.signal(number, signal.SIG_IGN)
     line: Connection[Any, Any] = Connection(int(argv[0]))
     arena = Arena(int(argv[1]))
-    told = _receive_or_exit(line)
+    start = _receive_or_exit(line)
     threading.Thread(target=_exit_with, args=(line,), daemon=True).start()
     try:
-        runner, built = _load_members(told)
+        runner, built = _load_members(start)
     except Exception as error:  # noqa: BLE001 - whatever stops a member from loading is the front's to tell
         _send_or_ignore(line, {"refused": f"{type(error).__name__}: {error}"})
         os._exit(_BROKEN)
     _send_or_ignore(line, {"built": built})
     arena.map(ArenaShape.from_json(_receive_or_exit(line)["map"]))
-    _Worker(line=line, arena=arena, runner=runner, told=told).serve()
+    _Worker(line=line, arena=arena, runner=runner, start=start).serve()
 
 
 class _Worker:
@@ -60,18 +60,18 @@ class _Worker:
         line: "Connection[Any, Any]",
         arena: Arena,
         runner: Runner,
-        told: Mapping[str, Any],
+        start: Mapping[str, Any],
     ) -> None:
         self._line, self._arena, self._runner = line, arena, runner
         self._more = select.poll()
         self._more.register(line, select.POLLIN)
         # Positions in the ensemble of the unit's members.
-        self._places: list[int] = told["places"]
+        self._places: list[int] = start["places"]
         # Seconds of a member's last batch.
         self._usual: dict[int, float] = {}
         # Reports.
-        self._unsent: list[SlotReport] = []
-        self._held: SlotTask | None = None
+        self._reports: list[SlotReport] = []
+        self._next: SlotTask | None = None
         self._reported = time.monotonic()
 
     def serve(self) -> NoReturn:
@@ -87,12 +87,12 @@ class _Worker:
     def _take_tasks(self) -> list[SlotTask]:
         """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
         # A task that did not fit into the last batch is the first of this one.
-        first = self._held or SlotTask(*_receive_or_exit(self._line))
-        self._held, tasks, rows = None, [first], first.rows
+        first = self._next or SlotTask(*_receive_or_exit(self._line))
+        self._next, tasks, rows = None, [first], first.rows
         while rows < first.batch and self._more.poll(0):
             task = SlotTask(*_receive_or_exit(self._line))
             if task.members != first.members or rows + task.rows > min(first.batch, task.batch):
-                self._held = task
+                self._next = task
                 break
             tasks.append(task)
             rows += task.rows
@@ -124,8 +124,13 @@ class _Worker:
             self._flush_reports()
             broken = isinstance(error, MemoryError) or "CUDA" in str(error)
             for task in tasks:
-                told = {"failed": [task.slot, task.generation], "members": [self._places[k] for k in sorted(left)]}
-                _send_or_ignore(self._line, {**told, "why": f"{type(error).__name__}: {error}"[:500], "broken": broken})
+                failure = {
+                    "failed": [task.slot, task.generation],
+                    "members": [self._places[k] for k in sorted(left)],
+                    "why": f"{type(error).__name__}: {error}"[:500],
+                    "broken": broken,
+                }
+                _send_or_ignore(self._line, failure)
             if broken:
                 os._exit(_BROKEN)
 
@@ -141,13 +146,13 @@ class _Worker:
 
     def _report_members(self, kind: int, task: SlotTask, members: Sequence[int], seconds: float = 0.0) -> None:
         self._reported = time.monotonic()
-        self._unsent += [SlotReport(kind, task.slot, task.generation, self._places[k], seconds) for k in members]
+        self._reports += [SlotReport(kind, task.slot, task.generation, self._places[k], seconds) for k in members]
 
     def _flush_reports(self) -> None:
         """Send the reports that wait."""
-        if self._unsent:
-            _send_or_ignore(self._line, self._unsent)
-            self._unsent.clear()
+        if self._reports:
+            _send_or_ignore(self._line, self._reports)
+            self._reports.clear()
 
 
 def _receive_or_exit(line: "Connection[Any, Any]") -> Any:
@@ -159,31 +164,32 @@ def _receive_or_exit(line: "Connection[Any, Any]") -> Any:
 
 
 def _exit_with(line: "Connection[Any, Any]") -> NoReturn:
+    # A hang-up is reported without any events asked for, and no data is taken from the main thread.
     end = select.poll()
-    # For its end alone, which is told unasked.
     end.register(line, 0)
     while not end.poll():
         pass
     os._exit(0)
 
 
-def _load_members(told: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
+def _load_members(start: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     """Load the members and compute batches of zeros, which say what they answer and how long they take."""
-    if told["cores"] and hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, told["cores"])
-    sys.path[:] = told["path"]
-    module, name = told["runner"].split(":")
+    if start["cores"] and hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, start["cores"])
+    sys.path[:] = start["path"]
+    module, name = start["runner"].split(":")
     make: Callable[[Mapping[str, Any]], Runner] = getattr(importlib.import_module(module), name)
-    runner = make(told)
+    # A runner of one's own may replace the networks, as tests do without torch.
+    runner = make(start)
     # A batch of zeros pays for what is set up at first use, and tells the output's shape.
-    x = np.zeros((told["batch"], *told["input_shape"]), told["input_dtype"])
-    wanted = range(len(told["places"]))
+    x = np.zeros((start["batch"], *start["input_shape"]), start["input_dtype"])
+    wanted = range(len(start["places"]))
     # Pays for what is set up at first use.
     shapes = {found.shape[1:] for _, found in runner(x, wanted)}
     [(seconds, _)] = timed([lambda: list(runner(x, wanted))], least=3, seconds=_START_SECONDS)
     if len(shapes) > 1:
         raise ValueError(f"members answer with different shapes: {', '.join(str(shape) for shape in sorted(shapes))}")
-    return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": told["batch"]}
+    return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": start["batch"]}
 
 
 def _send_or_ignore(line: "Connection[Any, Any]", message: Any) -> None:

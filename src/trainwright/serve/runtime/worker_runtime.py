@@ -19,23 +19,21 @@ from functools import partial
 from typing import Any, NoReturn
 
 from trainwright.ensemble import Ensemble
-from trainwright.errors import NotReady, Overloaded, ServeError, TrainwrightError
+from trainwright.errors import NotReady, ServeError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, receive_message
-from trainwright.serve.runtime.responses import FinishedRequest, answer_request
+from trainwright.serve.runtime.responses import ENDED, FinishedRequest, answer_request, overload_refusal
 from trainwright.serve.runtime.segments import LATE, Segments
 from trainwright.serve.runtime.settings import DeploymentSettings
-from trainwright.serve.runtime.unit_moves import UnitMoves
-from trainwright.serve.runtime.worker_pool import WorkerPool, credits_of
+from trainwright.serve.runtime.worker_pool import UnitMoves, WorkerPool, credits_of
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
 
 __all__ = ["WorkerRuntime"]
 
 _TICK_SECONDS = 0.25
 _WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
-_ENDED = "service: has ended; nothing is answered any more"
 
 
 class WorkerRuntime:
@@ -130,16 +128,12 @@ class WorkerRuntime:
         """Queue a request, or raise Overloaded if others wait and its rows would make them more than `limit`."""
         with self._gate:
             if self.over:
-                raise NotReady(_ENDED, 1.0)
+                raise NotReady(ENDED, 1.0)
             # An empty queue admits any request, or one larger than the limit could never be served.
             waiting = self.rows
             if waiting and waiting + request.rows > limit:
                 self.shed += 1
-                retry = min(30.0, max(0.1, waiting / self.rate))
-                raise Overloaded(
-                    f"service: {waiting} rows wait and {request.rows} more were given; allowed: {limit}; try again",
-                    retry,
-                )
+                raise overload_refusal(waiting, request.rows, limit, self.rate)
             # Counted at once, because the inbox is read later.
             self._entering += request.rows
             self.open += 1
@@ -210,11 +204,11 @@ class WorkerRuntime:
 
     def _run(self) -> None:
         """Serve until stopped."""
-        refusal: TrainwrightError = NotReady(_ENDED, 1.0)
+        refusal: TrainwrightError = NotReady(ENDED, 1.0)
         try:
             while not self.over:
                 self._dispatch_once()
-        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must be message
+        except Exception as error:  # noqa: BLE001 - whoever waits for an answer must hear of it
             refusal = self._refusal = ServeError(f"service: its dispatcher failed ({type(error).__name__}: {error})")
         finally:
             with self._gate:
@@ -373,6 +367,7 @@ class WorkerRuntime:
                 self._selector.register(queue, selectors.EVENT_READ, worker)
             elif process is not None and process.ended and not process.line.poll():
                 self._handle_failure(worker, "")
+            # Reports restart the clock, so that a slow batch is no hanging worker.
             elif worker.state is WorkerState.STARTING and now > worker.heard + self._settings.start_seconds:
                 self._handle_failure(worker, f"did not start within {self._settings.start_seconds:g} s")
             elif worker.in_flight and worker.health.hung(now - worker.heard):
@@ -396,6 +391,7 @@ class WorkerRuntime:
         worker.health.batch(message["seconds"])
         worker.rate = message["rows"] / max(message["seconds"], 1e-9)
         queue = self._pool.queue_of(worker)
+        # A worker of a moved unit joins once it can compute.
         if worker not in queue.workers:
             self._segments.counts["moved"] += self._moves.join(queue, worker)
         if all(queue.ready for queue in self._pool.queues):
@@ -410,6 +406,7 @@ class WorkerRuntime:
         """End a worker's process, requeue its work, and decide when the next process starts."""
         if worker.process is None:
             return
+        # Its line is closed with it, and a closed one cannot be selected.
         self._selector.unregister(worker.process.line)
         how = worker.process.kill()
         worker.process = None
@@ -430,6 +427,7 @@ class WorkerRuntime:
         # Other workers of the unit take over its queue.
         if any(worker.state is not WorkerState.LOST for worker in self._pool.workers_of(queue.unit)):
             return
+        # Nobody will compute what waits; requests are told who is missing.
         queue.pending.clear()
         if not self._started.is_set():
             self._refuse_start(f"unit {queue.unit.name}: cannot start: {queue.why}")

@@ -1,17 +1,122 @@
-"""Worker slots, which one process after another fills, and the queue of work that a unit's workers share."""
+"""Worker slots, which one process after another fills, and the queue of work that a unit's workers share.
 
+A process is started, sent work and ended here; its slot knows when it hangs, and when it has failed permanently.
+"""
+
+import contextlib
 import math
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from multiprocessing.connection import Connection
+from typing import Any
 
 from trainwright.serve.placement.deployment_plan import Instance
+from trainwright.serve.placement.devices import thread_environment
 from trainwright.serve.placement.units import Unit
-from trainwright.serve.runtime.messages import SlotTask
-from trainwright.serve.runtime.segment_slots import SegmentSlot
-from trainwright.serve.runtime.supervise import Health, ServingProcess
+from trainwright.serve.runtime.arena import Arena
+from trainwright.serve.runtime.messages import SlotTask, send_message
+from trainwright.serve.runtime.segments import SegmentSlot
+from trainwright.serve.runtime.settings import DeploymentSettings
 
-__all__ = ["InFlight", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
+__all__ = ["Health", "ServingProcess", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
+
+_WINDOW = 64  # batches whose median is the usual one
+_FAREWELL_SECONDS = 2.0
+
+
+class ServingProcess:
+    """A fresh interpreter, never a fork; it inherits its end of a connection and the descriptor of the shared memory.
+
+    Its threads, and that they wait without spinning, are set in its environment, before it loads torch. It leaves when
+    its line ends, so with its front.
+    """
+
+    def __init__(self, arena: Arena, start: Mapping[str, Any]) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "trainwright.serve.runtime.worker", str(theirs.fileno()), str(arena.descriptor)],
+                env={
+                    **thread_environment(start["threads"]),
+                    "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+                },
+                stdin=subprocess.DEVNULL,
+                pass_fds=[theirs.fileno(), arena.descriptor],
+            )
+        self.line: Connection[Any, Any] = Connection(ours.detach())
+        self.send(start)
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        return self._process.pid
+
+    def send(self, message: Any) -> None:
+        """Send a task or a JSON object; a process that has died is not told, its silence will say so."""
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            send_message(self.line, message)
+
+    @property
+    def ended(self) -> bool:
+        """Say whether the process is gone, even if another process holds its connection open."""
+        return self._process.poll() is not None
+
+    def kill(self) -> str:
+        """End the process at once if it has not ended, and return how it did."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            # One that is on its way out tells its own status.
+            self._process.wait(0.05)
+        self._process.kill()
+        code = self._process.wait()
+        self.line.close()
+        return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
+
+    def leave(self) -> None:
+        """Wait for a process whose connection was closed to end by itself, and end it if it does not."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_FAREWELL_SECONDS)
+        self._process.kill()
+        self._process.wait()
+
+
+@dataclass(kw_only=True)
+class Health:
+    """What is known of an instance's past; pure: times are given."""
+
+    settings: DeploymentSettings
+    _failures: deque[float] = field(default_factory=deque)
+    _batches: deque[float] = field(default_factory=lambda: deque(maxlen=_WINDOW))
+
+    def batch(self, seconds: float) -> None:
+        """Note how long a batch took."""
+        self._batches.append(seconds)
+
+    @property
+    def median_seconds(self) -> float:
+        """The usual batch; 0 before the first."""
+        return statistics.median(self._batches) if self._batches else 0.0
+
+    def hung(self, silent_seconds: float) -> bool:
+        """Say whether an instance that has work has been silent for too long: 10 x its median batch and some."""
+        return silent_seconds > 10.0 * self.median_seconds + self.settings.hung_seconds
+
+    def failed(self, now: float) -> float | None:
+        """Note an end, and return after how many seconds to start anew; None if it came to too many."""
+        self._failures.append(now)
+        while self._failures[0] < now - self.settings.failure_seconds:
+            self._failures.popleft()
+        # Too many ends within the window: restarting does not help.
+        if len(self._failures) >= self.settings.failures:
+            return None
+        return self.settings.backoff_seconds * 2.0 ** (len(self._failures) - 1)
 
 
 class WorkerState(Enum):
@@ -23,26 +128,18 @@ class WorkerState(Enum):
     LOST = "lost"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class UnitWork:
     """Members of a unit to compute on a slot, if that is still of this generation."""
 
     slot: SegmentSlot
     generation: int
-    members: frozenset[int]  # positions in the ensemble
+    members: set[int]  # positions in the ensemble; those that were reported are taken out
 
     @property
     def wanted(self) -> bool:
         """Say whether a request still waits for it."""
         return self.slot.generation == self.generation and self.slot.wanted
-
-
-@dataclass(kw_only=True, slots=True)
-class InFlight:
-    """Work that a process has."""
-
-    work: UnitWork
-    left: set[int]  # members that were not reported
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -54,7 +151,7 @@ class WorkerSlot:
     credits: int  # tasks that its process may have at once: one computes while the next is at hand
     state: WorkerState = WorkerState.WAITING
     process: ServingProcess | None = None
-    in_flight: dict[tuple[int, int], InFlight] = field(default_factory=dict)  # by slot and generation
+    in_flight: dict[tuple[int, int], UnitWork] = field(default_factory=dict)  # by slot and generation
     heard: float = -math.inf
     restart_at: float = -math.inf
     restarts: int = 0
@@ -71,11 +168,12 @@ class WorkerSlot:
     def assign(self, work: UnitWork, now: float) -> None:
         """Send work to its process, which then holds a lease on the slot."""
         slot = work.slot
+        # The process may write to the slot until it has reported, or has ended.
         slot.leases += 1
         if not self.in_flight:
             # It was silent for want of work.
             self.heard = now
-        self.in_flight[slot.number, slot.generation] = InFlight(work=work, left=set(work.members))
+        self.in_flight[slot.number, slot.generation] = work
         task = SlotTask(
             slot=slot.number,
             generation=slot.generation,
@@ -89,14 +187,14 @@ class WorkerSlot:
 
     def finish_members(self, number: int, generation: int, members: set[int]) -> SegmentSlot | None:
         """Note that its process has done with these members on a slot; return the slot if that ends the lease on it."""
-        task = self.in_flight.get((number, generation))
-        if task is None:
+        work = self.in_flight.get((number, generation))
+        if work is None:
             return None
-        task.left -= members
-        if task.left:
+        work.members -= members
+        if work.members:
             return None
         del self.in_flight[number, generation]
-        return task.work.slot
+        return work.slot
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -139,7 +237,7 @@ class UnitQueue:
     def add(self, slot: SegmentSlot, now: float) -> None:
         """Append the work on a slot for the members of the unit that it expects."""
         if wanted := slot.expected & set(self.unit.members):
-            self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=wanted))
+            self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=set(wanted)))
             self.send(now)
 
     def send(self, now: float) -> None:
@@ -155,9 +253,7 @@ class UnitQueue:
 
     def take_back(self, worker: WorkerSlot) -> list[SegmentSlot]:
         """Requeue what a worker's process had; return the slots on which it held leases."""
-        in_flight = list(worker.in_flight.values())
+        works = list(worker.in_flight.values())
         worker.in_flight.clear()
-        for task in reversed(in_flight):
-            work = task.work
-            self.pending.appendleft(UnitWork(slot=work.slot, generation=work.generation, members=frozenset(task.left)))
-        return [task.work.slot for task in in_flight]
+        self.pending.extendleft(reversed(works))
+        return [work.slot for work in works]

@@ -26,7 +26,7 @@ from trainwright.study.driver.trial_run import NO_ROOM, TrialRun, end_record, pr
 from trainwright.study.projections import RuleProjection
 from trainwright.study.retry import RetryOnFullDisk
 from trainwright.study.study_log import StudyLog
-from trainwright.train import Assignment
+from trainwright.train.assignment import Assignment
 
 __all__ = ["Driver"]
 

@@ -33,7 +33,8 @@ def run_again(model: nn.Module, plan: Layout) -> None:
             block.forward = _Block(block)
     elif plan.recompute == "selective":
         # Attention is replaced within each module that is called as one.
-        whole = plan.degrees.pipeline == 1  # a pipeline calls the modules that it does not cut, not the model
+        # A pipeline calls the modules that it does not cut, not the model.
+        whole = plan.degrees.pipeline == 1
         for part in [model] if whole else uncut_of(model, cuts_of(model, plan)):
             part.forward = _Attention(part, plan if whole else None)
 
@@ -65,7 +66,8 @@ class _Block:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return self._forward(*args, **kwargs)
-        if self._buffers is None:  # only now: a plan may have put other layers in
+        # Buffers are found with the first call: a plan may have put other layers in before.
+        if self._buffers is None:
             self._buffers = Buffers([self._block])
         return checkpoint(self._forward, *args, use_reentrant=False, context_fn=self._contexts, **kwargs)
 

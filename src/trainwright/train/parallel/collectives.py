@@ -57,12 +57,14 @@ class _Gather(Function):
         ctx: Any, part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...], scatter: bool
     ) -> torch.Tensor:
         ctx.settings = group, dim, sizes, scatter
-        return _gathered(part, group, dim, sizes)
+        return _gather_parts(part, group, dim, sizes)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         group, dim, sizes, scatter = ctx.settings
-        local_gradient = _scattered(gradient, group, dim, sizes) if scatter else _own(gradient, group, dim, sizes)
+        local_gradient = (
+            _scatter_sum(gradient, group, dim, sizes) if scatter else _part_of_rank(gradient, group, dim, sizes)
+        )
         return local_gradient, None, None, None, None
 
 
@@ -70,28 +72,28 @@ class _Narrow(Function):
     @staticmethod
     def forward(ctx: Any, whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
         ctx.settings = group, dim, sizes
-        return _own(whole, group, dim, sizes)
+        return _part_of_rank(whole, group, dim, sizes)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _gathered(gradient, *ctx.settings), None, None, None
+        return _gather_parts(gradient, *ctx.settings), None, None, None
 
 
 class _Scatter(Function):
     @staticmethod
     def forward(ctx: Any, term: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
         ctx.settings = group, dim, sizes
-        return _scattered(term, group, dim, sizes)
+        return _scatter_sum(term, group, dim, sizes)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _gathered(gradient, *ctx.settings), None, None, None
+        return _gather_parts(gradient, *ctx.settings), None, None, None
 
 
 class _Reduce(Function):
     @staticmethod
     def forward(ctx: Any, term: torch.Tensor, group: Group) -> torch.Tensor:  # noqa: ARG004 -- torch's signature
-        return _summed(term, group)
+        return _sum_terms(term, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
@@ -106,21 +108,21 @@ class _Copy(Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _summed(gradient, ctx.group), None
+        return _sum_terms(gradient, ctx.group), None
 
 
-def _summed(term: torch.Tensor, group: Group) -> torch.Tensor:
+def _sum_terms(term: torch.Tensor, group: Group) -> torch.Tensor:
     total = term.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
-def _own(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+def _part_of_rank(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     rank = dist.get_rank(group)
     return whole.narrow(dim, sum(sizes[:rank]), sizes[rank]).clone(memory_format=torch.contiguous_format)
 
 
-def _gathered(part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+def _gather_parts(part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     most, rows = max(sizes), part.movedim(dim, 0)
     padded = rows.new_zeros((most, *rows.shape[1:]))
     padded[: rows.shape[0]] = rows
@@ -131,7 +133,7 @@ def _gathered(part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]
     return found.movedim(0, dim).contiguous()
 
 
-def _scattered(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
+def _scatter_sum(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     most, rows = max(sizes), whole.movedim(dim, 0)
     padded = rows.new_zeros((len(sizes), most, *rows.shape[1:]))
     for rank, piece in enumerate(rows.split(list(sizes))):

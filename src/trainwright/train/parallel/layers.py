@@ -4,14 +4,13 @@ import copy
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainwright.train.parallel.recompute.tracing import has_hooks
 
-__all__ = ["LAYERS", "NORMS", "divided", "emptied", "group_of", "is_plain", "marked", "replace_layers"]
+__all__ = ["LAYERS", "NORMS", "divided", "emptied", "is_plain", "marked", "replace_layers"]
 
 LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
@@ -58,11 +57,6 @@ def divided(tensor: torch.Tensor, mesh: DeviceMesh, axis: str, placement: Shard)
 def emptied(layer: nn.Module) -> nn.Module:
     """Return a copy of a layer without the memory of its tensors, to be called with others in their place."""
     return copy.deepcopy(layer).to("meta")
-
-
-def group_of(mesh: DeviceMesh, axis: str) -> dist.ProcessGroup:
-    """Return the ranks that differ only along `axis`."""
-    return mesh.get_group(axis)
 
 
 def replace_layers(model: nn.Module, change: "dict[nn.Module, nn.Module]") -> nn.Module:

@@ -14,26 +14,27 @@ __all__ = ["data_place", "mesh_of"]
 
 
 def mesh_of(plan: Layout, device_type: str) -> DeviceMesh | None:
-    """Return the mesh of all ranks, None of one alone.
+    """Return the mesh of all ranks, None for one device.
 
     The data axis is "data", or "replica" and "shard" where state is divided over some of its ranks.
 
     Raises `UnsupportedPlan` if the process group has not as many ranks as the plan has devices.
     """
+    if plan.devices == 1:
+        return None
     world = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
     if world != plan.devices:
         group = f"torch.distributed has {world} ranks" if world > 1 else "torch.distributed has no process group"
         raise UnsupportedPlan.of(
             plan.strategy, f"it is for {plan.devices} devices, but {group}; start one process for each device"
         )
-    if world == 1:
-        return None
     # Slowest axis first, as DeviceMesh counts ranks row by row.
-    axes = [(name, size) for name, size in _axes(plan) if size > 1]
+    axes = [(name, size) for name, size in _axes_of(plan) if size > 1]
     mesh = init_device_mesh(
         device_type, tuple(size for _, size in axes), mesh_dim_names=tuple(name for name, _ in axes)
     )
-    if device_type == "cuda":  # before its first point-to-point message NCCL wants all ranks of a group at one call
+    # Before its first point-to-point message NCCL wants all ranks of a group at one call.
+    if device_type == "cuda":
         for name, _ in axes:
             dist.all_reduce(torch.zeros(1, device="cuda"), group=mesh.get_group(name))
     return mesh
@@ -47,7 +48,7 @@ def data_place(degrees: Degrees) -> int:
     return dist.get_rank() // inner % degrees.data if degrees.devices > 1 else 0
 
 
-def _axes(plan: Layout) -> list[tuple[str, int]]:
+def _axes_of(plan: Layout) -> list[tuple[str, int]]:
     """Return the axes, slowest first."""
     found: list[tuple[str, int]] = []
     for degree in reversed(fields(plan.degrees)):

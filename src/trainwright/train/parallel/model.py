@@ -1,9 +1,10 @@
-"""Parallel: a model that the ranks of a plan train together."""
+"""Parallel: a model that the ranks of a layout train together."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,9 +12,11 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from trainwright.errors import UnsupportedPlan
+from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
+from trainwright.train.batch_slicing import train_parts
 from trainwright.train.parallel.mesh import data_place
+from trainwright.train.parallel.recompute.budgeted import Budgeted
 
 __all__ = ["Loss", "Parallel", "Setup"]
 
@@ -32,10 +35,16 @@ class Setup:
     """A context in which gradients only accumulate."""
     backward: Callable[[Loss, Any], torch.Tensor] | None = None
     """Forward and backward pass of a batch in one, where they cannot be told apart; its mean loss."""
+    weigh: Callable[[Callable[[], float]], None] | None = None
+    """Takes the weight of this rank's gradients in their sum; None: all ranks count alike."""
+    finish: Callable[[], None] | None = None
+    """What follows the backward pass of a batch."""
+    budget: Budgeted | None = None
+    """What keeps the forward pass to a memory budget."""
 
 
 class Parallel(nn.Module):
-    """A model set up for a plan: called, trained and evaluated like the model itself.
+    """A model set up for a layout: called, trained and evaluated like the model itself.
 
     Each rank gives its samples: those of its place `data_rank` among `data_ranks`; ranks of one place give the same.
     After `backward()` every parameter has the gradient of the mean over the whole batch, or this rank's part of it.
@@ -49,6 +58,23 @@ class Parallel(nn.Module):
         self.data_rank = data_place(plan.degrees)
         self.data_ranks = plan.degrees.data
         self._setup = setup
+        self._share: Callable[[], float] = lambda: 1 / self.data_ranks
+
+    @property
+    def memory_plan(self) -> Any:
+        """How the model keeps to its memory budget; None without one, before its first batch, and in pipelines."""
+        return None if self._setup.budget is None else self._setup.budget.plan
+
+    def expect_accumulation(self, accumulate: bool) -> None:
+        """Let the next plan of a memory budget be for gradients that add up over micro-batches."""
+        if self._setup.budget is not None:
+            self._setup.budget.expect(None, accumulate=accumulate)
+
+    def share_batches(self, share: Callable[[], float]) -> None:
+        """Let `share` say which part of the global batch this rank's batch is; by default all are equal."""
+        self._share = share
+        if self._setup.weigh is not None:
+            self._setup.weigh(self._weight)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Return what the model returns, whole."""
@@ -62,20 +88,47 @@ class Parallel(nn.Module):
 
     def backward(self, loss: Loss, parts: list[tuple[float, Any]]) -> torch.Tensor:
         """Leave the gradient of a batch, given in micro-batches with their weights; return its mean loss, detached."""
+        if self._setup.weigh is None and abs(self._share() * self.data_ranks - 1) > 1e-9:
+            raise TrialError(
+                f"prepare: a batch cannot be shared evenly by {self.data_ranks} data parallel ranks of the plan; give "
+                "the loader drop_last=True"
+            )
         if self._setup.backward is not None:
             if len(parts) > 1:
                 raise UnsupportedPlan.of(self.plan.strategy, "micro-batches are the plan's; give one part, the batch")
             return self._mean(self._setup.backward(loss, parts[0][1]))
+        # A loss is given the model itself where nothing surrounds its forward pass.
+        called = self.module if self._setup.call is self.module else self
+        budget = self._setup.budget
+
+        def expect(part: Any) -> None:
+            if budget is not None:
+                wanted = None if part is None else partial(_loss_on, loss, part, _autocast(self.module))
+                budget.expect(wanted, accumulate=len(parts) > 1)
+
         # Gradients are exchanged with the last micro-batch; until then they only add up.
-        total: Any = 0.0
-        for number, (weight, part) in enumerate(parts, 1):
-            with nullcontext() if number == len(parts) else self.no_sync():
-                value = loss(self, part) * weight
-                value.backward()
-            total = total + value.detach()
+        total = train_parts(called, loss, parts, alone=self.no_sync, expect=expect)
+        if self._setup.finish is not None:
+            self._setup.finish()
         return self._mean(total)
+
+    def _weight(self) -> float:
+        """Return the weight of this rank in a sum over all ranks, of which those of one place have the same batch."""
+        return self._share() * self.data_ranks / self.plan.devices
 
     def _mean(self, value: Any) -> torch.Tensor:
         if self.plan.devices > 1:
+            value = value * self._weight()
             dist.all_reduce(value)
-        return value / self.plan.devices  # type: ignore[no-any-return]
+        return value  # type: ignore[no-any-return]
+
+
+def _autocast(module: nn.Module) -> AbstractContextManager[Any]:
+    """Return what a loss is computed in: a layout's precision is that of the model's forward pass alone."""
+    kind = next((each.device.type for each in module.parameters()), "cpu")
+    return torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind))
+
+
+def _loss_on(loss: Loss, batch: Any, surroundings: AbstractContextManager[Any], model: nn.Module) -> torch.Tensor:
+    with surroundings:
+        return loss(model, batch)

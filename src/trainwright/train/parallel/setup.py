@@ -1,19 +1,17 @@
 """Setting up a model and its optimizer for a layout: one function for each strategy that can be trained."""
 
-import re
 from collections.abc import Callable
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
-from trainwright.train.parallel.blocks import refuse_hooks
+from trainwright.train.parallel.blocks import blocks_of, refuse_hooks, units_of
 from trainwright.train.parallel.checkpointed_modules import run_again
 from trainwright.train.parallel.convolution.channel import ChannelParallel
 from trainwright.train.parallel.convolution.filter import FilterNorm, FilterParallel
@@ -24,19 +22,37 @@ from trainwright.train.parallel.layers import LAYERS, marked, replace_layers
 from trainwright.train.parallel.mesh import mesh_of
 from trainwright.train.parallel.model import Loss, Parallel, Setup
 from trainwright.train.parallel.pipeline.runner import PipelineRunner
+from trainwright.train.parallel.recompute.budgeted import Budgeted
 from trainwright.train.parallel.strategies.context import divide_sequence
 from trainwright.train.parallel.strategies.fully_sharded import shard, shard_each
+from trainwright.train.parallel.strategies.gathered import weight_bytes_saved
 from trainwright.train.parallel.strategies.gradient_averaging import Averaging
+from trainwright.train.parallel.strategies.replicated import replicate
 from trainwright.train.parallel.strategies.tensor import divide_blocks
 
 __all__ = ["set_up", "set_up_model"]
 
 
-def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, sync_bn: bool = False) -> Parallel:
+def set_up(
+    model: nn.Module,
+    optimizer: Any,
+    plan: Layout,
+    *,
+    sync_bn: bool = False,
+    unused: bool = False,
+    on_plan: Callable[[Any], None] = lambda _: None,
+) -> Parallel:
     """Return the model as the ranks of `plan` train it; the optimizer steps what this rank has of its parameters.
 
-    Raises `UnsupportedPlan`, and `TrialError` for an optimizer that has stepped, or of other parameters.
+    `on_plan` is called with the plan of a memory budget. Raises `UnsupportedPlan`; where parameters are divided,
+    `TrialError` for an optimizer that has stepped, or of other parameters.
     """
+    settings: dict[str, Any] = {"sync_bn": sync_bn, "unused": unused, "on_plan": on_plan}
+    own = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+    degrees = plan.degrees
+    # All have all parameters.
+    if not plan.zero and degrees.data * degrees.context * degrees.spatial == plan.devices:
+        return set_up_model(model, plan, optimizer=own, **settings)
     if optimizer.state:
         raise TrialError("prepare: with a plan the optimizer is to be new; it has stepped already")
     names = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
@@ -46,19 +62,26 @@ def set_up(model: nn.Module, optimizer: torch.optim.Optimizer, plan: Layout, *, 
             f"prepare: the optimizer has {len(foreign)} parameters that are not the model's; with a plan it needs the "
             "model's own"
         )
-    parallel = set_up_model(model, plan, optimizer=optimizer, sync_bn=sync_bn)
+    parallel = set_up_model(model, plan, optimizer=own, **settings)
     # The groups of the optimizer keep their settings; their parameters become those that this rank has now.
     # Names survive the set-up, parameters may not (they become parts or sharded tensors).
     now = dict(parallel.module.named_parameters(remove_duplicate=False))
     for group in optimizer.param_groups:
         group["params"] = [now[name] for entry in group["params"] if (name := names[id(entry)]) in now]
-        if len({type(one) for one in group["params"]}) > 1:  # torch's grouped kernels take one kind of tensor
+        # Torch's grouped kernels take one kind of tensor.
+        if len({type(one) for one in group["params"]}) > 1:
             group |= {name: False for name in ("foreach", "fused") if name in group}
     return parallel
 
 
 def set_up_model(
-    model: nn.Module, plan: Layout, *, optimizer: torch.optim.Optimizer | None = None, sync_bn: bool = False
+    model: nn.Module,
+    plan: Layout,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    sync_bn: bool = False,
+    unused: bool = False,
+    on_plan: Callable[[Any], None] = lambda _: None,
 ) -> Parallel:
     """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`.
 
@@ -67,24 +90,66 @@ def set_up_model(
     inner = _checked(plan)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
     mesh = mesh_of(plan, device.type)
-    if mesh is None:
+    if mesh is not None:
+        _refuse_marked(model, plan)
+        if inner == "context" or plan.sequence:
+            refuse_hooks(model, plan.strategy)
+        # All ranks start from the weights of rank 0.
+        _equalise(model)
+        if sync_bn:
+            _synchronise(model, plan, mesh)
+        # Inside what is run again.
+        if inner == "context":
+            if plan.degrees.tensor > 1:
+                divide_blocks(model, mesh["tensor"], sequence=False)
+            divide_sequence(model, mesh.get_group("context"))
+    budget = None
+    if plan.memory is None:
+        # Recomputation wraps blocks before the strategy does, so that a strategy's exchanges are run again too.
         run_again(model, plan)
-        return Parallel(_cast(Setup(module=model, call=model), plan, device.type), plan, None)
-    _refuse_marked(model, plan)
-    if inner == "context" or plan.sequence:
-        refuse_hooks(model, plan.strategy)
-    # All ranks start from the weights of rank 0.
-    _equalise(model)
-    if sync_bn:
-        _synchronise(model, plan, mesh)
-    if inner == "context":  # inside what is run again
-        if plan.degrees.tensor > 1:
-            divide_blocks(model, mesh["tensor"], sequence=False)
-        divide_sequence(model, mesh.get_group("context"))
-    # Recomputation wraps blocks before the strategy does, so that a strategy's exchanges are run again too.
-    run_again(model, plan)
-    setup = _pipeline(model, plan, mesh, optimizer) if inner == "pipeline" else _SETUPS[inner](model, plan, mesh)
+        if plan.compile:
+            for block in blocks_of(model) or [model]:
+                block.compile(backend=plan.compile)
+    elif inner != "pipeline":
+        budget = Budgeted(
+            model,
+            plan.memory,
+            optimizer=optimizer,
+            reserve_bytes=_reserve_bytes(model, plan),
+            compiler=plan.compile,
+            together=mesh is not None and (bool(plan.zero) or inner != "data" or sync_bn),
+            on_plan=on_plan,
+        )
+    called = model if budget is None else budget.module
+    if mesh is None:
+        setup = Setup(module=model, call=called)
+    elif inner == "pipeline":
+        setup = _pipeline(model, plan, mesh, optimizer)
+    else:
+        setup = _SETUPS[inner](_Parts(model=model, called=called, plan=plan, mesh=mesh, unused=unused))
+    if budget is not None:
+        setup = replace(setup, call=budget.planning(setup.call), budget=budget)
     return Parallel(_cast(setup, plan, device.type), plan, mesh)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Parts:
+    """What a strategy is set up with: the model, and what calls it."""
+
+    model: nn.Module
+    called: nn.Module
+    plan: Layout
+    mesh: DeviceMesh
+    unused: bool
+
+
+def _reserve_bytes(model: nn.Module, plan: Layout) -> int:
+    """Return what a device has beside the whole model: DDP's buckets; less than 0 where it has a part of it."""
+    if plan.zero:
+        return -weight_bytes_saved(model, units_of(model), zero=plan.zero, shard=plan.shard)
+    if plan.devices == 1:
+        return 0
+    return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
 def _checked(plan: Layout) -> str:
@@ -115,6 +180,7 @@ def _checked(plan: Layout) -> str:
             plan.strategy,
             f"ZeRO over {plan.shard} of {plan.degrees.data} data ranks beside context parallelism; allowed: over all",
         )
+    _refuse_memory_and_compile(plan, name)
     if plan.recompute not in _AGAIN:
         raise UnsupportedPlan.of(plan.strategy, f"recompute={plan.recompute!r}; allowed: {', '.join(_AGAIN)}")
     if plan.precision not in _AUTOCAST:
@@ -123,6 +189,22 @@ def _checked(plan: Layout) -> str:
             f"precision {plan.precision!r}; allowed: {', '.join(_AUTOCAST)}; cast model and batches yourself",
         )
     return name
+
+
+def _refuse_memory_and_compile(plan: Layout, name: str) -> None:
+    """Refuse a memory budget, or compilation, beside what cannot be run again, or is not one graph."""
+    if plan.memory is not None and (name in _NO_BUDGET or plan.zero or plan.degrees.tensor > 1):
+        raise UnsupportedPlan.of(
+            plan.strategy,
+            f"a memory budget beside {name} parallelism{f' with ZeRO {plan.zero}' if plan.zero else ''}; allowed: with "
+            "data parallelism and pipelines, without ZeRO",
+        )
+    if plan.compile and (name != "data" or (plan.memory is not None and plan.zero)):
+        raise UnsupportedPlan.of(
+            plan.strategy,
+            f"compile={plan.compile!r} beside {name} parallelism{' and a memory budget' if plan.memory else ''}; "
+            "allowed: on one device, and with data parallelism (ZeRO too, without a budget)",
+        )
 
 
 def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
@@ -137,7 +219,8 @@ def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
 
     def backward(loss: Loss, batch: Any) -> torch.Tensor:
         assert setup.backward is not None  # noqa: S101 -- it is used only then
-        with torch.autocast(device_type, kind):  # backward passes within it are not cast: theirs are as forward was
+        # Backward passes within it are not cast: theirs are as forward was.
+        with torch.autocast(device_type, kind):
             return setup.backward(loss, batch)
 
     return replace(setup, call=call, backward=None if setup.backward is None else backward)
@@ -173,101 +256,95 @@ def _synchronise(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> None:
             module.forward = SynchronisedNorm(module, group, copies=plan.degrees.spatial)
 
 
-def _data(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
-    if plan.zero:
-        return shard(model, mesh, zero=plan.zero)
-    return _replicated(model, model, plan)
+def _data(parts: _Parts) -> Setup:
+    if parts.plan.zero:
+        return _sharded(parts, parts.mesh)
+    return replicate(parts.model, parts.called, unused=parts.unused)
 
 
-def _replicated(model: nn.Module, called: nn.Module, plan: Layout) -> Setup:
-    """Return a model whose gradients torch's DDP averages; `called` is the model, or what calls it."""
-    replicated = DistributedDataParallel(called, gradient_as_bucket_view=True)
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return replicated(*args, **kwargs)
-        except RuntimeError as error:
-            if "Expected to have finished reduction" not in str(error):
-                raise
-            trained = [name for name, each in model.named_parameters() if each.requires_grad]
-            left = [trained[int(place)] for place in _LEFT_OUT.sub("", str(error)).split() if place.isdigit()]
-            raise UnsupportedPlan.of(
-                plan.strategy,
-                f"the last loss did not depend on {', '.join(left[:3]) or 'a parameter'}; allowed: steps that "
-                "train all parameters (requires_grad_(False) for others), or ZeRO, if no rank trains them",
-            ) from error
-
-    return Setup(module=model, call=call, alone=replicated.no_sync)
+def _sharded(parts: _Parts, mesh: DeviceMesh) -> Setup:
+    return replace(shard(parts.model, mesh, zero=parts.plan.zero), call=parts.called)
 
 
-def _filter(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
-    world, layers = plan.degrees.filter, _divisible(model)
+def _averaged(parts: _Parts, group: Any) -> Setup:
+    """Return a model, some of whose parameters are divided, whose gradients are averaged over a group."""
+    averaging = Averaging(list(parts.model.parameters()), group)
+    return Setup(module=parts.model, call=parts.called, alone=averaging.off)
+
+
+def _filter(parts: _Parts) -> Setup:
+    world, layers = parts.plan.degrees.filter, _divisible(parts.model)
     new: dict[nn.Module, nn.Module] = {}
-    for module in model.modules():
+    for module in parts.model.modules():
         if module in layers and FilterParallel.fits(module, world):
-            new[module] = FilterParallel(module, mesh, axis="filter")
+            new[module] = FilterParallel(module, parts.mesh, axis="filter")
         elif FilterNorm.fits(module, world):
-            new[module] = FilterNorm(module, mesh, axis="filter")
+            new[module] = FilterNorm(module, parts.mesh, axis="filter")
     if not any(isinstance(value, FilterParallel) for value in new.values()):
         new = {}
-    return _divided(model, new, plan, mesh, "whose filters it divides")
+    return _divided(parts, new, "whose filters it divides")
 
 
-def _channel(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
-    world = plan.degrees.channel
+def _channel(parts: _Parts) -> Setup:
+    world = parts.plan.degrees.channel
     new = {
-        item: ChannelParallel(item, mesh["channel"], axis="channel")
-        for item in _divisible(model)[1:]  # an image has three channels
+        item: ChannelParallel(item, parts.mesh["channel"], axis="channel")
+        # An image has three channels.
+        for item in _divisible(parts.model)[1:]
         if ChannelParallel.fits(item, world)
     }
-    return _divided(model, new, plan, mesh, "but the first whose input channels it divides")
+    return _divided(parts, new, "but the first whose input channels it divides")
 
 
-def _divided(model: nn.Module, new: "dict[nn.Module, Any]", plan: Layout, mesh: DeviceMesh, which: str) -> Setup:
+def _divided(parts: _Parts, new: "dict[nn.Module, Any]", which: str) -> Setup:
+    plan, mesh = parts.plan, parts.mesh
     if not new:
         raise UnsupportedPlan.of(
             plan.strategy,
-            f"{type(model).__name__} has no convolution or linear layer {which} by {plan.devices // plan.degrees.data}",
+            f"{type(parts.model).__name__} has no convolution or linear layer {which} by "
+            f"{plan.devices // plan.degrees.data}",
         )
-    model = replace_layers(model, new)
+    model = replace_layers(parts.model, new)
     if plan.degrees.data == 1:
-        return Setup(module=model, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)))
-    if plan.zero:
-        names = tuple(name for name in mesh.mesh_dim_names or () if name in {"data", "replica", "shard"})
-        sharded = shard(model, mesh[names], zero=plan.zero)
-        return replace(sharded, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)))
-    averaging = Averaging(list(model.parameters()), mesh.get_group("data"))
-    return Setup(module=model, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)), alone=averaging.off)
+        setup = Setup(module=model, call=model)
+    elif plan.zero:
+        setup = shard(model, mesh[_axes_of(mesh, "data", "replica", "shard")], zero=plan.zero)
+    else:
+        averaging = Averaging(list(model.parameters()), mesh.get_group("data"))
+        setup = Setup(module=model, call=model, alone=averaging.off)
+    return replace(setup, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)))
 
 
-def _spatial(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
-    return _replicated(model, SpatialParallel(model, mesh.get_group("spatial")), plan)
+def _axes_of(mesh: DeviceMesh, *wanted: str) -> tuple[str, ...]:
+    return tuple(name for name in mesh.mesh_dim_names or () if name in wanted)
 
 
-def _context(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
+def _spatial(parts: _Parts) -> Setup:
+    return replicate(parts.model, SpatialParallel(parts.model, parts.mesh.get_group("spatial")), unused=parts.unused)
+
+
+def _context(parts: _Parts) -> Setup:
+    plan, mesh = parts.plan, parts.mesh
     copies = mesh["data", "context"]._flatten() if plan.degrees.data > 1 else mesh["context"]  # noqa: SLF001
     if plan.zero and plan.shard > plan.degrees.data:
-        return shard(model, copies, zero=plan.zero)
+        return _sharded(parts, copies)
     if plan.zero:
         # State is divided over the last axis and equal on the first: the mesh turned round.
         groups, names = [mesh.get_group("context"), mesh.get_group("data")], ("context", "data")
-        turned = DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names)
-        return shard(model, turned, zero=plan.zero)
+        return _sharded(parts, DeviceMesh.from_group(groups, mesh.device_type, mesh=mesh.mesh.T, mesh_dim_names=names))
     if plan.degrees.tensor > 1:
-        averaging = Averaging(list(model.parameters()), copies.get_group())
-        return Setup(module=model, call=model, alone=averaging.off)
-    return _replicated(model, model, plan)
+        return _averaged(parts, copies.get_group())
+    return replicate(parts.model, parts.called, unused=parts.unused)
 
 
-def _tensor(model: nn.Module, plan: Layout, mesh: DeviceMesh) -> Setup:
-    divide_blocks(model, mesh["tensor"], sequence=plan.sequence)
+def _tensor(parts: _Parts) -> Setup:
+    plan, mesh = parts.plan, parts.mesh
+    divide_blocks(parts.model, mesh["tensor"], sequence=plan.sequence)
     if plan.degrees.data == 1:
-        return Setup(module=model, call=model)
+        return Setup(module=parts.model, call=parts.called)
     if plan.zero:
-        names = tuple(name for name in mesh.mesh_dim_names or () if name != "tensor")
-        return shard(model, mesh[names], zero=plan.zero)
-    averaging = Averaging(list(model.parameters()), mesh.get_group("data"))
-    return Setup(module=model, call=model, alone=averaging.off)
+        return _sharded(parts, mesh[_axes_of(mesh, "data", "replica", "shard")])
+    return _averaged(parts, mesh.get_group("data"))
 
 
 def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch.optim.Optimizer | None) -> Setup:
@@ -276,8 +353,7 @@ def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch
     stages = PipelineRunner(model, plan, mesh, optimizer)
     averaging = None
     if plan.zero:
-        names = tuple(name for name in mesh.mesh_dim_names or () if name not in {"tensor", "pipeline"})
-        shard_each(stages.called(), mesh[names], zero=plan.zero)
+        shard_each(stages.called(), mesh[_axes_of(mesh, "data", "replica", "shard")], zero=plan.zero)
     elif plan.degrees.data > 1:
         averaging = Averaging(list(stages.module.parameters()), mesh.get_group("data"), by_itself=False)
 
@@ -306,7 +382,7 @@ def _divisible(model: nn.Module) -> list[nn.Module]:
     return [layer for layer in layers if layer not in tied]
 
 
-_SETUPS: dict[str, Callable[[nn.Module, Layout, DeviceMesh], Setup]] = {
+_SETUPS: dict[str, Callable[[_Parts], Setup]] = {
     "data": _data,
     "filter": _filter,
     "channel": _channel,
@@ -314,8 +390,8 @@ _SETUPS: dict[str, Callable[[nn.Module, Layout, DeviceMesh], Setup]] = {
     "context": _context,
     "tensor": _tensor,
 }
-_LEFT_OUT = re.compile(r".*did not receive grad for rank \d+:|\n.*", re.DOTALL)
-"""What DDP says around the places of parameters."""
+_NO_BUDGET = {"filter", "channel", "spatial", "tensor", "context"}
+"""Strategies that exchange tensors within the model, or whose tensors between layers are divided."""
 _AGAIN = ("none", "selective", "full")
 """Recomputation that is set up."""
 _AUTOCAST = {"fp32": None, "amp-bf16": torch.bfloat16}

@@ -12,7 +12,7 @@ from trainwright.errors import BudgetError
 from trainwright.model.chain import Chain, Stage
 from trainwright.plan.memory.operations import OperationKind, Value
 from trainwright.plan.memory.planning import full_bytes
-from trainwright.train.parallel.recompute.copies import SynchronousCopies, measure_link
+from trainwright.train.parallel.recompute.copies import Copies, measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.fitting import chain_of
 from trainwright.train.parallel.recompute.program import Release, lent_units, place_acts
@@ -126,7 +126,7 @@ def test_an_input_that_goes_is_looked_up():
 
 def test_the_pool_is_reused():
     """The second copy of a size is written where the first was, once that has been read."""
-    copies = SynchronousCopies()
+    copies = Copies()
     tensor = torch.arange(6.0)
     first = copies.send(tensor.untyped_storage())
     back = torch.empty(0).set_(copies.prefetch(first))
@@ -138,13 +138,9 @@ def test_the_pool_is_reused():
 def test_a_link_is_measured_with_the_copies_that_plans_make(monkeypatch):
     """One buffer out, one back, both: as many as asked for and one to warm up; a device that is not there is named."""
     sent, fetched = [], []
-    send, fetch = SynchronousCopies.send, SynchronousCopies.prefetch
-    monkeypatch.setattr(
-        SynchronousCopies, "send", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1]
-    )
-    monkeypatch.setattr(
-        SynchronousCopies, "prefetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1]
-    )
+    send, fetch = Copies.send, Copies.prefetch
+    monkeypatch.setattr(Copies, "send", lambda self, storage: (sent.append(storage.nbytes()), send(self, storage))[1])
+    monkeypatch.setattr(Copies, "prefetch", lambda self, packet: (fetched.append(packet), fetch(self, packet))[1])
     link = measure_link("cpu", size=1 << 12, repeats=2)
     assert sent == [1 << 12] * 7
     assert len(fetched) == 6

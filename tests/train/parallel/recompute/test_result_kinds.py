@@ -13,7 +13,8 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import TrainwrightError
-from trainwright.train import Assignment, Trial
+from trainwright.train import Trial
+from trainwright.train.assignment import Assignment
 from trainwright.train.parallel.recompute.trees import flatten_tree, map_only, tensors_of, unflatten_tree
 
 

@@ -14,7 +14,7 @@ from torch.func import functional_call
 
 from trainwright.train.parallel.collectives import narrow, reduce
 from trainwright.train.parallel.convolution.part import whole
-from trainwright.train.parallel.layers import divided, emptied, group_of, is_plain
+from trainwright.train.parallel.layers import divided, emptied, is_plain
 
 __all__ = ["ChannelParallel"]
 
@@ -33,12 +33,13 @@ class ChannelParallel(nn.Module):
         super().__init__()
         self.weight = divided(layer.weight, mesh, axis, Shard(1))
         self.bias = layer.bias
-        self._group = group_of(mesh, axis)
+        self._group = mesh.get_group(axis)
         names = mesh.mesh_dim_names or ()
         world = mesh.size(names.index(axis))
         self._sizes: tuple[int, ...] = (layer.weight.shape[1] // world,) * world
         self._features = isinstance(layer, nn.Linear)
-        self.__dict__["_layer"] = emptied(layer)  # not a child: its parameters are ours
+        # The layer is no child module: its parameters are this module's.
+        self.__dict__["_layer"] = emptied(layer)
         self._layer.bias = None
 
     @staticmethod
@@ -55,7 +56,3 @@ class ChannelParallel(nn.Module):
         if self.bias is None:
             return y
         return y + (self.bias if self._features else self.bias.view(-1, *(1 for _ in y.shape[2:])))
-
-    def extra_repr(self) -> str:
-        """Return what `print` shows."""
-        return f"{self._layer}"

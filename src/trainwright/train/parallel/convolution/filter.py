@@ -5,7 +5,7 @@ it does activations, normalisation and pooling; before the next one they are gat
 ranks' filters are summed where they belong (reduce-scatter: 2 (p - 1) / p of a layer's output instead of 3).
 """
 
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,9 +15,9 @@ from torch.distributed.tensor import Shard
 from torch.func import functional_call
 
 from trainwright.train.parallel.collectives import copy, narrow
-from trainwright.train.parallel.convolution.division import Division
+from trainwright.train.parallel.convolution.halo import Division
 from trainwright.train.parallel.convolution.part import Part, whole
-from trainwright.train.parallel.layers import NORMS, divided, emptied, group_of, is_plain
+from trainwright.train.parallel.layers import NORMS, divided, emptied, is_plain
 
 __all__ = ["FilterNorm", "FilterParallel"]
 
@@ -25,23 +25,20 @@ __all__ = ["FilterNorm", "FilterParallel"]
 class FilterParallel(nn.Module):
     """A convolution or linear layer whose filters are divided evenly along `axis` of `mesh`.
 
-    Takes a whole tensor or parts; returns this rank's channels as a `Part`. With backward="reduce" the output is
-    gathered at once and the gradient of the input summed on all ranks, as ParaDL counts it. Parameters are DTensors of
-    the layer's shapes and names; all ranks are to begin with equal values.
+    Takes a whole tensor or parts; returns this rank's channels as a `Part`. Parameters are DTensors of the layer's
+    shapes and names; all ranks are to begin with equal values.
     """
 
     _layer: Any
 
-    def __init__(
-        self, layer: Any, mesh: DeviceMesh, *, axis: str, backward: Literal["scatter", "reduce"] = "scatter"
-    ) -> None:
+    def __init__(self, layer: Any, mesh: DeviceMesh, *, axis: str) -> None:
         super().__init__()
         self.weight = divided(layer.weight, mesh, axis, Shard(0))
         self.bias = None if layer.bias is None else divided(layer.bias, mesh, axis, Shard(0))
-        self._group = group_of(mesh, axis)
-        self._backward = backward
+        self._group = mesh.get_group(axis)
         self._features = isinstance(layer, nn.Linear)
-        self.__dict__["_layer"] = emptied(layer)  # not a child: its parameters are ours
+        # The layer is no child module: its parameters are this module's.
+        self.__dict__["_layer"] = emptied(layer)
 
     @staticmethod
     def fits(layer: Any, world: int) -> bool:
@@ -55,12 +52,7 @@ class FilterParallel(nn.Module):
         y = functional_call(self._layer, local_tensors, (x,))
         dim, world = y.ndim - 1 if self._features else 1, dist.get_world_size(self._group)
         bounds = tuple(rank * y.shape[dim] for rank in range(world + 1))
-        part = Part.of(y, Division(dim=dim, bounds=bounds, group=self._group, spatial=False))
-        return part if self._backward == "scatter" else whole(part)
-
-    def extra_repr(self) -> str:
-        """Return what `print` shows."""
-        return f"{self._layer}"
+        return Part.of(y, Division(dim=dim, bounds=bounds, group=self._group, spatial=False))
 
 
 class FilterNorm(nn.Module):
@@ -74,7 +66,7 @@ class FilterNorm(nn.Module):
             self.register_parameter(name, divided(parameter, mesh, axis, Shard(0)))
         for name, buffer in layer.named_buffers():
             self.register_buffer(name, divided(buffer, mesh, axis, Shard(0)) if buffer.ndim else buffer)
-        self._group = group_of(mesh, axis)
+        self._group = mesh.get_group(axis)
         self._channels: int = layer.num_features
         self.__dict__["_layer"] = emptied(layer)
 
@@ -98,7 +90,3 @@ class FilterNorm(nn.Module):
         }
         self._layer.train(self.training)
         return Part.of(functional_call(self._layer, local_tensors, (local,)), division)
-
-    def extra_repr(self) -> str:
-        """Return what `print` shows."""
-        return f"{self._layer}"

@@ -1,4 +1,4 @@
-"""Halos: the rows of its neighbours that a rank needs to compute its own rows of a convolution's output.
+"""How tensors are divided, and halos: the rows of its neighbours that a rank needs to compute its own rows.
 
 Output row o of a kernel of K taps reads the input rows o * stride - before + dilation * k for k < K, where `before`
 rows of padding lie in front of the first. A window may reach over several neighbours, or into none.
@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Function
 
-__all__ = ["Window", "bounds_of", "fetch", "windows"]
+__all__ = ["Division", "Window", "bounds_of", "fetch", "is_divided", "windows"]
 
 Bounds = tuple[int, ...]
 """Where the rows of each rank begin, and the end of the last."""
@@ -104,7 +104,8 @@ class _Fetch(Function):
             (rank, torch.empty_like(_rows(total, dim, span, bounds[me]).contiguous())) for rank, span in outgoing
         ]
         _exchange(send, receive, group)
-        for (_, span), (_, got) in zip(outgoing, receive, strict=True):  # in the order of ranks: sums round alike
+        # In the order of ranks: sums round alike.
+        for (_, span), (_, got) in zip(outgoing, receive, strict=True):
             _rows(total, dim, span, bounds[me]).add_(got)
         return total, None, None, None, None
 
@@ -138,3 +139,40 @@ def _exchange(
     if operations:
         for work in dist.batch_isend_irecv(operations):
             work.wait()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Division:
+    """How a tensor is divided: along `dim`, rank r of `group` holding bounds[r] to bounds[r + 1]."""
+
+    dim: int
+    bounds: Bounds
+    group: dist.ProcessGroup
+    spatial: bool
+    """Whether `dim` is a size of an image or a volume; else it is its channels, of which the gradients are whole."""
+
+    @property
+    def size(self) -> int:
+        """Length of the whole tensor along `dim`."""
+        return self.bounds[-1]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Lengths of all parts."""
+        return tuple(stop - start for start, stop in pairwise(self.bounds))
+
+    @property
+    def world(self) -> int:
+        """How many ranks have a part."""
+        return len(self.bounds) - 1
+
+    @property
+    def bounds_of_rank(self) -> tuple[int, int]:
+        """Begin and end of this rank's part."""
+        rank = dist.get_rank(self.group)
+        return self.bounds[rank], self.bounds[rank + 1]
+
+
+def is_divided(tensor: Any) -> bool:
+    """Return whether a value is a `Part`. Operations ask here, since the class of parts calls them."""
+    return isinstance(getattr(tensor, "division", None), Division)

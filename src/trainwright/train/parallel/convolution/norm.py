@@ -105,7 +105,8 @@ class _TakenOver(TorchFunctionMode):
         scale = scale if weight is None else scale * weight
         shift = -mean * scale
         shift = shift if bias is None else shift + bias
-        done = (x * scale.view(shape) + shift.view(shape)).to(x.dtype)  # autocast may have made x narrower
+        # Autocast may have made x narrower.
+        done = (x * scale.view(shape) + shift.view(shape)).to(x.dtype)
         return Part.of(done, input.division) if isinstance(input, Part) and spatial else done
 
     def _counts(self, batch_input: torch.Tensor) -> tuple[float, float]:

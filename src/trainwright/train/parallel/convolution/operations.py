@@ -1,6 +1,6 @@
-"""Operations on parts of tensors that are more than pointwise: convolution, pooling, normalisation, joining.
+"""Operations on parts of tensors: those on single elements, by name, convolution, pooling, normalisation, joining.
 
-Each returns NotImplemented where it cannot work on parts: then the whole tensor is gathered first.
+Each of the others returns NotImplemented where it cannot work on parts: then the whole tensor is gathered first.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.train.parallel.convolution.division import is_divided
-from trainwright.train.parallel.convolution.halo import Bounds, bounds_of, windows
+from trainwright.train.parallel.convolution.halo import Bounds, bounds_of, is_divided, windows
 
-__all__ = ["operation_of"]
+__all__ = ["POINTWISE", "operation_of"]
 
 Sizes = int | Sequence[int]
 
@@ -39,7 +38,7 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
         return NotImplemented
     kernel, at = tuple(weight.shape[2:]), input.division.dim - 2
-    strides, dilations = _each(stride, dims), _each(dilation, dims)
+    strides, dilations = _per_dimension(stride, dims), _per_dimension(dilation, dims)
     before, after = _paddings(padding, kernel, dilations)
     size, reach = input.division.size, dilations[at] * (kernel[at] - 1) + 1
     rows = (size + before[at] + after[at] - reach) // strides[at] + 1
@@ -47,16 +46,17 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
         return NotImplemented
     # Each rank computes an equal share of the output's rows, for which it fetches the rows that it lacks.
     out = bounds_of(rows, input.division.world)
-    local = _read(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
+    local = _read_rows(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
     flat = [0 if dim == at else low for dim, low in enumerate(before)]
     other = [0 if dim == at else high for dim, high in enumerate(after)]
-    if flat != other:  # "same" with an even kernel
+    # Padding "same" with an even kernel pads one side more.
+    if flat != other:
         local = functional.pad(local, _pad(other, flat))
     done = func(local, weight, bias, strides, flat, dilations, groups)
     return _part(done, input, out)
 
 
-def _transposed(  # noqa: PLR0917 -- torch's arguments, which may come by place
+def _transposed_convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     func: Callable[..., Any],
     input: Any,  # noqa: A002
     weight: torch.Tensor,
@@ -72,8 +72,12 @@ def _transposed(  # noqa: PLR0917 -- torch's arguments, which may come by place
     if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
         return NotImplemented
     at = input.division.dim - 2
-    step = _each(stride, dims)[at]
-    others = (_each(padding, dims)[at], _each(output_padding, dims)[at], _each(dilation, dims)[at])
+    step = _per_dimension(stride, dims)[at]
+    others = (
+        _per_dimension(padding, dims)[at],
+        _per_dimension(output_padding, dims)[at],
+        _per_dimension(dilation, dims)[at],
+    )
     if step != weight.shape[2 + at] or others != (0, 0, 1):
         return NotImplemented
     done = func(input.local, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -92,7 +96,7 @@ def _max_pool(  # noqa: PLR0917 -- torch's arguments, which may come by place
 ) -> Any:
     if ceil_mode or return_indices:
         return NotImplemented
-    return _pooled(
+    return _pool_rows(
         func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation, fill=float("-inf")
     )
 
@@ -107,13 +111,13 @@ def _average_pool(  # noqa: PLR0917 -- torch's arguments, which may come by plac
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
-    padded = any(_each(padding, 1)) if isinstance(padding, int) else any(padding)
+    padded = any(_per_dimension(padding, 1)) if isinstance(padding, int) else any(padding)
     if ceil_mode or divisor_override is not None or (padded and not count_include_pad):
         return NotImplemented
-    return _pooled(func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=None, fill=0.0)
+    return _pool_rows(func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=None, fill=0.0)
 
 
-def _pooled(
+def _pool_rows(
     func: Callable[..., Any],
     part: Any,
     *,
@@ -127,21 +131,23 @@ def _pooled(
     if dims < 1 or (not isinstance(kernel_size, int) and len(kernel_size) not in {1, dims}):
         return NotImplemented
     # The output's rows are divided evenly, as those of a convolution are.
-    kernel, pads = _each(kernel_size, dims), _each(padding, dims)
-    strides = _each(kernel if stride is None or stride == [] else stride, dims)
-    spread = _each(1 if dilation is None else dilation, dims)
+    kernel, pads = _per_dimension(kernel_size, dims), _per_dimension(padding, dims)
+    strides = _per_dimension(kernel if stride is None or stride == [] else stride, dims)
+    spread = _per_dimension(1 if dilation is None else dilation, dims)
     at, world = part.division.dim - 2, part.division.world
     rows = (part.division.size + 2 * pads[at] - spread[at] * (kernel[at] - 1) - 1) // strides[at] + 1
     if rows < world:
         return NotImplemented
     out = bounds_of(rows, world)
-    local = _read(part, out, kernel=kernel[at], stride=strides[at], dilation=spread[at], before=pads[at], fill=fill)
+    local = _read_rows(
+        part, out, kernel=kernel[at], stride=strides[at], dilation=spread[at], before=pads[at], fill=fill
+    )
     flat = tuple(0 if dim == at else pad for dim, pad in enumerate(pads))
     done = func(local, kernel, strides, flat, *(() if dilation is None else (spread,)))
     return _part(done, part, out)
 
 
-def _read(
+def _read_rows(
     part: Any, out: Bounds, *, kernel: int, stride: int, dilation: int, before: int, fill: float = 0.0
 ) -> torch.Tensor:
     """Return the rows for this rank's part `out` of the output, and the padding that lies before or after them."""
@@ -162,7 +168,7 @@ def _local_norm(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any)
     return input.of(func(input.local, *args, **kwargs), input.division)
 
 
-def _kept(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+def _keep_channels(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
     """Do to each channel what does not look at the others."""
     if not is_divided(input) or input.division.dim != 1 or input.ndim < 3:
         return NotImplemented
@@ -170,7 +176,7 @@ def _kept(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> An
     return input.of(found, input.division) if isinstance(found, torch.Tensor) else NotImplemented
 
 
-def _flat(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:  # noqa: A002
+def _flatten_channels(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int = -1) -> Any:  # noqa: A002
     """Flatten channels and what lies behind them: each rank's stay together."""
     if not is_divided(input) or input.division.dim != 1 or start_dim != 1:
         return NotImplemented
@@ -181,7 +187,7 @@ def _flat(func: Callable[..., Any], input: Any, start_dim: int = 0, end_dim: int
     return _part(func(local, start_dim, end_dim), input, bounds)
 
 
-def _joined(func: Callable[..., Any], tensors: Any, dim: int = 0) -> Any:
+def _join_parts(func: Callable[..., Any], tensors: Any, dim: int = 0) -> Any:
     """Join equal parts along another dimension than theirs."""
     if not all(is_divided(tensor) for tensor in tensors):
         return NotImplemented
@@ -196,7 +202,7 @@ def _part(done: torch.Tensor, like: Any, bounds: Bounds) -> Any:
     return like.of(done, replace(like.division, bounds=bounds))
 
 
-def _each(value: Any, dims: int) -> tuple[int, ...]:
+def _per_dimension(value: Any, dims: int) -> tuple[int, ...]:
     if isinstance(value, int):
         return (value,) * dims
     return tuple(value) * dims if len(value) == 1 else tuple(value)
@@ -209,7 +215,7 @@ def _paddings(
     if padding == "same":
         total = [dilation * (taps - 1) for taps, dilation in zip(kernel, dilations, strict=True)]
         return tuple(item // 2 for item in total), tuple(entry - entry // 2 for entry in total)
-    even = _each(0 if padding == "valid" else padding, len(kernel))
+    even = _per_dimension(0 if padding == "valid" else padding, len(kernel))
     return even, even
 
 
@@ -221,15 +227,39 @@ def _pad(after: Sequence[int], before: Sequence[int]) -> list[int]:
 _POOLS = [f"{kind}_pool{dims}d" for kind in ("max", "avg") for dims in (1, 2, 3)]
 _SPATIAL: dict[str, Callable[..., Any]] = {
     **{f"conv{dims}d": _convolution for dims in (1, 2, 3)},
-    **{f"conv_transpose{dims}d": _transposed for dims in (1, 2, 3)},
+    **{f"conv_transpose{dims}d": _transposed_convolution for dims in (1, 2, 3)},
     **{name: _max_pool if name.startswith("max") else _average_pool for name in _POOLS},
     "batch_norm": _local_norm,
-    "cat": _joined,
+    "cat": _join_parts,
 }
 _CHANNELS: dict[str, Callable[..., Any]] = {
-    **dict.fromkeys(_POOLS, _kept),
-    **{f"adaptive_{kind}_pool{dims}d": _kept for kind in ("max", "avg") for dims in (1, 2, 3)},
-    "interpolate": _kept,
-    "flatten": _flat,
-    "cat": _joined,
+    **dict.fromkeys(_POOLS, _keep_channels),
+    **{f"adaptive_{kind}_pool{dims}d": _keep_channels for kind in ("max", "avg") for dims in (1, 2, 3)},
+    "interpolate": _keep_channels,
+    "flatten": _flatten_channels,
+    "cat": _join_parts,
 }
+
+
+_ARITHMETIC = ("add", "sub", "mul", "div", "pow", "truediv")
+_FUNCTIONS = (  # noqa: SIM905 -- a column of sixty strings says no more
+    "abs addcdiv addcmul alpha_dropout bfloat16 celu clamp clamp_max clamp_min clone contiguous cos detach divide "
+    "double dropout elu erf exp exp2 expm1 float gelu half hardshrink hardsigmoid hardswish hardtanh leaky_relu lerp "
+    "log log10 log1p log2 log_sigmoid logsigmoid maximum minimum mish multiply nan_to_num neg negative positive "
+    "reciprocal relu relu6 rrelu rsqrt selu sigmoid silu sin softplus softshrink softsign sqrt square subtract tanh "
+    "tanhshrink threshold to true_divide type where"
+).split()
+
+POINTWISE = frozenset(
+    {
+        *_FUNCTIONS,
+        *(f"{name}_" for name in _FUNCTIONS),
+        *_ARITHMETIC,
+        *(f"{name}_" for name in _ARITHMETIC),
+        *(f"__{prefix}{name}__" for name in _ARITHMETIC for prefix in ("", "r", "i")),
+        "__neg__",
+        "__pos__",
+        "__abs__",
+    }
+)
+"""Names of functions and methods, with and without the underscore of those that work in place."""

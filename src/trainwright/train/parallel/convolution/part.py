@@ -12,10 +12,8 @@ from typing import Any, Self
 import torch
 
 from trainwright.train.parallel.collectives import copy, gather, narrow
-from trainwright.train.parallel.convolution.division import Division
-from trainwright.train.parallel.convolution.halo import Window, fetch
-from trainwright.train.parallel.convolution.operations import operation_of
-from trainwright.train.parallel.convolution.pointwise import POINTWISE
+from trainwright.train.parallel.convolution.halo import Division, Window, fetch
+from trainwright.train.parallel.convolution.operations import POINTWISE, operation_of
 
 __all__ = ["Part", "whole", "wholes"]
 
@@ -50,16 +48,16 @@ class Part(torch.Tensor):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         if name in {"__get__", "__set__"} or name in _ABOUT:
-            return _about(func, name, args, kwargs)
+            return _answer_about(func, name, args, kwargs)
         # Element-wise operations need no neighbours: they work on the part as it is.
         if name in POINTWISE:
             return _pointwise(func, args, kwargs)
-        operation = operation_of(name, spatial=_first(args, kwargs).division.spatial)
+        operation = operation_of(name, spatial=_first_part(args, kwargs).division.spatial)
         found = NotImplemented if operation is None else operation(func, *args, **kwargs)
         if found is not NotImplemented:
             return found
         with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
-            return func(*_each(args, whole), **_each(kwargs, whole))
+            return func(*_map_items(args, whole), **_map_items(kwargs, whole))
 
 
 def whole(tensor: Any, *, scatter: bool | None = None) -> Any:
@@ -76,13 +74,13 @@ def whole(tensor: Any, *, scatter: bool | None = None) -> Any:
 
 def wholes(found: Any) -> Any:
     """Return what a model returns, with whole tensors in it."""
-    return _each(found, whole)
+    return _map_items(found, whole)
 
 
 _ABOUT = frozenset({"size", "dim", "numel", "nelement", "__len__", "is_floating_point", "is_complex", "__repr__"})
 
 
-def _about(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _answer_about(func: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer what is asked about a tensor: sizes are those of the whole."""
     of = getattr(getattr(func, "__self__", None), "__name__", name)
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
@@ -107,11 +105,11 @@ def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
                 return arg.local if _matches(arg, division, ndim) else _aligned(whole(arg), division, ndim)
             return _aligned(arg, division, ndim) if isinstance(arg, torch.Tensor) else arg
 
-        found = func(*_each(args, local), **_each(kwargs, local))
+        found = func(*_map_items(args, local), **_map_items(kwargs, local))
     if not isinstance(found, torch.Tensor):
         return found
     # Broadcasting may have put dimensions in front, which shifts the divided one.
-    grown = found.ndim - ndim  # by broadcasting with a tensor of more dimensions
+    grown = found.ndim - ndim
     return Part.of(found, division if not grown else replace(division, dim=division.dim + grown))
 
 
@@ -126,21 +124,22 @@ def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tenso
     if division.spatial or not tensor.requires_grad:
         start, stop = division.bounds_of_rank
         return tensor if small else tensor.narrow(dim, start, stop - start)
-    if small:  # each rank has a part of its gradient, which is to be whole
+    # Each rank has a part of its gradient, which is to be whole.
+    if small:
         return copy(tensor, division.group)
     return narrow(tensor, division.group, dim=dim, sizes=division.sizes)
 
 
-def _first(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
+def _first_part(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Part:
     """Return the first part among arguments, of which one may be a list."""
     flat = [item for arg in (*args, *kwargs.values()) for item in (arg if isinstance(arg, list | tuple) else [arg])]
     return next(entry for entry in flat if isinstance(entry, Part))
 
 
-def _each(items: Any, change: Callable[[Any], Any]) -> Any:
+def _map_items(items: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(items, dict):
-        return {key: _each(item, change) for key, item in items.items()}
+        return {key: _map_items(item, change) for key, item in items.items()}
     if isinstance(items, tuple | list) and not isinstance(items, torch.Size):
-        changed = [_each(item, change) for item in items]
+        changed = [_map_items(item, change) for item in items]
         return type(items)(*changed) if hasattr(items, "_fields") else type(items)(changed)
     return change(items)

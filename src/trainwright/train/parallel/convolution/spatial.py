@@ -11,8 +11,7 @@ from torch import nn
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.collectives import narrow
-from trainwright.train.parallel.convolution.division import Division
-from trainwright.train.parallel.convolution.halo import bounds_of
+from trainwright.train.parallel.convolution.halo import Division, bounds_of
 from trainwright.train.parallel.convolution.part import Part, wholes
 
 __all__ = ["SpatialParallel"]

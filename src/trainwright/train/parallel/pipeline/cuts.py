@@ -65,7 +65,8 @@ def cut_model(model: nn.Module, plan: Layout, cuts: tuple[str, ...]) -> list[nn.
         raise UnsupportedPlan.of(plan.strategy, str(error)) from error
     last = stages[-1]
     output = next(iter(reversed(last.graph.nodes))).args[0] if isinstance(last, fx.GraphModule) else None
-    if isinstance(output, tuple | list | dict):  # said by every rank, and not by the last while the others wait for it
+    # Raised by every rank: the last one alone would leave the others waiting.
+    if isinstance(output, tuple | list | dict):
         raise UnsupportedPlan.of(
             plan.strategy, f"{type(model).__name__} returns a {type(output).__name__}; allowed: one tensor"
         )

@@ -55,14 +55,16 @@ class PipelineRunner(nn.Module):
         modes = {module: module.training for module in model.modules()}
         # Training and evaluation are traced apart: dropout and norms take other branches.
         stages = {mode: cut_model(model.train(mode), plan, cuts) for mode in (True, False)}
-        for each, mode in modes.items():  # such as norms that keep their statistics
+        # Modules return to modes of their own, such as norms that keep their statistics.
+        for each, mode in modes.items():
             each.training = mode
         self._pieces = {mode: {index: found[index] for index in self._mine} for mode, found in stages.items()}
         self._tied = tied_parameters(model, stages[True], self._ranks_of)
         drop_unused(model, list(self._pieces[True].values()))
         self.module = model
         """The model, without the parameters and buffers that only other ranks' stages use."""
-        self._schedules: dict[Any, Any] = {}  # by what goes in: of each what is sent between stages is known
+        # By the shapes of inputs: a schedule is told what goes between its stages.
+        self._schedules: dict[Any, Any] = {}
         self._loss: Loss | None = None
         self._parts: list[Any] = []
 
@@ -101,9 +103,9 @@ class PipelineRunner(nn.Module):
                 "no rank can call the whole model for gradients; train with run.step(batch), or backward(loss, parts), "
                 "and evaluate with tensors by place under torch.no_grad()",
             )
-        return self._told(self._through(args))
+        return self._broadcast_output(self._run_stages(args))
 
-    def _through(self, args: Any, seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
+    def _run_stages(self, args: Any, seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
         """Pass a batch through all stages; note in `seen` what goes into this rank's, and comes out."""
         found = args
         pieces = self._pieces[self.module.training]
@@ -113,10 +115,10 @@ class PipelineRunner(nn.Module):
                 if seen is not None:
                     seen[index] = inputs, found[0]
             if index + 1 < self._count:
-                found = self._passed(found, self._ranks_of[index], self._ranks_of[index + 1])
+                found = self._pass_on(found, self._ranks_of[index], self._ranks_of[index + 1])
         return found
 
-    def _passed(self, found: Any, source: int, target: int) -> Any:
+    def _pass_on(self, found: Any, source: int, target: int) -> Any:
         """Send what a stage made to the rank of the next."""
         if source == target or self._rank not in {source, target}:
             return found
@@ -130,7 +132,7 @@ class PipelineRunner(nn.Module):
         dist.recv(as_tensor.detach(), group=self._group, group_src=source)
         return (as_tensor,)
 
-    def _told(self, found: Any) -> torch.Tensor:
+    def _broadcast_output(self, found: Any) -> torch.Tensor:
         """Give what the last stage made to all ranks."""
         source = self._ranks_of[-1]
         like = [_Like.of(found[0]) if self.last else None]
@@ -154,7 +156,7 @@ class PipelineRunner(nn.Module):
         device = inputs[0].device
         shapes = tuple(item.shape for item in inputs)
         if shapes not in self._schedules:
-            self._schedules[shapes] = self._made(tuple(entry[: size // count] for entry in inputs))
+            self._schedules[shapes] = self._make_schedule(tuple(entry[: size // count] for entry in inputs))
         schedule = self._schedules[shapes]
         losses: list[torch.Tensor] = []
         target = torch.arange(count, device=device)
@@ -163,17 +165,18 @@ class PipelineRunner(nn.Module):
             schedule.step(*inputs, target=target, losses=losses, return_outputs=False)
         else:
             schedule.step(*inputs, return_outputs=False)
-        total = torch.zeros((), device=self._device, dtype=torch.float64)  # holds whatever kind of number a loss is
+        # Double precision holds whatever kind of number a loss is.
+        total = torch.zeros((), device=self._device, dtype=torch.float64)
         if self.last:
             total = torch.stack(losses).mean().detach().double()
         self._loss, self._parts = None, []
         for parameter, ranks in self._tied:
             if self._rank in ranks:
-                self._sum(parameter, ranks)
+                self._sum_tied(parameter, ranks)
         dist.broadcast(total, group=self._group, group_src=self._ranks_of[-1])
         return total.to(self._dtype)
 
-    def _made(self, inputs: tuple[torch.Tensor, ...]) -> Any:
+    def _make_schedule(self, inputs: tuple[torch.Tensor, ...]) -> Any:
         """Return the schedule for micro-batches such as this one.
 
         Its stages are told what goes in and out: torch would find out by training on whatever is in memory, which would
@@ -181,7 +184,7 @@ class PipelineRunner(nn.Module):
         """
         seen: dict[int, tuple[Any, Any]] = {}
         with restored_after(self.module):
-            self._through(inputs, seen)
+            self._run_stages(inputs, seen)
         pieces = self._pieces[True] if self._plan.memory is None else self._within_memory(seen)
         device = inputs[0].device
         stages = [
@@ -199,7 +202,8 @@ class PipelineRunner(nn.Module):
         if self._plan.schedule == "interleaved":
             return ScheduleInterleaved1F1B(stages, **settings)
         # 1F1B needs as many micro-batches as stages.
-        few = self._plan.microbatches < self._count  # then the two are one, and torch has it for GPipe only
+        # With fewer it is GPipe, which torch runs for any number.
+        few = self._plan.microbatches < self._count
         kind = ScheduleGPipe if few or self._plan.schedule == "gpipe" else Schedule1F1B
         return kind(stages[0], **settings)
 
@@ -223,7 +227,7 @@ class PipelineRunner(nn.Module):
         # One-chunk 1F1B drains from the last stage; the other schedules may hold all of them.
         return count if self._plan.schedule in {"gpipe", "interleaved"} else min(count, self._count - index)
 
-    def _sum(self, parameter: nn.Parameter, ranks: list[int]) -> None:
+    def _sum_tied(self, parameter: nn.Parameter, ranks: list[int]) -> None:
         """Add up what the stages of several ranks found for one parameter, in the order of the ranks."""
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
@@ -243,7 +247,7 @@ class PipelineRunner(nn.Module):
     def _loss_of(self, output: Any, place: torch.Tensor) -> torch.Tensor:
         """Return the user's loss of a micro-batch whose output is there already."""
         assert self._loss is not None  # noqa: S101 -- `backward` has set it
-        return self._loss(_Given(output), self._parts[int(place)])
+        return self._loss(_KnownOutput(output), self._parts[int(place)])
 
 
 def _most_in_flight(row: list[str], index: int) -> int:
@@ -280,7 +284,7 @@ class _Like:
         return torch.empty(self.shape, dtype=self.dtype, device=device, requires_grad=self.trained)
 
 
-class _Given(nn.Module):
+class _KnownOutput(nn.Module):
     """Stands for a model whose output is known."""
 
     def __init__(self, output: Any) -> None:

@@ -21,12 +21,10 @@ from trainwright.errors import BudgetError, InfeasibleBudget, UnsupportedModel
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.plan_record import CompiledPlan, Compiler
 from trainwright.train.parallel.recompute.entry import PlannedForward
-from trainwright.train.parallel.recompute.measure import named_state_bytes
-from trainwright.train.parallel.recompute.optimizer_state import state_bytes
+from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes, state_bytes
 from trainwright.train.parallel.recompute.sample_step import as_call, plain_peak, restored_after, train_once
 from trainwright.train.parallel.recompute.stages import check_trains
-from trainwright.train.parallel.recompute.storage_bytes import granule_of, total_bytes
-from trainwright.train.parallel.recompute.trees import tensors_of
+from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
 from trainwright.validators import check, one_of
 
 __all__ = ["allocated_bytes", "apply_compiled", "fit_compiled"]
@@ -69,7 +67,8 @@ def fit_compiled(
     fixed = elsewhere + total_bytes([*model.parameters(), *model.buffers(), *batch], granule)
     fixed += gradients if accumulate else 0
     cuda = any(each.is_cuda for each in model.parameters())
-    planned = copy.copy(model)  # the same parameters, buffers and children
+    # A shallow copy has the same parameters, buffers and children.
+    planned = copy.copy(model)
     least = -1
     # From the fastest to the smallest: the first share whose measured peak fits is taken.
     for share in _SHARES:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainwright.errors import BudgetError
 from trainwright.plan.memory.operations import Link
 
-__all__ = ["Copies", "CopyStreams", "HostPacket", "SynchronousCopies", "copies_for", "measure_link"]
+__all__ = ["Copies", "CopyStreams", "HostPacket", "copies_for", "measure_link"]
 
 
 @dataclass(slots=True)
@@ -24,63 +24,45 @@ class HostPacket:
     """The event after which the last copy that was begun is over; None where copies are over when they return."""
 
 
-class Copies(Protocol):
-    """How bytes go. Buffers are taken from a pool and come back to it: after one step nothing is allocated any more."""
+class Copies:
+    """Copies that are over when they return. On a CPU the host is the same memory: what is copied is not counted.
+
+    Buffers are taken from a pool and come back to it: after one step nothing is allocated any more.
+    """
+
+    def __init__(self) -> None:
+        # NumPy's memory, which no tensor shows.
+        self._free: dict[int, list[NDArray[np.uint8]]] = {}
 
     def send(self, storage: torch.UntypedStorage) -> HostPacket:
         """Begin a copy to the host."""
-
-    def release(self, packet: HostPacket) -> None:
-        """Let what is queued from now on reuse the device's memory: it comes after the copy to the host."""
-
-    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
-        """Begin a copy back, and return what it fills."""
-
-    def wait(self, packet: HostPacket) -> None:
-        """Let what is queued from now on read what was fetched; the buffer on the host is free again."""
-
-    def drop(self, packet: HostPacket) -> None:
-        """Give the buffer on the host back unread."""
-
-    def join(self) -> None:
-        """Let what is queued from now on come after all copies."""
-
-
-class SynchronousCopies:
-    """Copies that are over when they return. On a CPU the host is the same memory: what is copied is not counted."""
-
-    def __init__(self) -> None:
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}  # of numpy, whose memory no tensor shows
-
-    def send(self, storage: torch.UntypedStorage) -> HostPacket:
-        """Copy to the host."""
         free = self._free.setdefault(storage.nbytes(), [])
         buffer = free.pop() if free else np.empty(storage.nbytes(), np.uint8)
         np.copyto(buffer, _as_bytes(storage).numpy())
         return HostPacket(buffer)
 
     def release(self, packet: HostPacket) -> None:
-        """Do nothing: the copy is over."""
+        """Let what is queued from now on reuse the device's memory: it comes after the copy to the host."""
 
     def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
-        """Copy back."""
+        """Begin a copy back, and return what it fills."""
         made = torch.empty(packet.buffer.size, dtype=torch.uint8)
         np.copyto(made.numpy(), packet.buffer)
         return made.untyped_storage()
 
     def wait(self, packet: HostPacket) -> None:
-        """Give the buffer back."""
+        """Let what is queued from now on read what was fetched; the buffer on the host is free again."""
         self.drop(packet)
 
     def drop(self, packet: HostPacket) -> None:
-        """Give the buffer back."""
+        """Give the buffer on the host back unread."""
         self._free[packet.buffer.size].append(packet.buffer)
 
     def join(self) -> None:
-        """Do nothing."""
+        """Let what is queued from now on come after all copies."""
 
 
-class CopyStreams:
+class CopyStreams(Copies):
     """Copies beside the work of a CUDA device: a side stream per direction, events both ways, pinned buffers.
 
     Memory of the device is taken and given back on the stream of the work, which waits for a copy before either; so the
@@ -88,14 +70,16 @@ class CopyStreams:
     """
 
     def __init__(self, device: torch.device) -> None:
+        super().__init__()
         self.device = device
         self.out, self.into = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        self._free: dict[int, list[tuple[torch.Tensor, Any]]] = {}  # with the event after which it has been read
+        # Free buffers, each with the event after which it has been read.
+        self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}
 
     def send(self, storage: torch.UntypedStorage) -> HostPacket:
         """Begin a copy to the host after what has been queued."""
         work = torch.cuda.current_stream(self.device)
-        free = self._free.setdefault(storage.nbytes(), [])
+        free = self._idle.setdefault(storage.nbytes(), [])
         buffer, read = free.pop() if free else (self._pinned(storage.nbytes()), None)
         # The copy begins when the value has been made, and when the buffer has been read.
         self.out.wait_stream(work)
@@ -127,7 +111,7 @@ class CopyStreams:
 
     def drop(self, packet: HostPacket) -> None:
         """Give the buffer back; the next copy into it waits for the last of this one."""
-        self._free[packet.buffer.numel()].append((packet.buffer, packet.done))
+        self._idle[packet.buffer.numel()].append((packet.buffer, packet.done))
 
     def join(self) -> None:
         """Let the work wait for both side streams."""
@@ -142,7 +126,7 @@ class CopyStreams:
 
 def copies_for(device: torch.device) -> Copies:
     """Return how bytes go between a device and the host."""
-    return CopyStreams(device) if device.type == "cuda" else SynchronousCopies()
+    return CopyStreams(device) if device.type == "cuda" else Copies()
 
 
 def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, repeats: int = 5) -> Link:
@@ -156,7 +140,8 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
         raise BudgetError(f"device: got {str(device)!r}, which torch does not see here; allowed: one that it sees")
     copies = copies_for(place)
     storage = torch.ones(size, dtype=torch.uint8, device=place).untyped_storage()
-    waiting = copies.send(storage)  # what is brought back is on the host from here on
+    # What `back` fetches lies on the host from here on.
+    waiting = copies.send(storage)
 
     def out() -> None:
         copies.drop(copies.send(storage))
@@ -170,7 +155,8 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
 
     def seconds(act: Callable[[], None]) -> float:
         found = []
-        for _ in range(repeats + 1):  # the first takes the buffers
+        # The first run only allocates the buffers.
+        for _ in range(repeats + 1):
             begun = time.perf_counter()
             act()
             copies.join()

@@ -14,9 +14,8 @@ from trainwright.plan.byte_sizes import format_bytes
 from trainwright.train.parallel.recompute.interpreter import PlanInterpreter
 from trainwright.train.parallel.recompute.program import Act
 from trainwright.train.parallel.recompute.stages import StageRow
-from trainwright.train.parallel.recompute.storage_bytes import granule_of, total_bytes
 from trainwright.train.parallel.recompute.tracing import CallForm
-from trainwright.train.parallel.recompute.trees import tensors_of
+from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
 
 __all__ = ["PlannedForward", "carry_out"]
 
@@ -91,7 +90,8 @@ def carry_out(
     bit. Without acts it runs as the model itself always. Batches of more than `most_bytes` are refused. Raises
     `ChainError` if a forward or backward of a stage is missing.
     """
-    planned = copy.copy(model)  # the same parameters, buffers and children
+    # A shallow copy has the same parameters, buffers and children.
+    planned = copy.copy(model)
     if acts is None:
         planned.forward = PlannedForward(planned, _as_it_is, train=_plain, most_bytes=most_bytes)
     else:
@@ -121,7 +121,8 @@ class _Programs:
     ) -> None:
         self._cut, self._shape, self._acts = cut, shape, acts
         self._known: list[PlanInterpreter] = []
-        self._run = torch.compiler.disable(self._trained)  # torch.compile leaves the interpreter, and its hooks, alone
+        # torch.compile leaves the interpreter, and its hooks, alone.
+        self._run = torch.compiler.disable(self._trained)
 
     def add(self, row: StageRow) -> PlanInterpreter:
         """Return the program of stages, and know it from now on."""

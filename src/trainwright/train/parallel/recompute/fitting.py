@@ -15,14 +15,13 @@ from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, plan_chain
 from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
-from trainwright.train.parallel.recompute.exactness import StepResult
 from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.program import place_acts
-from trainwright.train.parallel.recompute.sample_step import as_call, call_with, plain_peak, tracked_peak
+from trainwright.train.parallel.recompute.sample_step import StepResult, as_call, call_with, plain_peak, tracked_peak
 from trainwright.train.parallel.recompute.stages import StageRow, split_model, whole_row
-from trainwright.train.parallel.recompute.storage_bytes import granule_of
 from trainwright.train.parallel.recompute.tracing import CallForm
+from trainwright.train.parallel.recompute.trees import granule_of
 
 __all__ = ["apply", "chain_of", "fit"]
 
@@ -59,8 +58,12 @@ def _measure(
     state = state_bytes(optimizer, granule=granule_of(model)) if isinstance(optimizer, Optimizer) else optimizer
     chain = measure_chain(
         model, row, call_with(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
-        reserve_bytes=reserve_bytes,
+        reserve_bytes=max(reserve_bytes, 0),
     )  # fmt: skip
+    # The device has only a part of the model's parameters.
+    if reserve_bytes < 0:
+        there = max(0, chain.fixed["parameters"] + reserve_bytes)
+        chain = replace(chain, fixed={**chain.fixed, "parameters": there})
     peak = plain_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
     return replace(chain, plain_peak_bytes=peak + chain.fixed.get("optimizer", 0) + reserve_bytes)
 
@@ -98,7 +101,8 @@ def _find_difference(own: StepResult, row: StageRow, model: nn.Module, sample: A
         return row.through(row.bind(*args, **kwargs))
 
     found = ""
-    for _ in range(2):  # what a graph holds by itself must not change
+    # Twice, as what a graph holds by itself must not change from run to run.
+    for _ in range(2):
         try:
             found = found or own.difference(StepResult.of(run, model, sample, loss))
         except torch.OutOfMemoryError:
@@ -115,7 +119,8 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     if names == _WHOLE:
         return _apply_plan(model, whole_row(model, "so is the plan's"), plan)
     row = split_model(model)
-    if row.names != names:  # the sample had what has a default, or modules are not looked into
+    # The sample had what has a default, or modules are not looked into.
+    if row.names != names:
         forms = CallForm.default(model), CallForm.full(model)
         others = (split_model(model, form, deep=deep) for deep in (True, False) for form in forms)
         row = next((other for other in others if other.names == names), row)
@@ -131,14 +136,20 @@ def fit(
     optimizer: Optimizer | str | None = None,
     accumulate: bool = False,
     reserve_bytes: int = 0,
+    agree: Callable[[Any], Any] = lambda value: value,
     **settings: Any,
 ) -> nn.Module:
-    """Return a module that trains inside `budget` with the least overhead found; see `trainwright.memory.fit`."""
+    """Return a module that trains inside `budget` with the least overhead found; see `trainwright.memory.fit`.
+
+    `agree` makes what ranks have measured one value, where all are to plan the same.
+    """
     row, own = _cut_model(model, sample, loss)
     device = next((each.device for each in model.parameters()), torch.device("cpu"))
     if settings.get("offload") and settings.get("bandwidth") is None and device.type == "cuda":
         settings["bandwidth"] = measure_link(device)
-    chain = _measure(model, row, sample, loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
+    chain = agree(
+        _measure(model, row, sample, loss, optimizer=optimizer, accumulate=accumulate, reserve_bytes=reserve_bytes)
+    )
     budget_bytes, peak = read_budget(budget, full_bytes(chain)), 0
     elsewhere = chain.fixed.get("optimizer", 0) + reserve_bytes  # not seen in a step of the model
     for _ in range(_TRIES):
@@ -150,7 +161,7 @@ def fit(
             said = f"{error}: {row.whole}"
             raise InfeasibleBudget(said, minimal_bytes=error.minimal_bytes, owners=error.owners) from None
         module = _apply_plan(model, row, plan)
-        peak = tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1) + elsewhere
+        peak = agree(tracked_peak(module, sample, loss=loss, passes=2 if accumulate else 1)) + elsewhere
         if peak <= budget_bytes:
             _check_exact(model, module, own, sample, loss)
             return module

@@ -19,13 +19,19 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.fsdp import FSDPModule
 
 from trainwright.errors import UnsupportedModel
 from trainwright.plan.memory.operations import OperationKind, Value
 from trainwright.train.parallel.recompute.copies import Copies, copies_for
-from trainwright.train.parallel.recompute.program import FORWARDS, Act, Release, arrange_script, lent_units, moved_units
-from trainwright.train.parallel.recompute.readers import (
+from trainwright.train.parallel.recompute.program import (
+    FORWARDS,
+    Act,
+    Release,
     apart_in_backward,
+    arrange_script,
+    lent_units,
+    moved_units,
     read_later,
     read_outside,
     wanted_after,
@@ -34,7 +40,7 @@ from trainwright.train.parallel.recompute.readers import (
 from trainwright.train.parallel.recompute.run_context import Autocast, Buffers, RunContext
 from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.tracing import has_hooks
-from trainwright.train.parallel.recompute.trees import tensors_of
+from trainwright.train.parallel.recompute.trees import storage_key, tensors_of
 from trainwright.train.parallel.recompute.values import (
     Boundary,
     InputAlias,
@@ -46,7 +52,6 @@ from trainwright.train.parallel.recompute.values import (
     StorageView,
     can_move,
     saving_nothing,
-    storage_key,
     written_error,
 )
 
@@ -61,7 +66,8 @@ class _Step:
 
     autocast: Autocast
     devices: tuple[int, ...]
-    inputs: set[int]  # storages of inputs that want no gradient, wherever they ride to
+    # Storages of inputs that want no gradient, wherever they ride to.
+    inputs: set[int]
     done: int = 0  # acts
     bare: dict[int, Boundary] = field(default_factory=dict)
     saved: dict[int, SavedRun] = field(default_factory=dict)
@@ -93,7 +99,8 @@ class PlanInterpreter:
         self.reruns = {unit for unit, times in self.script.runs.items() if times > 1}
         self.lent, self.moved = lent_units(self.script.acts), moved_units(self.script.acts)
         self.copying = any(isinstance(act, Release) for act in self.script.acts)
-        self.copies: Copies | None = None  # its pool is that of all steps
+        # Made with the first step; its pool of buffers serves all steps.
+        self.copies: Copies | None = None
         units = self.script.units
         self.stages = [[row.stages[stage - 1] for stage in unit] for unit in units]
         self.buffers = [Buffers(stages) for stages in self.stages]
@@ -101,10 +108,12 @@ class PlanInterpreter:
             [(held, name) for stage in stages for held, name in _weight_places(stage)] if unit in self.reruns else []
             for unit, stages in enumerate(self.stages, 1)
         ]
-        self.python = [any(map(_is_users, stages)) for stages in self.stages]  # whose generators Python code may ask
+        # Units that run Python code, which may draw from Python's and NumPy's generators.
+        self.python = [any(map(_is_users, stages)) for stages in self.stages]
         self.reads = [read_outside(row, unit) for unit in units]
         self.read_later = read_later(row, [range(1, len(row.stages) + 1)])
-        self.read_inside = read_later(row, units)  # by stages of the same unit
+        # What stages read of others of the same unit.
+        self.read_inside = read_later(row, units)
         self.wanted = wanted_after(row, self.script)
         # The units whose output somebody will read again: a rerun, a graph that has borrowed it, or a copy.
         self.read_again = {unit - 1 for unit in self.reruns | self.lent}
@@ -125,7 +134,8 @@ class PlanInterpreter:
             step.bare[0] = boundary
         if self.copying:
             self.copies = self.copies or copies_for(_device(self.row, tensors))
-            weakref.finalize(step, self.copies.join).atexit = False  # before the step's tensors go, whatever happened
+            # Copies are joined before the step's tensors go, whatever happened.
+            weakref.finalize(step, self.copies.join).atexit = False
         skips: dict[str, Any] = {}
         first = 1
         with step.autocast.entered():
@@ -336,7 +346,8 @@ class PlanInterpreter:
         """Return how a unit's saved tensors are held: views of blocks if they move, an input that goes by its place."""
         borrows, moves = number in self.lent, number in self.moved
         if not borrows and not moves:
-            return torch.Tensor.detach  # with its graph, an output that its own node holds would never go
+            # With its graph, an output that its own node holds would never go.
+            return torch.Tensor.detach
         # A saved tensor that is the unit's input is held by its place, as that input may go and be made again.
         places = {storage_key(tensor): place for place, tensor in enumerate(tensors_of(given[0]))} if borrows else {}
         own = [each for stage in self.stages[number - 1] for each in (*stage.parameters(), *stage.buffers())]
@@ -359,7 +370,8 @@ class PlanInterpreter:
     def _read_slot(self, step: _Step, number: int, slot: SavedTensor) -> torch.Tensor:
         """Return what a node has saved, for its backward."""
         if slot.held is None:
-            self._reach_backward(step, number)  # the walk came by what skips stages
+            # Autograd's walk came here by a value that skips stages.
+            self._reach_backward(step, number)
         held = slot.held
         if isinstance(held, torch.Tensor):
             if held._version != slot.version:  # noqa: SLF001  autograd's own check sees no packed tensors
@@ -420,10 +432,13 @@ def _second_pass_error() -> UnsupportedModel:
 
 
 def _weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield where a stage's parameters are."""
-    for module in stage.modules():
-        held = module._parameters  # noqa: SLF001  where a call of torch.func puts its own
-        yield from ((held, name) for name, each in held.items() if each is not None)
+    """Yield where a stage's parameters are, without those that FSDP puts there for each run."""
+    if isinstance(stage, FSDPModule):
+        return
+    held = stage._parameters  # noqa: SLF001  where a call of torch.func puts its own
+    yield from ((held, name) for name, each in held.items() if each is not None)
+    for child in stage.children():
+        yield from _weight_places(child)
 
 
 def _is_users(stage: nn.Module) -> bool:

@@ -13,21 +13,27 @@ import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
 
-from trainwright.errors import BudgetError, UnsupportedModel, closest
+from trainwright.errors import UnsupportedModel
 from trainwright.model.chain import NO_LOSS, Chain, Stage, with_least_peaks
 from trainwright.model.trace.storages import StorageTracker
+from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
 from trainwright.train.parallel.recompute.skipping import SkippedValues, handed_on
 from trainwright.train.parallel.recompute.stages import StageRow
-from trainwright.train.parallel.recompute.storage_bytes import granule_of, rounded_bytes, storage_keys, total_bytes
-from trainwright.train.parallel.recompute.trees import map_only, tensors_of
-from trainwright.train.parallel.recompute.values import saving_nothing, storage_key, written_error
+from trainwright.train.parallel.recompute.trees import (
+    granule_of,
+    map_only,
+    rounded_bytes,
+    storage_key,
+    storage_keys,
+    tensors_of,
+    total_bytes,
+)
+from trainwright.train.parallel.recompute.values import saving_nothing, written_error
 
-__all__ = ["OPTIMIZERS", "measure_chain", "named_state_bytes"]
+__all__ = ["measure_chain"]
 
 _REPEATS = 3
-OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Copies of the trained parameters that an optimizer keeps."""
 
 
 def measure_chain(
@@ -52,7 +58,8 @@ def measure_chain(
     granule = granule_of(model)
     fixed = {
         "parameters": total_bytes(model.parameters(), granule),
-        "buffers": 2 * total_bytes(model.buffers(), granule),  # and what they held when a step's first runs began
+        # Twice: reruns need the values that a step began with.
+        "buffers": 2 * total_bytes(model.buffers(), granule),
         "reserve": reserve_bytes,
     }
     gradients = total_bytes((each for each in model.parameters() if each.requires_grad), granule)
@@ -84,7 +91,8 @@ def measure_chain(
             waiting = handed_on(value, made)
             draws += not torch.equal(state, torch.get_rng_state())
             changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
-            fixed["buffers"] += total_bytes(changed, granule)  # reruns write to copies
+            # Reruns write to copies of the buffers that the stage has changed.
+            fixed["buffers"] += total_bytes(changed, granule)
             numbers |= _first_gradients(
                 row.stages[number - 1 :], numbers["backward_temporary_bytes"], granule, accumulate=accumulate
             )
@@ -96,7 +104,8 @@ def measure_chain(
                 f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
                 "for a loss, in tuples, lists, mappings or dataclasses"
             )
-        fixed["output"] = total_bytes(tensors_of(value), granule)  # the caller has it until the loss's backward is over
+        # The caller has it until the loss's backward is over.
+        fixed["output"] = total_bytes(tensors_of(value), granule)
         # Of the executor: a loss, the states of generators for reruns.
         state_bytes = (
             -(-state.nbytes // granule) * granule if not any(each.is_cuda for each in model.parameters()) else 0
@@ -108,7 +117,7 @@ def measure_chain(
                 granule=granule, repeats=repeats, last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
-    counted = skipping.counted([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
+    counted = skipping.count_gradients([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
     *counted_stages, counted_loss = with_least_peaks(counted)
     return Chain(
         stages=tuple(counted_stages),
@@ -118,17 +127,6 @@ def measure_chain(
         fixed=fixed,
         name=type(model).__name__,
     )
-
-
-def named_state_bytes(optimizer: str | None, gradients: int) -> int:
-    """Return the bytes of the state of an optimizer by name, for so many bytes of gradients."""
-    if optimizer is None:
-        return 0
-    if optimizer not in OPTIMIZERS:
-        raise BudgetError(
-            f"optimizer: got {optimizer!r}; allowed: {', '.join(OPTIMIZERS)}{closest(optimizer, OPTIMIZERS)}"
-        )
-    return OPTIMIZERS[optimizer] * gradients
 
 
 _Caller = Callable[[Any], tuple[Any, dict[str, Any]]]
@@ -143,7 +141,8 @@ def _first_gradients(stages: Sequence[nn.Module], temporary: int, granule: int, 
     """Return what the first stage's backward leaves, and its temporaries beside it; the others come behind it."""
     own = {id(each): each for each in stages[0].parameters() if each.requires_grad}
     later = {id(each) for stage in stages[1:] for each in stage.parameters()}
-    shared = total_bytes((each for key, each in own.items() if key in later), granule)  # added to what is there
+    # Gradients of shared parameters are added to what is there.
+    shared = total_bytes((each for key, each in own.items() if key in later), granule)
     alone = total_bytes((each for key, each in own.items() if key not in later), granule)
     if accumulate:
         return {"parameter_gradient_bytes": 0, "backward_temporary_bytes": max(temporary, 0) + shared + alone}
@@ -246,7 +245,8 @@ def _measured_stage(
         # The backward: its peak above what is alive at its start, without the gradients that the chain counts by
         # itself.
         start = tracker.live_bytes + arriving
-        if not last:  # by then the graph alone has the output, if it needs that at all
+        # When a stage's backward begins, only its graph has the output, if it needs that at all.
+        if not last:
             result = (None, result[1])
             ends.clear()
         tracker.restart_peak()
@@ -261,25 +261,30 @@ def _measured_stage(
     del result, entered, ends, edges
     _forget_gradients(stage)
 
-    numbers["no_grad_forward_seconds"] = _least_seconds(plain, repeats, value)
     # Times come last, without the tracker, which makes every operation slower.
+    numbers |= _stage_seconds(stage, call, opened, repeats)
+    # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
+    without = _least_seconds(plain, repeats, value)
+    numbers["no_grad_forward_seconds"] = min(without, numbers["forward_seconds"])
+    return numbers, out, skips
+
+
+def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], repeats: int) -> dict[str, float]:
+    """Return the least seconds of a stage's forward with gradients, and of its backward."""
     forwards, backwards = [], []
     for _ in range(repeats):
         entered = opened()
-        started = _synchronised_now(value)
+        started = _synchronised_now(entered)
         result = call(entered)
-        forwards.append(_synchronised_now(value) - started)
+        forwards.append(_synchronised_now(entered) - started)
         ends = [t for t in tensors_of(result) if t.requires_grad]
         if ends:
             deltas = [torch.ones_like(t) for t in ends]
-            started = _synchronised_now(value)
+            started = _synchronised_now(entered)
             torch.autograd.backward(ends, deltas)
-            backwards.append(_synchronised_now(value) - started)
+            backwards.append(_synchronised_now(entered) - started)
         _forget_gradients(stage)
-    numbers |= {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
-    # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
-    numbers["no_grad_forward_seconds"] = min(numbers["no_grad_forward_seconds"], numbers["forward_seconds"])
-    return numbers, out, skips
+    return {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
 
 
 def _replace_view(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:

@@ -1,12 +1,16 @@
-"""What a torch optimizer keeps of each parameter, found by letting one of its class step on a small tensor."""
+"""What an optimizer keeps of each parameter: by its name, or found by letting one of its class step on a tensor."""
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from trainwright.errors import BudgetError
+from trainwright.validators import check, one_of
 
-__all__ = ["state_bytes"]
+__all__ = ["OPTIMIZERS", "named_state_bytes", "state_bytes"]
 
+OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+"""Copies of the trained parameters that an optimizer keeps."""
 _ROWS, _COLUMNS = 2, 3
 
 
@@ -17,7 +21,8 @@ def state_bytes(optimizer: Optimizer, *, granule: int = 1) -> int:
     optimizer that cannot be made anew from its own settings, if it has not stepped yet.
     """
     if optimizer.state:
-        state = [each for held in optimizer.state.values() for each in held.values() if isinstance(each, torch.Tensor)]
+        tensors = [each for held in optimizer.state.values() for each in held.values()]
+        state = [_local_part(each) for each in tensors if isinstance(each, torch.Tensor)]
         return sum(-(-each.untyped_storage().nbytes() // granule) * granule for each in state if each.dim())
     return sum(_of_group(optimizer, group, granule) for group in optimizer.param_groups)
 
@@ -27,7 +32,7 @@ def _of_group(optimizer: Optimizer, group: dict[str, object], granule: int) -> i
     total = 0
     for dtype in {each.dtype for each in parameters}:
         kept = _bytes_per_element(optimizer, group, dtype)
-        own = [each for each in parameters if each.dtype is dtype and each.requires_grad]
+        own = [_local_part(each) for each in parameters if each.dtype is dtype and each.requires_grad]
         total += sum(-(-int(share * each.numel()) // granule) * granule for each in own for share in kept)
     return total
 
@@ -48,3 +53,16 @@ def _bytes_per_element(optimizer: Optimizer, group: dict[str, object], dtype: to
         ) from error
     state = [each for each in made.state[probe].values() if isinstance(each, torch.Tensor)]
     return [each.untyped_storage().nbytes() / probe.numel() for each in state if each.dim()]
+
+
+def _local_part(tensor: torch.Tensor) -> torch.Tensor:
+    """Return what this rank has of a tensor that may be divided."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def named_state_bytes(optimizer: str | None, trained_bytes: int) -> int:
+    """Return what the state of an optimizer takes for so many bytes of trained parameters; 0 for None."""
+    if optimizer is None:
+        return 0
+    check(optimizer, one_of(*OPTIMIZERS), "optimizer", BudgetError)
+    return OPTIMIZERS[optimizer] * trained_bytes

@@ -1,16 +1,35 @@
-"""A plan's operations as the interpreter does them: copies where the simulator has them, stages put together."""
+"""A plan's operations as the interpreter does them: copies placed, stages put together, readers of what skips them."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
+
+import torch
 
 from trainwright.errors import ChainError
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.plan_record import Plan
+from trainwright.train.parallel.recompute.stages import StageRow
+from trainwright.train.parallel.recompute.trees import map_only
+from trainwright.train.parallel.recompute.values import detach_leaf
 
-__all__ = ["FORWARDS", "Act", "Release", "Script", "arrange_script", "lent_units", "moved_units", "place_acts"]
+__all__ = [
+    "FORWARDS",
+    "Act",
+    "Release",
+    "Script",
+    "apart_in_backward",
+    "arrange_script",
+    "lent_units",
+    "moved_units",
+    "place_acts",
+    "read_later",
+    "read_outside",
+    "wanted_after",
+    "without_graph",
+]
 
 FORWARDS: Final = frozenset({OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP})
 
@@ -101,7 +120,8 @@ def place_acts(plan: Plan) -> tuple[Act, ...]:
             continue
         if operation.kind is OperationKind.OFFLOAD:
             gone = during(spans[place].end_seconds, max(place, _last_reader(operations, place)))
-            before.setdefault(gone, []).insert(0, Release(operation.stage, value))  # room first, then what takes it
+            # Releases come first: they make the room that others take.
+            before.setdefault(gone, []).insert(0, Release(operation.stage, value))
         else:
             before.setdefault(during(spans[place].start_seconds, place), []).append(operation)
     acts: list[Act] = []
@@ -158,12 +178,14 @@ def arrange_script(acts: Sequence[Act], count: int) -> Script:
     The loss stage's computations are the caller's: they only say where the forward pass ends.
     """
     units = _units(acts, count)
-    ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}  # where a forward begins
+    # Units by the stage at which their forward, or their backward, begins.
+    ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}
     ends |= {(unit[-1], False): number for number, unit in enumerate(units, 1)}
     # Keep one act for a whole unit: the forward of its first stage, the backward of its last.
     ours: list[Act] = []
     turn: int | None = None
-    first, below = 1, len(units)  # whose first forward and whose backward come next
+    # The units whose first forward, and whose backward, come next.
+    first, below = 1, len(units)
     until: dict[int, int] = {}
     for act in acts:
         forward = act.kind in FORWARDS
@@ -209,3 +231,55 @@ def _go_on(one: Act | None, other: Act | None) -> bool:
         return other.kind is OperationKind.BACKWARD and other.stage == one.stage - 1
     same = OperationKind.FORWARD_ALL if one.kind is OperationKind.FORWARD_ALL else OperationKind.FORWARD_DROP
     return one.kind in FORWARDS and other.kind is same and other.stage == one.stage + 1
+
+
+def wanted_after(row: StageRow, script: Script) -> list[frozenset[str]]:
+    """Return what skips stages and is read, behind each act, by a unit that is run again before it is made anew."""
+    wanted: frozenset[str] = frozenset()
+    found = []
+    left = Counter(script.runs)
+    for act in reversed(script.acts):
+        found.append(wanted)
+        if act.kind in FORWARDS:
+            unit = script.units[act.stage - 1]
+            left[act.stage] -= 1
+            wanted -= {name for stage in unit for name in row.makes[stage - 1]}
+            if left[act.stage]:
+                wanted |= {*read_outside(row, unit)}
+    return found[::-1]
+
+
+def read_later(row: StageRow, parts: Sequence[range]) -> list[frozenset[str]]:
+    """Return, for each stage, what skips stages to those behind it in its part."""
+    found: list[frozenset[str]] = []
+    for part in reversed(parts):
+        names: frozenset[str] = frozenset()
+        for stage in reversed(part):
+            found.append(names)
+            names |= {*row.reads[stage - 1]}
+    return found[::-1]
+
+
+def read_outside(row: StageRow, unit: range) -> list[str]:
+    """Return what stages read that others before them have made to skip stages."""
+    made = {name for stage in unit for name in row.makes[stage - 1]}
+    read = [name for stage in unit for name in row.reads[stage - 1]]
+    return [name for name in dict.fromkeys(read) if name not in made]
+
+
+def apart_in_backward(value: Any) -> Any:
+    """Return a value whose gradient is never a part of a larger one's storage: that would live as long."""
+
+    def view_of(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        seen = tensor.view_as(tensor)
+        seen.register_hook(lambda each: each.clone() if each.untyped_storage().nbytes() > each.nbytes else each)
+        return seen
+
+    return map_only(torch.Tensor, view_of, value)
+
+
+def without_graph(value: Any) -> Any:
+    """Return a value of a rerun for the next stage: a graph behind it would hold what the run began with."""
+    return map_only(torch.Tensor, detach_leaf, value)

@@ -131,7 +131,8 @@ class RunContext:
         self.weights = [
             (held, name, held[name], held[name]._version)  # noqa: SLF001  counts the writes to a tensor
             for held, name in places
-            if held.get(name) is not None  # a parametrisation may have replaced it
+            # A parametrisation may have replaced it.
+            if held.get(name) is not None
         ]
 
     @contextlib.contextmanager

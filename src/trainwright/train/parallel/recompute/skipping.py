@@ -17,9 +17,14 @@ from torch.autograd.graph import get_gradient_edge
 
 from trainwright.model.chain import Skip, Stage
 from trainwright.train.parallel.recompute.stages import StageRow
-from trainwright.train.parallel.recompute.storage_bytes import storage_keys, total_bytes
-from trainwright.train.parallel.recompute.trees import map_only, tensors_of
-from trainwright.train.parallel.recompute.values import can_have_gradient, storage_key
+from trainwright.train.parallel.recompute.trees import (
+    can_have_gradient,
+    map_only,
+    storage_key,
+    storage_keys,
+    tensors_of,
+    total_bytes,
+)
 
 __all__ = ["SkippedValues"]
 
@@ -37,7 +42,8 @@ class SkippedValues:
         for stage, names in enumerate(row.reads, 1):
             for name in names:
                 self._readers[name].append(stage)
-        self._bytes: dict[str, tuple[int, int, int]] = {}  # all, of its maker's output, of its gradient
+        # Bytes of each value: all, those of its maker's output, those of its gradient.
+        self._bytes: dict[str, tuple[int, int, int]] = {}
         self._holders: dict[str, list[int]] = {name: [] for name in self._makers}
         self._handed_on: set[str] = set()
 
@@ -73,7 +79,7 @@ class SkippedValues:
             for name, maker in self._makers.items()
         )
 
-    def counted(self, stages: Sequence[Stage]) -> list[Stage]:
+    def count_gradients(self, stages: Sequence[Stage]) -> list[Stage]:
         """Return stages, the loss stage last, with the gradients of what skips them in their numbers."""
         if not self._makers:
             return list(stages)
@@ -112,11 +118,11 @@ def handed_on(out: Any, made: Mapping[str, Any]) -> set[int]:
 def _held_by_graph(call: _Call, given: tuple[Any, list[Any]], read: Sequence[str]) -> list[str]:
     """Return the names of what skips stages that a stage's graph holds, in whatever way."""
 
-    def own(tensor: torch.Tensor) -> torch.Tensor:
+    def without_leaf(tensor: torch.Tensor) -> torch.Tensor:
         # No leaf: the graph would hold it for its gradient.
         return tensor.detach().requires_grad_(tensor.requires_grad).clone()
 
-    value, values = given[0], [map_only(torch.Tensor, own, each) for each in given[1]]
+    value, values = given[0], [map_only(torch.Tensor, without_leaf, each) for each in given[1]]
     out, made = call((value, values))
     named = {**dict(zip(read, values, strict=True)), **made}
     kept = {name: [weakref.ref(t.untyped_storage()) for t in tensors_of(each)] for name, each in named.items()}

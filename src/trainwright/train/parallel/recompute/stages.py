@@ -23,8 +23,10 @@ from trainwright.train.parallel.recompute.tracing import AttributeWatch, CallFor
 
 __all__ = ["StageRow", "check_trains", "cut_at", "split_model", "whole_row"]
 
-_LONG = 8  # operations with parameters, from which on a value skips them rather than being used by them
-_MUCH = 0.25  # of a model's operations with parameters
+# Operations with parameters, from which on a value skips them rather than being used by them.
+_LONG = 8
+# Of a model's operations with parameters.
+_MUCH = 0.25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +97,7 @@ def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool =
     if _is_row(model):
         # A sequence is a row already: a stage begins with each layer that has parameters.
         groups: list[list[tuple[str, nn.Module]]] = []
-        for name, each in _flat(model, ""):
+        for name, each in _flat_children(model, ""):
             if not groups or _has_parameters(each):
                 groups.append([])
             groups[-1].append((name, each))
@@ -150,12 +152,13 @@ def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
         place = next((at for at, node in enumerate(nodes) if at >= starts[-1] and _is_below(node, path)), -1)
         if place <= starts[-1]:
             raise UnsupportedModel(f"{type(model).__name__} does not call {path!r}, or not where a part could begin")
-        found = _alive(nodes, inputs, place)
+        found = _alive_at(nodes, inputs, place)
         at, alive = place, found
         # .. or somewhat before, where a single value goes to the rest.
         while len(alive) != 1 and at > starts[-1] + 1 and not _begins(model, nodes[at - 1]):
-            at -= 1  # what has no parameters may as well be on this side
-            alive = _alive(nodes, inputs, at)
+            # What has no parameters may as well be on this side.
+            at -= 1
+            alive = _alive_at(nodes, inputs, at)
         if len(alive) != 1:
             names = ", ".join(node.name for node in found) or "nothing"
             raise UnsupportedModel(f"what goes to {path!r} and behind it is not one value, but {names}")
@@ -174,7 +177,7 @@ def _operations_of(graph: fx.Graph) -> tuple[list[fx.Node], list[fx.Node], fx.No
     return inputs, nodes, output
 
 
-def _alive(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], place: int) -> list[fx.Node]:
+def _alive_at(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], place: int) -> list[fx.Node]:
     """Return what is made before a place and read from there on."""
     after = {*nodes[place:]}
     return [
@@ -210,15 +213,16 @@ def check_trains(model: nn.Module) -> None:
 
 
 def _is_row(module: nn.Module) -> bool:
-    return type(module) is nn.Sequential and len(module) > 0 and not has_hooks(module)  # flattening would pass hooks by
+    # A sequence with hooks is no row: flattening would pass them by.
+    return type(module) is nn.Sequential and len(module) > 0 and not has_hooks(module)
 
 
-def _flat(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
+def _flat_children(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
     for name, child in module._modules.items():  # noqa: SLF001  the public ones leave out what is there twice
         if child is None:
             continue
         if _is_row(child):
-            yield from _flat(child, f"{prefix}{name}.")
+            yield from _flat_children(child, f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", child
 
@@ -238,12 +242,12 @@ def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep
     inputs, nodes, output = _operations_of(graph)
     places = {node: place for place, node in enumerate(nodes)}
     last = {node: max((places.get(user, len(nodes)) for user in node.users), default=-1) for node in (*inputs, *nodes)}
-    main = _cuts(model, nodes, last, skips=skips)
+    main = _find_cuts(model, nodes, last, skips=skips)
     starts = [0, *main]
     carried = [tuple(inputs)]
     carried += [(node, *(each for each in inputs if last[each] >= place)) for place, node in main.items()]
     parts = [nodes[start:stop] for start, stop in pairwise([*starts, len(nodes)])]
-    reads = [_missing(part, (*given, *part)) for part, given in zip(parts, carried, strict=True)]
+    reads = [_values_missing(part, (*given, *part)) for part, given in zip(parts, carried, strict=True)]
     wanted = {node for each in reads for node in each}
     makes = [[node for node in part if node in wanted] for part in parts]
     stages, names = [], []
@@ -262,17 +266,17 @@ def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep
         again=partial(split_model, skips=skips, deep=deep),
         makes=tuple(tuple(node.name for node in each) for each in makes),
         reads=tuple(tuple(node.name for node in each) for each in reads),
-        watch=AttributeWatch([model, *tracer.looked_into, *_lists(model)]),
-        own=tuple(each for stage in stages for each in _own(model, stage)),
+        watch=AttributeWatch([model, *tracer.looked_into, *_uncalled_modules(model)]),
+        own=tuple(each for stage in stages for each in _direct_tensors(model, stage)),
     )
 
 
-def _lists(model: nn.Module) -> Iterator[nn.Module]:
+def _uncalled_modules(model: nn.Module) -> Iterator[nn.Module]:
     """Yield the modules that are not called themselves."""
     return (each for each in model.modules() if isinstance(each, nn.ModuleList | nn.ModuleDict))
 
 
-def _own(model: nn.Module, stage: fx.GraphModule) -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
+def _direct_tensors(model: nn.Module, stage: fx.GraphModule) -> Iterator[tuple[dict[str, Any], dict[str, Any], str]]:
     """Yield the parameters and buffers that a stage uses itself, not by a module's call."""
     for path in dict.fromkeys(str(node.target) for node in stage.graph.nodes if node.op == "get_attr"):
         prefix, _, name = path.rpartition(".")
@@ -284,16 +288,18 @@ def _own(model: nn.Module, stage: fx.GraphModule) -> Iterator[tuple[dict[str, An
                 yield mine, theirs, name
 
 
-def _cuts(
+def _find_cuts(
     model: nn.Module, nodes: Sequence[fx.Node], last: Mapping[fx.Node, int], *, skips: bool
 ) -> dict[int, fx.Node]:
     """Return the places where stages begin but the first, each with the value that goes there from one to the next."""
     begins = [_begins(model, node) for node in nodes]
-    before = [0, *accumulate(begins)]  # operations with parameters before a place
+    # Operations with parameters before a place.
+    before = [0, *accumulate(begins)]
     born = {node: place for place, node in enumerate(nodes)}
     alive: set[fx.Node] = set()
     single: dict[int, fx.Node] = {}
-    further: dict[int, fx.Node] = {}  # where there is one beside those that skip many layers
+    # Places where one value is alive beside those that skip many layers.
+    further: dict[int, fx.Node] = {}
     for place, node in enumerate(nodes):
         alive = {each for each in alive if last[each] >= place}
         if place and begins[place] and alive:
@@ -312,7 +318,7 @@ def _cuts(
     return dict(sorted(single.items()))
 
 
-def _missing(nodes: Sequence[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
+def _values_missing(nodes: Sequence[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
     """Return what operations take that is not known, parameters and constants apart."""
     found = [each for node in nodes for each in node.all_input_nodes if each.op != "get_attr" and each not in known]
     return list(dict.fromkeys(found))
@@ -340,7 +346,8 @@ def _stage(
     made = {node: graph.placeholder(node.name) for node in carried}
 
     def known(node: fx.Node) -> fx.Node:
-        if node not in made and node.op == "get_attr":  # parameters and constants are at hand everywhere
+        # Parameters and constants are at hand everywhere.
+        if node not in made and node.op == "get_attr":
             made[node] = graph.node_copy(node, known)
         return made[node]
 

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 import torch
 from torch import fx, nn
+from torch.distributed.fsdp import FSDPModule
 from torch.fx.immutable_collections import immutable_dict
 
 from trainwright.train.parallel.recompute.run_context import Autocast, RngState
@@ -24,7 +25,8 @@ __all__ = ["AttributeWatch", "CallForm", "PartTracer", "Tracer", "as_before", "h
 
 _VALUE: Final = object()
 """In the place of an argument that comes with each call."""
-_CONSTANT: Final = "_tensor_constant"  # torch.fx's name for a tensor that a forward makes of nothing
+# torch.fx's name for a tensor that a forward makes of nothing.
+_CONSTANT: Final = "_tensor_constant"
 
 
 @dataclass(frozen=True)
@@ -97,7 +99,8 @@ def _constant_or_value(leaf: Any) -> Any:
 class Tracer(fx.Tracer):
     """Looks into modules as far as the graph is all that they do."""
 
-    proxy_buffer_attributes = True  # what is done to a buffer is part of the graph, not done while it is made
+    # Operations on buffers become part of the graph, and are not done while it is made.
+    proxy_buffer_attributes = True
 
     def __init__(self, form: CallForm | None = None, *, deep: bool = True) -> None:
         super().__init__()
@@ -114,7 +117,7 @@ class Tracer(fx.Tracer):
     def trace(self, root: nn.Module, concrete_args: dict[str, Any] | None = None) -> fx.Graph:  # type: ignore[override]
         """Return the graph of a module's forward; raise if there is none."""
         # torch.fx keeps tensors that a forward makes of nothing as attributes of the root.
-        root = copy.copy(root)  # tensors made on the way are kept there, beside the model's own
+        root = copy.copy(root)
         with _refusing_traces(root):
             return super().trace(root, concrete_args)
 
@@ -245,7 +248,7 @@ def modules_above(paths: Sequence[str]) -> set[str]:
 def has_hooks(module: nn.Module) -> bool:
     """Return whether a call of a module does more than its forward."""
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
+    return isinstance(module, FSDPModule) or any(getattr(module, kind) for kind in kinds)
 
 
 def _current_modes() -> tuple[bool, Autocast]:

@@ -1,4 +1,6 @@
-"""Trees of values: what models are given, hand on and return. The containers that torch knows, dataclasses, mappings.
+"""Trees of values: what models are given, hand on and return, and the bytes of their storages.
+
+Trees are made of the containers that torch knows, of dataclasses and of mappings.
 
 Torch's own trees take a dataclass or a mapping of a class of its own for a leaf, so that tensors in it would keep the
 graph of the stage that made them. Nothing is registered with torch: that would be for all code of the process.
@@ -10,9 +12,25 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-__all__ = ["TreeSpec", "flatten_tree", "leaves_of", "map_only", "tensors_of", "unflatten_tree"]
+__all__ = [
+    "TreeSpec",
+    "can_have_gradient",
+    "flatten_tree",
+    "granule_of",
+    "leaves_of",
+    "map_only",
+    "rounded_bytes",
+    "storage_key",
+    "storage_keys",
+    "tensors_of",
+    "total_bytes",
+    "unflatten_tree",
+]
+
+_CPU_GRANULE, _CUDA_GRANULE = 64, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +59,7 @@ def flatten_tree(tree: Any) -> tuple[list[Any], TreeSpec]:
     inner: list[_Record | None] = []
     # torch takes dataclasses and mappings of own classes for leaves: look into them.
     for leaf in outer:
-        named = _named(leaf)
+        named = _named_values(leaf)
         if named is None:
             leaves.append(leaf)
             inner.append(None)
@@ -54,7 +72,7 @@ def flatten_tree(tree: Any) -> tuple[list[Any], TreeSpec]:
 
 def unflatten_tree(leaves: Iterable[Any], spec: TreeSpec) -> Any:
     """Return the tree of these leaves."""
-    return _tree(iter(leaves), spec)
+    return _build_tree(iter(leaves), spec)
 
 
 def leaves_of(tree: Any) -> list[Any]:
@@ -73,7 +91,7 @@ def map_only(kind: type, change: Callable[[Any], Any], tree: Any) -> Any:
     return unflatten_tree([change(leaf) if isinstance(leaf, kind) else leaf for leaf in leaves], spec)
 
 
-def _named(leaf: Any) -> Mapping[Any, Any] | None:
+def _named_values(leaf: Any) -> Mapping[Any, Any] | None:
     """Return the values of a dataclass or mapping by their names, None of what is a leaf."""
     if isinstance(leaf, torch.Tensor | nn.Module | type):
         return None
@@ -83,12 +101,15 @@ def _named(leaf: Any) -> Mapping[Any, Any] | None:
     return leaf if isinstance(leaf, Mapping) else None
 
 
-def _tree(leaves: Iterator[Any], spec: TreeSpec) -> Any:
-    outer = [next(leaves) if record is None else _made(record, _tree(leaves, record.values)) for record in spec.inner]
+def _build_tree(leaves: Iterator[Any], spec: TreeSpec) -> Any:
+    outer = [
+        next(leaves) if record is None else _make_record(record, _build_tree(leaves, record.values))
+        for record in spec.inner
+    ]
     return pytree.tree_unflatten(outer, spec.outer)
 
 
-def _made(record: _Record, values: list[Any]) -> Any:
+def _make_record(record: _Record, values: list[Any]) -> Any:
     """Return a dataclass or mapping with these values; what it does when it is made it has done once."""
     named = dict(zip(record.names, values, strict=True))
     if not is_dataclass(record.kind):
@@ -96,8 +117,50 @@ def _made(record: _Record, values: list[Any]) -> Any:
     made = record.kind.__new__(record.kind)
     for name, value in named.items():
         object.__setattr__(made, name, value)  # a frozen one too
-    if isinstance(made, dict):  # whose items are its fields, but for those that are None
+    # Whose items are its fields, but for those that are None.
+    if isinstance(made, dict):
         for each in fields(record.kind):
             if named.get(each.name) is not None:
                 dict.__setitem__(made, each.name, named[each.name])
     return made
+
+
+def granule_of(model: nn.Module) -> int:
+    """Return what the allocator of the model's device rounds a storage up to."""
+    return _CUDA_GRANULE if any(each.is_cuda for each in model.parameters()) else _CPU_GRANULE
+
+
+def storage_keys(tree: Any) -> set[int]:
+    """Return the identities of the storages of a tree's tensors."""
+    return {storage_key(tensor) for tensor in tensors_of(tree)}
+
+
+def total_bytes(tensors: Iterable[torch.Tensor], granule: int) -> int:
+    """Return the bytes of distinct storages."""
+    return sum({storage_key(t): rounded_bytes(t, granule) for t in _dense_tensors(tensors)}.values())
+
+
+def rounded_bytes(tensor: torch.Tensor, granule: int) -> int:
+    """Return the bytes of a tensor's storage, rounded up to the granule."""
+    return -(-tensor.untyped_storage().nbytes() // granule) * granule
+
+
+def _dense_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    for tensor in tensors:
+        # An embedding's gradient.
+        if tensor.layout == torch.sparse_coo:
+            yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
+        elif isinstance(tensor, DTensor):
+            yield tensor.to_local()
+        else:
+            yield tensor
+
+
+def storage_key(tensor: torch.Tensor) -> int:
+    """Return the identity of a tensor's storage."""
+    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only one
+
+
+def can_have_gradient(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor can have a gradient."""
+    return tensor.is_floating_point() or tensor.is_complex()

@@ -11,7 +11,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
 from trainwright.train.parallel.recompute.copies import Copies, HostPacket
-from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, unflatten_tree
+from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, storage_key, unflatten_tree
 
 __all__ = [
     "Boundary",
@@ -22,11 +22,9 @@ __all__ = [
     "SavedRun",
     "SavedTensor",
     "StorageView",
-    "can_have_gradient",
     "can_move",
     "detach_leaf",
     "saving_nothing",
-    "storage_key",
     "written_error",
 ]
 
@@ -67,8 +65,10 @@ class OffloadableStorage:
     __slots__ = ("__weakref__", "_base", "_home", "_packet")
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._base: torch.Tensor | None = tensor.detach()  # counts the writes to it
-        self._home = True  # whether it has never been away
+        # Counts the writes to it.
+        self._base: torch.Tensor | None = tensor.detach()
+        # Whether it has never been away.
+        self._home = True
         self._packet: HostPacket | None = None
 
     def key(self) -> int | None:
@@ -183,23 +183,28 @@ class SavedTensor:
 
     def __init__(self) -> None:
         self.held: torch.Tensor | StorageView | InputAlias | None = None
-        self.version = 0  # how often the tensor had been written when it was saved
+        # How often the tensor had been written when it was saved.
+        self.version = 0
 
 
 @dataclass(slots=True)
 class SavedRun:
     """What a run with gradients has left beside its graph."""
 
-    output: Boundary | None  # if anybody reads it again
-    blocks: OffloadableStorages  # of what the graph has saved, if that is to move
-    staying: set[int]  # storages of what the graph has saved that skips stages: it never moves
+    # If anybody reads it again.
+    output: Boundary | None
+    # Of what the graph has saved, if that is to move.
+    blocks: OffloadableStorages
+    # Storages of what the graph has saved that skips stages: it never moves.
+    staying: set[int]
 
 
 @dataclass(slots=True)
 class OffloadedBoundary:
     """A boundary, and what a graph has saved beside it, on the host or on the way."""
 
-    boundary: Boundary | None  # with views in the place of tensors
+    # With views in the place of tensors.
+    boundary: Boundary | None
     blocks: list[OffloadableStorage]
     fetched: bool = False
 
@@ -268,13 +273,3 @@ def _nothing(_: Any) -> torch.Tensor:
         "model: got a value that holds tensors where nobody can find them, such as an object of a class of its own; "
         "allowed: tuples, lists, mappings and dataclasses of tensors, between layers and as the result"
     )
-
-
-def storage_key(tensor: torch.Tensor) -> int:
-    """Return the identity of a tensor's storage."""
-    return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only one
-
-
-def can_have_gradient(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can have a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()

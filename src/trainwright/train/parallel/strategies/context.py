@@ -92,7 +92,8 @@ class _Block:
         dtype = next(
             (parameter.dtype for parameter in self._block.parameters()), x.dtype
         )  # that of x may be autocast's
-        part = (x[:1] if rest else x[:1, :2]).to(dtype)  # a mask is for the whole length
+        # A mask is for the whole length.
+        part = (x[:1] if rest else x[:1, :2]).to(dtype)
         world, rank = dist.get_world_size(self._group), dist.get_rank(self._group)
         with torch.no_grad(), torch.autocast(x.device.type, enabled=False), _evaluating(self._block):
             whole = gather(part, self._group, dim=1, sizes=(part.shape[1],) * world, scatter=False)
@@ -100,7 +101,8 @@ class _Block:
             with replace_attention(self._attend):
                 found = self._forward(part, *args, **kwargs)
         difference = ((found - expected.chunk(world, 1)[rank]).abs().max() / expected.abs().max()).nan_to_num(torch.inf)
-        dist.all_reduce(difference, dist.ReduceOp.MAX, group=self._group)  # the first rank's positions are right anyway
+        # The first rank's positions are right anyway.
+        dist.all_reduce(difference, dist.ReduceOp.MAX, group=self._group)
         if not difference <= _EQUAL:
             raise UnsupportedPlan.of(
                 "context",
@@ -121,7 +123,8 @@ class _Block:
         **settings: Any,
     ) -> Any:
         """Return this rank's queries' attention to the keys and values of all ranks."""
-        if isinstance(query, DTensor):  # of some heads only: tensor parallelism has divided the others
+        # Of some heads only: tensor parallelism has divided the others.
+        if isinstance(query, DTensor):
             whole_inputs: tuple[Any, ...] = (query, key, value, attn_mask)
             q, k, v, mask = (item.to_local() if isinstance(item, DTensor) else item for item in whole_inputs)
             found = self._attend(attention, q, k, v, mask, dropout_p, is_causal, **settings)
@@ -137,7 +140,8 @@ class _Block:
             )
             keys, values = both.split([key.shape[-1], value.shape[-1]], -1)
             mask = attn_mask
-            if is_causal:  # made here, so that it is not kept
+            # Made here, so that it is not kept.
+            if is_causal:
                 places = torch.arange(world * positions, device=query.device)
                 mask = places[rank * positions : (rank + 1) * positions, None] >= places
             return attention(query, keys, values, attn_mask=mask, dropout_p=dropout_p, **settings)

@@ -28,7 +28,7 @@ def shard(model: nn.Module, mesh: DeviceMesh, *, zero: int, policy: MixedPrecisi
     for unit in units_of(model) if zero == 3 else blocks_of(model):
         fully_shard(unit, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
     fully_shard(model, mesh=mesh, reshard_after_forward=zero == 3, mp_policy=policy)
-    return Setup(module=model, call=model, alone=lambda: _kept(model, zero))
+    return Setup(module=model, call=model, alone=lambda: _accumulating(model, zero))
 
 
 def shard_each(modules: Sequence[nn.Module], mesh: DeviceMesh, *, zero: int) -> None:
@@ -42,7 +42,7 @@ def shard_each(modules: Sequence[nn.Module], mesh: DeviceMesh, *, zero: int) -> 
 
 
 @contextlib.contextmanager
-def _kept(model: nn.Module, zero: int) -> Iterator[None]:
+def _accumulating(model: nn.Module, zero: int) -> Iterator[None]:
     assert isinstance(model, FSDPModule)  # noqa: S101 -- fully_shard made it one
     model.set_requires_gradient_sync(zero > 1)
     model.set_reshard_after_backward(zero == 3)

@@ -26,7 +26,7 @@ class Averaging:
         self._on, self._queued = True, False
         if by_itself:
             for parameter in self._parameters:
-                parameter.register_post_accumulate_grad_hook(self._noticed)
+                parameter.register_post_accumulate_grad_hook(self._queue_average)
 
     @contextlib.contextmanager
     def off(self) -> Iterator[None]:
@@ -49,7 +49,7 @@ class Averaging:
             for gradient, mean in zip(bucket, flat.split([item.numel() for item in bucket]), strict=True):
                 gradient.copy_(mean.view_as(gradient))
 
-    def _noticed(self, _: torch.Tensor) -> None:
+    def _queue_average(self, _: torch.Tensor) -> None:
         if self._on and not self._queued:
             self._queued = True
             torch.autograd.Variable._execution_engine.queue_callback(self.average)  # noqa: SLF001 -- as FSDP2 does

@@ -45,8 +45,8 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
         if part is not None:
             block.register_forward_pre_hook(part.note)
         for stretch in stretches:
-            _fits(stretch, mesh.size(), strategy)
-            _divide(stretch, mesh, part)
+            _check_divisible(stretch, mesh.size(), strategy)
+            _divide_stretch(stretch, mesh, part)
     blocks = [block for block, _ in found]
     if sequence:
         for block, stretches in found:
@@ -55,7 +55,7 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
     return blocks
 
 
-def _fits(stretch: Stretch, world: int, strategy: str) -> None:
+def _check_divisible(stretch: Stretch, world: int, strategy: str) -> None:
     wrong = [name for name, layer in stretch.columns.items() if layer.out_features % world]
     heads = next((found for item in _HEADS if isinstance(found := getattr(stretch.parent, item, None), int)), world)
     if wrong or heads % world:
@@ -79,7 +79,7 @@ class _Part:
         return x.is_floating_point() and x.ndim == 3 and x.shape[1] == self.length
 
 
-def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
+def _divide_stretch(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
     """Divide what lies between the layers that divide and the one that sums."""
     sequence = part is not None
     outside = Shard(1) if sequence else Replicate()
@@ -88,7 +88,7 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
     if stretch.attention is not None:
         attention = MultiheadParallel(getattr(parent, stretch.attention), mesh, sequence=sequence)
         setattr(parent, stretch.attention, attention)
-        _settled(attention)
+        _sum_replicated(attention)
         return
     for name, layer in stretch.columns.items():
         if stretch.fused and sequence and not stretch.alone:
@@ -107,7 +107,7 @@ def _divide(stretch: Stretch, mesh: DeviceMesh, part: _Part | None) -> None:
         for module in parent.modules():
             _equal_everywhere(module, mesh)
         parent.register_forward_pre_hook(_entering(mesh, part), with_kwargs=True)
-    _settled(parent)
+    _sum_replicated(parent)
 
 
 def _refuse_own(stretch: Stretch) -> None:
@@ -179,13 +179,13 @@ class _Entered(Function):
         return found, None, None
 
 
-def _settled(module: nn.Module) -> None:
+def _sum_replicated(module: nn.Module) -> None:
     for parameter in module.parameters():
         if isinstance(parameter, DTensor) and all(placement.is_replicate() for placement in parameter.placements):
-            parameter.register_post_accumulate_grad_hook(_settle)
+            parameter.register_post_accumulate_grad_hook(_sum_partial)
 
 
-def _settle(parameter: torch.Tensor) -> None:
+def _sum_partial(parameter: torch.Tensor) -> None:
     """Sum what each rank found for a parameter that all hold."""
     gradient = parameter.grad
     if isinstance(gradient, DTensor) and any(placement.is_partial() for placement in gradient.placements):
@@ -223,7 +223,8 @@ def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
     def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
         return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=False)
 
-    blocks[0].register_forward_pre_hook(enter, prepend=True)  # before it is noted how long a part is
+    # Before it is noted how long a part is.
+    blocks[0].register_forward_pre_hook(enter, prepend=True)
     blocks[-1].register_forward_hook(leave)
     for block in blocks:
         for path, module in block.named_modules():
@@ -233,6 +234,7 @@ def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
                     "tensor+sequence",
                     f"{type(module).__name__} has a parameter of its own, {plain[0]}; move it to a layer",
                 )
-            if plain:  # such as a norm: each rank sees its part of the sequence
+            # Such as a norm: each rank sees its part of the sequence.
+            if plain:
                 parallelize_module(block, mesh, {path: SequenceParallel(use_local_output=True)})
-                _settled(module)
+                _sum_replicated(module)

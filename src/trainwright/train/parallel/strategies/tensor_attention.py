@@ -25,8 +25,8 @@ class FusedColumns(nn.Module):
 
     def __init__(self, layer: nn.Linear, mesh: DeviceMesh) -> None:
         super().__init__()
-        self.weight = _thirds(layer.weight, mesh)
-        self.bias: Any = None if layer.bias is None else _thirds(layer.bias, mesh)
+        self.weight = _divide_thirds(layer.weight, mesh)
+        self.bias: Any = None if layer.bias is None else _divide_thirds(layer.bias, mesh)
         self._mesh = mesh
 
     def forward(self, input: torch.Tensor) -> "_Fused":  # noqa: A002 -- torch's name
@@ -117,17 +117,18 @@ class MultiheadParallel(nn.Module):
             raise UnsupportedPlan.of("tensor", f"{layer.num_heads} attention heads cannot be divided by {world}")
         if sequence and not layer.batch_first:
             raise UnsupportedPlan.of("tensor+sequence", "nn.MultiheadAttention without batch_first=True")
-        self.in_proj_weight = _thirds(layer.in_proj_weight, mesh)
-        self.in_proj_bias: Any = None if layer.in_proj_bias is None else _thirds(layer.in_proj_bias, mesh)
+        self.in_proj_weight = _divide_thirds(layer.in_proj_weight, mesh)
+        self.in_proj_bias: Any = None if layer.in_proj_bias is None else _divide_thirds(layer.in_proj_bias, mesh)
         out: Any = nn.Module()
-        out.weight, out.bias = _placed(layer.out_proj.weight, mesh, Shard(1)), None
+        out.weight, out.bias = _place_part(layer.out_proj.weight, mesh, Shard(1)), None
         if layer.out_proj.bias is not None:
             whole = distribute_tensor(layer.out_proj.bias.detach(), mesh, [Replicate()])
             out.bias = nn.Parameter(whole, layer.out_proj.bias.requires_grad)
         self.out_proj = out
         self.batch_first = layer.batch_first
         self.embed_dim, self.num_heads, self.dropout = layer.embed_dim, layer.num_heads, layer.dropout
-        self._qkv_same_embed_dim = False  # so that torch's encoder layers take no fused path around this module
+        # So that torch's encoder layers take no fused path around this module.
+        self._qkv_same_embed_dim = False
         self._group, self._world, self._sequence = mesh.get_group(), world, sequence
 
     def forward(  # noqa: PLR0917 -- torch's signature
@@ -152,7 +153,7 @@ class MultiheadParallel(nn.Module):
             projected = [one.transpose(0, 1) for one in projected]
         heads = self.num_heads // self._world
         q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in projected)
-        mask = _mask(key_padding_mask, attn_mask, q.dtype)
+        mask = _join_masks(key_padding_mask, attn_mask, q.dtype)
         rate = self.dropout if self.training else 0.0
         causal = is_causal and mask is None
         found = functional.scaled_dot_product_attention(q, k, v, mask, rate, is_causal=causal)
@@ -202,7 +203,7 @@ def teach_attention() -> None:
         ]
 
 
-def _mask(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
+def _join_masks(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor | None:
     """Return one mask to be added to the scores of any head."""
     if mask is not None and mask.ndim == 3:
         raise UnsupportedPlan.of("tensor", "an attention mask for each head; allowed: one of (queries, keys)")
@@ -216,12 +217,12 @@ def _mask(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: torch.
     return total
 
 
-def _thirds(tensor: torch.Tensor, mesh: DeviceMesh) -> Any:
+def _divide_thirds(tensor: torch.Tensor, mesh: DeviceMesh) -> Any:
     """Return what makes queries, keys and values with its outputs first: what divides state divides along these."""
-    return _placed(tensor.unflatten(0, (3, -1)).transpose(0, 1), mesh, Shard(0))
+    return _place_part(tensor.unflatten(0, (3, -1)).transpose(0, 1), mesh, Shard(0))
 
 
-def _placed(tensor: torch.Tensor, mesh: DeviceMesh, placement: Shard) -> Any:
+def _place_part(tensor: torch.Tensor, mesh: DeviceMesh, placement: Shard) -> Any:
     whole = tensor.detach().contiguous()
     local = whole.chunk(mesh.size(), placement.dim)[mesh.get_local_rank()].clone(memory_format=torch.contiguous_format)
     found = DTensor.from_local(local, mesh, [placement], run_check=False, shape=whole.shape, stride=whole.stride())

@@ -52,11 +52,11 @@ def stretches_of(block: nn.Module) -> list[Stretch]:
         ]
         linears = {name: child for name, child in parent.named_children() if isinstance(child, nn.Linear)}
         if len(linears) > 1:
-            found += _among(parent, linears)
+            found += _stretches_among(parent, linears)
     return found
 
 
-def _among(parent: nn.Module, linears: dict[str, nn.Linear]) -> list[Stretch]:
+def _stretches_among(parent: nn.Module, linears: dict[str, nn.Linear]) -> list[Stretch]:
     """Return the stretches among the linear layers of one module, in order: columns up to a row."""
     named = all(name in COLUMNS | ROWS for name in linears)
     if not named:
@@ -66,34 +66,34 @@ def _among(parent: nn.Module, linears: dict[str, nn.Linear]) -> list[Stretch]:
         roles = {name: "column" if name in COLUMNS else "row" for name in linears}
     rows = [name for name, role in roles.items() if role == "row"]
     others = sum(1 for _ in parent.children()) - len(linears)
-    single = len(rows) == 1 and not _norms(parent)
+    single = len(rows) == 1 and not _normalises_input(parent)
     found, columns = [], {}
     for name, layer in linears.items():
         if roles[name] == "column":
             columns[name] = layer
-        elif columns and _meet(columns, layer):
-            fused = _fused(columns, layer)
+        elif columns and _fit_together(columns, layer):
+            fused = _is_fused(columns, layer)
             found.append(Stretch(parent=parent, columns=columns, row=name, fused=fused, alone=single or not others))
             columns = {}
     return found
 
 
-def _norms(parent: nn.Module) -> bool:
+def _normalises_input(parent: nn.Module) -> bool:
     """Whether a module normalises what enters it, rather than heads: then it is a whole block."""
     widths = {child.in_features for child in parent.children() if isinstance(child, nn.Linear)}
     norms = [child for child in parent.children() if "Norm" in type(child).__name__]
     return any(parameter.numel() in widths for norm in norms for parameter in norm.parameters())
 
 
-def _fused(columns: dict[str, nn.Linear], row: nn.Linear) -> bool:
+def _is_fused(columns: dict[str, nn.Linear], row: nn.Linear) -> bool:
     first, *others = columns.values()
     return not others and first.out_features == 3 * first.in_features == 3 * row.in_features
 
 
-def _meet(columns: dict[str, nn.Linear], row: nn.Linear) -> bool:
+def _fit_together(columns: dict[str, nn.Linear], row: nn.Linear) -> bool:
     """Whether columns take one input, and the row what they make of it: of queries, keys and values the values."""
     first, *_ = columns.values()
-    if _fused(columns, row):
+    if _is_fused(columns, row):
         return True
     several = len(columns) > 1 or next(iter(columns)) not in FUSED
     alike = all(value.in_features == first.in_features for value in columns.values())
