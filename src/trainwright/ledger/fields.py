@@ -54,7 +54,7 @@ class Type(Protocol):
     def text(self) -> str:
         """The type as a reader of the documentation knows it."""
 
-    def fits(self, value: Any) -> bool:
+    def fits(self, value: Any, /) -> bool:
         """Whether the value is of the type."""
 
 

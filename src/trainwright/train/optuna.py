@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from trainwright.errors import TrialError
-from trainwright.space import Constant, Space
+from trainwright.space import Choice, Float, Int, Space
 from trainwright.space.parameters import Parameter
 from trainwright.train.assignment import TrialEnd
 from trainwright.train.recording import SuggestingTrial, drawn, recorded_space
@@ -125,7 +125,9 @@ class ObjectiveTrial(SuggestingTrial):
         params = self._trial.params
         if name in params:
             try:
-                value = params[name] if isinstance(parameter, Constant) else parameter.clean(name, params[name])
+                value = params[name]
+                if isinstance(parameter, Float | Int | Choice):
+                    value = parameter.clean(name, value)
             except TrialError as error:
                 raise TrialError(
                     f"trial {self.number}: the objective's {name}={parameter!r} does not allow {name}="

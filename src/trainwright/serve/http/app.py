@@ -38,6 +38,7 @@ _WORDS = {
 
 def application(endpoint: InferenceEndpoint) -> Starlette:
     """Return the ASGI application of a service; `trainwright.serve.http.server` puts a guard in front of it."""
+    # Its script and style are named by digest in the policy, so that no other ones run.
     page = resources.files("trainwright.serve.http").joinpath("page.html").read_text(encoding="utf-8")
     policy = {"Content-Security-Policy": _content_policy(page)}
     html = page.replace("{{name}}", endpoint.name)

@@ -25,6 +25,7 @@ def bounded(most: int) -> type[HttpToolsProtocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's own
             super().connection_made(transport)
+            # This one is already among them.
             if len(self.connections) > most:
                 transport.write(_FULL)
                 transport.close()

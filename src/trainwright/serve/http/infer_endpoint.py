@@ -125,6 +125,7 @@ class InferenceEndpoint:
             raise Refused(408, f"body: did not come within {self.limits.body_seconds:g} s") from None
         except ClientDisconnect:
             return self._count_disconnected()
+        # The time that a client takes to send is none of the server's.
         started = time.perf_counter()
         if len(body) < _LARGE_BYTES:
             parsed = read_request(body, length, self.signature, self.limits)

@@ -175,6 +175,7 @@ class _Run:
             number += self._load.clients
 
     async def _open_loop(self, times: Array) -> None:
+        # Times were drawn beforehand: a slow server cannot slow the generator down.
         gate = asyncio.Semaphore(self._load.clients)
         self._start = time.perf_counter() + 0.01
 

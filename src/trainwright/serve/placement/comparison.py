@@ -68,6 +68,7 @@ def fastest_plan(ensemble: Ensemble, plans: Sequence[DeploymentPlan]) -> Deploym
             one.service.drain(0.0)
     if not running:
         raise failure or ServeError("allocate: got no plans")
+    # The best of those with workers, if any runs.
     best = max(running, key=lambda one: statistics.median(one.loaded) * (not one.plan.in_process))
     measured = {"value": statistics.median(best.loaded)}
     for inside in (one for one in running if one.plan.in_process):

@@ -117,9 +117,9 @@ class DeploymentPlan:
         """
         found = parse_devices(devices)
         if in_process:
-            units = (Unit(members=tuple(range(len(ensemble.members)))),)
+            unit = Unit(members=tuple(range(len(ensemble.members))))
             return cls(
-                ensemble=digest_of(ensemble), devices=found[:1], units=units, matrix=((batch,),), in_process=True
+                ensemble=digest_of(ensemble), devices=found[:1], units=(unit,), matrix=((batch,),), in_process=True
             )
         weights = [member.weight_bytes or 1 for member in ensemble.members]
         units = packed_units(weights, room_of(found))

@@ -53,6 +53,7 @@ class Device:
         """Return the threads of each of `count` instances here: together as many as have room, but one at least."""
         if self.room is None:
             return (self.threads,) * count
+        # The first ones get what cannot be divided evenly.
         each, over = divmod(self.room, max(1, count))
         return tuple(max(1, min(self.threads, each + (place < over))) for place in range(count))
 

@@ -86,6 +86,7 @@ class PlacementProblem:
         """
         from scipy.sparse import csr_array
 
+        # What cannot be there alone is left out, which makes the program smaller.
         entries = self._list_entries(keep, closed)
         count = len(entries)
         if {entry.unit for entry in entries} != set(range(len(self.units))):
@@ -119,6 +120,7 @@ class PlacementProblem:
 
     def rate(self, matrix: Matrix) -> float:
         """Return the rows a second of a placement; 0 if a unit has no time for its batch, or misses the latency."""
+        # With every entry closed, only the shares of time are left to choose.
         every = {(device, unit) for device in range(len(self.devices)) for unit in range(len(self.units))}
         solved = self.solve(keep=matrix, closed=every)
         return 0.0 if solved is None else solved.value

@@ -77,6 +77,7 @@ class MemoryModel:
 
     def free(self, device: Device) -> int:
         """Return the bytes that instances may take of an empty device."""
+        # The rest is for what allocators and drivers take besides.
         return int(self.usable * device.capacity_bytes)
 
     def fits(self, devices: Sequence[Device], units: Sequence[Unit], matrix: Sequence[Sequence[int]]) -> bool:

@@ -48,6 +48,7 @@ class TimeTables:
 
     def least_seconds(self, devices: Sequence[Device]) -> float:
         """Return the seconds of the slowest member's fastest single batch."""
+        # No answer is faster: it needs every member, each on some device.
         each = np.array([self.seconds[device.model] for device in devices])
         return float(np.nanmin(each, axis=(0, 2)).max())
 

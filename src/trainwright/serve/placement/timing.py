@@ -54,6 +54,7 @@ def measure_times(
         for place, member in enumerate(ensemble.members)
     )
     context = dict(MemoryModel(footprints=()).context_bytes)
+    # The default is a floor: a process may take more later than before its first weight.
     for model, device in kinds.items():
         context[device.kind] = max(context[device.kind], answers[model]["context"])
     tables = TimeTables(batches=tuple(batches), seconds=seconds, source="measured")

@@ -139,6 +139,7 @@ class Segments:
         """Finish the requests whose deadline has come."""
         while self._deadlines and self._deadlines[0][0] <= now:
             _, _, request = heapq.heappop(self._deadlines)
+            # Finished requests stay in the heap until their time has come.
             if not request.ended:
                 self.counts["late"] += 1
                 self.finish(request, late=True)
@@ -187,6 +188,7 @@ class Segments:
 
     def drop_members(self, slot: SegmentSlot, missing: Mapping[int, str]) -> None:
         """Let the requests of a slot go without these members."""
+        # What has arrived counts, even of a worker that was lost later.
         left = {member: why for member, why in missing.items() if member in slot.awaited}
         if left:
             slot.awaited -= left.keys()
@@ -239,6 +241,7 @@ class Segments:
 
     def finish_all(self, refusal: TrainwrightError) -> None:
         """Refuse whatever is not finished."""
+        # Those that wait first, then those whose rows are in slots.
         for request in self.batcher.all():
             self.finish(request, refusal=refusal)
         for slot in self.accumulator.used:

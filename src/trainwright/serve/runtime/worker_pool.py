@@ -119,6 +119,7 @@ class WorkerPool:
     def close(self) -> None:
         """Let all processes leave, at the same time."""
         processes = [worker.process for worker in self.workers if worker.process is not None]
+        # A closed line ends its process, so all of them end at the same time.
         for process in processes:
             process.line.close()
         for worker in self.workers:

@@ -269,6 +269,7 @@ class WorkerRuntime:
         return count
 
     def _until_next(self, now: float) -> float:
+        # The earliest of all that may be due: deadlines, restarts, rows whose wait for company is over.
         due = [now + _TICK_SECONDS, self._segments.next_deadline]
         watch = self._watched + _WATCH_SECONDS
         due += [max(worker.restart_at, watch) for worker in self._pool.workers if worker.state is WorkerState.WAITING]

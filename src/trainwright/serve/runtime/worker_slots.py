@@ -40,6 +40,7 @@ class ServingProcess:
     """
 
     def __init__(self, arena: Arena, start: Mapping[str, Any]) -> None:
+        # Once this process holds one end alone, the end of either process ends the connection.
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = subprocess.Popen(

@@ -187,7 +187,7 @@ class PipelineRunner(nn.Module):
             self._run_stages(inputs, seen)
         pieces = self._pieces[True] if self._plan.memory is None else self._within_memory(seen)
         device = inputs[0].device
-        stages = [
+        stages: list[Any] = [
             PipelineStage(piece, index, self._count, device, *_shapes(*seen[index]), group=self._group)
             for index, piece in pieces.items()
         ]

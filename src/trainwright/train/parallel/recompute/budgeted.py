@@ -79,8 +79,9 @@ class Budgeted:
         """Make the module that trains a batch within the budget, unless the last one does."""
         if isinstance(self._budget, Plan | CompiledPlan):
             if self._planned is None:
-                made = apply_compiled if isinstance(self._budget, CompiledPlan) else apply
-                self._keep_module(made(self._model, self._budget))  # type: ignore[operator]  # each of its kind
+                compiled = isinstance(self._budget, CompiledPlan)
+                follow: Callable[[nn.Module, Any], nn.Module] = apply_compiled if compiled else apply
+                self._keep_module(follow(self._model, self._budget))
             return
         size = total_bytes(tensors_of((args, kwargs)), granule_of(self._model))
         if self._planned is not None and size <= self._input_bytes and (self._adds_up or not self._accumulate):

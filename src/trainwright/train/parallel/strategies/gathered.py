@@ -28,7 +28,7 @@ def gathered_weights(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str,
     held = []
     for group in groups:
         group.unshard()
-        for hooks in (group._forward_pre_hooks, group._forward_hooks):  # type: ignore[attr-defined]  # noqa: SLF001
+        for hooks in (group._forward_pre_hooks, group._forward_hooks):  # noqa: SLF001
             held.append((hooks, dict(hooks)))
             for key in [key for key, hook in hooks.items() if isinstance(getattr(hook, "__self__", None), FSDPState)]:
                 del hooks[key]
