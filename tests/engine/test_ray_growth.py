@@ -2,15 +2,12 @@
 
 import os
 import signal
-from dataclasses import dataclass, field
 
 import pytest
 
 import trainwright as tw
 from eager import Eager
 from trainwright.engine.ray.engine import Ray
-from trainwright.schedule.allocator.device_allocator import RunningTrial
-from trainwright.schedule.policies.resizing import Resizing
 
 pytestmark = [
     pytest.mark.slow,
@@ -67,53 +64,3 @@ def test_a_winner_grows_and_its_curve_is_that_of_one_process(tmp_path):
     assert curve(undisturbed) == pytest.approx(curve(one), abs=1e-10)
     assert len(killed.leases) > len(undisturbed.leases)
     assert curve(killed) == pytest.approx(curve(one), abs=1e-10)
-
-
-@dataclass
-class Waits(Resizing):
-    """The first trial waits at its first report for a second device, however long that takes."""
-
-    start: int = 1
-    seats: list[RunningTrial] = field(default_factory=list)
-
-    def planner(self):
-        return self
-
-    def plan(self, device_allocator):
-        while device_allocator.start_next():
-            pass
-        if (
-            device_allocator.changed is not None
-            and device_allocator.changed.trial == 0
-            and len(device_allocator.changed.block) == 1
-        ):
-            self.seats.append(device_allocator.changed)
-            device_allocator.hold(device_allocator.changed)
-        elif self.seats and device_allocator.resize(self.seats[-1], 2):
-            self.seats.clear()
-
-
-def steps(trial):
-    """Train a line."""
-    import torch
-
-    model = torch.nn.Linear(1, 1)
-    trial.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    for epoch in trial.epochs():
-        trial.report(loss=trial.number + 1 / epoch, devices=trial.devices)
-
-
-def test_a_trial_that_is_held_does_nothing_until_it_moves(tmp_path):
-    """It has reported once on one device when the other trial has ended; its next report is of two."""
-    study = tw.Study(tw.Space(x=tw.Float(0.0, 1.0)), "min loss", directory=tmp_path / "study", seed=0)
-    scheduler = tw.Scheduler(tw.ASHA(max_epochs=4, eta=2), Waits())
-    engine = Ray(workers=2, start_seconds=600)
-    study.run(steps, trials=2, scheduler=scheduler, engine=engine, searcher=tw.RandomSearcher(), progress=False)
-    winner, other = study.trials
-    assert [(report.lease, report.metrics["devices"]) for _, report in sorted(winner.reports.items())] == [
-        (1, 1),
-        (2, 2),
-        (2, 2),
-        (2, 2),
-    ]
-    assert winner.leases[2].started_at >= other.leases[1].end.at

@@ -32,15 +32,12 @@ class Steps:
 
     gone = frozenset()
 
-    def __init__(self, slots=4, *, refuses=(), dies=(), kept=None, holds=True):
+    def __init__(self, slots=4, *, refuses=(), dies=(), kept=None):
         self.slots = self.slots_per_node = slots
         self.trained = []  # trial, epoch, devices
         self._refuses, self._dies = set(refuses), set(dies)  # pairs of a trial and a number of devices
         self._kept = {} if kept is None else kept  # the last epoch of each trial
         self._running = {}
-        self._told_to_end = set()
-        self.holds = holds
-        self.waiting = {}  # trials that wait for an answer, and their metrics
 
     def open(self, train, directory):
         self._train = train
@@ -57,8 +54,6 @@ class Steps:
 
     def poll(self, handler, timeout_seconds):
         for number, (assignment, block) in sorted(self._running.items()):
-            if number in self.waiting:
-                continue
             if (number, len(block)) in self._dies:
                 del self._running[number]
                 handler.exited(number, Died(why="no rendezvous"))
@@ -77,28 +72,13 @@ class Steps:
                 ],
             )
             self._kept[number] = epoch
-            if goes_on is None:
-                assert self.holds
-                self.waiting[number] = metrics, epoch
-            elif not goes_on or epoch == assignment.max_epochs:
+            if not goes_on or epoch == assignment.max_epochs:
                 del self._running[number]
                 end = Returned if goes_on else StoppedEarly
                 handler.exited(number, end(metrics=metrics, epoch=epoch, seconds=0.001))
-        for number in sorted(self._told_to_end):
-            self._told_to_end.remove(number)
-            del self._running[number]
-            metrics, epoch = self.waiting.pop(number)
-            handler.exited(number, StoppedEarly(metrics=metrics, epoch=epoch, seconds=0.001))
-
-    def answer(self, number, goes_on):
-        if goes_on:
-            del self.waiting[number]
-        else:
-            self._told_to_end.add(number)
 
     def close(self):
         self._running.clear()
-        self.waiting.clear()
 
 
 def make(directory=None):
@@ -149,80 +129,6 @@ def test_any_rule_under_any_policy(policy, rule):
         run(study, policy, engine, rule, trials=9)
         assert study.state.results == 9
         assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Patient(Resizing):
-    """Holds each trial at its first rung until it can double, at most for so many plans."""
-
-    start: int = 1
-    plans: int = 1000
-
-    def planner(self):
-        return PatientPlanner(self.plans)
-
-
-class PatientPlanner:
-    def __init__(self, plans):
-        self.plans, self.waiting = plans, {}
-
-    def plan(self, device_allocator):
-        while device_allocator.free and device_allocator.start_next():
-            pass
-        for trial, (running, left) in list(self.waiting.items()):
-            del self.waiting[trial]
-            if trial not in device_allocator.running or not running.is_held or device_allocator.resize(running, 2):
-                continue
-            if left == 0:
-                device_allocator.resume(running)
-            else:
-                self.waiting[trial] = running, left - 1
-        running = device_allocator.changed
-        if running is not None and running.is_settled and running.rungs == 1 and len(running.block) == 1:
-            device_allocator.hold(running)
-            self.waiting[running.trial] = running, self.plans
-
-
-@pytest.mark.parametrize(("holds", "then"), [(True, 2), (False, 1)])
-def test_a_trial_that_is_held_waits_for_its_devices(holds, then):
-    """The winner of the first rung does nothing until the losers' devices are free; an engine that cannot trains on."""
-    engine = Steps(4, holds=holds)
-    with make() as study:
-        run(study, Patient(), engine, tw.ASHA(max_epochs=8, eta=2), trials=4)
-        assert study.state.results == 4
-    assert [size for trial, _, size in engine.trained if trial == 0] == [1] + [then] * 7
-    assert max(Counter((trial, epoch) for trial, epoch, _ in engine.trained).values()) == 1
-
-
-def test_what_waits_in_vain_goes_on():
-    """Where nothing will be free the trial trains on where it is when its time is over."""
-    engine = Steps(1)
-    with make() as study:
-        run(study, Patient(plans=20), engine, tw.ASHA(max_epochs=4, eta=2), trials=1)
-        assert (study.state.results, len(study.trials[0].leases)) == (1, 1)
-    assert engine.trained == [(0, epoch, 1) for epoch in range(1, 5)]
-    assert not engine.waiting
-
-
-def test_a_held_trial_is_interrupted_by_the_end(tmp_path):
-    """Out of time while it waits: the next run goes on with it, from its checkpoint."""
-    kept, rule = {}, tw.ASHA(max_epochs=4, eta=2)
-    with make(tmp_path / "study") as study:
-        scheduler, engine = tw.Scheduler(rule, Patient(plans=10**9)), Steps(1, kept=kept)
-        study.run(print, trials=1, scheduler=scheduler, engine=engine, progress=False, wall_seconds=0.5)
-        assert study.trials[0].preempted
-        assert kept == {0: 1}
-    with make(tmp_path / "study") as study:
-        run(study, EAGER, Steps(1, kept=kept), rule, trials=1)
-        assert study.state.results == 1
-
-
-def test_nobody_is_held_for_ever(monkeypatch):
-    """Its other ranks wait beside it: so a trial goes on by itself when that gets too long."""
-    monkeypatch.setattr("trainwright.study.driver.allocator._HOLD_SECONDS", 0.0)
-    with make() as study:
-        run(study, Patient(plans=10**9), Steps(1), tw.ASHA(max_epochs=4, eta=2), trials=1)
-        assert study.state.results == 1
 
 
 def test_what_a_move_costs_is_learnt(monkeypatch):
@@ -309,7 +215,7 @@ def test_a_start_is_measured_at_the_first_report(monkeypatch):
         EAGER, Source([0, 1]), EAGER.free_slots(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,)
     )
     allocator = Allocator()
-    allocator.open(device_allocator, holds=True)
+    allocator.open(device_allocator)
     allocator.plan()
     now[0] = 30.0
     allocator.note_report(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
@@ -333,7 +239,7 @@ def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
         EAGER, Source([0]), EAGER.free_slots(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,)
     )
     allocator = Allocator()
-    allocator.open(device_allocator, holds=True)
+    allocator.open(device_allocator)
     allocator.plan()
     for epoch in (1, 2):
         now[0] += 10.0

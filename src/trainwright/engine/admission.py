@@ -46,11 +46,6 @@ class EngineWrapper:
         """The slots of nodes that it has lost."""
         return self._inside.gone
 
-    @property
-    def holds(self) -> bool:
-        """Whether a trial can be kept waiting at a report."""
-        return self._inside.holds
-
     def devices(self, block: Block) -> tuple[str, ...]:
         """Return the names of a block's devices."""
         return self._inside.devices(block)
@@ -62,10 +57,6 @@ class EngineWrapper:
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Start an assignment on free slots."""
         self._inside.launch(assignment, block)
-
-    def answer(self, trial: int, goes_on: bool) -> None:
-        """Tell a trial that waits at a report whether it goes on."""
-        self._inside.answer(trial, goes_on)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Hand what has happened to `handler`, waiting for at most `timeout_seconds`."""

@@ -87,11 +87,6 @@ class Local(Settings, error=EngineError):
         """None: this machine is not lost."""
         return frozenset()
 
-    @property
-    def holds(self) -> bool:
-        """Whether a report can wait for its answer; not in this process, which would give the answer itself."""
-        return self.workers > 0
-
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; no process is started before the first launch."""
         if self.workers == 0:
@@ -140,11 +135,6 @@ class Local(Settings, error=EngineError):
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
         threads = thread_variables(max(1, cores() * len(block) // self.workers))
         return {**threads, "CUDA_VISIBLE_DEVICES": gpus}
-
-    def answer(self, trial: int, goes_on: bool) -> None:
-        """Tell a trial that waits at a report whether it goes on."""
-        if trial in self._busy:
-            self._busy[trial].answer(goes_on)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Serve the workers that have something to say, and watch the limits of the others."""
@@ -250,7 +240,7 @@ class _Direct:
 
     def exchange(self, records: list[Record]) -> bool:
         try:
-            return self._handler.facts(self._trial, records) is not False
+            return self._handler.facts(self._trial, records)
         except Exception as error:  # noqa: BLE001 -- the handler's trouble is no failure of the trial: `poll` raises it
             self.trouble = error
             return False

@@ -69,11 +69,8 @@ Outcome = Returned | StoppedEarly | Raised | Died
 class Handler(Protocol):
     """Whoever keeps the ledger, called back by an engine's `poll`."""
 
-    def facts(self, trial: int, records: list[Record]) -> bool | None:
-        """Take a trial's records; return whether it goes on, or None: it waits there until the engine's `answer`.
-
-        None only for an engine that `holds`.
-        """
+    def facts(self, trial: int, records: list[Record]) -> bool:
+        """Take a trial's records; return whether it goes on."""
 
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Take a trial's end; exactly one comes for each launch, after its facts."""
@@ -100,15 +97,8 @@ class Engine(Protocol):
     def devices(self, block: Block) -> tuple[str, ...]:
         """Return the names of a block's devices, such as ("cuda:0",)."""
 
-    @property
-    def holds(self) -> bool:
-        """Whether a trial can be kept waiting at a report, with its devices."""
-
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Start an assignment on free slots."""
-
-    def answer(self, trial: int, goes_on: bool) -> None:
-        """Tell a trial that was kept waiting whether it goes on. One that has died since is told nothing."""
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Hand what has happened to `handler`, waiting for at most `timeout_seconds` if nothing has."""

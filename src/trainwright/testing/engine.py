@@ -65,13 +65,6 @@ class OutcomeRecorder:
         self.outcomes[trial] = outcome
 
 
-class _Holder(OutcomeRecorder):
-    """Lets trials wait at the report that `reports` counts."""
-
-    def facts(self, trial: int, records: list[Record]) -> bool | None:  # type: ignore[override]  # as handlers may
-        return super().facts(trial, records) or None
-
-
 def run_all(
     engine: Engine,
     assignments: Sequence[Assignment],
@@ -165,33 +158,6 @@ class EngineConformance:
             slots = engine.slots
         assert len(spans) == count
         assert max(sum(begin <= at < end for begin, end in spans) for at, _ in spans) <= slots
-
-    def test_a_trial_waits_at_its_report_for_the_answer(self) -> None:
-        """Where an engine holds: what is not answered does nothing, others go on, and what dies meanwhile is told."""
-        with self.opened() as (engine, folder):
-            if not engine.holds:
-                return
-            for number, goes_on in enumerate((True, False)):
-                handler = _Holder(reports={number: 1})
-                engine.launch(_assignment(number, folder, {"reports": 2, "returns": 1.0}), (0,))
-                _poll_until(engine, handler, lambda: bool(handler.records))  # noqa: B023 -- called at once
-                for _ in range(3):
-                    engine.poll(handler, 0.1)
-                assert len(handler.records[number]) == 1, "a trial went on without an answer"
-                assert not handler.outcomes
-                # From here on every report is answered at once.
-                handler.reports.clear()
-                engine.answer(number, goes_on)
-                _poll_until(engine, handler, lambda: bool(handler.outcomes))  # noqa: B023 -- likewise
-                assert isinstance(handler.outcomes[number], Returned if goes_on else StoppedEarly)
-                assert len(handler.records[number]) == (2 if goes_on else 1)
-            handler = _Holder(reports={2: 1})
-            engine.launch(_assignment(2, folder, {"reports": 2}), (0,))
-            _poll_until(engine, handler, lambda: bool(handler.records))
-            os.kill(int(handler.records[2][0].body["metrics"]["pid"]), 9)
-            _poll_until(engine, handler, lambda: bool(handler.outcomes))
-            assert isinstance(handler.outcomes[2], Died)
-            engine.answer(2, True)
 
     def test_blocks_name_their_devices(self) -> None:
         """Every slot has a device, and a block has those of its slots."""

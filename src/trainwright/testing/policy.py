@@ -48,7 +48,6 @@ class _Played:
     ended: set[int] = field(default_factory=set)
     epochs: dict[int, int] = field(default_factory=dict)
     held: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    at_checkpoint: set[int] = field(default_factory=set)  # held there
     events: int = 0
 
 
@@ -66,7 +65,7 @@ def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Ite
     # Until nothing runs, rests or waits: a policy that forgets a trial never ends here.
     while allocator.running or allocator.preempted or queue.waiting:
         clock += float(generator.random()) * 10
-        running = sorted(number for number, running in allocator.running.items() if not running.is_held)
+        running = sorted(allocator.running)
         if not running:
             assert allocator.wake_at is not None, "nothing runs, work waits, and nothing is granted or waited for"
             clock = max(clock, allocator.wake_at) + 1e-9
@@ -104,15 +103,7 @@ def _act(played: _Played, clock: float) -> None:
             if trial not in played.epochs and trial not in played.started:
                 played.started.append(trial)
             played.held[trial] = action.block
-        elif action.kind == "hold":
-            assert action.trial == at_checkpoint, "a trial is held that is at no checkpoint"
-            played.at_checkpoint.add(action.trial)
-        elif action.kind == "resume":
-            played.at_checkpoint.remove(action.trial)
-        elif action.kind in {"resize", "preempt"} and (
-            action.trial == at_checkpoint or action.trial in played.at_checkpoint
-        ):
-            played.at_checkpoint.discard(action.trial)
+        elif action.kind in {"resize", "preempt"} and action.trial == at_checkpoint:
             _leave(played, action.trial, clock)
     _check(played)
     if any(action.kind == "preempt" for action in actions):

@@ -87,7 +87,6 @@ class Gang(Generic[_Worker]):
         self._failed: list[tuple[int, Outcome]] = []  # ranks that could still say why
         self._failed_at = 0.0  # when the first of them did
         self._first: Outcome | None = None  # of rank 0
-        self._asked: int | None = None  # the rank that waits for an answer
         # Rank 0 listens on this machine unless the engine found an address on another.
         address = assignment.address or (free_address() if len(workers) > 1 else "")
         for rank, worker in self._living.items():
@@ -113,27 +112,13 @@ class Gang(Generic[_Worker]):
         try:
             kind, content = worker.connection.recv()
             if kind == "facts":
-                self._send_answer(rank, handler.facts(self._trial, content))
+                worker.connection.send(handler.facts(self._trial, content))
                 return
         except (EOFError, ConnectionResetError, BrokenPipeError):
             self._note_death(rank)
         else:
             self._note_end(rank, content)
         self._settle_end(handler)
-
-    def answer(self, goes_on: bool) -> None:
-        """Tell the rank that waits at its report whether to go on. One that is gone will be heard of."""
-        rank, self._asked = self._asked, None
-        if rank is not None and rank in self._living:
-            with suppress(BrokenPipeError, ConnectionResetError):
-                self._send_answer(rank, goes_on)
-
-    def _send_answer(self, rank: int, said: bool | None) -> None:
-        if said is None:
-            # The answer comes later: the rank waits, and its devices with it.
-            self._asked = rank
-        else:
-            self._living[rank].connection.send(said)
 
     def watch(self, handler: Handler, *, timeout_seconds: float | None, memory_bytes: int | None, grace: float) -> None:
         """Look for processes that are gone, and end the trial if it is over a limit."""

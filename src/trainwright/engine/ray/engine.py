@@ -151,11 +151,6 @@ class Ray(Settings, error=EngineError):
             self.close()
             raise
 
-    @property
-    def holds(self) -> bool:
-        """It does: a report is answered when the handler says so."""
-        return True
-
     def launch(self, assignment: Assignment, block: Block) -> None:
         """Hand the assignment to the worker of each slot, starting those that are not there."""
         taken = {slot: grant.trial for grant in self._grants.values() for slot in grant.block}
@@ -173,12 +168,6 @@ class Ray(Settings, error=EngineError):
         self._grants[assignment.trial] = grant
         self._seats.update({worker: (grant, rank) for rank, worker in enumerate(workers.values())})
         self._begin_trial(grant)
-
-    def answer(self, trial: int, goes_on: bool) -> None:
-        """Tell a trial that waits at a report whether it goes on."""
-        grant = self._grants.get(trial)
-        if grant is not None and grant.gang is not None:
-            grant.gang.answer(goes_on)
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Serve the workers that have something to say, and look for those that have gone."""

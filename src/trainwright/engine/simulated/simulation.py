@@ -321,7 +321,7 @@ class _Simulation:
     # What the policy plans.
 
     def _plan_devices(self, at_checkpoint: int | None) -> None:
-        """Let the policy plan, and do what it says; the trial at a checkpoint moves now, is held, or trains on."""
+        """Let the policy plan, and do what it says; the trial at a checkpoint moves now, or trains on."""
         self._carry_out(self.device_allocator.plan(self.clock), at_checkpoint)
         if at_checkpoint is not None:
             trial, running = self.trials[at_checkpoint], self.device_allocator.running[at_checkpoint]
@@ -329,7 +329,7 @@ class _Simulation:
                 self._leave_checkpoint(trial)
                 # Its devices are free: plan again.
                 self._plan_devices(None)
-            elif not running.is_held:
+            else:
                 self._train_on(trial, self.clock)
         if self.device_allocator.wake_at is not None:
             # One nanosecond later, lest rounding wakes the policy too early.
@@ -342,18 +342,11 @@ class _Simulation:
             if action.kind == "start":
                 self._fold_event(Started(trial=action.trial, at_seconds=self.clock))
                 self._begin_run(self.trials[action.trial], self.device_allocator.running[action.trial])
-            elif action.kind == "resume":
-                self._train_on(self.trials[action.trial], self.clock)
             elif action.trial == at_checkpoint:
                 # Settled once everything is planned.
                 continue
-            elif action.kind in {"resize", "preempt", "replan"}:
-                trial = self.trials[action.trial]
-                if trial.trains:
-                    self._stop_over(trial)
-                elif action.kind != "replan":
-                    # It was held for this change.
-                    self._leave_checkpoint(trial)
+            elif self.trials[action.trial].trains:
+                self._stop_over(self.trials[action.trial])
 
     def _leave_checkpoint(self, trial: SimulatedTrial) -> None:
         """At a checkpoint a trial goes where it is to go."""

@@ -86,7 +86,7 @@ class SimulatedTrial:
     number: int
     course: LearningCurve
     started: bool = False
-    trains: bool = False  # or restarts; else it has ended, waits, or is held at a checkpoint
+    trains: bool = False  # or restarts; else it has ended, or waits
     runs: int = 0  # how often it was started
     version: int = 0  # events of an earlier one are void
     checkpoint: int = 0  # the epoch from which it goes on

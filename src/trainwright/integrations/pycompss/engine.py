@@ -97,17 +97,9 @@ class PyCOMPSs:
         """Return a name for each slot; which processors and GPUs they are, PyCOMPSs knows."""
         return tuple(f"compss:{slot}" for slot in block)
 
-    @property
-    def holds(self) -> bool:
-        """No: a task is heard when it has ended."""
-        return False
-
     def launch(self, assignment: Assignment, block: Block | range) -> None:  # noqa: ARG002 -- PyCOMPSs places it
         """Put the assignment in the queue of `poll`."""
         self._waiting.append(assignment)
-
-    def answer(self, trial: int, goes_on: bool) -> None:
-        """Nothing waits."""
 
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Start a task for each assignment that waits, and deal with one that has ended."""

@@ -47,7 +47,6 @@ class RunningTrial:
     resized_at: float = float("-inf")  # when it last changed its devices
     target: Block | None = None
     is_preempted: bool = False
-    is_held: bool = False  # at its checkpoint, on its devices
     wanted_size: int = 0  # devices that it waits for, preempted
 
     @property
@@ -119,7 +118,7 @@ class DeviceAllocator:
         assert running.target is not None  # noqa: S101 -- nobody else moves trials
         # Slots that both blocks share stay taken.
         self.free_slots.give([slot for slot in running.block if slot not in set(running.target)])
-        running.block, running.target, running.is_held = running.target, None, False
+        running.block, running.target = running.target, None
         running.resized_at, running.measured_from = at, None
         self.touched.add(trial)
 
@@ -127,7 +126,7 @@ class DeviceAllocator:
         """Note that a trial has given its devices back, to be started again."""
         running = self.running.pop(trial)
         self.touched.add(trial)
-        running.is_preempted = running.is_held = False
+        running.is_preempted = False
         self.free_slots.give(running.block)
         self.preempted[trial] = running
 
@@ -232,20 +231,6 @@ class DeviceAllocator:
         """Take a trial's devices at its next checkpoint, until `wanted` ones are free."""
         running.is_preempted, running.wanted_size = True, wanted
         self._actions.append(Action("preempt", running.trial))
-
-    def hold(self, running: RunningTrial) -> None:
-        """Let a trial that is at a checkpoint wait there, on its devices."""
-        running.is_held = True
-        self.touched.add(running.trial)
-        self._actions.append(Action("hold", running.trial))
-
-    def resume(self, running: RunningTrial) -> None:
-        """Let a held trial continue on its devices."""
-        if self.running.get(running.trial) is not running:
-            return
-        running.is_held, running.measured_from = False, (running.epoch, self.at)
-        self.touched.add(running.trial)
-        self._actions.append(Action("resume", running.trial))
 
     def replan_at_checkpoint(self, running: RunningTrial) -> None:
         """Have the planner called when a trial is at its next checkpoint."""

@@ -28,11 +28,10 @@ class Action:
 
     "start" begins the trial, or continues it, on `block`. "resize" lets a running one continue on `block` from its next
     checkpoint; the block is reserved from now on. "preempt" takes its devices at its next checkpoint, until it is
-    started again. "replan" plans again at its next checkpoint, whatever its rule decides there. "hold" lets a trial
-    that is at a checkpoint wait there on its devices until it is resized, or resumed ("resume").
+    started again. "replan" plans again at its next checkpoint, whatever its rule decides there.
     """
 
-    kind: Literal["start", "resize", "preempt", "replan", "hold", "resume"]
+    kind: Literal["start", "resize", "preempt", "replan"]
     trial: int
     block: Block = ()
 

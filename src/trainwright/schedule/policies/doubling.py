@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import MARGIN, Resizing, check_cap, retreat
+from trainwright.schedule.policies.resizing import MARGIN, Resizing, retreat
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.validators import integer, number, one_of, optional
 
@@ -28,15 +28,13 @@ class Doubling(Resizing):
     `DoublingAsPublished`.
     """
 
-    start: Annotated[int, integer(minimum=1, of="devices")] = 1
     factor: Annotated[int, integer(minimum=2)] = 2
-    cap: Annotated[int | None, optional(integer(minimum=1))] = None
     wait_seconds: Annotated[float | None, optional(number(above=0), words="None (what growth saves)")] = None
     mode: Annotated[Literal["continue", "block"], one_of("continue", "block")] = "continue"
 
     def check_together(self) -> None:
         """Refuse a cap below the start, and limits of the published mode, which has none."""
-        check_cap("Doubling", self.start, self.cap)
+        Resizing.check_together(self)
         if self.mode == "block" and (self.cap, self.wait_seconds) != (None, None):
             raise ScheduleError(
                 "Doubling.mode: got 'block' with cap or wait_seconds; allowed: either, with mode='continue'"

@@ -7,15 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
-from trainwright.schedule.policies.resizing import Resizing, check_cap, retreat
-from trainwright.validators import integer, number, optional
+from trainwright.schedule.policies.resizing import Resizing, retreat
+from trainwright.validators import number
 
 __all__ = ["MarginalGain", "Rows", "fill"]
 
 Floats = NDArray[np.float64]
 
 _DOUBLINGS = 5  # of a trial's devices, that are thought of at one time
-_PATIENCE = 0.5  # of what a growth saves up to the next rung, a trial waits for it
 _WORTH = 1.5  # a start must be worth so many times what it costs the trial that shrinks
 _PAUSE = 5.0  # restarts' time between two changes of one trial, before it shrinks
 
@@ -27,9 +26,8 @@ class MarginalGain(Resizing):
     With T(w) the expected seconds that a trial still needs on w devices (each rung weighed by the chance to reach
     it) and c those of a restart, it may double only if T(w) > (1 + delta) (T(2w) + c). Of the sizes that are left, the
     running trials together get those by which the latest expected end is least within the devices that are free
-    or will be freed by those that do not survive their next rung; each takes its share at its next checkpoint, and at
-    a rung waits a little for what others are about to free. While new trials wait nobody grows, so that the first
-    complete ones come as early as without growth.
+    or will be freed by those that do not survive their next rung; each takes its share at its next checkpoint. While
+    new trials wait nobody grows, so that the first complete ones come as early as without growth.
 
     Where the run has a budget of time (wall or device seconds), a new trial waits only while it could still be complete
     if it doubled its devices once; from then on devices go to growth first, and new trials get what is left. When new
@@ -39,13 +37,7 @@ class MarginalGain(Resizing):
     A plan looks at all running trials, in columns, where one may grow, and at none while new trials wait.
     """
 
-    start: Annotated[int, integer(minimum=1, of="devices")] = 1
     delta: Annotated[float, number(minimum=0)] = 0.1
-    cap: Annotated[int | None, optional(integer(minimum=1))] = None
-
-    def check_together(self) -> None:
-        """Refuse a cap below the start."""
-        check_cap("MarginalGain", self.start, self.cap)
 
     def planner(self) -> "_Planner":
         """Return a planner."""
@@ -124,23 +116,13 @@ class Rows:
         return self._columns[self.NAMES.index(name), : len(self.trials)]
 
 
-@dataclass(slots=True)
-class _Wish:
-    """A trial held at its rung until it can double, or until then."""
-
-    running: RunningTrial
-    until: float
-
-
 @dataclass
 class _Planner:
     policy: MarginalGain
     rows: Rows = field(default_factory=Rows)
-    wishes: list[_Wish] = field(default_factory=list)
 
     def plan(self, allocator: DeviceAllocator) -> None:
         running = allocator.changed
-        self._serve_wishes(allocator)
         if running is not None:
             retreat(allocator, running)
         self._start_waiting(allocator, new=allocator.new_trial_waits())
@@ -152,13 +134,10 @@ class _Planner:
             if allocator.rungs and allocator.estimates.epoch_seconds() is not None:
                 if running is not None and running.is_settled and running.rungs < len(allocator.rungs):
                     self._grow_trial(allocator, running)
-                reserved = self._ask_last_ones(allocator) if allocator.free and not self.wishes else allocator.free
+                reserved = self._ask_last_ones(allocator) if allocator.free else 0.0
             # Too late to be complete, but nobody else has use for these devices.
             if allocator.source.waits():
                 self._start_waiting(allocator, new=True, reserved=reserved)
-        later = [wish.until for wish in self.wishes if wish.until > allocator.at]
-        if later:
-            allocator.plan_again_at(min(later))
 
     def _start_waiting(self, allocator: DeviceAllocator, *, new: bool, reserved: float = 0.0) -> None:
         """Start what waits, with or without new trials, on all free devices but so many."""
@@ -168,14 +147,11 @@ class _Planner:
     # Growth.
 
     def _grow_trial(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
-        """Let a trial at a checkpoint take its share, or wait at its rung for devices that will soon be free."""
-        want = self._fair_size(allocator, running)
-        size = want
+        """Let a trial at a checkpoint take its share of the free devices, as far as there are blocks for it."""
+        size = self._fair_size(allocator, running)
         # What is wanted may not be free as one block: half of it is tried then.
         while size > running.size and not (allocator.free >= size - running.size and allocator.resize(running, size)):
             size //= 2
-        if running.is_settled and want > running.size and running.epoch == running.rung_epoch:
-            self._hold_at_rung(allocator, running)
 
     def _fair_size(self, allocator: DeviceAllocator, running: RunningTrial) -> int:
         """Return the size by which this trial ends no later than the last of all has to."""
@@ -220,31 +196,6 @@ class _Planner:
             costs.append(larger - size)
             now = then
         return np.array(ends), np.array(costs)
-
-    def _hold_at_rung(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
-        """Hold a trial at its rung if others are about to free what it wants."""
-        place = self.rows.place(running.trial)
-        # Waiting is worth a share of what the doubling would save up to the next rung.
-        segment = (allocator.rungs[running.rungs] - running.epoch) * self.rows.column("alone")[place]
-        ratio = running.size / self.policy.start
-        saved = segment / allocator.estimates.speedup(ratio) - segment / allocator.estimates.speedup(2 * ratio)
-        until = allocator.at + saved * _PATIENCE
-        # Others that come to a rung before the wait is over may free their devices there.
-        soon = (self._next_rung_times() < until) & (np.arange(len(self.rows)) != place)
-        held_size = sum(wish.running.size for wish in self.wishes)
-        coming = float(self.rows.column("size")[soon].sum()) - held_size
-        if until > allocator.at and coming + allocator.free >= running.size + held_size:
-            allocator.hold(running)
-            self.wishes.append(_Wish(running, until))
-
-    def _serve_wishes(self, allocator: DeviceAllocator) -> None:
-        """Let those that wait grow as soon as they can, in the order in which they came, or go on when it is late."""
-        for wish in list(self.wishes):
-            grows = wish.running.is_held and allocator.resize(wish.running, wish.running.size * 2)
-            if grows or allocator.at >= wish.until or not wish.running.is_held:
-                self.wishes.remove(wish)
-                if not grows and wish.running.is_held and wish.running.trial in allocator.running:
-                    allocator.resume(wish.running)
 
     def _ask_last_ones(self, allocator: DeviceAllocator) -> float:
         """Ask those that would end last to look in at their next checkpoint, as many as could grow.
@@ -296,7 +247,7 @@ class _Planner:
                 / max(chance, 1e-9)
             )
             speed = allocator.estimates.speedup(len(running.block) / self.policy.start)
-            alone, idle = running.start_epoch_seconds or base, running.is_settled and not running.is_held
+            alone, idle = running.start_epoch_seconds or base, running.is_settled
             self.rows.put(trial, since, togo, after, chance, alone, running.size, speed, idle, running.replans)
         allocator.touched.clear()
 

@@ -1,23 +1,35 @@
 """What the policies that resize share: nodes to take devices from, and the refusal of sizes that are none."""
 
+from dataclasses import dataclass
+from typing import Annotated
+
 from trainwright.errors import ScheduleError
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator, RunningTrial
 from trainwright.schedule.allocator.free_slots import BuddyAllocator, FreeSlots
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 from trainwright.settings import Settings
+from trainwright.validators import integer, optional
 
-__all__ = ["MARGIN", "Resizing", "check_cap", "retreat"]
+__all__ = ["MARGIN", "Resizing", "retreat"]
 
 MARGIN = 1.1
 """A change must be worth it by a tenth: expectations err."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Resizing(Settings, error=ScheduleError):
-    """Subclasses have the field `start`, the devices of a new trial."""
+    """A policy that starts trials on `start` devices, and lets none grow beyond `cap`."""
 
-    __slots__ = ()
+    start: Annotated[int, integer(minimum=1, of="devices")] = 1
+    cap: Annotated[int | None, optional(integer(minimum=1))] = None
 
-    start: int
+    def check_together(self) -> None:
+        """Refuse a cap below the start."""
+        if self.cap is not None and self.cap < self.start:
+            raise ScheduleError(
+                f"{type(self).__name__}.cap: got {self.cap!r}; allowed: a whole number >= start={self.start}, or None "
+                "for no cap"
+            )
 
     @property
     def resizes(self) -> bool:
@@ -36,12 +48,6 @@ class Resizing(Settings, error=ScheduleError):
     def free_slots(self, slots: int, slots_per_node: int) -> FreeSlots:
         """Return nodes with buddies inside."""
         return BuddyAllocator(slots, slots_per_node)
-
-
-def check_cap(policy: str, start: int, cap: int | None) -> None:
-    """Refuse a cap below the start."""
-    if cap is not None and cap < start:
-        raise ScheduleError(f"{policy}.cap: got {cap!r}; allowed: a whole number >= start={start}, or None for no cap")
 
 
 def retreat(allocator: DeviceAllocator, running: RunningTrial) -> bool:

@@ -6,7 +6,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from trainwright.schedule import DeviceAllocator
-from trainwright.schedule.policies.allocation_policy import Action, Block
+from trainwright.schedule.policies.allocation_policy import Block
 from trainwright.study.driver.trial_run import TrialRun
 
 __all__ = ["Allocator", "Launch"]
@@ -20,16 +20,12 @@ class Launch(NamedTuple):
     before: int | None = None
 
 
-_HOLD_SECONDS = 900.0
-"""For which a trial is held at most: its other ranks wait too, and would give up after twice as long."""
-
-
 class Allocator:
     """Owns the runs on the engine and the trials in transit; reports to the allocator, and carries out what it plans.
 
     A trial changes its devices in two steps, each a record: its run ends at a report, after its checkpoint; it starts
-    on the block that was held for it. In between it is in transit: nobody is to continue it elsewhere. Launches and
-    answers are only collected here, until the engine is not busy with reports.
+    on the block that was reserved for it. In between it is in transit: nobody is to continue it elsewhere. Launches
+    are only collected here, until the engine is not busy with reports.
     """
 
     device_allocator: DeviceAllocator
@@ -40,16 +36,13 @@ class Allocator:
         """The runs on the engine by trial number, for others to read."""
         self._in_transit: set[int] = set()
         self._launches: list[Launch] = []
-        self._waiting_since: dict[int, float] = {}  # trials that are held at a report
-        self._answers: list[tuple[int, bool]] = []  # those that were: whether they continue where they are
         self._left_at: dict[int, float] = {}  # trials on their way to their devices
         self._arrived: dict[int, tuple[float, float]] = {}  # those that reported there: start, and an epoch's seconds
         self._lost_nodes: set[int] = set()  # their first slots
-        self._holds = False
 
-    def open(self, device_allocator: DeviceAllocator, *, holds: bool) -> None:
-        """Work for an allocator; `holds` says whether the engine can keep a trial waiting at a report."""
-        self.device_allocator, self._holds = device_allocator, holds
+    def open(self, device_allocator: DeviceAllocator) -> None:
+        """Work for an allocator."""
+        self.device_allocator = device_allocator
 
     # Runs.
 
@@ -82,36 +75,12 @@ class Allocator:
         """Whether a trial is to start on other devices at once."""
         return bool(self._launches)
 
-    @property
-    def waiting(self) -> list[int]:
-        """The trials that wait at a report."""
-        return list(self._waiting_since)
-
     def plan(self) -> None:
-        """Ask the policy what to do; let trials train on that were held for too long."""
+        """Ask the policy what to do; trials that change their devices do so at their next report."""
         for action in self.device_allocator.plan(time.monotonic()):
-            self._carry_out(action)
-        # The other ranks of a held trial wait in a collective, which has a timeout.
-        late = time.monotonic() - _HOLD_SECONDS
-        for trial in [trial for trial, since in self._waiting_since.items() if since < late]:
-            self.device_allocator.resume(self.device_allocator.running[trial])
-            self._queue_answer(trial, goes_on=True)
-
-    def _carry_out(self, action: Action) -> None:
-        if action.kind == "start":
-            self._launches.append(Launch(action.trial, action.block))
-            self._left_at[action.trial] = time.monotonic()
-        elif action.kind in {"resume", "resize", "preempt"}:
-            self._queue_answer(action.trial, goes_on=action.kind == "resume")
-
-    def _queue_answer(self, trial: int, *, goes_on: bool) -> None:
-        if self._waiting_since.pop(trial, None) is not None:
-            self._answers.append((trial, goes_on))
-
-    def take_answers(self) -> list[tuple[int, bool]]:
-        """Return which trials that were held continue where they are, and which do so on other devices."""
-        answers, self._answers = self._answers, []
-        return answers
+            if action.kind == "start":
+                self._launches.append(Launch(action.trial, action.block))
+                self._left_at[action.trial] = time.monotonic()
 
     def take_launches(self) -> list[Launch]:
         """Return what is to be started now."""
@@ -172,20 +141,13 @@ class Allocator:
         """Note that the trial that has just reported will not train on."""
         self.device_allocator.changed = None
 
-    def decide(self, trial: int) -> bool | None:
-        """Return whether a trial that has just reported, and continues, does so where it is; None: it waits there."""
+    def decide(self, trial: int) -> bool:
+        """Return whether a trial that has just reported, and continues, does so where it is."""
         if not self.device_allocator.policy.resizes:
             return True
         running = self.device_allocator.running[trial]
         if running.is_settled:
             self.plan()
-        # It keeps its devices while the policy collects more of them.
-        if running.is_held and self._holds:
-            self._waiting_since[trial] = time.monotonic()
-            return None
-        if running.is_held:
-            # This engine cannot keep it waiting: it trains until it has more devices, and moves at a later report.
-            self.device_allocator.resume(running)
         return running.is_settled
 
     def depart(self, trial: int) -> None:
@@ -220,6 +182,4 @@ class Allocator:
         """Note that a trial has given its devices back."""
         self._left_at.pop(trial, None)
         self._arrived.pop(trial, None)
-        self._waiting_since.pop(trial, None)
-        self._answers = [answer for answer in self._answers if answer[0] != trial]
         self.device_allocator.note_ended(trial)

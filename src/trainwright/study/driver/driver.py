@@ -109,7 +109,7 @@ class Driver:
         device_allocator = DeviceAllocator(
             policy, self.queue, free_slots, slots=slots, rungs=rungs, survival=survival, seconds_left=left
         )
-        self.allocator.open(device_allocator, holds=self.engine.holds)
+        self.allocator.open(device_allocator)
         self.log.add_projection(self.queue)
         with gc_frozen(), self.leaving.signals:
             try:
@@ -202,9 +202,6 @@ class Driver:
         self.leaving.begin(why)
         if not self.allocator.runs:
             return
-        for number in self.allocator.waiting:
-            self.allocator.runs[number].preempted = True
-            self.engine.answer(number, False)
         trials = "1 trial has" if len(self.allocator.runs) == 1 else f"{len(self.allocator.runs)} trials have"
         self.progress.say(f"leaving ({why}): {trials} {self.leaving.seconds:.3g} s for the epoch in work")
         while self.allocator.runs and (left := self.leaving.seconds) > 0:
@@ -215,10 +212,6 @@ class Driver:
     def _launch_planned(self) -> None:
         for number, block, before in self.allocator.take_launches():
             self._start_trial(number, block, before)
-        for number, goes_on in self.allocator.take_answers():
-            run = self.allocator.runs[number]
-            run.leaves = not goes_on
-            self.engine.answer(number, goes_on and not run.superseded)
 
     def _start_trial(self, number: int, block: Block, before: int | None) -> None:
         # The start is durable before the trial runs: a crash in between loses nothing but time.
@@ -287,8 +280,8 @@ class Driver:
 
     # The engine's handler.
 
-    def facts(self, trial: int, records: list[Record]) -> bool | None:
-        """Write a trial's records and let the rule judge its report; None: the policy holds it there."""
+    def facts(self, trial: int, records: list[Record]) -> bool:
+        """Write a trial's records and let the rule judge its report; return whether it trains on where it is."""
         run = self.allocator.runs[trial]
         ends = isinstance(run.verdict, Stop | Pause) or run.refusal is not None
         if ends or run.leaves or run.preempted:
@@ -304,7 +297,7 @@ class Driver:
             # This report is judged by the process that resumes the trial.
             run.preempted = not self._is_last(self.log.state.trials[trial].epoch)
             return not run.preempted
-        stays: bool | None = True
+        stays = True
         for record in records:
             if record.kind == "checkpointed":
                 self._checkpoint_retry.found_room()
@@ -313,8 +306,8 @@ class Driver:
                 stays = self._decide_placement(trial, run, record)
         return stays
 
-    def _decide_placement(self, number: int, run: TrialRun, report: Record) -> bool | None:
-        """Let the policy know of a report; return whether the trial trains on where it is, None if it waits there."""
+    def _decide_placement(self, number: int, run: TrialRun, report: Record) -> bool:
+        """Let the policy know of a report; return whether the trial trains on where it is."""
         run.before = None
         if run.refusal is not None:
             return False
@@ -333,7 +326,7 @@ class Driver:
             self.allocator.note_last_report()
             return False
         stays = self.allocator.decide(number)
-        run.leaves = stays is False
+        run.leaves = not stays
         return stays
 
     def _is_last(self, epoch: int) -> bool:
