@@ -136,7 +136,7 @@ def layer_graphs(folder: Path, limit: float) -> Iterator[dict[str, Any]]:
 def graph_row(path: Path, multiple: float, part: float, limit: float) -> dict[str, Any]:
     """Plan a measured graph within a share of its activation memory, without and with copies over the link."""
     chain = read_graph(path, saved_multiple=multiple)
-    activations, least, largest = _activations(chain), lowest_with_copies(chain)[1]
+    activations, least = _activations(chain), lowest_with_copies(chain)[1]
     needs = stage_needs(chain)[0]
     largest = needs.index(max(needs))
     lowest = part == (least - chain.fixed_bytes) / activations

@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainwright.cluster import PRESETS, Cluster, Device, NetworkLevel
+from trainwright.cluster import Cluster, Device, NetworkLevel
 from trainwright.cluster.cluster import RUNTIMES
 from trainwright.cluster.device import DeviceFailures, Storage
 from trainwright.cluster.network import FSDP_UNIT, OPERATIONS, ExchangeTimes
+from trainwright.cluster.presets.catalogue import PRESETS
 from trainwright.errors import InputError
 
 SPINE = """\

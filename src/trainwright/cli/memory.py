@@ -12,7 +12,7 @@ from trainwright.cli.inputs import call_function
 from trainwright.cli.options import PlanFile
 from trainwright.errors import BudgetError, InputError, PlanMismatch
 from trainwright.files import write_text
-from trainwright.memory import Chain, CompiledPlan, fit
+from trainwright.memory import Chain, fit
 from trainwright.memory import curve as trade_offs
 from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
@@ -20,7 +20,7 @@ from trainwright.memory.chain_files import load_chain
 from trainwright.plan.byte_sizes import format_bytes, read_size
 from trainwright.plan.memory.explain import draw_timeline, explain_plan
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
-from trainwright.plan.memory.plan_record import read_plan
+from trainwright.plan.memory.plan_record import CompiledPlan, read_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.validators import check, one_of
 

@@ -5,6 +5,5 @@ from trainwright.cluster.collectives import collective_seconds
 from trainwright.cluster.device import Device
 from trainwright.cluster.network import NetworkLevel
 from trainwright.cluster.placement import contention
-from trainwright.cluster.presets.catalogue import PRESETS
 
-__all__ = ["PRESETS", "Cluster", "Device", "NetworkLevel", "collective_seconds", "contention"]
+__all__ = ["Cluster", "Device", "NetworkLevel", "collective_seconds", "contention"]

@@ -15,7 +15,6 @@ from trainwright.validators import check, one_of
 
 __all__ = [
     "Chain",
-    "CompiledPlan",
     "Link",
     "Plan",
     "Stage",

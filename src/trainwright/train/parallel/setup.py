@@ -193,17 +193,20 @@ def _checked(plan: Layout) -> str:
 
 def _refuse_memory_and_compile(plan: Layout, name: str) -> None:
     """Refuse a memory budget, or compilation, beside what cannot be run again, or is not one graph."""
-    if plan.memory is not None and (name in _NO_BUDGET or plan.zero or plan.degrees.tensor > 1):
+    beside = f"{name} parallelism{f' with ZeRO {plan.zero}' if plan.zero else ''}"
+    if plan.memory is not None:
+        # Replicas of a pipeline would each choose what to run again from times of their own.
+        replicated_pipeline = plan.degrees.pipeline > 1 and plan.degrees.data > 1
+        if name in _NO_BUDGET or plan.zero or plan.degrees.tensor > 1 or replicated_pipeline:
+            raise UnsupportedPlan.of(
+                plan.strategy,
+                f"a memory budget beside {'replicated ' if replicated_pipeline else ''}{beside}; allowed: with data "
+                "parallelism or a pipeline, without ZeRO",
+            )
+    if plan.compile and name != "data":
         raise UnsupportedPlan.of(
             plan.strategy,
-            f"a memory budget beside {name} parallelism{f' with ZeRO {plan.zero}' if plan.zero else ''}; allowed: with "
-            "data parallelism and pipelines, without ZeRO",
-        )
-    if plan.compile and (name != "data" or (plan.memory is not None and plan.zero)):
-        raise UnsupportedPlan.of(
-            plan.strategy,
-            f"compile={plan.compile!r} beside {name} parallelism{' and a memory budget' if plan.memory else ''}; "
-            "allowed: on one device, and with data parallelism (ZeRO too, without a budget)",
+            f"compile={plan.compile!r} beside {beside}; allowed: on one device, and with data parallelism (ZeRO too)",
         )
 
 

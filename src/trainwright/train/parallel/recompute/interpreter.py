@@ -11,7 +11,7 @@ numbers, autocast and buffers of the first run. Stages in a row that are always 
 
 import contextlib
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.distributed.fsdp import FSDPModule
 
 from trainwright.errors import UnsupportedModel
 from trainwright.plan.memory.operations import OperationKind, Value
@@ -37,7 +36,7 @@ from trainwright.train.parallel.recompute.program import (
     wanted_after,
     without_graph,
 )
-from trainwright.train.parallel.recompute.run_context import Autocast, Buffers, RunContext
+from trainwright.train.parallel.recompute.run_context import Autocast, Buffers, RunContext, weight_places
 from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.tracing import has_hooks
 from trainwright.train.parallel.recompute.trees import storage_key, tensors_of
@@ -105,7 +104,7 @@ class PlanInterpreter:
         self.stages = [[row.stages[stage - 1] for stage in unit] for unit in units]
         self.buffers = [Buffers(stages) for stages in self.stages]
         self.weights = [
-            [(held, name) for stage in stages for held, name in _weight_places(stage)] if unit in self.reruns else []
+            [(held, name) for stage in stages for held, name in weight_places(stage)] if unit in self.reruns else []
             for unit, stages in enumerate(self.stages, 1)
         ]
         # Units that run Python code, which may draw from Python's and NumPy's generators.
@@ -429,16 +428,6 @@ def _second_pass_error() -> UnsupportedModel:
     return UnsupportedModel(
         "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
     )
-
-
-def _weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield where a stage's parameters are, without those that FSDP puts there for each run."""
-    if isinstance(stage, FSDPModule):
-        return
-    held = stage._parameters  # noqa: SLF001  where a call of torch.func puts its own
-    yield from ((held, name) for name, each in held.items() if each is not None)
-    for child in stage.children():
-        yield from _weight_places(child)
 
 
 def _is_users(stage: nn.Module) -> bool:

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from trainwright.errors import UnsupportedModel
 
-__all__ = ["Autocast", "Buffers", "RngState", "RunContext", "swapped_values"]
+__all__ = ["Autocast", "Buffers", "RngState", "RunContext", "swapped_values", "weight_places"]
 
 Place = tuple[nn.Module, str]
 """A module and the name of a tensor in it."""
@@ -208,3 +209,13 @@ def _version(place: Place) -> int:
 def _changed(place: Place, tensor: torch.Tensor, version: int, before: torch.Tensor) -> bool:
     # Values too: batch normalisation writes its running statistics without counting it.
     return _get(place) is not tensor or _version(place) != version or not torch.equal(tensor, before)
+
+
+def weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield where a stage's parameters are, without those that FSDP puts there for each run."""
+    if isinstance(stage, FSDPModule):
+        return
+    held = stage._parameters  # noqa: SLF001  where a call of torch.func puts its own
+    yield from ((held, name) for name, each in held.items() if each is not None)
+    for child in stage.children():
+        yield from weight_places(child)
