@@ -64,8 +64,9 @@ class StopSignals:
     """Notes launcher signals while it is entered, so that work ends where it can be continued.
 
     The first sets `received` and interrupts nothing. A further one raises KeyboardInterrupt and sets `urgent`; the same
-    signal within a second counts once. So does the end of a time limit set by `limit`. Handlers that the program has
-    set itself stay, and signals that it ignores stay ignored; outside of the main thread none are noted.
+    signal within a second counts once, and so do all within a second of the interrupt. The end of a time limit set by
+    `limit` interrupts likewise. Handlers that the program has set itself stay, and signals that it ignores stay
+    ignored; outside of the main thread none are noted.
     """
 
     def __init__(self, grace_seconds: float) -> None:
@@ -77,6 +78,8 @@ class StopSignals:
         """Whether to end at once: a second signal came, or the time limit is over."""
         self._grace_seconds = grace_seconds
         self._since = 0.0
+        # When it last raised KeyboardInterrupt, whose handling no signal that comes with it may interrupt.
+        self._raised = float("-inf")
         self._earlier: dict[int, object] = {}
         self._pid = os.getpid()
         self._timer: threading.Timer | None = None
@@ -125,6 +128,9 @@ class StopSignals:
         if self.received is None and not self.urgent:
             self.received, self.until, self._since = name, now + self._grace_seconds, now
             self.limit(self._grace_seconds)
-        elif self.urgent or name != self.received or now - self._since > _ECHO_SECONDS:
+        elif now - self._raised > _ECHO_SECONDS and (
+            self.urgent or name != self.received or now - self._since > _ECHO_SECONDS
+        ):
             self.urgent = True
+            self._raised = now
             raise KeyboardInterrupt

@@ -48,13 +48,21 @@ def pids(handler):
 
 
 def gone(pid):
-    """Wait until a process has gone."""
+    """Wait until a process has gone: all its threads, of which the first may be a zombie while others still end."""
     deadline = time.monotonic() + 60
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(") ")[1][:1]:
+    while not _has_ended(Path(f"/proc/{pid}")):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
     return True
+
+
+def _has_ended(process):
+    try:
+        state = (process / "stat").read_text().split(") ")[1][:1]
+        return state == "Z" and len(list((process / "task").iterdir())) == 1
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 class TestProcesses:

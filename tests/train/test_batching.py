@@ -15,6 +15,7 @@ from trainwright.train import Loader, Trial
 from trainwright.train.assignment import Assignment
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.batching import Batching, BatchStep, portion
+from trainwright.train.loader_sharding import batches_of
 from trainwright.train.rescaling import Rescaling
 from trainwright.train.run import Run
 
@@ -277,46 +278,54 @@ class TestPrepare:
         return Run(a_trial(world), model, torch.optim.SGD(model.parameters(), lr=0.1), loader, **more)
 
     @pytest.mark.parametrize(
-        ("loader", "world", "settings", "sentence"),
+        ("loader", "sentence"),
         [
             (
-                DataLoader(Stream(), batch_size=2), 2, {},
+                DataLoader(Stream(), batch_size=2),
                 ("prepare: the batches of a DataLoader over a Stream cannot be shared by 2 processes; give "
                 "tw.train.Loader, or a DataLoader with a batch_size over a data set with __len__ and __getitem__"),
             ),
             (
-                DataLoader([1, 2], batch_size=None), 2, {},
+                DataLoader([1, 2], batch_size=None),
                 ("prepare: the batches of a DataLoader over a list cannot be shared by 2 processes; give "
                 "tw.train.Loader, or a DataLoader with a batch_size over a data set with __len__ and __getitem__"),
             ),
             (
-                DataLoader([1, 2], sampler=DistributedSampler([1, 2], 2, 0)), 2, {},
+                DataLoader([1, 2], sampler=DistributedSampler([1, 2], 2, 0)),
                 ("prepare: the loader has a DistributedSampler, but prepare shares its batches itself; give "
                 "DataLoader(..., shuffle=True) with the batch of all devices together"),
             ),
+        ],
+    )  # fmt: skip
+    def test_a_loader_that_cannot_be_shared(self, loader, sentence):
+        with pytest.raises(TrialError) as caught:
+            batches_of(loader, rank=0, world=2, ranks=2)
+        assert str(caught.value) == sentence
+
+    @pytest.mark.parametrize(
+        ("loader", "settings", "sentence"),
+        [
             (
-                [1, 2], 1, {"batch": "grow"},
+                [1, 2], {"batch": "grow"},
                 ("prepare: batch='grow' needs a loader that tells its batch; give tw.train.Loader, or a DataLoader "
                 "with a batch_size"),
             ),
             (
-                None, 1, {"slots": 4},
-                ("prepare: slots=4 cuts batches in run.step; give loss=f too, and no micro_batch: it is the batch over "
-                "the slots"),
+                None, {"slots": 4},
+                ("prepare: slots=4 cuts batches and sums gradients by itself, in run.step; give loss=f, and no plan, "
+                "memory, sync_bn or micro_batch, which is the batch over the slots"),
             ),
         ],
     )  # fmt: skip
-    def test_what_does_not_fit(self, loader, world, settings, sentence):
+    def test_what_does_not_fit(self, loader, settings, sentence):
         with pytest.raises(TrialError) as caught:
-            self.prepared(loader, world, **settings)
+            self.prepared(loader, **settings)
         assert str(caught.value) == sentence
 
     def test_numbers_that_are_not_known(self):
-        """Before prepare, and for a loader that does not tell its batch."""
-        with pytest.raises(TrialError, match=r"trial 0: how its devices share a batch is known after trial\.prepare"):
-            a_trial().micro_batch  # noqa: B018 -- asking is the test
+        """For a loader that does not tell its batch."""
         with pytest.raises(TrialError, match=r"the micro-batch is known if trial\.prepare gets a loader that tells"):
-            self.prepared([1, 2]).micro_batch  # noqa: B018 -- likewise
+            self.prepared([1, 2]).micro_batch  # noqa: B018 -- asking is the test
 
     def test_micro_batches_of_a_loader_that_does_not_tell(self):
         """What comes is cut by the limit."""
