@@ -27,6 +27,21 @@ def costs(ratio, mtbf=10_000.0, **others):
     return Costs(mtbf_seconds=mtbf, cost_seconds=ratio * mtbf, **others)
 
 
+@given(
+    st.floats(1.0, 1e6), st.sampled_from([0.0, 0.5, 1.0, 3.0]), st.sampled_from([0.0, 1.0, 10.0]), st.integers(1, 12)
+)
+def test_a_horizon_that_saves_divide(mtbf, cost, persist, parts):
+    """Where the optimum is just what a save takes, and the time left a multiple of it, saves still fit."""
+    one = Costs(mtbf_seconds=mtbf, cost_seconds=cost, persist_seconds=persist)
+    free = plan_saves(one)
+    remaining = parts * (free.interval_seconds + cost)
+    if remaining <= 0:
+        return
+    plan = plan_saves(one, remaining_seconds=remaining)
+    assert plan.saves >= 1
+    assert plan.saves == 1 or remaining / plan.saves > max(cost, persist)
+
+
 class TestFormulas:
     @given(st.floats(1e-9, 5), st.floats(1, 1e7))
     def test_exact_is_where_the_derivative_vanishes(self, ratio, mtbf):

@@ -195,7 +195,7 @@ class Chain:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of everything that a plan depends on, names apart."""
+        """Hash of everything that a plan depends on: all but the names of chain, stages, loss and skips."""
         content = self.to_json()
         for part in (content, *content["stages"], content["loss"], *content.get("skips", ())):
             part.pop("name", None)

@@ -1,6 +1,6 @@
 """What every combination rule promises, as tests that any rule inherits.
 
-    class TestMine(RuleConformance):
+    class TestMine(CombinationConformance):
         def make_rule(self):
             return Mine()
 

@@ -116,10 +116,13 @@ def plan_saves(
     # Where a save costs nothing, the optimum is to save always: there is no number of saves to choose.
     if spacing <= 0:
         return free
+    neighbours = _whole_neighbours(horizon / spacing)
     saves = min(
-        (n for n in _whole_neighbours(horizon / spacing) if n == 1 or horizon / n > least),
+        (n for n in neighbours if n == 1 or horizon / n > least),
         # Each of n equal parts of the horizon ends with a save, which is no useful time.
         key=lambda n: costs.wall_per_useful(horizon / n - costs.cost_seconds),
+        # The spacing is just what a save takes, and divides the horizon: one save fewer leaves time for each.
+        default=neighbours[0] - 1,
     )
     return replace(free, interval_seconds=horizon / saves - costs.cost_seconds, saves=saves)
 

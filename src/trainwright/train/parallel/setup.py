@@ -154,9 +154,8 @@ def _reserve_bytes(model: nn.Module, plan: Layout) -> int:
 
 def _checked(plan: Layout) -> str:
     """Return the degree that says how a plan is set up: that beside data, of pipelines "pipeline", else "data"."""
-    inner = [
-        name for column in fields(plan.degrees) if (name := column.name) != "data" and getattr(plan.degrees, name) > 1
-    ]
+    names = [field.name for field in fields(plan.degrees)]
+    inner = [name for name in names if name != "data" and getattr(plan.degrees, name) > 1]
     if len(inner) > 1 and set(inner) not in ({"tensor", "pipeline"}, {"tensor", "context"}):
         raise UnsupportedPlan.of(
             plan.strategy,
