@@ -62,6 +62,7 @@ def _without_line() -> Iterator[None]:
             os.dup2(held.fileno(), 1)
             yield
         finally:
+            # C keeps a buffer of its own: what is in it belongs to the held output.
             _flush(library)
             os.dup2(output, 1)
             os.close(output)

@@ -135,6 +135,7 @@ class Guard:
 
     def _refusal(self, scope: Mapping[str, Any]) -> tuple[int, str] | tuple[int, str, dict[str, str]] | None:
         hosts = _values(scope, b"host")
+        # Of two host names a proxy may have judged the other one.
         if len(hosts) != 1 or not self._is_own(hosts[0]):
             return 400, "this host name is not one of this server's"
         origins = _values(scope, b"origin")
@@ -172,6 +173,7 @@ class Guard:
             return None
         rest = urlencode([pair for pair in query if pair[0] != "token"])
         raw: bytes = scope.get("raw_path") or scope["path"].encode()
+        # To a browser, a place that begins with two slashes is another host.
         path = "/" + raw.decode("latin-1").lstrip("/\\")
         return path + (f"?{rest}" if rest else "")
 
@@ -227,6 +229,7 @@ class _Limited:
         return message
 
     async def send(self, message: Message) -> None:
+        # An answer that has begun goes on to its end; one that would begin now gives way to the refusal.
         if not self._exceeded or self._started:
             self._started = True
             await self._send(message)

@@ -22,14 +22,18 @@ def non_dominated(losses: Array) -> Mask:
     order = np.lexsort(losses.T[::-1])  # whatever dominates a row comes before it
     rows = losses[order]
     if losses.shape[1] == 2:
+        # Rows that are equal in the first objective form a run, in which the second one rises.
         first = np.concatenate([[True], rows[1:, 0] > rows[:-1, 0]])
         start = np.maximum.accumulate(np.where(first, np.arange(len(rows)), 0))  # where its first objective begins
+        # The least second objective of all runs before this one.
         before = np.concatenate([[np.inf], np.minimum.accumulate(rows[:, 1])])[start]
+        # A row is kept if it beats those there, and is as good as the first row of its own run.
         better = (rows[:, 1] < before) | (start == 0)  # the least in the first objective, even if the other is inf
         keep[order] = better & (rows[:, 1] == rows[start, 1])
         return keep
     front = np.empty_like(rows)
     count = 0
+    # What could dominate a row was met before it, so that a row on the front stays there.
     for place, row in zip(order, rows, strict=True):
         others = front[:count]
         if not ((others <= row).all(axis=1) & (others < row).any(axis=1)).any():
@@ -82,6 +86,7 @@ class Front:
 def reference_of(losses: Array) -> Array:
     """Return a reference point for losses [n, m], n > 0: a tenth of its range beyond the worst of each objective."""
     worst, spread = losses.max(axis=0), np.ptp(losses, axis=0)
+    # Where all rows agree in an objective there is no range, and the size of its value stands in.
     beyond: Array = worst + 0.1 * np.where(spread > 0.0, spread, np.maximum(np.abs(worst), 1.0))
     return beyond
 
@@ -104,12 +109,15 @@ def sampled_hypervolume(
     front = _within(np.asarray(losses, dtype=np.float64), reference)
     if not len(front):
         return 0.0, 0.0
+    # All volume lies in the box between the best value of each objective and the reference point.
     ideal = front.min(axis=0)
     hits = 0
+    # In parts, because every draw is compared with the whole front.
     for start in range(0, draws, 1000):
         points = ideal + (reference - ideal) * generator.random((min(1000, draws - start), len(ideal)))
         hits += int((front[None, :, :] <= points[:, None, :]).all(axis=2).any(axis=1).sum())
     box, share = float(np.prod(reference - ideal)), hits / draws
+    # The number of hits is binomial: the variance of their share is share (1 - share) / draws.
     return box * share, box * float(np.sqrt(share * (1.0 - share) / draws))
 
 
@@ -128,6 +136,7 @@ def _volume(front: Array, reference: Array) -> float:
     if len(reference) == 1:
         return float(reference[0] - front[0, 0])
     if len(reference) == 2:
+        # The first objective rises and the second falls, so a row adds the strip below the height of the one before it.
         heights = np.concatenate([[reference[1]], front[:-1, 1]]) - front[:, 1]
         return float(((reference[0] - front[:, 0]) * heights).sum())
     # Worst in the last objective first: the rest of a row's slice then has one objective less.
@@ -135,6 +144,7 @@ def _volume(front: Array, reference: Array) -> float:
     total = 0.0
     for place, row in enumerate(front):
         depth = reference[-1] - row[-1]
+        # Later rows are as good in the last objective, so that what they share with this row has its full depth.
         rest = np.unique(np.maximum(front[place + 1 :, :-1], row[:-1]), axis=0)
         rest = rest[non_dominated(rest)]
         total += depth * (float(np.prod(reference[:-1] - row[:-1])) - _volume(rest, reference[:-1]))

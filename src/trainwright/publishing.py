@@ -184,6 +184,7 @@ def _exchange(new: Path, old: Path) -> None:
         if swap is not None and swap(_HERE, os.fsencode(new), _HERE, os.fsencode(old), _EXCHANGE) == 0:
             return
     earlier = old.with_name(f".{old.name}.earlier")
+    # A crash in an earlier run may have left one behind.
     shutil.rmtree(earlier, ignore_errors=True)
     old.rename(earlier)
     new.rename(old)

@@ -101,6 +101,7 @@ class StopSignals:
         """Raise KeyboardInterrupt in the main thread after so long: it may run a trial, and look at nothing else."""
         self.lift()
         if self._earlier:
+            # Python refuses to wait for longer than this.
             self._timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), self._end)
             self._timer.daemon = True
             self._timer.start()
@@ -113,6 +114,7 @@ class StopSignals:
 
     def _end(self) -> None:
         self.urgent = True
+        # Any of the signals will do, because its handler raises once `urgent` is set.
         for number in list(self._earlier)[:1]:
             signal.pthread_kill(threading.main_thread().ident or 0, number)
 

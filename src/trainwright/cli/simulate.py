@@ -166,12 +166,14 @@ def _format_times(spread: "Spread") -> str:
     # One study without a whole trial makes the mean infinite.
     if math.isinf(spread.mean):
         return "never" if math.isinf(spread.low) else "not always"
+    # A unit is used from two of it on, so that 90 minutes are not 1.5 hours.
     units = (("d", 172_800, 86_400), ("h", 7200, 3600), ("min", 120, 60))
     unit, seconds = next(((name, item) for name, least, item in units if spread.mean >= least), ("s", 1))
     return _format_spread(spread, seconds, f" {unit}")
 
 
 def _format_spread(spread: "Spread", unit: float, name: str) -> str:
+    # From 100 of a unit on, a decimal place tells nothing.
     low, mean, high = (
         f"{value / unit:.{0 if value >= 100 * unit else 1}f}" for value in (spread.low, spread.mean, spread.high)
     )

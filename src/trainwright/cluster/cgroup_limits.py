@@ -43,6 +43,7 @@ def host_memory_bytes() -> int:
         found = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
         return 0
+    # A container sees the memory of the whole machine, and may use less of it.
     limit = cgroup_memory_bytes()
     return found if limit is None else min(found, limit)
 

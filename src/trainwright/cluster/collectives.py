@@ -119,6 +119,7 @@ def _by_formula(
         near = group_tier(cluster, ranks=inside, stride=stride)
         # As many rings cross the network as the group has ranks in a node, and share its links with those of others.
         far = tier.beta * max(flows, contention(cluster, ranks=ranks // inside, stride=inside * stride))
+        # A device exchanges only its share of the message with its counterparts on the other nodes.
         outer = _price_flat(operation, size / inside, ranks // inside, alpha, far)
         # Inside the node every byte goes round, outside only each device's share.
         inner = _ring_passes(operation) * ring_seconds(size, inside, near.alpha, near.beta)
@@ -129,6 +130,7 @@ def _by_formula(
 def _price_flat(operation: Operation, size: Seconds, ranks: int, alpha: float, beta: float) -> dict[str, Seconds]:
     found = {"ring": _ring_passes(operation) * ring_seconds(size, ranks, alpha, beta)}
     if operation == "all_reduce":
+        # A reduction to the root, then a broadcast from it.
         found["tree"] = 2 * tree_seconds(size, ranks, alpha, beta)
     return found
 
@@ -151,6 +153,7 @@ def ring_seconds(size: Seconds, ranks: int, alpha: float, beta: float) -> Second
 
     That is an all-gather, a reduce-scatter or a pairwise all-to-all; an all-reduce is two of them.
     """
+    # In each of p - 1 steps every rank passes on one of p equal parts.
     return (ranks - 1) * (alpha + size * (beta / ranks))
 
 
@@ -160,6 +163,7 @@ def tree_seconds(size: Seconds, ranks: int, alpha: float, beta: float) -> Second
     That is a broadcast or a reduction; an all-reduce is two of them. k is the number of chunks that costs least.
     """
     parts = chunk_count(size, ranks, alpha, beta)
+    # The first chunk needs a step for every level, and each further chunk arrives one step later.
     return (_tree_depth(ranks) + parts - 1) * (alpha + size * beta / parts)
 
 
@@ -172,6 +176,7 @@ def chunk_count(size: Seconds, ranks: int, alpha: float, beta: float) -> Seconds
     # A chunk has at least one byte.
     most = np.maximum(1.0, np.floor(size))
     depth = _tree_depth(ranks)
+    # Where messages cost nothing, more chunks never cost more; at depth 1 they gain nothing either.
     if alpha == 0:
         return _same_type(size, most if depth > 1 else np.ones_like(most))
     # The root of the derivative, rounded down; the best whole number is it or the next.

@@ -80,6 +80,7 @@ class ExchangeTimes(Settings):
                 f"ExchangeTimes.seconds: got {self.seconds!r}; "
                 f"allowed: as many numbers as bytes ({len(self.bytes)}, >= 1)"
             )
+        # Sizes must rise, because times are interpolated between two of them.
         least = 1
         for place, (size, seconds) in enumerate(zip(self.bytes, self.seconds, strict=True)):
             check(size, integer(minimum=least), f"ExchangeTimes.bytes[{place}]")
@@ -101,5 +102,6 @@ class ExchangeTimes(Settings):
         inside = np.clip(size, sizes[0], sizes[-1])
         # Linear in both logarithms between measured sizes; in proportion to the size beyond the largest.
         found = np.exp(np.interp(np.log(inside), np.log(sizes), np.log(seconds))) * np.maximum(1.0, size / sizes[-1])
+        # What the smallest message takes is latency, which does not change when groups share a link.
         shared = seconds[0] + (found - seconds[0]) * flows
         return shared if isinstance(size, np.ndarray) else float(shared)

@@ -86,6 +86,7 @@ def _level_boundaries(cluster: Cluster) -> _Boundaries:
     # Links inside a node are per pair of devices: no two groups share them.
     outer = [tier for tier in cluster.tiers if tier.devices > cluster.devices_per_node]
     below = [cluster.devices_per_node, *(tier.devices for tier in outer)]
+    # Of the links below, oversubscription leaves only a part to what goes up.
     return tuple(
         (inside, inside / cluster.devices_per_node * tier.links_per_node / tier.oversubscription)
         for inside, tier in zip(below, outer, strict=False)
@@ -98,6 +99,7 @@ def _regular_contention(boundaries: _Boundaries, ranks: int, stride: int, device
 
 
 def _highest_load(boundaries: _Boundaries, rings: NDArray[np.int64]) -> float:
+    # A group of one rank sends nothing.
     if rings.shape[1] < 2:
         return 1.0
     # In one step of a ring every rank sends to the next.

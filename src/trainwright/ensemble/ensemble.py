@@ -116,6 +116,7 @@ class Ensemble:
         rule = make_rule(rule, self.output)
         if type(rule).fit is not CombinationRule.fit and rule == find_rule(rule.name):  # not fitted yet
             rule = rule.fit(list(self.member_predictions(split)), self.members[0].targets(split))
+        # A calibration was fitted to what the earlier rule predicts.
         return replace(self, rule=rule, calibration=None)
 
     def calibrated(self, split: str = "calibration") -> "Ensemble":

@@ -112,6 +112,7 @@ def _measure_prediction(
     if output == "values":
         return {"rows": len(targets), "squared_error": squared}
     nll = float(METRICS["normal_nll"].per_row(pooled, targets).mean())
+    # A calibrated prediction has no members any more: it is one normal distribution.
     intervals = coverage(members or [pooled], weights if members else [1.0], targets)
     return {
         "rows": len(targets),
@@ -163,6 +164,7 @@ def _member_errors(predictions: Sequence[Array], targets: Array) -> Array:
     """Return per member and row 1 for a wrong class, or the residual of a value [K, N]."""
     if targets.dtype.kind in "iu":
         return np.stack([(item.argmax(axis=1) != targets).astype(np.float64) for item in predictions])
+    # One number a row: the residuals of several outputs are averaged.
     return np.stack([((item[..., 0] if item.ndim == 3 else item) - targets).mean(axis=1) for item in predictions])
 
 

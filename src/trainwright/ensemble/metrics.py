@@ -47,6 +47,7 @@ def squared_error(predictions: Array, targets: Array) -> Array:
         predictions = predictions[..., 0]
     if np.issubdtype(targets.dtype, np.integer):
         true = predictions[np.arange(len(targets)), targets]
+        # The sum of (p - y)^2 with y = 1 for the true class, else 0: that of p^2, less 2 p of the true class, plus 1.
         return np.asarray((predictions**2).sum(axis=1) - 2.0 * true + 1.0)
     return np.asarray(((predictions - targets) ** 2).mean(axis=1))
 

@@ -66,6 +66,7 @@ class TensorBoardLog:
 
         content = io.BytesIO()
         records = RecordWriter(content)
+        # Equal records must give equal bytes, which is how a later export sees that nothing is new.
         for event in (Event(wall_time=started, file_version="brain.Event:2"), *events):
             records.write(event.SerializeToString(deterministic=True))
         path = run / f"events.out.tfevents.{int(started)}{self._suffix}"
@@ -107,6 +108,7 @@ def _make_events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list
     end = SessionEndInfo(end_time_secs=ended, status=STATUS_SUCCESS if trial.status in _GOOD else STATUS_FAILURE)
     reports = [trial.reports[epoch] for epoch in sorted(trial.reports)]
     reported = reports[-1].metrics if reports else {}
+    # What the last report has already said would be a second point at the end of the curve.
     result = {name: value for name, value in final_metrics(trial).items() if reported.get(name) != value}
     return [
         _plugin_metadata(began, SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)),
@@ -156,6 +158,7 @@ def _hparam_values(parameter: Choice | Constant) -> tuple[Any, ...]:
 def _shown_value(parameter: Parameter | None, value: Any) -> Any:
     """Return the value as TensorBoard takes it: where a column's values are of several kinds, their JSON texts."""
     values = _hparam_values(parameter) if isinstance(parameter, Choice | Constant) else (value,)
+    # Whole numbers and floats are one kind to TensorBoard.
     kinds = {float if type(v) is int else type(v) for v in values}
     if len(kinds) == 1 and kinds <= {bool, float, str}:
         return value

@@ -159,6 +159,7 @@ class Chain:
     def __post_init__(self) -> None:
         if not self.stages:
             raise ChainError("chain, stages: got none; allowed: at least one stage")
+        # What a stage's backward makes: the gradient of the output below it.
         below = self.input_gradient_bytes
         for place, stage in enumerate(self.steps, start=1):
             _check_stage(place, stage, below)
@@ -286,6 +287,7 @@ def _check_stage(place: int, stage: Stage, below: int) -> None:
 
 def _check_skip(where: str, skip: Skip, steps: Sequence[Stage]) -> None:
     def check_stages(name: str, numbers: Sequence[int], allowed: Sequence[int]) -> None:
+        # True and False are ints too, but no numbers of stages.
         odd = next((each for each in numbers if type(each) is not int or each not in allowed), None)
         if odd is not None:
             some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))

@@ -193,6 +193,7 @@ def stages_of(block: Block, element_bytes: float) -> Iterator[Stage]:
         layers=len(block.layers),
     )
     for _ in range(block.count):
+        # A stage says only how many layers it has: each takes those that follow.
         layers = iter(block.layers)
         for stage in block.stages or (whole,):
             own = list(islice(layers, stage.layers))
@@ -203,6 +204,7 @@ def stages_of(block: Block, element_bytes: float) -> Iterator[Stage]:
                 stage,
                 forward_seconds=sum(layer.forward_seconds or 0.0 for layer in own),
                 backward_seconds=sum(layer.backward_seconds or 0.0 for layer in own),
+                # By convention what a stage saves counts its output, whether or not autograd holds that.
                 saved_bytes=max(stage.saved_bytes, stage.output_bytes),
                 parameter_bytes=round(weights * element_bytes),
                 parameter_gradient_bytes=round((weights - frozen) * element_bytes),

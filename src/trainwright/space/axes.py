@@ -80,6 +80,7 @@ class Linear(Axis):
 
     def to_numbers(self, u: Array) -> Array:
         """Return low + u (high - low)."""
+        # Rounding may carry the sum just beyond a bound.
         return np.minimum(np.maximum(self.low + u * (self.high - self.low), self.low), self.high)
 
     def to_units(self, numbers: Array) -> Array:
@@ -142,6 +143,7 @@ class Grid(Axis):
         on_grid = self.to_units(np.array([number]))
         if abs(self.to_numbers(on_grid) - number) <= 1e-9 * self.step:
             return float(on_grid[0])  # exactly the unit that rows hold, so that ties compare as ties
+        # The middle of cell i is at (i + 0.5) / points; numbers in between lie there in proportion.
         return float(((number - self.low) / self.step + 0.5)[0] / self.points[0])
 
     def snap_units(self, u: Array) -> Array:
@@ -226,4 +228,5 @@ def _rounding_slack(low: Array, high: Array) -> float:
     """Return eight times the rounding error of numbers as large as the bounds, in units."""
     # The error of a number near the larger bound, divided by the range, is its error in units.
     largest = float(np.maximum(np.abs(low), np.abs(high))[0])
+    # Eight times, because each operation on the way to a number and back rounds once more.
     return 8.0 * float(np.finfo(np.float64).eps) * (1.0 + (1.0 + largest) / float((high - low)[0]))

@@ -102,6 +102,7 @@ class Choice(Varying):
             return self.axis.to_units(np.minimum(np.floor(p * len(self.values)), len(self.values) - 1.0))
         # Cumulated shares: a draw falls into the interval of one value.
         ends = np.cumsum(self.weights) / math.fsum(self.weights)
+        # Rounding may leave the last end below 1, and a value of weight 0 must never be drawn.
         last = max(index for index, weight in enumerate(self.weights) if weight > 0)
         return self.axis.to_units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
 

@@ -59,6 +59,7 @@ class Columns:
         ]
         codes = [index for index, parameter in enumerate(parameters) if _plain_choice(parameter)]
         self._codes = _make_indexer(codes) if codes else None
+        # Positions count from 0, so their number is one above the last.
         self._code_points = self._tops[codes] + 1.0
 
     def quantile(self, p: Array) -> Array:

@@ -156,6 +156,7 @@ def condition_from_json(document: Any) -> Condition:
         if operation in ("equals", "one_of", "less", "greater") and isinstance(body, list | tuple) and len(body) == 2:
             name, value = body
             values = list(value) if operation == "one_of" and isinstance(value, list | tuple) else [value]
+            # JSON has no tuples: a value that was one comes back as a list.
             return Comparison(operation, name, tuple(tuple(v) if isinstance(v, list) else v for v in values))
     raise SpaceError(f'condition {document!r} cannot be read; write for example {{"equals": ["optimizer", "sgd"]}}')
 
@@ -167,6 +168,7 @@ def compare_column(column: int, operation: str, units: list[float], *, slack: fl
     """
     # Units order as the values do, so one number per comparison decides; NaN fails every comparison.
     if operation == "less":
+        # A unit that is equal to the bound but for rounding is not below it.
         least = units[0] - slack
         return (lambda U: U[:, column] >= least) if negated else (lambda U: U[:, column] < least)
     if operation == "greater":

@@ -207,6 +207,7 @@ class _Compiler:
 
     def _compile_comparison(self, node: ast.Compare) -> Term:
         parts = []
+        # A chain such as a < b < c holds where all pairs of neighbours do.
         for left, op, right in zip([node.left, *node.comparators], node.ops, node.comparators, strict=False):
             if isinstance(op, ast.In | ast.NotIn):
                 parts.append(self._compile_membership(left, right, negated=isinstance(op, ast.NotIn)))
@@ -244,6 +245,7 @@ class _Compiler:
         if not isinstance(right, ast.Tuple | ast.List | ast.Set) or not right.elts:
             raise SpaceError(f"{self.owner}: 'in' needs a list of values on its right, such as in (1, 2)")
         parts = [self._compile_equality(left, element, negated=negated) for element in right.elts]
+        # A value is not in a list if it differs from each of its values.
         join = np.logical_and if negated else np.logical_or
         return lambda env: reduce(join, [part(env) for part in parts])
 

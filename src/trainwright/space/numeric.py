@@ -212,6 +212,7 @@ class Float(NumericParameter):
             raise TrialError(f"{name}={value!r} is not a number; allowed: a number in [{self.low!r}, {self.high!r}]")
         if not self.low <= value <= self.high:
             raise self._outside_error(name, value)
+        # Adding 0.0 turns -0.0 into 0.0, so that equal values are written alike.
         return float(value) + 0.0 if self.step is None else self._snap_to_grid(name, value)
 
     def _check_scale(self, name: str) -> None:

@@ -50,6 +50,7 @@ class RowSchema:
         # Parents first: a child of an inactive parent sees NaN there, and is inactive too.
         for name, holds in self.conditions.items():
             out[~holds(out), self.index[name]] = np.nan
+        # Latent rows have no gaps; rows that were settled before may have some.
         if np.isnan(U).any():
             self._check_gaps(out)
         return out

@@ -94,6 +94,7 @@ class Formula:
 
     def values(self, column: Array) -> list[Any]:
         """Return a derived column as Python values of the formula's kind."""
+        # Rows may be illegal just because a formula gives inf or NaN there, and neither has an int.
         if self.term.kind == "int":
             return [int(x) if np.isfinite(x) else x for x in column.tolist()]
         return [bool(x) for x in column.tolist()] if self.term.kind == "bool" else column.tolist()
@@ -224,6 +225,7 @@ class RowTable:
         if not gates:
             return None
         mask: Mask = reduce(np.logical_and, [gate(self._U) for gate in gates])
+        # Without a mask the table itself serves, and nothing is copied.
         return None if mask.all() else mask
 
     def take(self, mask: Mask) -> "RowTable":

@@ -35,6 +35,7 @@ def draw_legal(rules: BoundRules, generator: np.random.Generator, count: int) ->
     drawn = found = 0
     passes = np.zeros(len(rules.rules))
     accepted: list[Array] = []
+    # Legal rows that were found during repair: others may copy from them.
     lenders = np.empty((0, len(layout.columns)))
     repair = False
     L = latent(count)
@@ -92,6 +93,7 @@ def _copy_from_passing(
 
     `fresh` belongs to the last rows of the pool.
     """
+    # Rule by rule: a row may take what different rules name from different rows.
     for index, rule in enumerate(rules.rules):
         sources, targets = np.flatnonzero(passed[:, index]), np.flatnonzero(~passed[-len(fresh) :, index])
         if len(sources):
@@ -105,6 +107,7 @@ def enumerate_legal(rules: BoundRules) -> Array | None:
     Rows are in lexicographic order of the columns, parents of conditions first.
     """
     layout = rules.layout
+    # A single row without values, which each column multiplies by its own.
     U = np.full((1, len(layout.columns)), np.nan)
     waiting = list(rules.rules)
     done: set[int] = set()

@@ -86,6 +86,7 @@ class CombinationConformance:
         rule, predictions, weights = self.make_rule(), self.predictions(), self.weights()
         found, used = combine_arrived(rule, {3: predictions[3], 1: predictions[1]}, weights)
         subset = rule.without(frozenset({0, 2}))
+        # Weights count relative to each other, so that a common factor changes nothing.
         expected = combine(subset, [predictions[1], predictions[3]], [7.0 * weights[1], 7.0 * weights[3]])
         np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-12)
         assert used == subset

@@ -157,6 +157,7 @@ class EngineConformance:
             spans = [tuple(map(float, path.read_text().split())) for path in folder.glob("ran-*")]
             slots = engine.slots
         assert len(spans) == count
+        # The number of running trials grows only where one begins, so looking there is enough.
         assert max(sum(begin <= at < end for begin, end in spans) for at, _ in spans) <= slots
 
     def test_blocks_name_their_devices(self) -> None:
@@ -226,7 +227,9 @@ def _poll_until(engine: Engine, handler: OutcomeRecorder, done: Any) -> None:
 
 def _alive(pid: int) -> bool:
     try:
+        # The name in brackets may hold spaces and brackets itself; the state is the first word behind it.
         state = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()[0]
     except OSError:
         return False
+    # A zombie has ended, and only waits for its parent to ask how.
     return state not in {"Z", "X"}

@@ -76,6 +76,7 @@ def _known(draw: st.DrawFn) -> Record:
     name = draw(st.sampled_from(sorted(KINDS)))
     kind = KINDS[name]
     body, trial, lease = (draw(values_of(of)) for of in (kind.body, kind.trial, kind.lease))
+    # A proposal with a lease is a start as well, and has the fields of one.
     if name == "proposed" and lease is not None:
         body |= draw(values_of(KINDS["started"].body))
     if name == "note" and body["name"] in NOTES:
@@ -162,6 +163,7 @@ class LedgerConformance:
         first = self.make()
         second = self.another(first)
         for number in range(30):
+            # Batches of up to three records, empty ones among them, from two writers in turn.
             (first, second)[number % 2].append([Record(kind="mark", body={"name": "x" * number})] * (number % 4))
         # One record a block, an odd size, and all at once.
         for most in (1, 7, 1000):
@@ -169,6 +171,7 @@ class LedgerConformance:
             while True:
                 read, after = first.read(cursor, most=most)
                 found += read
+                # A block that is not full is the last one.
                 if len(read) < most:
                     assert first.read(after)[0] == []
                     break
@@ -179,6 +182,7 @@ class LedgerConformance:
         """Whoever claims a key, now or after reopening, is told the token that came first; any text is a key."""
         first = self.make()
         second = self.another(first)
+        # As names of files, some of these would be folders, other places, or one another.
         keys = ("number/0/0", "number/0", "number", "..", ".", "a b", "%2E", "../study.json", "Ä/é", "x" * 200)
         for key in keys:
             assert second.claim(key, f"second {key}") == f"second {key}"

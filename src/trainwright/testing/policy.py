@@ -53,6 +53,7 @@ class _Played:
 
 def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Iterator[_Played]:
     generator = rng(seed, "conformance", slots)
+    # More work than fits at once, so that slots are given back and granted again.
     queue = _Queue(list(range(5 * max(1, slots // policy.start))))
     free_slots = policy.free_slots(slots, per_node)
     allocator = DeviceAllocator(
@@ -68,6 +69,7 @@ def _play(policy: AllocationPolicy, slots: int, per_node: int, seed: int) -> Ite
         running = sorted(allocator.running)
         if not running:
             assert allocator.wake_at is not None, "nothing runs, work waits, and nothing is granted or waited for"
+            # On to the moment that the policy waits for, and just beyond it.
             clock = max(clock, allocator.wake_at) + 1e-9
         else:
             number = running[generator.integers(len(running))]

@@ -87,6 +87,7 @@ def bowl(configuration: Configuration, number: int) -> list[float]:
     """Return a loss that depends on every number and choice of a configuration; `number` plays no part."""
     del number
     values = [v if isinstance(v, int | float) else len(str(v)) for v in configuration.params.values()]
+    # The logarithm keeps one large number from hiding all the others.
     return [sum(math.log1p(abs(float(v) - 0.3)) for v in values)]
 
 
@@ -187,6 +188,7 @@ class SearcherConformance:
         """Whatever is under way is proposed again neither by a batch nor by single questions."""
         searcher, view = self.make_searcher(), SearchView(self.finite_space(), 4)
         keys = []
+        # 48 of 54 points, so that a point would soon come twice if nothing prevented it.
         for start in range(0, 48, 8):
             batch = searcher.ask(view, range(start, start + 8))
             assert len(batch) == 8

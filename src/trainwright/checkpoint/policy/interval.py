@@ -45,6 +45,7 @@ class Costs(Settings, error=CheckpointConfigError):
         # A save protects only from its commit on.
         lag = math.exp(self.persist_seconds / mtbf)
         if interval_seconds <= 0:
+            # The limit of the formula for ever shorter intervals: infinite, unless a save costs nothing.
             return math.inf if self.cost_seconds > 0 else lag * self.seconds_per_failure / mtbf
         try:
             return lag * self.seconds_per_failure / interval_seconds * math.expm1(
@@ -61,6 +62,7 @@ def exact_interval(costs: Costs) -> float:
     # The argument of W0 would round away what lies between it and the branch point.
     if x < 1e-4:
         p = math.sqrt(-2 * math.expm1(-x))
+        # Powers begin at 1, because 1 + W0 is 0 at the branch point itself.
         return costs.mtbf_seconds * sum(factor * p**power for power, factor in enumerate(_SERIES, start=1))
     from scipy.special import lambertw
 
@@ -116,6 +118,7 @@ def plan_saves(
         return free
     saves = min(
         (n for n in _whole_neighbours(horizon / spacing) if n == 1 or horizon / n > least),
+        # Each of n equal parts of the horizon ends with a save, which is no useful time.
         key=lambda n: costs.wall_per_useful(horizon / n - costs.cost_seconds),
     )
     return replace(free, interval_seconds=horizon / saves - costs.cost_seconds, saves=saves)
@@ -123,6 +126,7 @@ def plan_saves(
 
 def wait_for_commit(interval: float, costs: Costs) -> float:
     """Return the interval, made long enough that a save is committed before the next one begins."""
+    # A commit comes `persist` seconds after a save begins, and `cost` of these are not useful.
     return max(interval, costs.persist_seconds - costs.cost_seconds)
 
 

@@ -92,9 +92,11 @@ def tree_of_rank(
     """Return the tree as this rank saved it, or as the first one did if there were other ranks; and what that means."""
     common = {item: value for item, value in tree.items() if _rank_of(item) is None}
     own = {item.rpartition("@")[0] for item in tree if _rank_of(item) is not None}
+    # With as many ranks as before, each gets back what it saved itself.
     if saved == world:
         return {item: tree.get(f"{item}@{rank}", value) for item, value in common.items()}, []
     counts = {"saved": f"{saved} rank{'s' * (saved > 1)}", "now": f"{world} rank{'s' * (world > 1)}"}
+    # Random generators belong to a rank, so with another number of ranks draws cannot be the same.
     effects = {item: Effect.DRAWS if item == "rng" else Effect.STATE for item in sorted({"rng", *own})}
     return common, [Difference(item=item, **counts, effect=effect) for item, effect in effects.items()]
 

@@ -34,6 +34,7 @@ class PipelineParts:
 
     def holding(self, name: str) -> tuple[int, ...] | None:
         """Return the ranks that hold a tensor, an optimizer's with its parameter; None: all."""
+        # "optimizer.state.model.0.weight.exp_avg" is where "model.0.weight" is.
         _, _, parameter = name.rpartition(".")[0].partition(".state.")
         return self.holders.get(name, self.holders.get(parameter))
 
@@ -57,6 +58,7 @@ class PipelineParts:
         return {item: self._cut_item(item, value) if item in self.items else value for item, value in tree.items()}
 
     def _cut_item(self, item: str, tree: Mapping[str, Any]) -> dict[str, Any]:
+        # Only the tree of an optimizer has groups; that of a module has its names at the top.
         if "param_groups" not in tree:
             return {name: value for name, value in tree.items() if self.here(f"{item}.{name}")}
         groups = [
@@ -75,5 +77,7 @@ def _join_trees(one: Any, other: Any) -> Any:
     if isinstance(one, list) and isinstance(other, list):
         if all(isinstance(each, dict) for each in (*one, *other)) and len(one) == len(other):
             return [_join_trees(*pair) for pair in zip(one, other, strict=True)]
+        # The names of both, each once, in the order in which they come.
         return list(dict.fromkeys((*one, *other)))
+    # Of plain values that differ, those of the first rank count.
     return one

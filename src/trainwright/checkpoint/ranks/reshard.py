@@ -66,6 +66,7 @@ def share_tensors(
     writer = _deal_writers({name: (tensor.nbytes, holders(name)) for name, tensor in alike.items()})
     for name, tensor in tensors.items():
         shape = tuple(tensor.shape)
+        # Those in `of_first` may differ between ranks: only the first holder's are written, and nothing is compared.
         if name in of_first and rank != holders(name)[0] and not isinstance(tensor, DTensor):
             continue
         if isinstance(tensor, DTensor):
@@ -134,6 +135,7 @@ def read_shares(
     with open_slices(published.path, published.manifest, check=check) as reader:
         reader.fill([(record, boxes[record.name], found[record.name]) for record in records])
     for name, target in likes.items():
+        # Every rank has read its own part, so that the DTensor is made without a message.
         if target is not None:
             found[name] = DTensor.from_local(
                 found[name].to(target.device),
@@ -143,6 +145,7 @@ def read_shares(
                 shape=target.shape,
                 stride=target.stride(),
             )
+    # Tied tensors are stored under one name, and get their other names again here.
     aliases = {name: home for name, home in published.manifest.ties.items() if home in found}
     return found | {alias: found[home] for alias, home in aliases.items()}
 

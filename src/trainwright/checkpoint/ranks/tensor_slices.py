@@ -104,17 +104,20 @@ class SliceReader:
                 common = stored.intersect(part)
                 if common is None:
                     continue
+                # Stored slices do not overlap, so that a smaller number of values shows a hole.
                 covered += prod(common.lengths)
                 place = target[common.within(part)]
                 # Where the slice begins in the stored one, and how many values lie from its first to its last.
                 strides = _strides_of(stored.lengths)
                 first = sum(cut.start * stride for cut, stride in zip(common.within(stored), strides, strict=True))
                 values = 1 + sum((length - 1) * stride for length, stride in zip(common.lengths, strides, strict=True))
+                # Without gaps on either side, the bytes of the file are those of the target.
                 if place.is_contiguous() and values == place.numel():
                     in_place += self._cut_at_chunks(record.name, shard, first * size, memory_of(place))
                     continue
                 span = bytearray(values * size)
                 self._read(self._cut_at_chunks(record.name, shard, first * size, memoryview(span)))
+                # Between its first value and its last the span holds others, which the strides pass over.
                 place.copy_(torch.frombuffer(span, dtype=target.dtype).as_strided(common.lengths, strides))
             if covered != prod(part.lengths):
                 raise CheckpointCorruptError(
@@ -127,12 +130,14 @@ class SliceReader:
         file = self._files[shard.file]
         start = at = shard.start + offset
         while at < start + len(memory):
+            # Where a file does not list the ends of its chunks, all have the same size.
             chunk = bisect.bisect_right(file.ends, at) if file.ends else at // CHUNK_BYTES
             end = min(start + len(memory), file.chunk_range(chunk)[1])
             yield _Piece(name, file, chunk, at, memory[at - start : end - start])
             at = end
 
     def _read(self, pieces: Iterable[_Piece]) -> None:
+        # There are no results, but asking for them raises what a piece has raised.
         for _ in self._pool.map(self._read_piece, pieces):
             pass
 

@@ -136,6 +136,7 @@ def _tensor_diff(name: str, a: "Tensor", b: "Tensor", tolerance: float) -> Diffe
             continue
         count += len(unequal)
         first = at + int(unequal[0]) if first < 0 else first
+        # Relative to the larger of the two, so that it does not matter which checkpoint comes first.
         scale = torch.maximum(wide[0].abs(), wide[1].abs())
         max_abs = max(max_abs, float(apart.nan_to_num(0.0).max()))
         max_rel = max(max_rel, float((apart / scale).nan_to_num(0.0).max()))

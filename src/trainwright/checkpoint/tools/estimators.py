@@ -94,9 +94,11 @@ class FailureRate(Settings, error=CheckpointConfigError):
         """Return the belief after `failures` more in `node_seconds` of nodes at work (nodes times seconds)."""
         check(failures, integer(minimum=0), "FailureRate.observe, failures", CheckpointConfigError)
         check(node_seconds, number(minimum=0, of="seconds"), "FailureRate.observe, node_seconds", CheckpointConfigError)
+        # A Gamma distribution stays one after a Poisson count: what was seen is added to its two numbers.
         return replace(self, failures=self.failures + failures, node_seconds=self.node_seconds + node_seconds)
 
     def mtbf_seconds(self, nodes: int = 1) -> float:
         """Return the mean time between failures of an allocation of `nodes`, at the mean of the believed rate."""
         check(nodes, integer(minimum=1), "FailureRate.mtbf_seconds, nodes", CheckpointConfigError)
+        # The mean rate of a node is failures / node_seconds, and the rates of several nodes add up.
         return self.node_seconds / (self.failures * nodes)

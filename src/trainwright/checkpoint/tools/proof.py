@@ -228,6 +228,7 @@ def run_ranks(plan: ProofPlan, name: str, arguments: Sequence[str], timeout_seco
             if plan.kill_at:
                 deadline = min(deadline, time.monotonic() + _AFTER_KILL_SECONDS)
     except subprocess.TimeoutExpired as error:
+        # After the kill the other ranks may wait for ever, which is no sign of a slow training.
         if not (plan.kill_at and members[0].poll() is not None):
             raise CheckpointError(
                 f"verify-resume: {name} took longer than {timeout_seconds:g} s; give it more, or fewer steps or epochs"
@@ -236,6 +237,7 @@ def run_ranks(plan: ProofPlan, name: str, arguments: Sequence[str], timeout_seco
         for member in members:
             member.kill()
             member.wait()
+    # It was killed, as planned; how the other ranks ended does not matter then.
     if plan.kill_at and members[0].returncode < 0:
         return
     for rank, member in enumerate(members):

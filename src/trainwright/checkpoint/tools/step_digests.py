@@ -115,6 +115,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
                     f"verify-resume needs a Manager on a folder, got {type(owner).__name__}; give Manager('runs/x',"
                     " model=model), or the training function of the trial as module:function"
                 )
+            # The plan alone says when to save, and a save that fails must end the run.
             never = replace(config or CheckpointConfig(), interval=sys.maxsize, on_error="raise")
             self._items = {name: item for name, item in state.items() if name != "files"}
             super().__init__(plan.folder or owner, config=never, **state)
@@ -133,6 +134,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
                 for put_back in undo:
                     put_back()
                 self._write_line("restored")
+            # Batches from before the restore are no part of the next step.
             seen.batches.clear()
             return restored
 
@@ -173,6 +175,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
             line["state"] = _digest_items({**self._items, "counters": self.steps, "rng": capture_random()})
             with Path(_of_rank(plan.journal)).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")
+            # A save ends no step: what was seen since the last one is kept for the next line.
             if event != "saved":
                 seen.batches, seen.losses = [], []
 
@@ -237,7 +240,9 @@ def _digest_value(value: Any) -> str:
     import torch
 
     if isinstance(value, torch.Tensor):
+        # The digest is of the whole tensor, whatever part of it this rank holds.
         value = value.full_tensor() if hasattr(value, "full_tensor") else value
+        # Bits and not numbers, so that NaN is equal to itself and -0.0 is not 0.0.
         content = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
         return _hash_bytes(f"{value.dtype} {tuple(value.shape)}".encode() + content)
     if isinstance(value, np.ndarray):

@@ -162,6 +162,7 @@ def fit_least_relative(columns: ArrayLike, seconds: ArrayLike) -> RelativeFit:
     weighted = table / times[:, None]
     # Columns of very different size (seconds and seconds a byte) would make the system ill-conditioned.
     scale = np.maximum(np.abs(weighted).max(axis=0), np.finfo(float).tiny)
+    # All zeros predict no time at all, an error of -1 in each row: their loss is the number of rows.
     best, least = np.zeros(table.shape[1]), float(len(times))
     # With few coefficients, trying every set that may be nonzero is the exact non-negative solution.
     for size in range(1, table.shape[1] + 1):
@@ -197,6 +198,7 @@ def _fit_link(level: MeasuredLevel) -> RelativeFit:
         if 1 < each.on_node < each.ranks:
             continue
         for size, time in zip(each.bytes, each.seconds, strict=True):
+            # A message crosses its link once, as a whole.
             if each.operation == "send":
                 columns.append((1.0, float(size)))
             elif each.operation in _RINGS:
@@ -219,6 +221,7 @@ def _fit_large(rows: Sequence[Row]) -> RelativeFit:
 
 def _links_per_node(figures: Measurements, level: MeasuredLevel) -> int:
     """Return how many links a node has: as many flows as devices, divided by how much slower they are together."""
+    # With a link for each device no flow waits; with a single one a flow takes as long as all of them in turn.
     return max(1, round(figures.devices_per_node / level.flows)) if level.devices > figures.devices_per_node else 1
 
 

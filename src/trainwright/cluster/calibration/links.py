@@ -38,6 +38,7 @@ def message_sizes(largest: int) -> list[int]:
 
 def group_sizes(most: int) -> list[int]:
     """Return 2, 4, 8, ... up to `most`, and its divisors, for into such groups the ranks of a plan fall."""
+    # A number with a single bit set is a power of two.
     return [ranks for ranks in range(2, most + 1) if most % ranks == 0 or ranks.bit_count() == 1]
 
 
@@ -54,6 +55,7 @@ def measure_links(here: RankPlace, device: torch.device, *, repeats: int, larges
     levels = []
     inside = [(ranks, 1) for ranks in group_sizes(here.on_node)]
     across = [(nodes, here.on_node) for nodes in group_sizes(here.nodes)]
+    # Groups of one rank a node measure the link between nodes, those of all ranks how nodes use it together.
     if here.on_node > 1:
         across += [(nodes * here.on_node, 1) for nodes in group_sizes(here.nodes)]
     # Two halves of the repeats are compared: how well a time repeats is its error.
@@ -61,6 +63,7 @@ def measure_links(here: RankPlace, device: torch.device, *, repeats: int, larges
     for name, listed in (("node", inside), ("network", across)):
         exchanges, spreads = [], []
         for ranks, stride in listed:
+            # Of the ranks of a node only every `stride`-th one is in the group.
             on_node = min(ranks, here.on_node // stride)
             members = tuple(range(0, ranks * stride, stride))
             handle = dist.new_group(list(members))  # every rank takes part in making every group
@@ -80,6 +83,7 @@ def measure_links(here: RankPlace, device: torch.device, *, repeats: int, larges
                     )
                 )
                 parts = (_slowest_medians([[each[part] for each in rank] for rank in series]) for part in halves)
+                # The difference of the two halves, relative to their mean.
                 spreads += [2 * (one - other) / (one + other) for one, other in zip(*parts, strict=True)]
             if group.here:
                 dist.destroy_process_group(handle)
@@ -110,6 +114,7 @@ def _measure_shared_link(here: RankPlace, device: torch.device, exchanges: list[
         _gather_times(_time_sizes(group, "all_reduce", [alone.bytes[-1]], repeats, among=dist.group.WORLD))
     )
     dist.destroy_process_group(group.handle)
+    # A ratio below 1 is noise: sharing a link makes nothing faster.
     return max(1.0, together[0] / alone.seconds[-1])
 
 
@@ -147,6 +152,7 @@ def _slowest_medians(series: list[list[list[float]]]) -> tuple[float, ...]:
 
 def _round_to_ranks(size: int, ranks: int) -> int:
     """Return the bytes of the smallest message of at least `size` that falls into equal parts for all ranks."""
+    # -(-a // b) rounds up, to whole float32 values for every rank.
     return -(-size // (_FLOAT * ranks)) * _FLOAT * ranks
 
 

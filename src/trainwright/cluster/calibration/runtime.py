@@ -87,6 +87,7 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
     # Each width is timed plain and under FSDP; the difference, divided by the number of layers, is one group's cost.
     ranks, device = dist.get_world_size(), torch.device("cpu")
     mesh = init_device_mesh("cpu", (ranks,))
+    # Weights in float32 are no larger than the largest message, but the smallest width is always measured.
     widths = [width for width in _WIDTHS if 4 * width**2 <= max(largest, 4 * _WIDTHS[0] ** 2)]
 
     def timers() -> list[Timer]:
@@ -97,6 +98,7 @@ def measure_units(tier: str, *, largest: int, repeats: int) -> tuple[ExchangeTim
             for model in (_make_layers(width), _make_sharded(width, mesh))
         ]
 
+    # The difference of two noisy times may fall below 0, which no cost can be.
     every = [
         # Plain and sharded models alternate in the list of timers.
         [max(1e-9, (divided - plain) / _UNITS) for plain, divided in zip(part[::2], part[1::2], strict=True)]
@@ -123,6 +125,7 @@ def measure_runtime(
 
     def seconds(operation: str, size: int) -> float:
         known = [each for each in exchanges if each.operation == operation]
+        # A training exchanges among all ranks, so the widest group counts.
         return float(max(known, key=lambda each: each.ranks).at(size))
 
     device = torch.device("cpu")
@@ -161,6 +164,7 @@ def measure_runtime(
     # The first entry is over all moments, the others are single moments, for the spread.
     (own, longer), *moments = found
     every = [list(itertools.chain(*each)) for _, each in moments]
+    # One relative spread for all passes and schedules; as roots of sums of squares, long times weigh most.
     deviation = math.hypot(*(spread_of_middle(times) for times in zip(*every, strict=True)))
     mean = math.hypot(*(statistics.fmean(times) for times in zip(*every, strict=True)))
     # A cluster's `pass_seconds` must rise.

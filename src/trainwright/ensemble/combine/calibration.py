@@ -95,6 +95,7 @@ def calibrate(prediction: Array, targets: Array) -> Calibration:
     return Calibration(
         kind="variance" if moments else "temperature",
         fitted=fitted,
+        # A power shrinks the logarithm towards 0, which is that of 1: no correction.
         applied=fitted ** (1.0 - 1.0 / statistic) if sure else 1.0,
         gain=gain,
         standard_error=error,
@@ -177,6 +178,7 @@ def _split_bins(confidence: Array, bins: int) -> list[Array]:
 
 def _calibration_error(confidence: Array, right: Array, bins: int) -> float:
     difference = (right - confidence)[confidence.argsort(kind="stable")]
+    # Rows of a bin times its mean difference is the sum of its differences.
     return sum(abs(float(part.sum())) for part in np.array_split(difference, bins)) / len(difference)
 
 

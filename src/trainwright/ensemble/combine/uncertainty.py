@@ -72,6 +72,7 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float]) -> Uncer
         )
     # Rounding may leave a difference slightly below 0 where all members agree.
     epistemic = np.maximum(between, 0.0)
+    # Summed anew, so that the total is exactly the sum of its parts.
     return Uncertainty(measure="entropy", total=inner + epistemic, aleatoric=inner, epistemic=epistemic)
 
 
@@ -91,6 +92,7 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
 
 
 def _row_entropy(chance: Array) -> Array:
+    # 0 log 0 counts as 0: the logarithm of 1 stands in for that of 0.
     return np.asarray(-(chance * np.log(np.where(chance > 0, chance, 1.0))).sum(axis=1))
 
 

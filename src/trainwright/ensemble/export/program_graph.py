@@ -183,6 +183,7 @@ class _Reader:
             if target == _ASSERTS:  # about where the program was exported, not where it runs
                 options.pop("device", None)
             for one in schema.arguments:
+                # By position only while no argument before it was left out.
                 if one.name in options and not one.kwarg_only and len(args) == known.index(one.name):
                     args.append(options[one.name])
                 elif one.name in options:

@@ -85,6 +85,7 @@ def find_fault(predictions: Array, output: str) -> tuple[int, str] | None:
     faults = [(~np.isfinite(rows).all(axis=1), "is not finite")]
     if output in ("classes", "true"):
         sums = rows.sum(axis=1, dtype=np.float64)
+        # The true class alone has any share of its row, so that only a sum above 1 is wrong.
         off = (sums > 1.0 + _TOLERANCE) | ((sums < 1.0 - _TOLERANCE) & (output == "classes"))
         faults += [((rows < 0).any(axis=1), "is negative"), (off, f"sums to {sums[np.argmax(off)]:.6g}")]
     if output == "moments":

@@ -196,6 +196,7 @@ class TrueClassScorer(Scorer):
         return np.asarray(total + self._true[index])
 
     def _compute_losses(self, total: Array, count: int, wanted: Indices) -> Array:
+        # -log((S + P) / k) = log k - log(S + P), and what fills up the last product adds log 1 = 0.
         return np.asarray(math.log(count) - self._log_sums(total, self._true, wanted) / self._rows)
 
 

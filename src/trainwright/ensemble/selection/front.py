@@ -77,6 +77,7 @@ class Front:
                         f"Front.pick, max_{what}: got {limit!r}, but the members' {what} are not known; "
                         "allowed: no limit; give model= and sample= to tw.ensemble.leave"
                     )
+                # Written so that a limit of NaN is refused too.
                 if not min(known) <= limit:
                     raise EnsembleError(
                         f"Front.pick, max_{what}: got {limit!r}; allowed: at least {min(known):g}, the cheapest point's"
@@ -94,6 +95,7 @@ class Front:
             )
         if how == "fallback":
             return self._pick_fallback(self.protect(max_seconds=max_seconds, max_bytes=max_bytes))
+        # Points are in order of loss, so the first within the limits is the best.
         return self.ensemble(within[0])
 
     def ensemble(self, point: FrontPoint) -> Ensemble:
@@ -146,6 +148,7 @@ def find_front(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> t
     axes = np.array([_point_axes(point) for point in found]).reshape(len(found), 3)
     # Dominance is judged on loss, seconds and bytes together.
     front = np.flatnonzero(non_dominated(axes))
+    # Distinct rows come out by rising loss, each with the place where it was found first.
     _, firsts = np.unique(axes[front], axis=0, return_index=True)
     return tuple(found[index] for index in front[firsts])
 

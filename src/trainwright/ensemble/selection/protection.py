@@ -117,6 +117,7 @@ def cross_validated(
             picks = procedure(inside, scorer)
             # The rows left out played no part in the choice, so their loss is unbiased.
             left = make_scorer(candidates.subset(outer), metric).per_row(picks)
+            # Each row is left out once in every repeat.
             lost[outer] += left / repeats
             gaps.append(float(left.mean()) - scorer.loss(picks))
     return lost, float(np.mean(gaps)) if gaps else 0.0
@@ -127,6 +128,7 @@ def _best_of_top(largest: int, strategy: BudgetedGreedy) -> Procedure:
         ranked = rank_top(candidates, scorer, largest)
         found = [(loss, picks) for picks, loss in ranked if strategy.admits(candidates, picks)]
         if found:
+            # Of losses that differ by rounding alone, the one with fewer members.
             return min(found, key=lambda one: (round(one[0], 12), len(one[1])))[1]
         singles = [(index,) for index in range(len(candidates)) if strategy.admits(candidates, (index,))]
         return min(singles, key=scorer.loss)

@@ -41,6 +41,7 @@ class Coordinate:
         """Return Optuna's value of a unit."""
         if isinstance(self.axis, Grid):
             points = float(self.axis.points[0])
+            # The cell that the unit lies in; unit 1 belongs to the last one.
             return int(min(points - 1, unit * points // 1))
         number = float(self.axis.to_numbers(np.array([unit]))[0])
         return number if self.continuous else int(number)
@@ -67,6 +68,7 @@ def coordinates(space: Space) -> list[Coordinate]:
             shape = IntDistribution(int(axis.low[0]), int(axis.high[0]), log=True)
         else:
             count = axis.count or 1
+            # Optuna sees places only: the values, and how they are rounded, stay the space's own.
             shape = CategoricalDistribution(range(count)) if isinstance(axis, Code) else IntDistribution(0, count - 1)
         conditional = parameter.when is not None
         by_name[name] = Coordinate(

@@ -134,6 +134,7 @@ class _Session:
         self._read = view.count
         # By the key of their row: Optuna numbers trials otherwise.
         pending = dict(zip(view.space.row_keys(view.pending), view.pending, strict=True))
+        # What reported once and is not pending any more has stopped, and ends with its last value.
         for key in [key for key in self._stopped if key not in pending]:
             row, step, loss = self._stopped.pop(key)
             self._end(key, row, None, {step: loss} if self._objectives == 1 else None)
@@ -166,6 +167,7 @@ class _Session:
     def _suggest(self, view: SearchView, trial: Any) -> Row:
         row = np.zeros((1, len(self._coordinates)))
         for coordinate in self._coordinates:
+            # The row so far says whether this parameter is active, for what decides it comes before.
             if not coordinate.conditional or not np.isnan(view.space.settle(row)[0, coordinate.index]):
                 row[0, coordinate.index] = coordinate.suggest(trial)
         [params] = view.space.decode(view.space.settle(row))
@@ -179,6 +181,7 @@ class _Session:
     def _end(
         self, key: bytes, row: Row, losses: list[float] | None, intermediate: dict[int, float] | None = None
     ) -> None:
+        # For Optuna a trial that stopped is pruned if it has a value, and has failed if it has none.
         state = self._states.PRUNED if intermediate else self._states.FAIL if losses is None else self._states.COMPLETE
         number = self._running.pop(key, None)
         if number is None:

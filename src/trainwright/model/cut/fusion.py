@@ -31,6 +31,7 @@ def fuse_layers(recording: Recording, layers: Iterable[Sequence[LayerOperations]
         again |= inside & saved.keys()
         # In place of the inside, the kernel's inputs are saved.
         inputs = _outside_reads(operations, layer.forward, created)
+        # What only this layer's own backward reads of what it makes stays within the kernel too.
         back = {number for i in layer.backward for number in operations[i].creates} - recording.gradients
         back = {number for number in back if readers.get(number, set()) <= set(layer.backward)}
         _rewrite_as_kernel(operations, layer.forward, inside, {})
@@ -77,6 +78,7 @@ def _rewrite_as_kernel(
     # The last operation represents the kernel: it reads everything, the others nothing.
     for i in places:
         operation, last = operations[i], i == places[-1]
+        # A result that stays within the kernel is made empty, so that no bytes count for it.
         results = [_empty_shape(shaped) if at in inside else shaped for at, shaped in _results_by_storage(operation)]
         operations[i] = replace(operation, reads=outer if last else {}, results=tuple(results), joins=not last)
 

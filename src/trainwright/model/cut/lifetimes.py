@@ -47,6 +47,7 @@ class StorageLives:
         for number in numbers:
             stored = self.storages[number]
             start = max(stored.first, first, self.pending.get(number, first))
+            # A storage without a last operation has outlived the recording.
             end = past - 1 if stored.last < 0 else min(stored.last, past - 1)
             if start <= end:
                 changes[start - first] += stored.bytes

@@ -86,6 +86,7 @@ def describe_transformer(
         parameters=elements,
         parameter_bytes=4 * elements,
         trainable_elements=elements,
+        # Indices are whole numbers of 64 bits.
         input_bytes=8 * sequence,
         origin="described",
     )
@@ -146,6 +147,7 @@ class _Layers:
     def attention(self, *, fused: bool) -> Layer:
         """Return softmax(Q K^T) V with its dropout: 2 s^2 h multiply-adds."""
         shape = self.shape
+        # Queries are as wide as the stream, keys and values each as wide as their own heads.
         inputs = self.stream + 2 * shape.sequence * shape.hidden * shape.kv_heads // shape.heads
         # Scores grow with the square of the sequence: what fused attention avoids.
         scores = shape.heads * shape.sequence**2
@@ -153,6 +155,7 @@ class _Layers:
         saved_scores = self.size * scores + ((self.size + 1) * scores if self.dropout else 0)
         # The output of a fused kernel is what the projection keeps as its input: only the row sums come on top.
         saved = self.size * inputs + (4 * shape.heads * shape.sequence if fused else saved_scores)
+        # Scores go to memory and back three times: between product, softmax, dropout and product.
         traffic = self.size * (inputs + self.stream) + (0 if fused else 6 * self.size * scores)
         flops = 4.0 * shape.sequence**2 * shape.hidden
         return Layer(
@@ -161,6 +164,7 @@ class _Layers:
             input_elements=inputs,
             output_elements=self.stream,
             forward_flops=flops,
+            # A fused kernel computes the scores again: five products for the two of forward.
             backward_flops=flops * (2.5 if fused else 2),
             forward_bytes=traffic,
             backward_bytes=2 * traffic,

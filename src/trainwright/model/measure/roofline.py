@@ -17,6 +17,7 @@ __all__ = ["predict_seconds"]
 P = TypeVar("P", bound=ProfileFields)
 
 _ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 2, "amp-fp16": 2}
+# Four bytes each: parameter and gradient are read and the parameter is written; moments are read and written.
 _UPDATE_BYTES = {"": 0, "sgd": 12, "momentum": 20, "adam": 28, "adamw": 28}
 """Bytes read and written for one float32 parameter."""
 
@@ -29,6 +30,7 @@ def predict_seconds(profile: P, device: Device, *, precision: str | None = None)
     """
     wanted = profile.precision if precision is None else precision
     check(wanted, one_of(*_ELEMENT_BYTES), "precision", ProfileError)
+    # Mixed precision computes its products in the lower of its two precisions.
     rate = device.flops.get(wanted.removeprefix("amp-"), 0.0)
     if rate <= 0 or device.memory_bandwidth <= 0:
         known = ", ".join(device.flops) or "none"
@@ -55,6 +57,7 @@ def predict_seconds(profile: P, device: Device, *, precision: str | None = None)
             layer,
             forward_seconds=seconds(layer.forward_flops, layer.forward_bytes, layer.launches),
             backward_seconds=seconds(layer.backward_flops, layer.backward_bytes, layer.backward_launches),
+            # An update computes next to nothing, so that memory alone decides.
             update_seconds=layer.weight_elements * update / device.memory_bandwidth,
             origin="roofline",
         )

@@ -52,6 +52,7 @@ def _causal_share(operation: Any, arguments: Sequence[Any]) -> float:
 
 def _product_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     left, right = _shapes_of(arguments[:2])
+    # Every element of the left side meets one row of the right: a multiply-add for each column.
     return 2 * math.prod(left) * right[-1]
 
 
@@ -91,6 +92,7 @@ def _window_flops(x: Shape, weight: Shape, out: Shape, *, transposed: bool) -> i
 
 def _attention_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
     query, key, value = _shapes_of(arguments[:3])
+    # Two products: queries with keys give the scores, and scores with values the result.
     return 2 * math.prod(query[:-1]) * key[-2] * (query[-1] + value[-1])
 
 
@@ -109,6 +111,7 @@ def _recurrent_flops(arguments: Sequence[Any], _: Sequence[Shape]) -> int:
 
 
 def _recurrent_backward_flops(arguments: Sequence[Any], results: Sequence[Shape]) -> int:
+    # For each product of forward there are two: the gradients of its input and of its weights.
     return 2 * _recurrent_flops(arguments, results)
 
 

@@ -39,6 +39,7 @@ class TensorShape:
     def elements(self) -> int:
         """Elements in memory: those that an expanded tensor repeats count once."""
         strides = self.stride or (1,) * len(self.shape)
+        # A stride of 0 repeats one element; a size of 0 means that there is none.
         return math.prod(size for size, stride in zip(self.shape, strides, strict=True) if stride or not size)
 
     @property
@@ -299,6 +300,7 @@ class StepRecorder(StorageTracker):
             return -1
         node = torch._C._current_autograd_node()  # noqa: SLF001  likewise
         if node is not None:
+            # A node of no forward operation, such as one that accumulates a gradient, stays with the one before it.
             self._latest = nodes.operation.get(node._sequence_nr(), self._latest)  # noqa: SLF001  likewise
         return self._latest
 

@@ -94,6 +94,7 @@ def as_tensor(array: "np.ndarray[Any, Any]", dtype: str) -> "Tensor":
     if array.size == 0:
         return torch.empty(array.shape, dtype=torch_dtype(dtype))
     flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    # A tensor can always be written to, so it must not share memory that is read-only.
     if not flat.flags.writeable:
         flat = flat.copy()
     return torch.from_numpy(flat).view(torch_dtype(dtype)).reshape(array.shape)
@@ -157,6 +158,7 @@ def _looked_at(tensors: "Mapping[str, Tensor]") -> Iterator[tuple[str, TensorInf
             )
         shape = tuple(tensor.shape)
         place = (tensor.device, tensor.data_ptr(), tensor.dtype, shape, tensor.stride(), tensor.is_conj())
+        # Tensors without values may have the same address by chance.
         tied = first.setdefault(place, name) if tensor.numel() else name
         yield (
             name,
