@@ -60,6 +60,7 @@ class Batching:
         batch = self._batch(epoch)
         # The largest share of a rank, in micro-batches of one size if the batch divides evenly.
         share = -(-batch // self.processes)
+        # By default as many as a device took when the trial was new.
         most = self.micro_batch or max(1, -(-self.reference // self.start_devices))
         # If the batch divides evenly, micro-batches are of one size.
         even = batch % self.processes == 0
@@ -86,11 +87,13 @@ class Batching:
                     f"number on {self.devices}; give a batch that {self.start_devices} divides"
                 )
             return batch
+        # The last pair that has begun counts; before the first it is the batch of the loader.
         return next((batch for first, batch in reversed(self.rule) if first <= epoch), self.reference)
 
 
 def portion(count: int, rank: int, world: int) -> range:
     """Return which of `count` samples are a rank's: a run of them; the first ranks have one more if it is uneven."""
+    # Both ends are rounded up in the same way, so that each part begins where the one before ends.
     return range(-(-count * rank // world), -(-count * (rank + 1) // world))
 
 

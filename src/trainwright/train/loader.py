@@ -147,6 +147,7 @@ class Loader:
         for batch in self._loader:
             rank_places, count = plan.rank_places(plan.samples)
             self._share = len(rank_places) / count
+            # Counted as it is handed out: what workers have fetched ahead is not done yet.
             plan.samples += count
             yield batch
             # A checkpoint was restored, or another pass begun.
@@ -162,7 +163,9 @@ class Loader:
         """Go on where `state` stood, at any number of workers and ranks; warns if the samples will be others."""
         if differences := self.state_differences(state):
             warnings.warn("; ".join(map(str, differences)), stacklevel=2)
+        # With other settings an epoch may now have fewer samples than were handed out.
         self._plan.epoch, self._plan.samples = state["epoch"], min(state["samples"], self._plan.used)
+        # A pass under way goes on no further, for its batches are those of the old place.
         self._pass = None
 
     def state_differences(self, state: Mapping[str, Any]) -> list[Difference]:
@@ -222,6 +225,7 @@ class _Plan:
 
     def __iter__(self) -> Iterator[BatchFetch]:
         epoch, start = self.epoch, self.samples
+        # A checkpoint with another batch may stand where less than a whole one is left.
         while start < self.used and not (self.drop_last and self.used - start < self.batch):
             rank_places, count = self.rank_places(start)
             places = (

@@ -126,8 +126,10 @@ class _Shared:
             self._inner = self._make_loader()
         seed, batches = self._share_order()
         # Seeds the workers, in which samples may be augmented.
+        # Equal seeds would augment the samples of all ranks alike.
         self._seeds.manual_seed((seed + self._rank) % 2**63)
         # Rank 0's order, of which each rank fetches its own part of every batch.
+        # In place, as this very list is the batch sampler of the inner DataLoader.
         self._parts[:] = [self._part_of(batch) for batch in batches]
         for part, batch in zip(self._inner, batches, strict=True):
             self.share = len(portion(len(batch), self._rank, self._world)) / len(batch)
@@ -161,6 +163,7 @@ class _Shared:
         loader, size = self._loader, self._batch
         if size == loader.batch_size:
             return [list(batch) for batch in loader.batch_sampler]
+        # Another batch than its own: the same order of samples is cut anew.
         order = list(loader.sampler)
         end = len(order) - (len(order) % size if loader.drop_last else 0)  # type: ignore[operator]  # likewise
         return [order[start : min(end, start + size)] for start in range(0, end, size)]  # type: ignore[operator, arg-type]

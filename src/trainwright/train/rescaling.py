@@ -49,6 +49,7 @@ class Rescaling:
         """The factor of the next step."""
         if self.step >= self.length:
             return self.target
+        # Rounding may bring the line above its end.
         return min(self.target, self.start + (self.target - self.start) * self.step / self.length)
 
     def aim(self, ratio: float, epoch_steps: int) -> None:
@@ -69,6 +70,7 @@ class Rescaling:
 
     def after(self) -> None:
         """Put the rates back as the schedule knows them, and count the step."""
+        # Nothing was kept where the factor was 1, and nothing is put back.
         for group, rate in zip(self.optimizer.param_groups, self._plain, strict=bool(self._plain)):
             group["lr"] = rate
         self._plain = []

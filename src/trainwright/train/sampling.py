@@ -56,6 +56,7 @@ class Permutation:
         return found.astype(np.int64).reshape(places.shape)
 
     def _network(self, values: Words) -> Words:
+        # Columns about the square root: the rectangle then has few places more than there are numbers.
         columns = max(1, isqrt(self.size - 1) + 1) if self.size else 1
         rows = -(-self.size // columns)
         left, right = np.divmod(values, np.uint64(columns))
@@ -126,6 +127,7 @@ class WeightedOrder:
         digest = hashlib.blake2b(f"{self._seed}/weighted/{epoch}".encode(), digest_size=16).digest()
         keys = np.frombuffer(digest, dtype="<u8").astype(np.uint64)
         words = scrambled(scrambled(places.astype(np.uint64) ^ keys[0]) ^ keys[1])
+        # 63 bits as a number from 0 to 1: the sample is the one whose share of the sums it falls into.
         indices = np.searchsorted(self._edges, words / 2.0**63, side="right")
         # Rounding may leave the last edge below 1.
         return np.minimum(indices, self.size - 1), places

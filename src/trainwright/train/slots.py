@@ -82,6 +82,7 @@ class Slots:
                 seed_generators(self._key, self.steps, self._rank * slots_here + place, 0)
                 _seed_devices(self._parameters)
                 for parameter in self._parameters:
+                    # Autograd would add up the slots of this rank first: the order would depend on the ranks.
                     parameter.grad = None
                 value = loss(self._model, part)
                 value.backward()
@@ -140,6 +141,7 @@ class _Sum:
     def add(self, tensors: "Iterable[torch.Tensor]") -> None:
         """Take what this rank's next slot gave."""
         wide = [_wide(tensor.detach()) for tensor in tensors]
+        # The sum begins with the first slot, which another rank may have: all wait for the exchange.
         if self._slots.world_size > 1:
             self._rows.append(wide)
         elif self._total:

@@ -164,6 +164,7 @@ def _ignore_signals(_: int) -> None:
 
 
 def _obey_parent() -> None:
+    # A blocked signal can be taken with its sender: one that a launcher sends to all processes is dropped.
     while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
         pass
     os._exit(0)

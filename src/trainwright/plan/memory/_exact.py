@@ -20,6 +20,7 @@ def find_slot(keys: Ints, key: int) -> np.int64:
     mask = keys.size - 1
     # Fibonacci hashing: the golden ratio spreads neighbouring keys over the table.
     mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+    # The lowest bits of a product depend on few bits of the key: higher ones are taken.
     place = np.int64(mixed >> np.uint64(20)) & mask
     # Linear probing.
     while keys[place] not in (EMPTY, key):
@@ -117,6 +118,7 @@ def _take_step(
     o = sizes.first[i - 1] + (option if kind == FORWARD_ALL else digit[i] - 2)
     least = sizes.cheapest[i - 1]
     if kind == BACKWARD:
+        # A backward makes the gradient of its input and those of its own parameters.
         made = sizes.output_gradient[i - 1] + sizes.later_gradients[i - 1] - sizes.later_gradients[i]
         if digit[i] < 2 or not ready or made + sizes.backward_temporary[o] > free:
             return 0, -1.0, 0.0
@@ -137,6 +139,7 @@ def _take_step(
         return powers[i - 1], sizes.no_grad_forward[i - 1], 0.0
     if not digit[i]:
         return 0, -1.0, 0.0
+    # Without what is dropped, a forward has to be paid again.
     again = least - min(sizes.backward[o], least) if digit[i] > 1 else 0.0
     return -digit[i] * powers[i - 1], 0.0, again
 

@@ -73,6 +73,7 @@ def fill_priced_table(sizes: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, i
                     right, left, cost = table[first_kind[split], t], table[x, j], np.float32(ran)
                     for m in range(_to_slots(max(need, rest), unit, up), slots + 1):
                         value = right[m] + fare
+                        # A value that stays stands beside the forwards behind the first, too.
                         if m >= wide and m >= _to_slots(w + rest, unit, up):
                             value = min(value, right[m - wide])
                         target[m] = min(target[m], cost + value + left[m])
@@ -158,6 +159,7 @@ def walk_priced_table(sizes: Sizes, priced: PricedTable) -> tuple[Ints, Floats]:
             count += 1
             continue
         option, split_at, leaves = _best_choice(sizes, priced, (s, t, m, x))
+        # -1 if stage s - 1 has left a bare output, else the option that has saved it.
         left_kind = x - first_kind[s] - 1
         inner_m = m if leaves else m - _to_slots(weight[x], unit, up)
         if leaves:

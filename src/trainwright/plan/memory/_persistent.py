@@ -42,6 +42,7 @@ _lesser: Any = intrinsic(_lesser_code)
 
 @compiled
 def _row_index(s: int, t: int, n: int) -> int:
+    # Row s has n - s entries, so that s n - s (s - 1) / 2 stand before it.
     return s * n - (s * (s - 1)) // 2 + (t - s)
 
 
@@ -229,6 +230,7 @@ def walk_table(sizes: Sizes, table: Singles, start: Ints, grid: tuple[int, int, 
             done[count] = (FORWARD_KEEP if j == s else FORWARD_DROP, j + 1, 0)
             count += 1
             seconds += no_grad_forward[j]
+        # A stack: what is pushed last comes first.
         tasks[waiting] = (-1, s, split_at - 1, m)
         tasks[waiting + 1] = (DELETE, split_at, -1, 0)
         tasks[waiting + 2] = (-1, split_at, t, m - _to_slots(output[split_at], unit, up))
@@ -270,6 +272,7 @@ def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
                 ran = max(
                     ran, gradient_bytes[t + 1] + output[j + 1] + no_grad_temporary[j] + (output[j] if j > s else 0)
                 )
+                # The right part runs beside the output that it begins with, the left part after that has gone.
                 least = max(ran, output[split] + need[_row_index(split, t, n)], need[_row_index(s, j, n)])
                 if least < best:
                     best, which = least, split

@@ -135,6 +135,7 @@ def anneal_phases(
             i = min(n, 1 + np.searchsorted(weights, more))
             d = n if near < 0.3 else i + int(where * (n - i + 1))
             if near > 0.45:
+                # The logarithm of a uniform number is exponential: d is mostly near i, rarely far from it.
                 d = min(n, i + int(-1.5 * np.log(1 - where)))
             # Either toggle whether the value leaves ..
             if what < 0.3:
@@ -168,6 +169,7 @@ def anneal_phases(
                 made[d, j] = new
         # The seconds of the operations alone are a lower bound, so that many tries are refused without placing copies.
         rows, sums = list_rows(sizes, made, away)
+        # -log(1 - draw) is exponential: a share x more of time passes with probability exp(-x / heat).
         limit = spent * (1 - heat * (1 - turn / tries) * np.log(1 - draw[1])) if spent < np.inf else np.inf
         found, time = rows[:0], np.inf
         if sums <= limit:

@@ -89,6 +89,7 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         listed += [back if stage in early else again, Operation(OperationKind.BACKWARD, stage)]
         if stage > 1:
             listed.append(Operation(OperationKind.DELETE, stage - 1, Value.OUTPUT))
+    # The simulator counts what skips stages in this very plan; copies take no time there.
     if chain.skips:
         return tuple(listed), simulate(chain, listed, link=Link(to_host=math.inf, to_device=math.inf)).peak_bytes
     return tuple(listed), least + chain.fixed_bytes
@@ -115,7 +116,9 @@ def stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
         least[stage], forward_needs[stage] = min(needs)
         options[stage] = needs.index((least[stage], forward_needs[stage]))
         if stage < last:
+            # The sweep runs it without gradients as well, to hand its output on.
             plain = before + step.output_bytes + step.no_grad_temporary_bytes + chain.loss.output_gradient_bytes
             least[stage] = max(least[stage], plain)
+        # Gradients of parameters stay; that of the input is what arrives at the stage before.
         grown, gradient = grown + step.parameter_gradient_bytes, made
     return least, options, forward_needs

@@ -71,6 +71,7 @@ def phases_of(n: int, rows: Ints) -> Phases:
             made[d, stage] = 2 + option if kind == FORWARD_ALL else 1
         elif kind == OFFLOAD:
             away[d, stage] = 1
+        # The backward of a stage ends its phase.
         d -= kind == BACKWARD
     return made, away
 

@@ -31,6 +31,7 @@ def all_seconds(cluster: Cluster, exchanges: Sequence[Exchange]) -> list[Floats]
     codes = operations[active]
     for column in (ranks[active], stride[active]):
         numbers, different = numbered(column)
+        # One number for each combination of operation, ranks and stride, as digits of a mixed base.
         codes = codes * different + numbers
     # Codes of two bytes are sorted in one pass over them, and there are hardly ever more.
     order = np.argsort(codes.astype(np.uint16) if codes.max(initial=0) < 2**16 else codes, kind="stable")

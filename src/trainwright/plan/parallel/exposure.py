@@ -94,6 +94,7 @@ def span_at_full_speed(stage: StageTimes, *, shards: bool, buckets: int) -> floa
         if shards:
             communication = max(communication, compute) + scatter[place]
         produced += gradients[place]
+        # Buckets are of one size: as large a share of them is full as there is of the gradients.
         complete = buckets if place == 0 else int(buckets * produced / total) if total else 0
         for _ in range(complete - sent):
             communication = max(communication, compute) + stage.bucket_seconds
@@ -117,6 +118,7 @@ def events_of(stage: StageTimes, *, shards: bool, buckets: int) -> list[Event]:
     computed: list[int] = []
     for place, seconds in enumerate(forward):
         if shards:
+            # It waits for the block before the last, so that the last is at work meanwhile.
             events.append(Event("communication", gather_forward[place], tuple(computed[-2:-1])))
         events.append(Event("compute", seconds, (len(events) - 1,) if shards else ()))
         computed.append(len(events) - 1)
@@ -179,4 +181,5 @@ def makespan(events: Sequence[Event], *, beside: float = 1.0) -> float:
 
 
 def _quotient(seconds: float, speed: float) -> float:
+    # What stands still never ends, unless nothing of it is left.
     return seconds / speed if speed else math.inf if seconds else 0.0

@@ -98,6 +98,7 @@ def footprint(
     divided = np.where(mesh.zero[:, None] == 3, weights, 0.0) + np.where(level >= 2, gradients, 0.0)
     divided = divided + np.where(level >= 1, optimizing, 0.0)
     copies = mesh.degrees[:, [axis.copies_weights for axis in mesh.axes]].prod(axis=1)
+    # What is divided among all copies is nowhere twice; among some of them it is.
     alone = np.where((level > 0) & (mesh.shard == copies)[:, None], divided, 0.0)
     replicated = np.where((copies > 1)[:, None], state - alone, 0.0)
     return MemoryFootprint(
@@ -116,6 +117,7 @@ def _updating(arrays: ModelArrays, elements: Floats) -> Floats:
     no more than for the largest, which may lie on any device whole.
     """
     profile = arrays.profile
+    # Temporaries of half of all gradients or more tell that all parameters are gone through at once.
     if profile.update_bytes >= profile.gradient_bytes / 2:
         return np.asarray(elements * (profile.update_bytes / max(1, profile.trainable_elements)))
     return np.minimum(float(profile.update_bytes), elements * _IN_TURN)
@@ -128,12 +130,14 @@ def _timeline(arrays: ModelArrays, costs: BlockCosts, place: Ints, saved: Floats
     """
     gradients = costs.trained[place] * arrays.precision.gradient_bytes
     counts = arrays.counts
+    # Saved bytes of all blocks in front, and gradients of this block and all behind it.
     before = np.concatenate([np.zeros((len(saved), 1)), np.cumsum(saved * counts, axis=1)], axis=1)
     after = np.cumsum((gradients * counts)[:, ::-1], axis=1)[:, ::-1]
     found = np.zeros(len(saved))
     for block, count in enumerate(counts):
         for run in {1, int(count)}:
             standing = before[:, block] + run * saved[:, block] + top[:, block]
+            # In the backward of run `run` this one has its gradients, and the runs before it have none yet.
             gradient_bytes = after[:, block] - (run - 1) * gradients[:, block]
             found = np.maximum(found, standing + gradient_bytes)
     return found

@@ -40,6 +40,7 @@ def fsdp_groups(arrays: ModelArrays) -> list[tuple[int, float]]:
     found: dict[tuple[int, tuple[str, ...]], tuple[int, float]] = {}
     for layer, block, weights in zip(arrays.layers, arrays.block.tolist(), arrays.weights.tolist(), strict=True):
         if weights:
+            # A repeated block has units of its own; what is there once may share one with other blocks.
             key = (block if arrays.counts[block] > 1 else -1, _group_of(layer.name))
             place, before = found.get(key, (block, 0.0))
             found[key] = place, before + weights

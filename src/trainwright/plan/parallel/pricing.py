@@ -85,6 +85,7 @@ class Prices:
             elif exchange.overlaps and each:
                 number, seconds = max(number, int(exchange.count[row])), seconds + each
         slots, every = mesh.microbatches_of(row), int(mesh.zero[row]) == 2
+        # Counts are those of an iteration, which with ZeRO-2 has the buckets of every micro-batch.
         rounds = slots if every else 1
         return StageTimes(
             runs=self.slowest[row],
@@ -202,6 +203,7 @@ class Pricer:
         return Prices(
             mesh=mesh,
             compute=compute,
+            # The same work with the exchanges inside its blocks, less the work alone.
             exchange=np.maximum(0.0, slots * (work_ahead + work_back) - compute),
             transfer=transfer,
             alone=alone,
@@ -246,6 +248,7 @@ class Pricer:
         # What a measured pass takes beyond its layers, in every pass that the stage makes or waits for.
         found: Floats = cluster.overhead_seconds + passes * a_pass
         one = busy + a_pass
+        # By how much the slowest stage takes longer than the mean of the others.
         earlier = busy - (whole - busy) / np.maximum(1, stages - 1)
         for runtime, chosen, times, per_pass, slack in (
             ("step", together, 1.0, mesh.microbatches * one, 0.0),

@@ -52,6 +52,7 @@ def layer_seconds(
     backward = _roofline(arrays, cluster, assumptions, samples=samples, share=share, weights=weights, backward=True)
     if measured.any():
         whole = np.array([assumptions.whole.get(layer.kind, 0.0) for layer in arrays.layers])
+        # Some of a measured time stays whole, however small the share; the rest shrinks with it.
         part = np.where(share < 1, whole + (1 - whole) * share, 1.0)
         batches = arrays.profile.smaller_batches
         different, place = np.unique(samples, return_inverse=True)
@@ -83,6 +84,7 @@ def _at(samples: Floats, batch: int, smaller: tuple[int, ...], seconds: float, l
     """Return the seconds of so many samples: on straight lines between the batches measured, else in proportion."""
     if len(less) != len(smaller) or not less:
         return seconds * samples / batch
+    # `interp` stays level beyond the largest batch measured: from there on in proportion.
     found: Floats = np.interp(samples, (*smaller, batch), (*less, seconds)) * np.maximum(1.0, samples / batch)
     return found
 

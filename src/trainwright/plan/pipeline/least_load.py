@@ -43,8 +43,10 @@ def shortest_longest_parts(seconds: Floats, most: int) -> list[Ints]:
     """
     length = len(seconds)
     before = np.concatenate([[0.0], np.cumsum(seconds)])
+    # Seconds of items i..j-1 at [i, j]; a part has at least one item.
     spans = np.where(np.tri(length + 1, dtype=np.bool_).T, before[None, :] - before[:, None], np.inf)
     np.fill_diagonal(spans, np.inf)
+    # The same of the reversed row: its items i..j-1 are n-j..n-i-1 of the row as it is.
     backwards = spans[::-1, ::-1].T
 
     def best_ends(rest: Floats, _: int) -> tuple[Floats, Ints]:

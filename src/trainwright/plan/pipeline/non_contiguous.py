@@ -85,6 +85,7 @@ def place_madpipe(
         high = search.alone if known is None else known.pattern.period_seconds
         if high <= low * (1 + 3 * _CLOSE):
             break
+        # Squares put most targets near the bound.
         target = low * (1 + 2 * _CLOSE) + (high - low) * (step / _TARGETS) ** 2
         # First count g - 1 micro-batches on the special device, the least that is valid, then g.
         for spare in (1, 0):
@@ -113,6 +114,7 @@ class PlacementSearch:
             self.forward[place] += step.forward_seconds
             plain[place] += step.forward_seconds + step.backward_seconds
         self.one_way = [0.0, *(stage.output_bytes / bandwidth for stage in chain.stages[:-1])]
+        # P - 1 normal stages and P between them on the special device, with their links, are 4 P - 3 groups at most.
         most = min(microbatches, 4 * devices - 3)
         normal = np.full((n, n, most), np.inf)
         sizes = np.zeros((3, n, n))
@@ -181,6 +183,7 @@ class PlacementSearch:
                 most[each.device].append(self.tables.temporary[at])
                 size = int(self.tables.each[at])
             else:
+                # Seconds do not fall with the number in flight: as many fit as there are entries within them.
                 size, fits = 1, self.tables.normal[at] <= each.seconds * (1 + 1e-12)
                 # Where all of a step's micro-batches fit, any number does.
                 rooms[each.device] = int(fits.sum()) if fits.sum() < self.microbatches else 1 << 30
@@ -189,6 +192,7 @@ class PlacementSearch:
                     device=each.device, forward_seconds=forward, backward_seconds=each.seconds - forward, each=size
                 )
             )
+        # Backwards of one device run in turn, so that it needs the largest temporaries once.
         rooms = [room - int(max(sizes, default=0)) for room, sizes in zip(rooms, most, strict=True)]
         return works, [self.one_way[each.first - 1] for each in stages[1:]], rooms
 

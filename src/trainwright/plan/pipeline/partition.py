@@ -89,6 +89,7 @@ def cut_chain(
     check(stages, integer(minimum=1, maximum=layers), "stages", PipelineError)
     check(microbatches, integer(minimum=1), "microbatches", PipelineError)
     flying = {left: microbatches if every else min(left, microbatches) for left in range(1, stages + 1)}
+    # Twice: an output on its way there, and its gradient on the way back.
     links = [2 * chain.stages[i - 1].output_bytes / bandwidth if i < layers else 0.0 for i in range(1, layers + 1)]
 
     def best_ends(rest: Floats, left: int) -> tuple[Floats, Ints]:
@@ -146,11 +147,13 @@ class RematerialisationTables:
         """Return the least time of layers first..last for a micro-batch of so many in flight; inf if none fits."""
         if room < 0:
             return math.inf
+        # The least power of two of which the room has no more than _SLOTS.
         unit = 1 << (room // (_SLOTS + 1)).bit_length()
         found = self._least(first, last, flying, unit, room // unit)
         return found if unit == 1 else min(found, self._least(first, last, flying, unit // 2, _SLOTS))
 
     def _least(self, first: int, last: int, flying: int, unit: int, slots: int) -> float:
+        # For each k: the micro-batch that runs has what the others, k slots each, leave.
         held = np.arange(slots // flying + 1)
         return float(self._rows(unit, last)[first - 1][slots - (flying - 1) * held, held].min())
 
@@ -195,6 +198,7 @@ def training_ways(
 
     def full(first: int, last: int, flying: int) -> float:
         held, seconds, again = stage(first, last)
+        # The micro-batch in work has everything saved, the others their inputs alone.
         needed = held.fixed + held.each + held.temporary + (flying - 1) * received(chain, first)
         return seconds + again if needed <= memory_bytes else math.inf
 

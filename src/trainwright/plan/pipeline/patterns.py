@@ -64,6 +64,7 @@ class Pattern:
         lanes: list[list[tuple[float, float, int, int, tuple[str, int, int]]]] = [[] for _ in range(devices)]
         count, latest = len(self.works), 0.0
         for place in range(2 * count):
+            # A micro-batch goes through all stages, and back.
             stage = place if place < count else 2 * count - 1 - place
             kind, work = "F" if place < count else "B", self.works[stage]
             begin = max(latest, self.forward_starts[stage] if kind == "F" else self.backward_starts[stage])
@@ -141,6 +142,7 @@ def _stage_row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
 
 def _group_row(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
     """Return the group, from the end, of each stage and link."""
+    # A period that is a sum of loads must hold them in whatever order they are added.
     slack = period * (1 + 1e-12)
     group, total = 1, 0.0
     found = []

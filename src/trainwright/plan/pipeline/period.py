@@ -116,6 +116,7 @@ class _PeriodProgram:
     def _apart(self, one: tuple[str, int], other: tuple[str, int]) -> None:
         """Keep two pieces of one device or link apart, `one` being the earlier in the row."""
         pair = self.pairs[one, other] = 1 + len(self.row) + len(self.pairs)
+        # With k whole, `other` begins after `one` has ended, and ends before `one` comes again.
         between: list[tuple[int, float]] = [(self.column[other], 1), (self.column[one], -1), (pair, -1)]
         self._limit([*between, (0, -self.seconds[one])], 0, math.inf)
         self._limit([*between, (0, self.seconds[other])], -math.inf, 1)

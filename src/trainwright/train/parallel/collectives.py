@@ -124,6 +124,7 @@ def _part_of_rank(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int,
 
 def _gather_parts(part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     most, rows = max(sizes), part.movedim(dim, 0)
+    # The collective takes equal parts only: each is padded to the largest, and the padding cut out at the end.
     padded = rows.new_zeros((most, *rows.shape[1:]))
     padded[: rows.shape[0]] = rows
     found = padded.new_empty((len(sizes) * most, *padded.shape[1:]))
@@ -135,6 +136,7 @@ def _gather_parts(part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, 
 
 def _scatter_sum(whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     most, rows = max(sizes), whole.movedim(dim, 0)
+    # Piece r of every rank is summed on rank r; pieces are padded to the largest.
     padded = rows.new_zeros((len(sizes), most, *rows.shape[1:]))
     for rank, piece in enumerate(rows.split(list(sizes))):
         padded[rank, : sizes[rank]] = piece

@@ -75,10 +75,12 @@ class _Fetch(Function):
         shape[dim] = stop - start
         found = rows.new_empty(shape)
         outgoing, incoming = _messages(me, bounds, wanted)
+        # Of what is wanted, the rows that are here already are copied and not sent.
         rows_here = _common((bounds[me], bounds[me + 1]), wanted[me])
         if rows_here is not None:
             _rows(found, dim, rows_here, start).copy_(_rows(rows, dim, rows_here, bounds[me]))
         # One message a neighbour and direction; ranks without common rows exchange nothing.
+        # Rows of an inner dimension do not lie together in memory, as messages must.
         send = [(rank, _rows(rows, dim, span, bounds[me]).contiguous()) for rank, span in outgoing]
         receive = [(rank, torch.empty_like(_rows(found, dim, span, start).contiguous())) for rank, span in incoming]
         _exchange(send, receive, group)
@@ -93,6 +95,7 @@ class _Fetch(Function):
         start, _ = wanted[me]
         shape = list(gradient.shape)
         shape[dim] = bounds[me + 1] - bounds[me]
+        # Several ranks may have read one row: the gradients of all of them are added to its own.
         total = gradient.new_zeros(shape)
         outgoing, incoming = _messages(me, bounds, wanted)
         rows_here = _common((bounds[me], bounds[me + 1]), wanted[me])
@@ -116,6 +119,7 @@ def _messages(
     """Return which of its rows this rank gives to whom, and which rows it takes from whom."""
     rows_here = bounds[me], bounds[me + 1]
     others = [rank for rank in range(len(wanted)) if rank != me]
+    # Every rank knows what all want, so that both ends of a message agree on it unasked.
     outgoing = [(rank, span) for rank in others if (span := _common(rows_here, wanted[rank])) is not None]
     spans = [(rank, (bounds[rank], bounds[rank + 1])) for rank in others]
     incoming = [(rank, span) for rank, has in spans if (span := _common(has, wanted[me])) is not None]
@@ -134,6 +138,7 @@ def _rows(tensor: torch.Tensor, dim: int, span: tuple[int, int], first: int) -> 
 def _exchange(
     send: list[tuple[int, torch.Tensor]], receive: list[tuple[int, torch.Tensor]], group: dist.ProcessGroup
 ) -> None:
+    # All begin together, so that no rank waits to send until it has received.
     operations = [dist.P2POp(dist.isend, tensor, group=group, group_peer=rank) for rank, tensor in send]
     operations += [dist.P2POp(dist.irecv, tensor, group=group, group_peer=rank) for rank, tensor in receive]
     if operations:

@@ -116,6 +116,7 @@ class _TakenOver(TorchFunctionMode):
         """
         values, ranks = batch_input.numel() / batch_input.shape[1], dist.get_world_size(self._group)
         if isinstance(batch_input, Part) and batch_input.division.spatial:
+            # Parts of one tensor lie on `world` ranks: the group has ranks / world different tensors.
             different = values * (ranks // batch_input.division.world)
             return different, different
         return values * ranks, values * ranks / self._copies
@@ -133,6 +134,7 @@ class _TakenOver(TorchFunctionMode):
         # Sums are taken around the running mean: sums of squares around zero would cancel.
         moved = x - center.view(1, -1, *(1 for _ in x.shape[2:]))
         sums = total_of(torch.cat([moved.sum(dims), moved.square().sum(dims)]), self._group)
+        # Around any c the variance is E[(x - c)^2] - E[x - c]^2, which rounding may bring below 0.
         first, second = (sums / values).chunk(2)
         return first + center, (second - first.square()).clamp_min(0)
 

@@ -40,13 +40,16 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     kernel, at = tuple(weight.shape[2:]), input.division.dim - 2
     strides, dilations = _per_dimension(stride, dims), _per_dimension(dilation, dims)
     before, after = _paddings(padding, kernel, dilations)
+    # A kernel covers `reach` rows; the output has a row for each place that it takes on its way.
     size, reach = input.division.size, dilations[at] * (kernel[at] - 1) + 1
     rows = (size + before[at] + after[at] - reach) // strides[at] + 1
+    # A rank with no row of the output would have an empty part.
     if rows < input.division.world:
         return NotImplemented
     # Each rank computes an equal share of the output's rows, for which it fetches the rows that it lacks.
     out = bounds_of(rows, input.division.world)
     local = _read_rows(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
+    # The rows that were fetched have their padding; torch pads the other dimensions.
     flat = [0 if dim == at else low for dim, low in enumerate(before)]
     other = [0 if dim == at else high for dim, high in enumerate(after)]
     # Padding "same" with an even kernel pads one side more.
@@ -78,6 +81,7 @@ def _transposed_convolution(  # noqa: PLR0917 -- torch's arguments, which may co
         _per_dimension(output_padding, dims)[at],
         _per_dimension(dilation, dims)[at],
     )
+    # Only where the stride is the width of the kernel do input rows make rows of their own, side by side.
     if step != weight.shape[2 + at] or others != (0, 0, 1):
         return NotImplemented
     done = func(input.local, weight, bias, stride, padding, output_padding, groups, dilation)
@@ -111,6 +115,7 @@ def _average_pool(  # noqa: PLR0917 -- torch's arguments, which may come by plac
     count_include_pad: bool = True,
     divisor_override: int | None = None,
 ) -> Any:
+    # Padding comes as rows of zeros here, which torch counts like any others.
     padded = any(_per_dimension(padding, 1)) if isinstance(padding, int) else any(padding)
     if ceil_mode or divisor_override is not None or (padded and not count_include_pad):
         return NotImplemented
@@ -182,6 +187,7 @@ def _flatten_channels(func: Callable[..., Any], input: Any, start_dim: int = 0, 
         return NotImplemented
     local = input.local
     last = end_dim % local.ndim
+    # A channel becomes as many features as it has elements, and borders move by that factor.
     each = prod(local.shape[2 : last + 1])
     bounds = tuple(bound * each for bound in input.division.bounds)
     return _part(func(local, start_dim, end_dim), input, bounds)

@@ -88,6 +88,7 @@ def _answer_about(func: Callable[..., Any], name: str, args: tuple[Any, ...], kw
         if of in {"shape", "size", "numel", "nelement", "__len__"} and isinstance(part, Part):
             shape = list(part.shape)
             shape[part.division.dim] = part.division.size
+            # A tensor without memory gives the answers that the whole one would.
             like = torch.empty(shape, device="meta")
             return like.shape if of == "shape" else getattr(like, of)(*args[1:], **kwargs)
         found = func(*args, **kwargs)
@@ -97,6 +98,7 @@ def _answer_about(func: Callable[..., Any], name: str, args: tuple[Any, ...], kw
 def _pointwise(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     parts = [arg for arg in (*args, *kwargs.values()) if isinstance(arg, Part)]
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+        # Broadcasting aligns last dimensions: the operand with most of them says where the division lies.
         lead = max(parts, key=lambda part: part.ndim)
         division, ndim = lead.division, lead.ndim
 
@@ -119,6 +121,7 @@ def _matches(part: Part, division: Division, ndim: int) -> bool:
 
 def _aligned(tensor: torch.Tensor, division: Division, ndim: int) -> torch.Tensor:
     """Return of a whole tensor what broadcasts with this rank's part."""
+    # The divided dimension, counted from the end as broadcasting does.
     dim = division.dim - ndim + tensor.ndim
     small = dim < 0 or tensor.shape[dim] == 1
     if division.spatial or not tensor.requires_grad:

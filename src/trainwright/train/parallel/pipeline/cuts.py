@@ -37,6 +37,7 @@ def cuts_of(model: nn.Module, plan: Layout) -> tuple[str, ...]:
             f"{type(model).__name__} is no nn.Sequential, whose modules its stages {plan.stages} could count; plan it "
             "with a profile of the model, which names them",
         )
+    # Where the modules do not divide evenly, the first stages have one more.
     sizes = plan.stages or tuple(len(range(item, len(chain), count)) for item in range(count))
     if len(sizes) != count or sum(sizes) != len(chain) or min(sizes) < 1:
         raise UnsupportedPlan.of(
@@ -93,6 +94,7 @@ def drop_unused(model: nn.Module, stages: list[nn.Module]) -> None:
     used = {id(item) for stage in stages for item in _tensors_of(stage)}
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
+            # Modules without tensors take no memory and stay.
             if _tensors_of(child) and not any(id(entry) in used for entry in _tensors_of(child)):
                 setattr(module, name, nn.Identity())
         for name, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):

@@ -50,6 +50,7 @@ class PipelineRunner(nn.Module):
         self._device, self._dtype = next((parameter.device, parameter.dtype) for parameter in model.parameters())
         cuts = cuts_of(model, plan)
         self._count = len(cuts) + 1
+        # Without a placement stages go round the ranks, so that interleaved chunks of a rank lie apart.
         self._ranks_of = plan.placement or tuple(index % self._ranks for index in range(self._count))
         self._mine = [index for index, rank in enumerate(self._ranks_of) if rank == self._rank]
         modes = {module: module.training for module in model.modules()}
@@ -123,12 +124,14 @@ class PipelineRunner(nn.Module):
         if source == target or self._rank not in {source, target}:
             return found
         if self._rank == source:
+            # Shape and type go first: the receiver has to allocate before it receives.
             dist.send_object_list([_Like.of(found[0])], group=self._group, group_dst=target, device=self._device)
             dist.send(found[0].detach().contiguous(), group=self._group, group_dst=target)
             return found
         like: list[Any] = [None]
         dist.recv_object_list(like, group=self._group, group_src=source, device=self._device)
         as_tensor = like[0].as_tensor(self._device)
+        # Through a detached view, as autograd refuses writes to a leaf that wants a gradient.
         dist.recv(as_tensor.detach(), group=self._group, group_src=source)
         return (as_tensor,)
 
@@ -155,10 +158,12 @@ class PipelineRunner(nn.Module):
         inputs = _inputs_of(loss, batch)
         device = inputs[0].device
         shapes = tuple(item.shape for item in inputs)
+        # Buffers between stages have fixed shapes: a batch of another size needs a schedule of its own.
         if shapes not in self._schedules:
             self._schedules[shapes] = self._make_schedule(tuple(entry[: size // count] for entry in inputs))
         schedule = self._schedules[shapes]
         losses: list[torch.Tensor] = []
+        # The schedule cuts this as it cuts the inputs, so that each micro-batch gets its number.
         target = torch.arange(count, device=device)
         inputs = inputs if 0 in self._mine else ()
         if self.last:
@@ -168,6 +173,7 @@ class PipelineRunner(nn.Module):
         # Double precision holds whatever kind of number a loss is.
         total = torch.zeros((), device=self._device, dtype=torch.float64)
         if self.last:
+            # Micro-batches are of one size, so that the mean of their means is that of the batch.
             total = torch.stack(losses).mean().detach().double()
         self._loss, self._parts = None, []
         for parameter, ranks in self._tied:
@@ -210,6 +216,7 @@ class PipelineRunner(nn.Module):
     def _within_memory(self, seen: dict[int, tuple[Any, Any]]) -> dict[int, nn.Module]:
         """Return this rank's stages as modules that run again what does not fit into the layout's memory budget."""
         optimizer = self._optimizer
+        # The loss is measured on the first micro-batch; all are of one size.
         return plan_stages(
             self._pieces[True],
             {index: inputs for index, (inputs, _) in seen.items()},
@@ -229,6 +236,7 @@ class PipelineRunner(nn.Module):
 
     def _sum_tied(self, parameter: nn.Parameter, ranks: list[int]) -> None:
         """Add up what the stages of several ranks found for one parameter, in the order of the ranks."""
+        # A rank without a gradient sends zeros: the others wait for its message.
         if parameter.grad is None:
             parameter.grad = torch.zeros_like(parameter)
         gradient = getattr(parameter.grad, "_local_tensor", parameter.grad)
@@ -314,6 +322,7 @@ class _Asking(nn.Module):
 
 def _inputs_of(loss: Loss, batch: Any) -> tuple[torch.Tensor, ...]:
     try:
+        # A model that raises what it is called with: nothing is computed to learn the inputs.
         loss(_Asking(), batch)
     except _Called as called:
         return called.inputs

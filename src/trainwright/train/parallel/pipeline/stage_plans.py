@@ -55,6 +55,7 @@ def plan_stages(
     result if it is here. `state_bytes` is the optimizer's. Raises `PipelineError` where nothing fits.
     """
     rows = {index: split_model(stage, skips=False) for index, stage in stages.items()}
+    # Gradients of micro-batches add up: those of all stages are there while any of them runs.
     chains = {
         index: measure_chain(
             stages[index], row, inputs[index], loss=loss if index == max(stages) else None, accumulate=True
@@ -78,6 +79,7 @@ def choose_operations(ways: Mapping[int, Sequence[StageWay]], room_bytes: int) -
     """
     chosen = {index: min(found, key=lambda way: (way.seconds, way.peak_bytes)) for index, found in ways.items()}
     while (over := sum(way.peak_bytes for way in chosen.values()) - room_bytes) > 0:
+        # Bytes saved for each second lost. A move that loses no time is worth most.
         moves = [
             ((now.peak_bytes - way.peak_bytes) / max(way.seconds - now.seconds, 1e-12), index, place)
             for index, now in chosen.items()
@@ -99,6 +101,7 @@ def ways_to_run(chain: Chain, in_flight: int) -> list[StageWay]:
     found = []
     for operations in _candidate_operations(chain):
         simulation = simulate(chain, operations)
+        # The peak has one micro-batch; each of the others holds its input and what it saved.
         waiting = (in_flight - 1) * (_held_bytes(chain, operations) + chain.input_bytes)
         found.append(StageWay(simulation.peak_bytes + waiting, simulation.seconds, operations))
     return found
@@ -119,6 +122,7 @@ def _candidate_operations(chain: Chain) -> Iterator[Operations]:
     ]
     loss = [Operation(OperationKind.FORWARD_ALL, count + 1), Operation(OperationKind.BACKWARD, count + 1)]
     for operations in found:
+        # The sweep has run the loss, so that only the stage itself runs again.
         rest = [operation for operation in operations if operation.stage <= count]
         yield (*sweep, *loss, Operation(OperationKind.DELETE, count, Value.OUTPUT), *rest)
 
@@ -128,6 +132,7 @@ def _held_bytes(chain: Chain, operations: Sequence[Operation]) -> int:
     alive: dict[tuple[Value, int], int] = {}
     for operation in operations:
         stage, number = chain.steps[operation.stage - 1], operation.stage
+        # With the loss the backward begins: what is alive now is what waits.
         if number > len(chain.stages):
             break
         if operation.kind is OperationKind.FORWARD_ALL:

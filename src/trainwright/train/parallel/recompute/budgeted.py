@@ -62,6 +62,7 @@ class Budgeted:
         """Return a forward pass that plans first, if need be: outside of the hooks that belong to the pass."""
 
         def planned(*args: Any, **kwargs: Any) -> Any:
+            # Both are shallow copies, whose flags do not follow those of the model.
             self.module.training = self._model.training = self._whole.training
             if self._whole.training and torch.is_grad_enabled():
                 self._plan_for(args, kwargs)
@@ -84,6 +85,7 @@ class Budgeted:
                 self._keep_module(follow(self._model, self._budget))
             return
         size = total_bytes(tensors_of((args, kwargs)), granule_of(self._model))
+        # A plan for a larger batch, or for gradients that add up, keeps the budget for less as well.
         if self._planned is not None and size <= self._input_bytes and (self._adds_up or not self._accumulate):
             return
         sample = Call(tuple(args), kwargs)
@@ -94,6 +96,7 @@ class Budgeted:
             "accumulate": self._accumulate,
             "reserve_bytes": self._reserve_bytes,
         }
+        # Stages are measured with whole weights, of which FSDP leaves a rank only a part between calls.
         with gathered_weights(self._whole, args, kwargs):
             if self._compiler:
                 module = fit_compiled(self._model, sample, compiler=self._compiler, **settings)  # type: ignore[arg-type]  # a layout's

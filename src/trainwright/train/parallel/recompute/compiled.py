@@ -65,6 +65,7 @@ def fit_compiled(
     call = as_call(sample)
     batch = tensors_of((call.args, dict(call.kwargs)))
     fixed = elsewhere + total_bytes([*model.parameters(), *model.buffers(), *batch], granule)
+    # Gradients that add up are there before the measured step, which does not allocate them.
     fixed += gradients if accumulate else 0
     cuda = any(each.is_cuda for each in model.parameters())
     # A shallow copy has the same parameters, buffers and children.
@@ -76,6 +77,7 @@ def fit_compiled(
         try:
             with restored_after(model, batch):
                 train_once(run, sample, loss)  # compiles
+                # Without accumulation the measured step has to make its gradients, as every later step does.
                 if not accumulate:
                     model.zero_grad()
                 peak = fixed + allocated_bytes(lambda: train_once(run, sample, loss), cuda=cuda)  # noqa: B023  at once
@@ -127,6 +129,7 @@ def allocated_bytes(step: Callable[[], object], *, cuda: bool) -> int:
     for thread in records:
         for event in thread:
             if event.kind() == "memory_alloc":  # type: ignore[comparison-overlap]  # declared as a number
+                # Memory that is freed comes as a negative number.
                 live += event.cpu_memory_usage()
                 peak = max(peak, live)
     return peak

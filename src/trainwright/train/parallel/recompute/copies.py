@@ -98,6 +98,7 @@ class CopyStreams(Copies):
         made = torch.empty(packet.buffer.numel(), dtype=torch.uint8, device=self.device)
         # The memory that it fills may still be read by work that is queued.
         self.into.wait_stream(torch.cuda.current_stream(self.device))
+        # The buffer is read only after the copy to the host has filled it.
         self.into.wait_event(packet.done)
         with torch.cuda.stream(self.into):
             made.copy_(packet.buffer, non_blocking=True)
@@ -165,6 +166,7 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
             found.append(time.perf_counter() - begun)
         return min(found[1:])
 
+    # Each direction has moved `size` bytes in the time of both.
     together = size / seconds(both)
     return Link(
         to_host=size / seconds(out),

@@ -65,10 +65,12 @@ class PlannedForward:
         return self._train(module, *args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "PlannedForward":
+        # A copy is known to `memo` before its attributes are copied: its forward is to train the copy.
         twin = memo.get(id(self._module()))
         return self if twin is None else PlannedForward(twin, self._make, most_bytes=self._most_bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
+        # What trains is left out: whoever loads the module makes it anew, from the stages of the loaded one.
         return object.__new__, (PlannedForward,), (self._module(), self._make, self._most_bytes)
 
     def __setstate__(self, state: tuple[Any, ...]) -> None:
@@ -136,6 +138,7 @@ class _Programs:
 
     def _trained(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
         program, values = self._of(model, args, kwargs)
+        # The program empties the list: a name here would keep the arguments alive for the whole run.
         held = [values]
         del values, args, kwargs
         return program.run(held)

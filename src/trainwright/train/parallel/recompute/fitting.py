@@ -64,6 +64,7 @@ def _measure(
     if reserve_bytes < 0:
         there = max(0, chain.fixed["parameters"] + reserve_bytes)
         chain = replace(chain, fixed={**chain.fixed, "parameters": there})
+    # What a step takes without any plan, with all that the device holds beside the model.
     peak = plain_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
     return replace(chain, plain_peak_bytes=peak + chain.fixed.get("optimizer", 0) + reserve_bytes)
 
@@ -165,6 +166,7 @@ def fit(
         if peak <= budget_bytes:
             _check_exact(model, module, own, sample, loss)
             return module
+        # Together the stages took more than was measured of each: plan again with that much in reserve.
         more = peak - budget_bytes
         chain = replace(
             chain,
@@ -179,9 +181,11 @@ def fit(
 
 def _check_exact(model: nn.Module, module: nn.Module, own: StepResult | None, sample: Any, loss: Loss | None) -> None:
     plan: Any = module.plan
+    # A plan that runs nothing again runs the model as it is.
     if own is None or plan.solver == "none":
         return
     difference = own.difference(StepResult.of(module, model, sample, loss))
+    # A model that differs from itself in two runs says nothing about its plan.
     if difference and not own.difference(StepResult.of(model, model, sample, loss)):
         raise UnsupportedModel(
             f"model: got one that does something else when a part of it runs again ({difference} differs); allowed: "

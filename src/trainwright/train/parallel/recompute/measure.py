@@ -144,6 +144,7 @@ def _first_gradients(stages: Sequence[nn.Module], temporary: int, granule: int, 
     # Gradients of shared parameters are added to what is there.
     shared = total_bytes((each for key, each in own.items() if key in later), granule)
     alone = total_bytes((each for key, each in own.items() if key not in later), granule)
+    # Where gradients add up, all of them are counted from the start: the new ones are temporary.
     if accumulate:
         return {"parameter_gradient_bytes": 0, "backward_temporary_bytes": max(temporary, 0) + shared + alone}
     if shared:
@@ -221,7 +222,9 @@ def _measured_stage(
     with tracker:
         result = call(given)
     grown = tracker.live_bytes - before - beside
+    # At least the output, which the next stage reads even where the graph holds less.
     numbers |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
+    # The model's result is counted among what is fixed, and here only while the forward makes it.
     if last:
         numbers |= {
             "output_bytes": 0,
@@ -240,6 +243,7 @@ def _measured_stage(
     edges: list[Any] = []
     numbers["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
+        # The gradients that arrive become tensors when the walk begins: they are not among the live bytes yet.
         arriving = sum(-(-t.numel() * t.itemsize // granule) * granule for t in ends)
         edges, seeds = [get_gradient_edge(t) for t in ends], [_gradient_seed(t) for t in ends]
         # The backward: its peak above what is alive at its start, without the gradients that the chain counts by
@@ -300,6 +304,7 @@ def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
     device, place = end.device, edge.output_nr
 
     def arrive(gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        # Strides of 0 alone: still the one number. Others: a gradient that autograd has summed already.
         whole = gradients[place]
         return (*gradients[:place], whole if any(whole.stride()) else alike(device=device), *gradients[place + 1 :])
 

@@ -78,6 +78,7 @@ class Script:
         for place, act in enumerate(self.acts):
             own, above = act.stage, act.stage + 1
             if act.kind is OperationKind.FORWARD_ALL:
+                # The first act that needs the graph, or that may read the output, decides.
                 uses = (
                     later
                     for later in self.acts[place + 1 :]
@@ -153,6 +154,7 @@ def lent_units(acts: Iterable[Act]) -> set[int]:
     for act in acts:
         number = act.stage
         if isinstance(act, Release):
+            # What leaves is the input of the next stage, whose graph may need it for its backward.
             found |= {number + 1} & waiting
         elif act.kind is OperationKind.FORWARD_ALL:
             waiting.add(number)
@@ -189,6 +191,7 @@ def arrange_script(acts: Sequence[Act], count: int) -> Script:
     until: dict[int, int] = {}
     for act in acts:
         forward = act.kind in FORWARDS
+        # With the loss's forward the forward pass is over.
         if act.stage > count and forward:
             turn = len(ours)
         if (act.stage, forward) not in ends:
@@ -203,6 +206,7 @@ def arrange_script(acts: Sequence[Act], count: int) -> Script:
     if below or first <= len(units):
         missing = f"backward of stage {units[below - 1][-1]}" if below else f"forward of stage {units[first - 1][0]}"
         raise ChainError(f"operations: got no {missing}; allowed: a forward and a backward of each of {count} stages")
+    # What follows the last backward, such as a deletion, is done with it.
     until[1] = len(ours)
     return Script(units=units, acts=ours, turn=turn or 0, until=until)
 
@@ -212,9 +216,11 @@ def _units(acts: Sequence[Act], count: int) -> list[range]:
     begins = {1}
     for before, act, after in zip((None, *acts), acts, (*acts[1:], None), strict=False):
         stage = act.stage
+        # What moves or goes is handled by itself, so that its stage is a unit of its own.
         if act.value is Value.SAVED or act.kind in {None, OperationKind.OFFLOAD, OperationKind.PREFETCH}:
             begins |= {stage, stage + 1}
         elif act.kind is OperationKind.DELETE:
+            # An output can go only where a unit ends: inside a unit nobody holds it.
             begins.add(stage + 1)
         else:
             ahead, behind = (stage, stage + 1) if act.kind is OperationKind.BACKWARD else (stage + 1, stage)
@@ -229,6 +235,7 @@ def _go_on(one: Act | None, other: Act | None) -> bool:
         return False
     if one.kind is OperationKind.BACKWARD:
         return other.kind is OperationKind.BACKWARD and other.stage == one.stage - 1
+    # A run without gradients may keep its first input; each later stage drops what it has read.
     same = OperationKind.FORWARD_ALL if one.kind is OperationKind.FORWARD_ALL else OperationKind.FORWARD_DROP
     return one.kind in FORWARDS and other.kind is same and other.stage == one.stage + 1
 
@@ -244,6 +251,7 @@ def wanted_after(row: StageRow, script: Script) -> list[frozenset[str]]:
             unit = script.units[act.stage - 1]
             left[act.stage] -= 1
             wanted -= {name for stage in unit for name in row.makes[stage - 1]}
+            # It has run before, so this is a rerun: what it reads must have been kept.
             if left[act.stage]:
                 wanted |= {*read_outside(row, unit)}
     return found[::-1]

@@ -82,6 +82,7 @@ class Buffers:
     def watched(self, seen: "RunContext") -> Iterator[None]:
         """Keep in `seen` what the written ones hold before the first run of a step."""
         places = self._all if self._written is None else self._written
+        # The clones show writes that no version counts, and are what a rerun begins with.
         before = [(place, _get(place), _version(place), _get(place).clone()) for place in places]
         yield
         # Which buffers are written is learned in the first step; later steps clone those alone.
@@ -141,6 +142,7 @@ class RunContext:
         """Put parameters back that stood there for that call alone; raise UnsupportedModel if one has been written."""
         other = []
         for held, name, tensor, version in self.weights:
+            # With other weights a rerun would give the gradients of another function.
             if tensor._version != version:  # noqa: SLF001  counts the writes to a tensor
                 raise UnsupportedModel(
                     f"backward: parameter {name!r} was changed in place since the forward; allowed: parameters that "

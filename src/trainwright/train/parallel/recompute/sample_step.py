@@ -97,6 +97,7 @@ def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iter
         for name, buffer in module._buffers.items()  # noqa: SLF001  to swap them, not to read them
         if buffer is not None
     ]
+    # Tensors that are no leaves keep no gradient, and torch warns who asks for it.
     gradients = [(each, each.grad) for each in (*model.parameters(), *batch) if each.is_leaf]
     with ExitStack() as stack:
         stack.enter_context(torch.random.fork_rng())
@@ -125,16 +126,19 @@ class StepResult:
     ) -> "StepResult":
         """Return what `run` leaves behind in the place of a model, which is as before afterwards."""
         given = as_call(sample)
+        # Leaves of our own collect the gradients of the inputs, so that the caller's stay as they are.
         args, kwargs = map_only(torch.Tensor, _fresh_leaf, (given.args, dict(given.kwargs)))
         results: list[Any] = []
 
         def run_and_keep(*args: Any, **kwargs: Any) -> Any:
             out = run(*args, **kwargs)
+            # A copy, for the loss may write to the result.
             results.append(map_only(torch.Tensor, lambda t: t.detach().clone(), out))
             return out
 
         with restored_after(model):
             train_once(run_and_keep, Call(args, kwargs), loss)
+            # Read before the model is put back.
             left = dict(_traces(model, (args, kwargs), results[0]))
         return cls(left)
 
@@ -170,7 +174,9 @@ def _are_equal(one: Any, other: Any) -> bool:
         return one.placements == other.placements and _are_equal(one.to_local(), other.to_local())
     if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
         return False
+    # Entries that are not yet summed may stand in any order.
     if one.layout == torch.sparse_coo:
         one, other = one.coalesce(), other.coalesce()
         return torch.equal(one.indices(), other.indices()) and _are_equal(one.values(), other.values())
+    # `equal` is false where both have NaN.
     return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

@@ -57,6 +57,7 @@ class SkippedValues:
             shared = [each for each in tensors if storage_key(each) in shown]
             sizes = tensors, shared, filter(can_have_gradient, tensors_of(value))
             self._bytes[name] = tuple(total_bytes(each, self._granule) for each in sizes)  # type: ignore[assignment]
+            # Where the next stage is handed the same tensors, their gradient is that of the output.
             if handed_on(out, {name: value}) == storage_keys(value):
                 self._handed_on.add(name)
         read = self._row.reads[number - 1]
@@ -102,6 +103,7 @@ class SkippedValues:
 
     def _gradients_alive(self, number: int) -> dict[str, int]:
         """Return the bytes of the gradients alive while a stage's backward is the next."""
+        # From the backward of its last reader down to its maker's, where one that is handed on counts as the output's.
         return {
             name: self._bytes[name][2]
             for name, maker in self._makers.items()

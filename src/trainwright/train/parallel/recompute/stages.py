@@ -197,6 +197,7 @@ def check_trains(model: nn.Module) -> None:
         raise UnsupportedModel(
             "model: got one in evaluation mode; allowed: training mode, which plans are for; call model.train()"
         )
+    # Stages run what the class defines and would pass by a forward on the object. Our own says that it is planned.
     if not getattr(vars(model).get("forward"), "planned", "forward" not in vars(model)):
         raise UnsupportedModel(
             f"model, forward: got one that was set on the object; allowed: that of its class, {type(model).__name__}; "
@@ -241,12 +242,15 @@ class _Whole(nn.Module):
 def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep: bool) -> StageRow:
     inputs, nodes, output = _operations_of(graph)
     places = {node: place for place, node in enumerate(nodes)}
+    # Of each value its last reader. The result of the model counts as read behind all operations.
     last = {node: max((places.get(user, len(nodes)) for user in node.users), default=-1) for node in (*inputs, *nodes)}
     main = _find_cuts(model, nodes, last, skips=skips)
     starts = [0, *main]
     carried = [tuple(inputs)]
+    # Inputs of the model ride along as long as anything from there on reads them.
     carried += [(node, *(each for each in inputs if last[each] >= place)) for place, node in main.items()]
     parts = [nodes[start:stop] for start, stop in pairwise([*starts, len(nodes)])]
+    # What a stage reads, and neither is handed nor makes, comes from a stage further back: it skips stages.
     reads = [_values_missing(part, (*given, *part)) for part, given in zip(parts, carried, strict=True)]
     wanted = {node for each in reads for node in each}
     makes = [[node for node in part if node in wanted] for part in parts]
@@ -283,6 +287,7 @@ def _direct_tensors(model: nn.Module, stage: fx.GraphModule) -> Iterator[tuple[d
         if not hasattr(model, prefix.partition(".")[0]) and prefix:
             continue
         here, there = stage.get_submodule(prefix), model.get_submodule(prefix)
+        # The graph holds them in a module of its own, which does not see what the model is given later.
         for mine, theirs in ((here._parameters, there._parameters), (here._buffers, there._buffers)):  # noqa: SLF001
             if here is not there and name in mine and name in theirs:
                 yield mine, theirs, name
@@ -303,9 +308,11 @@ def _find_cuts(
     for place, node in enumerate(nodes):
         alive = {each for each in alive if last[each] >= place}
         if place and begins[place] and alive:
+            # Short: fewer than _LONG operations with parameters between the maker and the last reader.
             short = [each for each in alive if before[min(last[each], len(nodes))] - before[born[each] + 1] < _LONG]
             if len(alive) == 1:
                 (single[place],) = alive
+            # At most one goes on to the next layers; the others skip many, and wait beside the row.
             elif len(short) < 2:
                 further[place] = short[0] if short else max(alive, key=lambda each: born[each])
         alive.add(node)

@@ -92,6 +92,7 @@ def _flatten_call(
 
 
 def _constant_or_value(leaf: Any) -> Any:
+    # A forward may branch on these, and a graph has one branch alone: other ones need a graph of their own.
     fixed = leaf is None or isinstance(leaf, bool | str | Enum | torch.dtype | torch.device)
     return leaf if fixed else _VALUE
 
@@ -217,6 +218,7 @@ class AttributeWatch:
 def _plain_attributes(module: nn.Module) -> dict[str, Any]:
     found = {}
     for name, value in vars(module).items():
+        # A forward may have branched on these, or computed with them, when it was traced.
         if type(value) in _SCALARS:
             found[name] = value
         elif type(value) in {tuple, list} and all(type(each) in _SCALARS for each in value):
@@ -228,6 +230,7 @@ def _is_still(module: nn.Module, known: Mapping[str, Any]) -> bool:
     own = vars(module)
     for name, value in known.items():
         now = own.get(name, _VALUE)
+        # By type too: 1, 1.0 and True are equal, and a forward may tell them apart.
         if now is not value and (type(now) is not type(value) or now != value):
             return False
     return True
@@ -310,6 +313,7 @@ def _same_content(one: Any, other: Any) -> bool:
         return False
     if isinstance(one, set):
         return bool({*map(id, one)} == {*map(id, other)})
+    # By identity: two tensors that are compared by value give no single answer.
     pairs = zip(one.items(), other.items(), strict=True) if isinstance(one, dict) else zip(one, other, strict=True)
     return all(a is b or (isinstance(one, dict) and a[0] is b[0] and a[1] is b[1]) for a, b in pairs)
 
@@ -320,6 +324,7 @@ def _restore(attributes: dict[str, Any], before: _Attributes) -> None:
             del attributes[name]
     for name, (value, content) in before.items():
         attributes[name] = value
+        # In place, since others may refer to the same container.
         if isinstance(value, list):
             value[:] = content
         elif content is not None:

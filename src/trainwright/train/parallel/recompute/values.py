@@ -53,6 +53,7 @@ class Boundary:
 
     def tree(self, where: str) -> Any:
         """Return the tree; raise UnsupportedModel if one of its tensors has been written since."""
+        # A boundary from the host has no versions, and nothing to check.
         for tensor, version in zip(self.tensors(), self.versions, strict=False):
             if tensor._version != version:  # noqa: SLF001  as above
                 raise written_error(where, "what it reads")
@@ -140,6 +141,7 @@ class StorageView(NamedTuple):
     def tensor(self) -> torch.Tensor:
         """Return the tensor; raise UnsupportedModel if its storage has been written since."""
         version = self.block.version()
+        # What has been to the host is a copy that nobody else can have written.
         if version is not None and version != self.version:
             raise written_error("backward", "a value that a stage needs for it")
         storage = self.block.storage()
@@ -170,6 +172,7 @@ class InputAlias(NamedTuple):
     def of_input(self, tensors: list[torch.Tensor]) -> torch.Tensor:
         """Return the view of what is the input now: the same storage, or one that was made again or brought back."""
         tensor = tensors[self.place]
+        # Counts of writes compare only for one storage: an input that was made again has its own.
         same = self.storage() is tensor.untyped_storage()
         if same and tensor._version != self.version:  # noqa: SLF001  as above
             raise written_error("backward", "a stage's input")
@@ -221,6 +224,7 @@ class OffloadedBoundary:
         leaves: list[Any] = []
         for leaf in boundary.leaves if boundary is not None else []:
             if isinstance(leaf, torch.Tensor) and can_move(leaf) and not stays(leaf):
+                # Leaves and saved tensors of one storage travel together, once.
                 key = storage_key(leaf)
                 block = known[key] = known.get(key) or OffloadableStorage(leaf)
                 leaves.append(StorageView.of(leaf, block, wants=leaf.requires_grad))

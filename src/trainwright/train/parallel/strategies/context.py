@@ -100,6 +100,7 @@ class _Block:
             expected = self._forward(whole, *args, **kwargs)
             with replace_attention(self._attend):
                 found = self._forward(part, *args, **kwargs)
+        # Relative to the largest output; what is not a number counts as different.
         difference = ((found - expected.chunk(world, 1)[rank]).abs().max() / expected.abs().max()).nan_to_num(torch.inf)
         # The first rank's positions are right anyway.
         dist.all_reduce(difference, dist.ReduceOp.MAX, group=self._group)
@@ -131,10 +132,12 @@ class _Block:
             return DTensor.from_local(found, query.device_mesh, query.placements, run_check=False)
         group, positions = self._group, key.shape[-2]
         world, rank = dist.get_world_size(group), dist.get_rank(group)
+        # A mask for all queries: this rank needs the rows of its own.
         if attn_mask is not None and attn_mask.shape[-2] == world * positions:
             attn_mask = attn_mask.narrow(-2, rank * positions, positions)
 
         def attend(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+            # Keys and values side by side: one exchange for both.
             both = gather(
                 torch.cat([key, value], -1), group, dim=key.ndim - 2, sizes=(positions,) * world, scatter=True
             )
@@ -142,6 +145,7 @@ class _Block:
             mask = attn_mask
             # Made here, so that it is not kept.
             if is_causal:
+                # Positions count in the whole sequence: each looks at itself and those before it.
                 places = torch.arange(world * positions, device=query.device)
                 mask = places[rank * positions : (rank + 1) * positions, None] >= places
             return attention(query, keys, values, attn_mask=mask, dropout_p=dropout_p, **settings)

@@ -49,6 +49,7 @@ def weight_bytes_saved(model: nn.Module, units: Sequence[nn.Module], *, zero: in
     """
     whole = _weight_bytes(model)
     if zero < 3:
+        # Negative, since the shard comes on top of the whole.
         return -whole // shard
     return max(0, whole - whole // shard - 2 * max((_weight_bytes(unit) for unit in units), default=whole))
 

@@ -52,9 +52,11 @@ class Averaging:
     def _queue_average(self, _: torch.Tensor) -> None:
         if self._on and not self._queued:
             self._queued = True
+            # Called when the whole backward pass has ended, and all gradients are there.
             torch.autograd.Variable._execution_engine.queue_callback(self.average)  # noqa: SLF001 -- as FSDP2 does
 
     def _start(self, bucket: list[torch.Tensor]) -> tuple[torch.Tensor, Any]:
+        # Divided before the sum, which might overflow in a narrow type.
         flat = torch.cat([item.reshape(-1) for item in bucket]).div_(dist.get_world_size(self._group))
         return flat, dist.all_reduce(flat, group=self._group, async_op=True)
 
@@ -69,6 +71,7 @@ def _gradient(parameter: nn.Parameter) -> torch.Tensor:
 
 def _buckets(gradients: list[torch.Tensor]) -> list[list[torch.Tensor]]:
     found: list[list[torch.Tensor]] = []
+    # As if one were full, so that the first gradient begins a bucket.
     size = _BUCKET_BYTES
     for gradient in gradients:
         if size >= _BUCKET_BYTES or gradient.dtype != found[-1][-1].dtype:

@@ -39,6 +39,7 @@ class FusedColumns(nn.Module):
         # Each rank finds a part of the sum that is the gradient of the input.
         local = x.to_local(grad_placements=[Partial()])
         bias = None if self.bias is None else self.bias.to_local().T.flatten()
+        # From (outputs, 3, inputs) to all queries, then all keys, then all values.
         projected = functional.linear(local, self.weight.to_local().transpose(0, 1).flatten(0, 1), bias)
         last = Shard(projected.ndim - 1)
         return _Fused(
@@ -78,6 +79,7 @@ class _Fused:
         """Return (..., 3, heads, width of a head)."""
         asked = list(sizes[0]) if len(sizes) == 1 and not isinstance(sizes[0], int) else list(sizes)
         if asked.count(-1) == 1:
+            # The product of the sizes has the -1 itself as a factor.
             asked[asked.index(-1)] = prod(self.shape) // -prod(asked)
         lead = len(self.shape) - 1
         self._check(len(asked) == lead + 3 and asked[lead] == 3, f"view{tuple(asked)}")
@@ -155,6 +157,7 @@ class MultiheadParallel(nn.Module):
         q, k, v = (item.unflatten(-1, (heads, -1)).transpose(1, 2) for item in projected)
         mask = _join_masks(key_padding_mask, attn_mask, q.dtype)
         rate = self.dropout if self.training else 0.0
+        # Beside a mask `is_causal` is only a hint that the mask says the same.
         causal = is_causal and mask is None
         found = functional.scaled_dot_product_attention(q, k, v, mask, rate, is_causal=causal)
         # Each rank's heads give one term of the output; the terms are summed where the stretch ends.
@@ -211,6 +214,7 @@ def _join_masks(padding: torch.Tensor | None, mask: torch.Tensor | None, dtype: 
     for item in (mask, None if padding is None else padding[:, None, None, :]):
         if item is not None:
             added = item
+            # True hides a position: a score of minus infinity has no weight after the softmax.
             if item.dtype == torch.bool:
                 added = torch.zeros_like(item, dtype=dtype).masked_fill_(item, float("-inf"))
             total = added if total is None else total + added
