@@ -43,8 +43,9 @@ def windows(out: Bounds, size: int, *, kernel: int, stride: int, dilation: int, 
         high = max(low, (end - 1) * stride - before + dilation * (kernel - 1) + 1)
         # What lies beyond the input is padding, and is not fetched.
         start, stop = min(max(low, 0), size), min(max(high, 0), size)
-        stop = max(start, stop)
-        found.append(Window(start=start, stop=stop, before=max(0, start - low), after=max(0, high - stop)))
+        # A window that lies in the padding as a whole has no more of it than rows of its own.
+        before_rows, after_rows = (min(max(0, rows), high - low) for rows in (-low, high - size))
+        found.append(Window(start=start, stop=stop, before=before_rows, after=after_rows))
     return found
 
 

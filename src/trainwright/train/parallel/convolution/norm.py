@@ -112,7 +112,7 @@ class _TakenOver(TorchFunctionMode):
     def _counts(self, batch_input: torch.Tensor) -> tuple[float, float]:
         """Return how many values of a channel all ranks have, and how many of them are different ones.
 
-        `given.shape` is that of the whole tensor.
+        `batch_input.shape` is that of the whole tensor.
         """
         values, ranks = batch_input.numel() / batch_input.shape[1], dist.get_world_size(self._group)
         if isinstance(batch_input, Part) and batch_input.division.spatial:

@@ -85,7 +85,7 @@ def carry_out(
     *,
     most_bytes: int | None = None,
 ) -> nn.Module:
-    """Return a module that trains as `acts` (see `program.placed`) say and shares everything with `model`.
+    """Return a module that trains as `acts` (see `program.place_acts`) say and shares everything with `model`.
 
     Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
     itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by

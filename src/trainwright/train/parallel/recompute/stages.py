@@ -89,7 +89,7 @@ class StageRow:
 def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool = True, deep: bool = True) -> StageRow:
     """Return the stages of a model in training mode, for calls of a form; by default one with what has no default.
 
-    A model that cannot be traced is one stage, and `Row.whole` says why. Without `skips` every value goes from one
+    A model that cannot be traced is one stage, and `StageRow.whole` says why. Without `skips` every value goes from one
     stage to the next, and parts that long skips hold together stay whole. If not `deep`, no module that it calls is
     looked into. Raises `UnsupportedModel` in evaluation mode and for parameters that have no shape yet.
     """
