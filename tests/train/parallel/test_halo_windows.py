@@ -10,8 +10,14 @@ from trainwright.train.parallel.convolution.halo import bounds_of, windows
 SIZES = st.integers(1, 9)
 
 
-@given(SIZES, st.integers(1, 4), st.integers(1, 3), st.integers(1, 3), st.integers(0, 6), st.integers(1, 5))
-def test_parts_of_a_convolution_are_those_of_the_whole(size, kernel, stride, dilation, padding, world):
+KERNELS = st.fixed_dictionaries(
+    {"kernel": st.integers(1, 4), "stride": st.integers(1, 3), "dilation": st.integers(1, 3)},
+)
+
+
+@given(SIZES, KERNELS, st.integers(0, 6), st.integers(1, 5))
+def test_parts_of_a_convolution_are_those_of_the_whole(size, sizes, padding, world):
+    kernel, stride, dilation = sizes.values()
     rows, taps = torch.arange(1.0, size + 1).reshape(1, 1, -1), torch.arange(1.0, kernel + 1).reshape(1, 1, -1)
     reach = dilation * (kernel - 1) + 1
     assume(size + 2 * padding >= reach)
