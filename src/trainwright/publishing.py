@@ -1,4 +1,4 @@
-"""Publishing: the one way in which a file or folder of ours comes to its name.
+"""Publishing: the one way in which a file or folder of ours comes to its name, atomically.
 
 It is written beside its place under a temporary name, brought to the disk and renamed, and so are the names in its
 folder. So after a crash, or on a full disk, there is the old content or the new, and never a part of either.
@@ -66,7 +66,7 @@ _FILES = FileLayer()
 
 
 def write_file(path: str | Path, data: bytes | str, *, mode: int | None = None) -> None:
-    """Write a file as a whole, in place of what is there.
+    """Write a file atomically and as a whole, in place of what is there.
 
     `mode` are its permissions from its first moment on; by default those of the file that it replaces. A device or a
     pipe is written to as it is. Raises `OSError`; then what was there is there still.

@@ -140,7 +140,7 @@ class TestRescaling:
                 state, rate = rate.state_dict(), Rescaling(optimizer=None, rule=rule)
                 rate.load_state_dict(state)
             before = rate.scale
-            rate.aim(ratio, length)
+            rate.rescale(ratio, length)
             assert abs(rate.scale - min(before, target)) <= 1e-12
             seen = [rate.scale]
             for _ in range(steps):
@@ -156,7 +156,7 @@ class TestRescaling:
     def test_the_factor_of_the_warm_up(self, ratio, rule, first):
         """SGD twice: 0.5; SGD four times: 0.25; Adam twice: 0.71 (of what it will be)."""
         rate = Rescaling(optimizer=None, rule=rule, warmup_steps=10)
-        rate.aim(ratio, epoch_steps=99)
+        rate.rescale(ratio, epoch_steps=99)
         assert rate.scale / rate.target == pytest.approx(first)
         rate.step = 5
         assert rate.scale / rate.target == pytest.approx(first + (1 - first) / 2)
@@ -170,7 +170,7 @@ class TestRescaling:
         run = Run(
             a_trial(), model, optimizer, [0], loss=lambda model, _: model(torch.ones(1, 2)).sum(), schedule=schedule
         )
-        run._rate.aim(2.0, epoch_steps=2)
+        run._rate.rescale(2.0, epoch_steps=2)
         used = []
         for _ in range(3):
             run.step(None)
@@ -186,14 +186,14 @@ class TestRescaling:
     def test_rules_by_optimizer(self, name, factor):
         kind = globals().get(name) or getattr(torch.optim, name)
         rate = Rescaling(optimizer=kind(nn.Linear(1, 1).parameters(), lr=0.1), warmup_steps=0)
-        rate.aim(4.0, epoch_steps=9)
+        rate.rescale(4.0, epoch_steps=9)
         assert rate.scale == factor
 
     def test_bad_input(self):
         rate = Rescaling(optimizer=torch.optim.LBFGS(nn.Linear(1, 1).parameters()))
-        rate.aim(1.0, epoch_steps=9)
+        rate.rescale(1.0, epoch_steps=9)
         with pytest.raises(TrialError, match="'auto' knows no rule for LBFGS when the batch changes; give 'linear'"):
-            rate.aim(2.0, epoch_steps=9)
+            rate.rescale(2.0, epoch_steps=9)
         with pytest.raises(TrialError, match="learning_rate: got 'square'; allowed: 'auto', 'linear', 'sqrt', 'none'"):
             Rescaling(optimizer=None, rule="square")
         with pytest.raises(TrialError, match="warmup_steps: got -1; allowed: a whole number >= 0, or None"):

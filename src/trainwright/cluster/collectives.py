@@ -1,5 +1,6 @@
-"""Collectives: the seconds of an exchange among a group of a cluster's ranks, by the algorithm that takes least.
+"""Collectives: what an all-reduce or another exchange costs in seconds among a group of a cluster's ranks.
 
+The algorithm that takes least is assumed.
 Each algorithm costs `alpha` seconds a message and `beta` seconds a byte of one link. Sizes are those of the whole
 message in bytes (of an all-gather, what each rank ends with). Sources: R. Hockney, Parallel Computing 20 (1994);
 Thakur, Rabenseifner, Gropp, IJHPCA 19 (2005), for rings; the trees are pipelined in as many chunks as cost least.

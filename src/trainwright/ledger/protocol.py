@@ -62,7 +62,7 @@ class Ledger(Protocol):
         """Return the token that owns `key`: the first ever given for it. You won if it is yours."""
 
     def heartbeat(self) -> None:
-        """Say that this writer is alive."""
+        """Say that this writer is alive; `study/driver/heartbeat.py` sends it every few seconds."""
 
     def heartbeats(self, writers: Sequence[str]) -> dict[str, int]:
         """Return each writer's count of beats; a writer never heard of has 0."""

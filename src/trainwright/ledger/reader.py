@@ -218,13 +218,13 @@ class JournalReader:
         following = 0
         for name, start, lines in chunks:
             found = parsed[following : (following := following + len(lines))]
-            self._sort_out(name, start, lines, found, records)
+            self._drop_corrupt(name, start, lines, found, records)
         chunks.clear()
 
-    def _sort_out(
+    def _drop_corrupt(
         self, name: str, start: int, lines: list[bytes], found: list[Record | str], records: list[Record]
     ) -> None:
-        """Add those records of a journal that are whole and its writer's; name the other lines."""
+        """Add those records of a journal that are whole and its writer's; name the other lines, which are corrupt."""
         journal, rescued = self._journals[name], is_snapshot(name)
         for line, record in zip(lines, found, strict=True):
             if isinstance(record, Record) and (rescued or record.writer == journal.writer):

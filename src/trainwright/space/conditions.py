@@ -161,7 +161,7 @@ def condition_from_json(document: Any) -> Condition:
     raise SpaceError(f'condition {document!r} cannot be read; write for example {{"equals": ["optimizer", "sgd"]}}')
 
 
-def compare_column(column: int, operation: str, units: list[float], *, slack: float, negated: bool) -> Holds:
+def evaluate_condition(column: int, operation: str, units: list[float], *, slack: float, negated: bool) -> Holds:
     """Return the evaluation of one comparison over a column; NaN, which is inactive, compares false either way.
 
     Units within `slack` count as equal: a row must not differ from what is read of its decoded numbers.

@@ -13,7 +13,7 @@ from trainwright.errors import SpaceError, TrialError, closest
 from trainwright.space.axes import Array
 from trainwright.space.canonical import canonical_json, is_number
 from trainwright.space.columns import Columns, make_column
-from trainwright.space.conditions import Comparison, Condition, Holds, compare_column
+from trainwright.space.conditions import Comparison, Condition, Holds, evaluate_condition
 from trainwright.space.parameters import Constant, Parameter, Varying
 
 __all__ = ["RowSchema", "names_in", "order_by_needs"]
@@ -86,7 +86,7 @@ class RowSchema:
         except TrialError as error:
             sentence = str(error).removeprefix(f"{name}=")  # unless the parent would then be named nowhere
             raise SpaceError(f"{owner}: {sentence if name in sentence else error}") from None
-        return compare_column(self.index[name], operation, units, slack=parent.axis.slack, negated=negated)
+        return evaluate_condition(self.index[name], operation, units, slack=parent.axis.slack, negated=negated)
 
     def _compare_constant(self, owner: str, comparison: Comparison, constant: Constant) -> bool:
         if comparison.operation in ("equals", "one_of"):

@@ -1,4 +1,4 @@
-"""Repeat what a full disk refused until there is room, or until the time for retries is over."""
+"""Retry what a full disk refused (ENOSPC, EDQUOT) until there is room, or until the time for retries is over."""
 
 import time
 from collections.abc import Callable

@@ -82,7 +82,7 @@ def recorded_space(objective: Callable[[Any], Any], draws: int, seed: int) -> Sp
         why = "" if failure is None else f" ({type(failure).__name__}: {failure})"
         raise TrialError(f"space: the objective suggested nothing in {draws} dry runs{why}; declare a tw.Space")
     whole = [run.params for run in runs if run.whole]
-    return Space.of({name: _conditioned(name, parameters, whole) for name in parameters})
+    return Space.of({name: _as_optional(name, parameters, whole) for name in parameters})
 
 
 class _DryTrial(SuggestingTrial):
@@ -114,7 +114,7 @@ class _DryTrial(SuggestingTrial):
         return self.params[name]
 
 
-def _conditioned(name: str, parameters: Mapping[str, Parameter], runs: Sequence[Mapping[str, Any]]) -> Parameter:
+def _as_optional(name: str, parameters: Mapping[str, Parameter], runs: Sequence[Mapping[str, Any]]) -> Parameter:
     """Return the parameter, with the condition under which the runs had it."""
     parameter = parameters[name]
     absent = [run for run in runs if name not in run]

@@ -1,4 +1,4 @@
-"""The learning rate of a batch that is not the one that it was chosen for.
+"""Rescale the learning rate for a batch that is not the one that it was chosen for.
 
 It depends on the ratio q of the batches, never on devices: q times for SGD (Goyal et al., arXiv 1706.02677), sqrt(q)
 times for adaptive methods (Malladi et al., arXiv 2205.10287). The schedule and the checkpoint know the unscaled rate
@@ -52,7 +52,7 @@ class Rescaling:
         # Rounding may bring the line above its end.
         return min(self.target, self.start + (self.target - self.start) * self.step / self.length)
 
-    def aim(self, ratio: float, epoch_steps: int) -> None:
+    def rescale(self, ratio: float, epoch_steps: int) -> None:
         """Go to the factor of a batch ratio."""
         target = self._factor(ratio)
         if target != self.target:

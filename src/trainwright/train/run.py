@@ -186,7 +186,7 @@ class Run:
         if self._parallel is not None:
             self._parallel.expect_accumulation(self._step.accumulate > 1)
         self._batches.arrange(self._step.batch)
-        self._rate.aim(self._batching.ratio(epoch), len(self._batches))
+        self._rate.rescale(self._batching.ratio(epoch), len(self._batches))
 
     def items(self) -> dict[str, Any]:
         """Return what a resumed run needs, by name; the global generators come with every checkpoint."""

@@ -35,6 +35,9 @@ _ECHO_SECONDS = 1.0
 _CLOSE = b"\0"
 
 
+DEFAULT_SIGNALS = ("SIGTERM", "SIGUSR1")
+
+
 class SignalFlag:
     """Remembers that one of `signals` came. To be made and closed in the main thread; elsewhere it warns and sees none.
 
@@ -44,7 +47,7 @@ class SignalFlag:
     handlers.
     """
 
-    def __init__(self, signals: Sequence[str] = ("SIGTERM", "SIGUSR1"), *, grace_seconds: float | None = None) -> None:
+    def __init__(self, signals: Sequence[str] = DEFAULT_SIGNALS, *, grace_seconds: float | None = None) -> None:
         check_signals(signals, grace_seconds)
         self.received: str | None = None
         """The name of the first signal that came, or None."""

@@ -1,4 +1,4 @@
-"""The global random generators of Python, NumPy, torch and every CUDA device."""
+"""Capture and restore the RNG state: the global random number generators of Python, NumPy, torch and CUDA devices."""
 
 import random
 from collections.abc import Mapping

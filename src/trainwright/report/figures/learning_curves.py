@@ -50,7 +50,7 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
     stopped = [t for t in results if t.status is Status.STOPPED and t is not best and goal.metric in _last_metrics(t)]
     if stopped:
         traces.insert(1, _draw_crosses(stopped, goal))
-    moved = _draw_resizes([t for t in overview.trials if len(t.leases) > 1], traces, goal)
+    moved = _draw_size_changes([t for t in overview.trials if len(t.leases) > 1], traces, goal)
     if moved is not None:
         traces.append(moved)
     metric = escape(goal.metric, 40)
@@ -113,7 +113,7 @@ def _draw_crosses(stopped: list[TrialState], goal: Objective) -> Json:
     return {**marks, "customdata": [trial.number for trial in stopped]}
 
 
-def _draw_resizes(resized: list[TrialState], traces: list[Json], goal: Objective) -> Json | None:
+def _draw_size_changes(resized: list[TrialState], traces: list[Json], goal: Objective) -> Json | None:
     """Return the places at which drawn trials went on with other devices."""
     drawn = {number for trace in traces for number in trace["customdata"]}
     found = [

@@ -14,7 +14,7 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError
 from trainwright.serve.http.infer_request import INPUT, InferRequest, Signature, read_request
 from trainwright.serve.http.limits import Limits
-from trainwright.serve.http.metrics import Metrics
+from trainwright.serve.http.metrics import PrometheusMetrics
 from trainwright.serve.http.tensors import HEADER_LENGTH, encode_tensor
 from trainwright.serve.service import Response, Service
 
@@ -97,7 +97,7 @@ class InferenceEndpoint:
     def __init__(self, service: Service, *, name: str, limits: Limits) -> None:
         self.service, self.name, self.limits = service, name, limits
         self.signature = Signature.of(service.ensemble)
-        self.metrics = Metrics(service.state)
+        self.metrics = PrometheusMetrics(service.state)
         self.draining = False
 
     def check_model(self, model: str | None = None, version: str | None = None) -> None:

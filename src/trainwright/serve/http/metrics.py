@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-__all__ = ["CONTENT_TYPE", "Metrics"]
+__all__ = ["CONTENT_TYPE", "PrometheusMetrics"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
@@ -20,7 +20,7 @@ _COUNTS = {
 }
 
 
-class Metrics(Collector):
+class PrometheusMetrics(Collector):
     """Counters and histograms of one server, and the numbers of `state()` as gauges, read when they are asked for."""
 
     def __init__(self, state: Callable[[], Mapping[str, Any]]) -> None:

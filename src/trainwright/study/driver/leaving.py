@@ -1,7 +1,7 @@
 """Decide when a driver leaves, and how long its trials may continue with the current epoch.
 
-A launcher's signal gives them the grace; the end of the wall time is known before, so they have the grace until then.
-A further signal ends the driver at once.
+A launcher's signal (SIGTERM, SIGINT, SIGUSR1) gives them the grace; the end of the wall time is known before, so they
+have the grace until then. A further signal ends the driver at once.
 """
 
 import math

@@ -20,10 +20,10 @@ from trainwright.train.parallel.blocks import blocks_of
 from trainwright.train.parallel.pipeline.cuts import cuts_of, uncut_of
 from trainwright.train.parallel.recompute.run_context import Buffers, RunContext
 
-__all__ = ["run_again"]
+__all__ = ["recompute_blocks"]
 
 
-def run_again(model: nn.Module, plan: Layout) -> None:
+def recompute_blocks(model: nn.Module, plan: Layout) -> None:
     """Let a model keep as little as the plan says; its modules, their names and what they return stay as they are.
 
     Raises `UnsupportedPlan` if the model has not the modules that the plan runs again.

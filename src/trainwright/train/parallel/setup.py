@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of, refuse_hooks, units_of
-from trainwright.train.parallel.checkpointed_modules import run_again
+from trainwright.train.parallel.checkpointed_modules import recompute_blocks
 from trainwright.train.parallel.convolution.channel import ChannelParallel
 from trainwright.train.parallel.convolution.filter import FilterNorm, FilterParallel
 from trainwright.train.parallel.convolution.norm import SynchronisedNorm, learns_statistics
@@ -106,7 +106,7 @@ def set_up_model(
     budget = None
     if plan.memory is None:
         # Recomputation wraps blocks before the strategy does, so that a strategy's exchanges are run again too.
-        run_again(model, plan)
+        recompute_blocks(model, plan)
         if plan.compile:
             for block in blocks_of(model) or [model]:
                 block.compile(backend=plan.compile)

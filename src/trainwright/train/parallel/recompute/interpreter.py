@@ -237,7 +237,7 @@ class PlanInterpreter:
             self._release_copy(step, act.value, number)
         elif act.kind in FORWARDS:
             self._wait_for_copy(step, number - 1)
-            self._rerun_unit(step, place)
+            self._recompute_unit(step, place)
         elif act.kind is OperationKind.BACKWARD:
             self._wait_for_copy(step, number - 1)
             self._wait_for_copy(step, number)
@@ -245,7 +245,7 @@ class PlanInterpreter:
         elif act.value is not None:
             self._move_value(step, act.kind, act.value, number)
 
-    def _rerun_unit(self, step: _Step, place: int) -> None:
+    def _recompute_unit(self, step: _Step, place: int) -> None:
         """Run a unit once more, out of autograd's graph; with gradients, fill its slots there."""
         act = self.script.acts[place]
         number, filling, graph_only = act.stage, act.kind is OperationKind.FORWARD_ALL, place in self.script.graphs_only
