@@ -3,8 +3,7 @@
 Total-effect indices (Homma and Saltelli, 1996) of the mean of a Gaussian process, by Jansen's estimator (1999):
 E[(f(x) - f(x'))^2] / 2, where x' is x with one parameter drawn anew from the space; a parameter that switches others
 off or on is credited with that. The process sees all trials at one epoch, so that those which a rule stopped early
-count like the others. How far outlying losses are clipped is decided by the error at left-out trials, which a process
-has in closed form (Dubrule, Mathematical Geology 15, 1983).
+count like the others.
 
 How far a share may be believed is estimated by half-samples of the trials, to each of which a column without meaning is
 added: a parameter is known to matter if it moves the metric more than that column does. Half-samples spread as the
@@ -13,7 +12,6 @@ estimate itself does (Shao and Wu, 1989).
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +19,7 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError, closest
 from trainwright.ledger import State, TrialState
 from trainwright.randomness import rng
-from trainwright.search.bayes.gaussian_process import Embedding, Hyperparameters, Posterior, fit
+from trainwright.search.bayes.response_surface import ResponseSurface
 from trainwright.space import Space
 
 __all__ = ["Importance", "importance_of"]
@@ -31,7 +29,6 @@ Array = NDArray[np.float64]
 _LEAST, _MOST = 10, 300  # results
 _REACHED = 0.95  # of the trials that reached the first epoch, so many reached the one asked at: fewer are a selection
 _DRAWS, _FEWER_DRAWS = 1000, 400
-_CLIPS = (1.5, 5.0, 20.0)  # quartile ranges beyond the quartiles, to which losses may be clipped
 _HALVES, _TAIL = 20, 0.05  # half-samples, and the share of them beyond either end of an interval
 
 
@@ -144,68 +141,6 @@ def _unknown(state: State, metric: str) -> SearchError:
     return SearchError(f"importance: no trial has the metric {metric!r}; allowed: {', '.join(known)}{near}")
 
 
-class ResponseSurface:
-    """The mean of a Gaussian process over the rows of a space; `chance` adds columns to the rows that mean nothing."""
-
-    def __init__(
-        self,
-        space: Space,
-        rows: Array,
-        y: Array,
-        generator: np.random.Generator,
-        *,
-        like: Hyperparameters | None = None,
-        chance: Array | None = None,
-    ) -> None:
-        self.space = space
-        self._embedding = Embedding(space, fidelity=False)
-        self.extra_columns = 0 if chance is None else chance.shape[1]
-        owners = np.concatenate([self._embedding.owners, space.dimension + np.arange(self.extra_columns)])
-        points = self._points(rows, chance)
-        self._mean, self._scale = float(y.mean()), float(y.std()) or 1.0
-        target = (y - self._mean) / self._scale
-        self.hyperparameters = fit(points, owners, target, generator, like=like)
-        self._posterior = Posterior.of(self.hyperparameters, points, owners)
-        inverse = np.linalg.inv(self._posterior.factor @ self._posterior.factor.T)
-        self._alpha: Array = inverse @ target
-        # The error at a trial, had it been left out, without fitting again.
-        left_out = self._alpha / inverse.diagonal()
-        self.explained = 1.0 - float((left_out**2).mean())
-
-    @classmethod
-    def choose(cls, space: Space, rows: Array, y: Array, seed: int) -> tuple[Self, Array]:
-        """Return the surface of least left-out error, as a share of the variance, and its standardised targets.
-
-        `y` may be on any scale, with outliers; the targets are all 0 if no clip leaves a difference.
-        """
-        targets = [_clip_and_standardise(y, clip) for clip in _CLIPS]
-        surfaces = [cls(space, rows, values, rng(seed, "importance", 0)) for values in targets]
-        best = max(range(len(_CLIPS)), key=lambda place: surfaces[place].explained)
-        return surfaces[best], targets[best]
-
-    def predict(self, rows: Array, chance: Array | None = None) -> Array:
-        """Return the mean at settled rows, on the scale of the targets."""
-        # The mean alone: noise of single results is no effect of a parameter.
-        across = self._posterior.between(self._posterior.points, self._points(rows, chance))
-        predicted: Array = self._mean + self._scale * (self._alpha @ across)
-        return predicted
-
-    def _points(self, rows: Array, chance: Array | None) -> Array:
-        points = self._embedding(rows)
-        return points if chance is None else np.concatenate([points, chance], axis=1)
-
-
-def _clip_and_standardise(values: Array, clip: float) -> Array:
-    """Return values that a few diverged trials do not decide, with mean 0 and deviation 1."""
-    low, high = np.quantile(values, [0.25, 0.75])
-    if high > low:
-        values = np.clip(values, low - clip * (high - low), high + clip * (high - low))
-    else:  # more than half are equal, so that only the order of the others can be used
-        values = np.unique(values, return_inverse=True)[1].astype(np.float64)
-    deviation = values.std()
-    return (values - values.mean()) / deviation if deviation > 0 else np.zeros_like(values)
-
-
 def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Array, Array, float]:
     """Return the shares, the ends of their intervals, and what half-samples explain of the other half."""
     model, y = ResponseSurface.choose(space, rows, y, seed)
@@ -222,8 +157,9 @@ def _shares(space: Space, rows: Array, y: Array, seed: int) -> tuple[Array, Arra
         # Each half-sample fits the surface again, next to a column that cannot matter.
         chance = _permuted_column(space, rows, generator)
         part = ResponseSurface(
-            space, rows[chosen], y[chosen], generator, chance=chance[chosen], like=model.hyperparameters
-        )
+            space, rows[chosen], y[chosen], generator, trend=model.trend, chance=chance[chosen],
+            like=model.hyperparameters,
+        )  # fmt: skip
         effects = _total_effects(part, generator, _FEWER_DRAWS)
         total = max(effects[:-1].sum(), 1e-12)
         # A parameter that moves no more than a column of chance does is not known to move anything.
