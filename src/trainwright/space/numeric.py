@@ -5,6 +5,7 @@ A prior's unit u in [0, 1] is the one after the log if the parameter has one: `N
 """
 
 import math
+from abc import abstractmethod
 from dataclasses import KW_ONLY, asdict, dataclass
 from decimal import Decimal
 from functools import cached_property
@@ -146,8 +147,8 @@ class NumericParameter(Varying):
         self._check_scale(name)
         super().check_arguments(name)
 
-    def _check_scale(self, name: str) -> None:
-        raise NotImplementedError
+    @abstractmethod
+    def _check_scale(self, name: str) -> None: ...
 
     def _make_grid(self, step: float) -> Grid:
         low, high = float(self.low), float(self.high)

@@ -5,8 +5,8 @@ contradicts itself, so that every message starts with the name.
 """
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import KW_ONLY, MISSING, Field, dataclass, fields
-from functools import cached_property
 from typing import Any, ClassVar
 
 import numpy as np
@@ -58,15 +58,15 @@ class Parameter:
             )
 
 
-class Varying(Parameter):
+class Varying(Parameter, ABC):
     """A parameter with a column in the matrix: Float, Int or Choice."""
 
     default: Any
 
-    @cached_property
+    @property
+    @abstractmethod
     def axis(self) -> Axis:
         """The map between units and numbers."""
-        raise NotImplementedError
 
     @property
     def has_default(self) -> bool:
@@ -74,30 +74,30 @@ class Varying(Parameter):
         return self.default is not None
 
     @property
+    @abstractmethod
     def even(self) -> bool:
         """Whether all values are equally likely, so that draws need no map of their own."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def values_kind(self) -> Kind:
         """What expressions may do with the values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def quantile(self, p: Array) -> Array:
         """Return the latent units of uniform draws."""
-        raise NotImplementedError
 
+    @abstractmethod
     def clean(self, name: str, value: Any) -> Any:
         """Return a value as the space itself would give it, or raise TrialError that says what is allowed."""
-        raise NotImplementedError
 
     def number(self, value: Any) -> float:
         """Return the number of a clean value."""
         return float(value)
 
+    @abstractmethod
     def rank(self, name: str, value: Any) -> float:
         """Return the number to compare with `less` and `greater`, or raise TrialError."""
-        raise NotImplementedError
 
     def natural(self, numbers: Array) -> NDArray[Any]:
         """Return the values of numbers as an array of the fitting dtype."""

@@ -1,5 +1,6 @@
 """The space of an Optuna objective, found by dry runs: each draws what is suggested, and ends at the first report."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -18,7 +19,7 @@ class _Enough(BaseException):
     """Ends a dry run. No `Exception`, so that an objective's `except Exception` lets it pass."""
 
 
-class SuggestingTrial:
+class SuggestingTrial(ABC):
     """The `suggest_` methods of Optuna's trial; `_suggest` says where a value comes from."""
 
     def suggest_float(
@@ -35,8 +36,8 @@ class SuggestingTrial:
         """Return the value of `name`, one of the choices."""
         return self._suggest(name, Constant(choices[0]) if len(choices) == 1 else Choice(*choices))
 
-    def _suggest(self, name: str, parameter: Parameter) -> Any:
-        raise NotImplementedError
+    @abstractmethod
+    def _suggest(self, name: str, parameter: Parameter) -> Any: ...
 
 
 def _number(kind: type[Float | Int], low: Any, high: Any, *, step: Any, log: bool) -> Parameter:

@@ -1,6 +1,7 @@
 """Rules that judge a trial at each report by its curve: Median (Vizier, KDD 2017), Patience and Plateau."""
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -43,15 +44,15 @@ class Curves:
     curves: dict[int, Any] = field(default_factory=dict)
 
 
-class CurveRule(BaseRule, Settings, error=ScheduleError):
+class CurveRule(BaseRule, Settings, ABC, error=ScheduleError):
     """Subclasses say of what classes index and curves are, and judge a new report."""
 
     index: ClassVar[type[Curves]] = Curves
     curve: ClassVar[type[Curve]]
 
+    @abstractmethod
     def judge(self, index: Any, curve: Any, loss: float) -> Verdict:
         """Take the loss at `curve.epoch` into the curve and return the verdict."""
-        raise NotImplementedError
 
     def empty(self) -> Curves:
         """Return an index without curves."""

@@ -5,6 +5,7 @@ asynchronous rules.
 """
 
 import heapq
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -30,23 +31,23 @@ from trainwright.schedule.rungs.order_statistics import LossEntry, OrderStatisti
 __all__ = ["Place", "QuantileRung", "RankRung", "RungTable", "Rungs"]
 
 
-class RungTable:
+class RungTable(ABC):
     """What a rung holds: the records of one epoch. Here nobody waits; rules that pause trials keep those that do."""
 
     __slots__ = ()
 
+    @abstractmethod
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         """Record a report; return whether its trial goes on, and the worst loss that does (None if none does)."""
-        raise NotImplementedError
 
-    def wait(self, event: Reported) -> None:
+    def wait(self, event: Reported) -> None:  # noqa: B027 -- nobody waits in a rung that only stops
         """Note that the trial that was just entered is paused here."""
 
     def first(self) -> int | None:
         """Return the best trial that waits if it is among those that go on."""
         return None
 
-    def prune(self, gone: Callable[[int], bool]) -> None:
+    def prune(self, gone: Callable[[int], bool]) -> None:  # noqa: B027 -- likewise
         """Forget the best that wait as long as they are gone."""
 
 

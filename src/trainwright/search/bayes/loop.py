@@ -60,7 +60,7 @@ class Acquisition(ABC):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BayesianSearcher(Settings, error=SearchError):
+class BayesianSearcher(Settings, ABC, error=SearchError):
     """What searchers with a surrogate share; each adds its surrogate as `_acquire`."""
 
     name: ClassVar[str]  # as the origin of proposals
@@ -79,8 +79,8 @@ class BayesianSearcher(Settings, error=SearchError):
             found |= zip(late, self._ask_surrogate(view, late, taken), strict=True)
         return [found[n] for n in numbers]
 
-    def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
-        raise NotImplementedError
+    @abstractmethod
+    def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]: ...
 
     def _count_initial(self, view: SearchView) -> int:
         """Return the number of results before the surrogate is asked."""

@@ -1,5 +1,6 @@
 """Strategy: what dividing along one axis makes of work, memory and communication, for candidates in columns."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -64,7 +65,7 @@ class StageLoad:
     """What a sample hands from stage to stage."""
 
 
-class ParallelStrategy:
+class ParallelStrategy(ABC):
     """One way to divide, along one axis of `Degrees`; hybrids are several at once, shares multiply.
 
     Shares and lists are what the strategy itself divides or exchanges: other axes come on top. What a strategy does not
@@ -74,9 +75,9 @@ class ParallelStrategy:
     axis: ParallelAxis
     """The axis along which it divides, which becomes a field of `Degrees`."""
 
+    @abstractmethod
     def limit(self, arrays: ModelArrays, batch: int) -> Limit:
         """Return the most devices, 1 if it cannot be used for this model, and why no more."""
-        raise NotImplementedError
 
     def applies(self, arrays: ModelArrays, degrees: Ints) -> Bools:  # noqa: ARG002 -- parts need not be equal
         """Return for which degrees within the limit the model can be divided."""
@@ -90,9 +91,9 @@ class ParallelStrategy:
         """Return the shares of a layer's weights and of what it keeps that one device holds: (candidates, layers)."""
         return undivided(arrays, mesh), undivided(arrays, mesh)
 
+    @abstractmethod
     def communication(self, arrays: ModelArrays, mesh: Mesh, load: StageLoad | None) -> list[Exchange]:
         """Return what is exchanged; `load` is None while blocks are priced, and given for the exchanges of stages."""
-        raise NotImplementedError
 
 
 def largest_part(arrays: ModelArrays, mesh: Mesh, axis: str, widths: Mapping[int, int]) -> Floats:
