@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.highs import solve_integer
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.units import Unit
@@ -80,6 +79,7 @@ class PlacementProblem:
 
     def solve(self) -> PlacementSolution | None:
         """Return the best matrix; None if nothing fits, or nothing was found within 10 s."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         # What cannot be there alone is left out, which makes the program smaller.
@@ -94,13 +94,12 @@ class PlacementProblem:
         matrix = csr_array((factors, (rows, columns)), shape=(len(constraints.most), 2 * count + 1))
         # Columns: the shares x, whether there is an instance z, and t.
         cost = np.concatenate([np.zeros(count), np.full(count, _INSTANCE_COST), [-1.0]])
-        solved = solve_integer(
+        solved = milp(
             cost,
-            np.repeat([0, 1, 0], [count, count, 1]),
-            (np.zeros(2 * count + 1), np.append(np.ones(2 * count), np.inf)),
-            (matrix, -np.inf, constraints.most),
-            limit_seconds=_LIMIT_SECONDS,
-            gap=_GAP,
+            integrality=np.repeat([0, 1, 0], [count, count, 1]),
+            bounds=Bounds(np.zeros(2 * count + 1), np.append(np.ones(2 * count), np.inf)),
+            constraints=LinearConstraint(matrix, -np.inf, constraints.most),
+            options={"time_limit": _LIMIT_SECONDS, "mip_rel_gap": _GAP},
         )
         if solved.x is None:
             return None
