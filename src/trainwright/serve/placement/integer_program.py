@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.highs import solve_integer
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.units import Unit
@@ -84,6 +83,7 @@ class PlacementProblem:
 
         None if nothing fits, or nothing was found within 10 s.
         """
+        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         # What cannot be there alone is left out, which makes the program smaller.
@@ -100,13 +100,12 @@ class PlacementProblem:
         cost = np.concatenate([np.zeros(count), np.full(count, _INSTANCE_COST), [-1.0]])
         least = np.zeros(2 * count + 1)
         least[count:-1] = [keep is not None and keep[one.device][one.unit] == one.batch for one in entries]
-        solved = solve_integer(
+        solved = milp(
             cost,
-            np.repeat([0, 1, 0], [count, count, 1]),
-            (least, np.append(np.ones(2 * count), np.inf)),
-            (matrix, -np.inf, constraints.most),
-            limit_seconds=_LIMIT_SECONDS,
-            gap=_GAP,
+            integrality=np.repeat([0, 1, 0], [count, count, 1]),
+            bounds=Bounds(least, np.append(np.ones(2 * count), np.inf)),
+            constraints=LinearConstraint(matrix, -np.inf, constraints.most),
+            options={"time_limit": _LIMIT_SECONDS, "mip_rel_gap": _GAP},
         )
         if solved.x is None:
             return None
