@@ -24,7 +24,6 @@ from trainwright.ledger.writers import new_writer
 __all__ = ["DirectoryLedger"]
 
 
-
 class DirectoryLedger:
     """A ledger in `directory` (a study's `ledger/` folder).
 
