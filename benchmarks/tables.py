@@ -5,8 +5,8 @@
 
 A page holds `<!-- benchmark:NAME -->` and `<!-- end -->`; between them goes the table of `results/NAME.json`. With
 `<!-- benchmark:NAME columns="1-3,5" rows="PATTERN" -->` it is those columns, counted from 1, and the rows in which the
-regular expression is found (in the cells joined by " | "); the line below the table says how many rows there are. It names
-the machine too, unless that is the one which the page names in `<!-- machine: ... -->`.
+regular expression is found (in the cells joined by " | "); the line below the table says how many rows there are, and
+names the machine, unless the page names the same in `<!-- machine: ... -->`.
 """
 
 import argparse
