@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
@@ -17,10 +17,14 @@ from trainwright.schedule.rules.promotion_rule import (
     Verdict,
     Wait,
 )
+from trainwright.schedule.rungs.brackets import Brackets
+from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, one_of
 
 __all__ = ["AsynchronousRule", "RungIndex", "RungRule", "as_fraction", "ladder"]
+
+RungIndex = Rungs | Brackets
 
 
 def as_fraction(eta: float | Fraction) -> Fraction:
@@ -46,25 +50,6 @@ def ladder(min_epochs: int, max_epochs: int, eta: Fraction) -> tuple[int, ...]:
 _ABOVE_1 = number(above=1)
 # A factor that is 1 as a fraction of a small denominator would give a ladder without an end.
 _ETA = Validator(lambda value: _ABOVE_1.accepts(value) and as_fraction(value) > 1, "a number > 1, usually 2, 3 or 4")
-
-
-class RungIndex(Protocol):
-    """What such a rule remembers, and answers from."""
-
-    def fold(self, event: Event) -> object:
-        """Take an event."""
-
-    def verdict(self, trial: TrialView) -> Verdict:
-        """Judge a trial by its latest report."""
-
-    def answer(self, view: RuleView) -> Promote | Wait | None:
-        """Return a promotion, or until when to wait for one; None if there is nothing to wait for."""
-
-    def next_epoch(self, trial: TrialView) -> int:
-        """Return the next epoch whose report can change a verdict."""
-
-    def later(self, trial: TrialView) -> int:
-        """Return how many rungs are still before the trial."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,3 +117,12 @@ class AsynchronousRule(RungRule):
     def promotes(self) -> bool:
         """Of kind "promotion" it pauses."""
         return self.kind == "promotion"
+
+    def make_table(self) -> RungTable:
+        """Return an empty rung: the best 1/eta of the trials there go on, where trials stop at least one."""
+        return RankRung(self._factor, least=0 if self.promotes else 1)
+
+    def empty(self) -> Rungs:
+        """Return empty rungs."""
+        tables = {rung: self.make_table() for rung in self.rungs}
+        return Rungs(type(self).__name__, tables, self.max_epochs, self.promotes)
