@@ -100,11 +100,16 @@ class RungRule(BaseRule, Settings, error=ScheduleError):
 
     def next_epoch(self, index: RungIndex, trial: TrialView) -> int:
         """Return the next rung."""
-        return index.next_epoch(trial)
+        return next((rung for rung in index.ladder_of(trial.number) if rung > trial.epoch), self.max_epochs)
 
     def survival(self, index: RungIndex, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
-        """Return eta^-k for the k-th later rung."""
-        return tuple(float(self._factor) ** -k for k in range(1, index.later(trial) + 1))
+        """Return the chance to pass one rung, two rungs and so on, for each rung that is still before the trial."""
+        later = sum(rung > trial.epoch for rung in index.ladder_of(trial.number))
+        return tuple(self.chance_to_pass(count) for count in range(1, later + 1))
+
+    def chance_to_pass(self, count: int) -> float:
+        """Return the probability of passing `count` rungs: eta^-count."""
+        return float(self._factor) ** -count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -229,11 +229,3 @@ class Rungs:
         # A verdict holds for the report that reached the rung; a pause or a stop holds until it is carried out.
         news = place.epoch == trial.epoch or place.waits or isinstance(place.verdict, Stop)
         return place.verdict if news else CONTINUE
-
-    def next_epoch(self, trial: TrialView) -> int:
-        """Return the next rung."""
-        return next((rung for rung in self.ladder_of(trial.number) if rung > trial.epoch), self.last)
-
-    def later(self, trial: TrialView) -> int:
-        """Return how many rungs are still before the trial."""
-        return sum(rung > trial.epoch for rung in self.ladder_of(trial.number))
