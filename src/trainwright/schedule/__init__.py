@@ -14,7 +14,6 @@ from trainwright.schedule.rules.halving import ASHA, Hyperband, SuccessiveHalvin
 from trainwright.schedule.rules.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.rules.pasha import PASHA
 from trainwright.schedule.rules.promotion_rule import (
-    BaseRule,
     Continue,
     Event,
     Pause,
@@ -35,7 +34,6 @@ __all__ = [
     "RASDA",
     "AllocationPolicy",
     "AnyOf",
-    "BaseRule",
     "BestStatic",
     "BuddyAllocator",
     "Continue",

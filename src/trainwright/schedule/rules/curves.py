@@ -8,9 +8,9 @@ from typing import Annotated
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
-    BaseRule,
     Continue,
     Event,
+    PromotionRule,
     Reason,
     Reported,
     RuleView,
@@ -49,7 +49,7 @@ class Curves:
     epochs: dict[int, OrderStatistics] = field(default_factory=dict)
 
 
-class CurveRule(BaseRule, Settings, ABC, error=ScheduleError):
+class CurveRule(PromotionRule, Settings, ABC, error=ScheduleError):
     """Subclasses judge a curve to which a report has just been added; O(curve) per report."""
 
     @abstractmethod

@@ -8,10 +8,10 @@ from typing import Annotated, Literal
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     WAIT,
-    BaseRule,
     Event,
     New,
     Promote,
+    PromotionRule,
     RuleView,
     TrialView,
     Verdict,
@@ -53,7 +53,7 @@ _ETA = Validator(lambda value: _ABOVE_1.accepts(value) and as_fraction(value) > 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RungRule(BaseRule, Settings, error=ScheduleError):
+class RungRule(PromotionRule, Settings, error=ScheduleError):
     """Compares trials at rungs: ceil(min_epochs * eta^k) < `max_epochs`, in epochs. Subclasses give `empty`."""
 
     max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
