@@ -23,7 +23,6 @@ OTHERWISE = {  # what is written in another way, and why
     "engine/process/worker.py": "a log grows",
     "ledger/directory.py": "a claim is whoever's was first, by a link or exclusive creation; a beat is only counted",
     "ledger/journal.py": "a journal only grows, and knows torn ends",
-    "ledger/snapshots.py": "its claim decides whose it is; written, synced and renamed there",
     "cluster/calibration/compute.py": "it measures writing",
     "integrations/optuna/journal.py": "a journal grows, as Optuna's own do",
     "testing/*": "a kit writes in temporary folders of its own",
