@@ -118,19 +118,10 @@ class TestIntegerProgram:
             brute_force(tight)
 
     def test_cores_limit_the_instances(self):
-        """Three members do not fit onto two cores as processes of their own, unless it may be crowded."""
+        """Three members do not fit onto two cores as processes of their own."""
         group = Device(name="cpu:0-1", kind="cpu", cores=(0, 1), capacity_bytes=100 * GB)
         problem = dataclasses.replace(roomy([[[1, 2]] * 3]), devices=(group,))
         assert problem.solve() is None
-        assert dataclasses.replace(problem, crowded=True).solve().matrix == ((8, 8, 8),)
-
-    def test_what_is_kept_stays(self):
-        """The instances that are kept are there, with their batch sizes, and closed entries stay empty."""
-        problem = roomy([[[1, 2], [1, 2]]] * 2)
-        kept = ((1, 0), (0, 0))
-        found = problem.solve(keep=kept, closed={(0, 1)}).matrix
-        assert found[0] == (1, 0)
-        assert found[1][1]
 
     def test_without_a_time(self):
         """What is not a number cannot run, and nothing is worth 0."""

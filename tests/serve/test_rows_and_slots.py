@@ -1,5 +1,7 @@
 """Rows in segments and predictions in slots, without processes: nothing lost, twice, or of another time."""
 
+import json
+from dataclasses import asdict
 from multiprocessing import Pipe
 
 import numpy as np
@@ -7,23 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from trainwright.serve import Options
-from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
 from trainwright.serve.runtime.batching import Batcher, Piece, Request
-from trainwright.serve.runtime.messages import (
-    ALIVE,
-    DONE,
-    DROPPED,
-    SlotReport,
-    SlotTask,
-    receive_message,
-    send_message,
-)
 from trainwright.serve.runtime.segments import Accumulator
 
 
-def request(rows, members=(0, 1), first=0):
+def request(rows, first=0):
     x = np.arange(first, first + rows, dtype=np.float32)[:, None]
-    return Request(x=x, options=Options(), members=members, weights=dict.fromkeys(members, 1.0), admitted=float(first))
+    return Request(x=x, options=Options(), admitted=float(first))
 
 
 class TestBatcher:
@@ -37,39 +30,27 @@ class TestBatcher:
         assert batcher.rows == sum(sizes)
         rows, lengths = [], []
         while batcher.rows:
-            pieces = batcher.take((0, 1), limit)
+            pieces = batcher.take(limit)
             assert [piece.start for piece in pieces] == np.cumsum([0, *(piece.rows for piece in pieces)])[:-1].tolist()
             rows += [row for piece in pieces for row in piece.request.x[piece.first : piece.first + piece.rows, 0]]
             lengths.append(sum(piece.rows for piece in pieces))
         assert rows == [row for one in asked for row in one.x[:, 0]]
         assert lengths[:-1] == [limit] * (len(lengths) - 1)
-        assert not batcher.waiting()
-
-    def test_members_apart(self):
-        """Rows for different members never share a segment; the oldest is named first."""
-        batcher = Batcher()
-        late, early = request(3, members=(1,), first=9), request(4, members=(0, 1), first=2)
-        for one in (late, early):
-            batcher.put(one)
-        assert [(members, head, rows) for members, head, rows in batcher.waiting()] == [
-            ((0, 1), early, 4),
-            ((1,), late, 3),
-        ]
-        assert [piece.request for piece in batcher.take((1,), 100)] == [late]
+        assert not batcher.requests
 
     def test_begun_anew(self):
         """A request that goes back is taken whole, before others, and alone if it has to be."""
         batcher = Batcher()
         first, second = request(150), request(5, first=500)
         batcher.put(first)
-        first.pieces = batcher.take((0, 1), 128)
+        first.pieces = batcher.take(128)
         batcher.put(second)
         batcher.requeue(first)
         first.alone = True
         assert batcher.rows == 155
-        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(first, 128)]
-        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(first, 22)]
-        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(second, 5)]
+        assert [(piece.request, piece.rows) for piece in batcher.take(128)] == [(first, 128)]
+        assert [(piece.request, piece.rows) for piece in batcher.take(128)] == [(first, 22)]
+        assert [(piece.request, piece.rows) for piece in batcher.take(128)] == [(second, 5)]
         assert batcher.rows == 0
 
     def test_dropped(self):
@@ -77,12 +58,12 @@ class TestBatcher:
         one, other = request(100), request(7)
         batcher.put(one)
         batcher.put(other)
-        batcher.take((0, 1), 60)
+        batcher.take(60)
         batcher.drop(one)
         assert batcher.rows == 7
         batcher.drop(other)
         assert batcher.rows == 0
-        assert batcher.all() == []
+        assert not batcher.requests
 
 
 class TestAccumulator:
@@ -129,7 +110,7 @@ class TestArena:
         front = Arena.create()
         front.grow(layout)
         worker = Arena(front.descriptor)
-        worker.map(ArenaShape.from_json(layout.to_json()))
+        worker.map(ArenaShape(**json.loads(json.dumps(asdict(layout)))))
         places = [front.inputs(slot) for slot in range(3)]
         places += [front.predictions(slot, member) for slot in range(3) for member in range(2)]
         for value, place in enumerate(places, start=1):
@@ -146,10 +127,10 @@ class TestArena:
 
 @given(seconds=st.floats(allow_nan=False), members=st.lists(st.integers(0, 99), max_size=5))
 def test_messages(seconds, members):
-    """What was sent is received, an infinite deadline too."""
+    """What was sent is received."""
     ours, theirs = Pipe()
-    task = SlotTask(slot=2**32, generation=7, rows=3, batch=8, deadline=seconds, members=tuple(members))
-    reports = [SlotReport(kind, 1, 2, 3, seconds) for kind in (DONE, DROPPED, ALIVE)]
+    task = SlotTask(slot=2**32, generation=7, rows=3, members=tuple(members))
+    reports = [SlotReport(1, 2, 3, seconds), SlotReport(2**32, 0, 1, 0.0)]
     with ours, theirs:
         for message in (task, reports, {"a": 1}):
             send_message(ours, message)

@@ -15,15 +15,16 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from trainwright.ensemble import Ensemble
 from trainwright.errors import RequestError, TrainwrightError
 from trainwright.serve.runtime.arena import Arena
 from trainwright.serve.runtime.batching import Batcher, Piece, Request
 from trainwright.serve.runtime.responses import FinishedRequest, incomplete_refusal
-from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.service import DeploymentSettings
 
-__all__ = ["LATE", "Accumulator", "SegmentSlot", "Segments"]
+__all__ = ["Accumulator", "SegmentSlot", "Segments"]
 
-LATE = "its answer did not come before the deadline"
+_LATE = "its answer did not come before the deadline"
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -38,11 +39,6 @@ class SegmentSlot:
     awaited: set[int] = field(default_factory=set)  # those of them that may still come
     readers: int = 0  # pieces whose request has not let go
     leases: int = 0  # tasks that a living worker has
-
-    @property
-    def deadline(self) -> float:
-        """The last deadline of the requests that wait for it."""
-        return max((piece.request.deadline for piece in self.pieces if piece.live), default=math.inf)
 
     @property
     def wanted(self) -> bool:
@@ -113,12 +109,19 @@ class Segments:
     """The rows that wait, the slots in use, and the deadlines; `deliver` gets each request when it is finished."""
 
     def __init__(
-        self, *, slots: int, arena: Arena, settings: DeploymentSettings, deliver: Callable[[FinishedRequest], None]
+        self,
+        *,
+        ensemble: Ensemble,
+        slots: int,
+        arena: Arena,
+        settings: DeploymentSettings,
+        deliver: Callable[[FinishedRequest], None],
     ) -> None:
         self.batcher = Batcher()
         self.accumulator = Accumulator(slots)
         self.counts: Counter[str] = Counter()
-        self._arena, self._settings, self._deliver = arena, settings, deliver
+        self._ensemble, self._arena, self._settings, self._deliver = ensemble, arena, settings, deliver
+        self._members = range(len(ensemble.members))
         self._deadlines: list[tuple[float, int, Request]] = []
         self._number = itertools.count()
 
@@ -144,11 +147,11 @@ class Segments:
                 self.counts["late"] += 1
                 self.finish(request, late=True)
 
-    def form(self, members: tuple[int, ...], limit: int, lost: Mapping[int, str], now: float) -> SegmentSlot:
-        """Put up to `limit` of the rows that wait for these members into a free slot; `lost` members are left out."""
+    def form(self, limit: int, lost: Mapping[int, str]) -> SegmentSlot:
+        """Put up to `limit` of the rows that wait into a free slot; `lost` members are left out."""
         # A segment serves all members at once, so its rows are copied once.
-        pieces = self.batcher.take(members, limit)
-        expected = [member for member in members if member not in lost]
+        pieces = self.batcher.take(limit)
+        expected = [member for member in self._members if member not in lost]
         slot = self.accumulator.lease(pieces, expected)
         inputs = self._arena.inputs(slot.number)
         for piece in pieces:
@@ -159,15 +162,14 @@ class Segments:
                 np.copyto(inputs[piece.start : piece.start + piece.rows], rows, casting="same_kind")
             request.pieces.append(piece)
             request.awaited += len(expected)
-            request.missing |= {member: lost[member] for member in members if member in lost}
-            request.begun = now if math.isnan(request.begun) else request.begun
+            request.missing |= lost
         self.counts["segments"] += 1
         for piece in pieces:
             if not expected or piece.request.future.cancelled():
                 self.finish(piece.request)
         return slot
 
-    def record_prediction(self, number: int, generation: int, member: int, seconds: float) -> None:
+    def record_prediction(self, number: int, generation: int, member: int) -> None:
         """Count a member's predictions once; those of requests in several slots are taken out at once."""
         if not self.accumulator.arrive(number, generation, member):
             return
@@ -178,7 +180,6 @@ class Segments:
                 continue
             # A member counts as used only when all rows of the request have its predictions.
             request.came[member] = request.came.get(member, 0) + piece.rows
-            request.seconds[member] = max(seconds, request.seconds.get(member, 0.0))
             if request.split:
                 found = self._arena.predictions(slot.number, member)[piece.start : piece.start + piece.rows]
                 if member not in request.copies:
@@ -216,11 +217,10 @@ class Segments:
         request.ended = True
         self.batcher.drop(request)
         # Members with predictions for all rows; the others are missing, with a reason.
-        used = [member for member in request.members if request.came.get(member) == request.rows]
-        missing = {member: request.missing.get(member, LATE) for member in request.members if member not in used}
+        used = [member for member in self._members if request.came.get(member) == request.rows]
+        missing = {member: request.missing.get(member, _LATE) for member in self._members if member not in used}
         if refusal is None and missing:
-            late = late or LATE in request.missing.values()
-            refusal = incomplete_refusal(request, missing, self._settings, late=late)
+            refusal = incomplete_refusal(self._ensemble, request, missing, self._settings, late=late)
             self.counts["degraded"] += refusal is None
         pieces = request.pieces
         # Predictions of one piece are read where they lie; the slot stays in use until `release`.
@@ -242,7 +242,7 @@ class Segments:
     def finish_all(self, refusal: TrainwrightError) -> None:
         """Refuse whatever is not finished."""
         # Those that wait first, then those whose rows are in slots.
-        for request in self.batcher.all():
+        for request in list(self.batcher.requests):
             self.finish(request, refusal=refusal)
         for slot in self.accumulator.used:
             for piece in list(slot.pieces):

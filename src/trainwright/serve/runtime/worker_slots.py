@@ -21,10 +21,9 @@ from typing import Any
 from trainwright.serve.placement.deployment_plan import Instance
 from trainwright.serve.placement.devices import thread_environment
 from trainwright.serve.placement.units import Unit
-from trainwright.serve.runtime.arena import Arena
-from trainwright.serve.runtime.messages import SlotTask, send_message
+from trainwright.serve.runtime.arena import Arena, SlotTask, send_message
 from trainwright.serve.runtime.segments import SegmentSlot
-from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.service import DeploymentSettings
 
 __all__ = ["Health", "ServingProcess", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
 
@@ -179,8 +178,6 @@ class WorkerSlot:
             slot=slot.number,
             generation=slot.generation,
             rows=slot.rows,
-            batch=self.instance.batch,
-            deadline=slot.deadline,
             members=tuple(k for k, member in enumerate(self.instance.unit.members) if member in work.members),
         )
         if self.process is not None:
