@@ -46,8 +46,9 @@ class LossScale:
         share = places - below
         low, high = (1.0 - share) * losses[below] + share * losses[np.minimum(below + 1, count - 1)]
         # Outliers are clipped at Tukey's fence, or by as much above a bound that lies higher.
-        reach = 1.5 * (high - low)
-        fence = max(high + reach, bound + reach) if np.isfinite(bound) else high + reach
+        with np.errstate(over="ignore"):  # the range of doubles is no double
+            reach = 1.5 * (high - low)
+            fence = max(high + reach, bound + reach) if np.isfinite(bound) else high + reach
         # Where most losses are one number, nothing says how far others may lie.
         clipped = losses if low == high else np.minimum(losses, fence)
         # Equal losses share the mean of their ranks.
