@@ -19,7 +19,8 @@ from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import InputError
 from trainwright.files import read_toml
 from trainwright.plugins import describe, make
-from trainwright.report.gantt import check_gantt, write_gantt
+from trainwright.report.files import target
+from trainwright.report.html import write_simulated_page
 from trainwright.schedule import Scheduler
 from trainwright.settings import Settings, refuse_unknown, settings_of
 from trainwright.study import Forecast, Study
@@ -72,11 +73,11 @@ def simulate(
     trials: Annotated[int | None, typer.Option(help="Trials of the study.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many studies to simulate of each kind.")] = None,
     processes: Annotated[int | None, typer.Option(help="Simulations at once; default: all cores.")] = None,
-    gantt: Annotated[Path | None, typer.Option(help="Draw who held which device when: .html or .svg.")] = None,
+    gantt: Annotated[Path | None, typer.Option(help="Draw who held which device when, as .html.")] = None,
 ) -> Result:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
     if gantt is not None:
-        check_gantt(gantt)
+        target(gantt.parent, gantt, (".html",))
     plan = _read_plan(file, gpus=gpus, trials=trials, seeds=seeds)
     found: dict[int, dict[str, Forecast]] = {}
     for devices in plan.gpus:
@@ -96,7 +97,7 @@ def simulate(
             for devices, item in found.items()
             for name, forecast in item.items()
         }
-        write_gantt(gantt, panels)
+        write_simulated_page(panels, gantt)
         print(f"gantt: {gantt}")
     content = [
         {"gpus": devices, "scheduler": name, **_collect_content(forecast)}

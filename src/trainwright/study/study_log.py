@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -53,7 +52,7 @@ class StudyLog:
             self.state,
             join=self.join,
             claim=self.claim,
-            refresh=partial(self.refresh, thorough=True),
+            refresh=self.refresh,
             mine=self._mine,
         )
         self._next_read = 0.0
@@ -133,9 +132,9 @@ class StudyLog:
         self._join()
         return self.ledger.append(records)
 
-    def refresh(self, *, thorough: bool = False) -> None:
-        """Read and fold what other writers appended; if `thorough`, also of those that were silent for long."""
-        for records, cursor in blocks(self.ledger, self._cursor, thorough=thorough):
+    def refresh(self) -> None:
+        """Read and fold what other writers appended."""
+        for records, cursor in blocks(self.ledger, self._cursor):
             self._cursor = cursor
             self._fold_records(records)
 

@@ -105,7 +105,7 @@ class _Simulation:
         self.recorder = recorder
         self.task_devices = setting.task_devices or scheduler.policy.start
         self.length: int = scheduler.rule.max_epochs or 0
-        self.curves = getattr(self.rule, "reads_curves", True)
+        self.curves = self.rule.reads_curves
         self.clock = 0.0  # when the driver decides on the present event, in seconds
         self.trials: dict[int, SimulatedTrial] = {}
         self.training = 0  # how many trials train

@@ -16,7 +16,7 @@ from starlette.routing import Route
 import trainwright
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, TrainwrightError
 from trainwright.serve.http.infer_endpoint import InferenceEndpoint, Refused, json_of
-from trainwright.serve.http.limits import TooLarge
+from trainwright.serve.http.infer_request import TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE
 
 __all__ = ["OPEN_PATHS", "application"]

@@ -13,10 +13,9 @@ from starlette.responses import Response as HttpResponse
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError
 from trainwright.serve.http.infer_request import INPUT, InferRequest, Signature, read_request
-from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.metrics import PrometheusMetrics
 from trainwright.serve.http.tensors import HEADER_LENGTH, encode_tensor
-from trainwright.serve.service import Response, Service
+from trainwright.serve.service import Limits, Response, Service
 
 __all__ = ["VERSION", "InferenceEndpoint", "Refused", "json_of", "write_reply"]
 
@@ -49,8 +48,6 @@ def write_reply(
         parameters["uncertainty_measure"] = answer.uncertainty.measure
     if request.ignored:
         parameters["parameters_ignored"] = list(request.ignored)
-    if answer.trace:
-        parameters["trace"] = answer.trace
     reply: dict[str, Any] = {"model_name": name, "model_version": VERSION}
     if request.id is not None:
         reply["id"] = request.id

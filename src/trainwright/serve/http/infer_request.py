@@ -11,13 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError, closest
-from trainwright.serve.http.limits import Limits, TooLarge
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Datatype, TrailingBytes, datatype_of, read_values
-from trainwright.serve.service import Options
+from trainwright.serve.service import Limits, Options
 
-__all__ = ["INPUT", "InferRequest", "Signature", "read_request"]
+__all__ = ["INPUT", "InferRequest", "Signature", "TooLarge", "read_request"]
 
 INPUT = "input"
+
+
+class TooLarge(RequestError):
+    """A request of more rows than the limits allow; status 413."""
 
 
 class _Strict(BaseModel):
@@ -61,10 +64,8 @@ class _InferParameters(_Strict):
     model_config = ConfigDict(strict=True, extra="allow")
     return_members: bool = False
     return_uncertainty: bool = False
-    trace: bool = False
     binary_data_output: bool = False
     deadline_ms: Annotated[float, Field(gt=0, le=86_400_000)] | None = None
-    max_members: Annotated[int, Field(ge=1)] | None = None
 
 
 class _InferBody(_Strict):
@@ -139,8 +140,6 @@ def read_request(
             members=parameters.return_members or members,
             uncertainty=parameters.return_uncertainty or doubt,
             deadline_ms=parameters.deadline_ms,
-            max_members=parameters.max_members,
-            trace=parameters.trace,
         ),
         id=content.id,
         outputs=outputs,
