@@ -51,7 +51,7 @@ class AllocationStage(Settings, label=""):
         """Print who runs where."""
         plan = DeploymentPlan.from_json(content["plan"])
         show_plan(plan)
-        if not plan.search:
+        if plan.tables is None:
             print("placed by size alone: trials left no sample batch (tw.ensemble.leave, sample=) to time members with")
         print(f"plan:       {content['file']}")
 
@@ -87,7 +87,8 @@ def _show_worth(plan: DeploymentPlan) -> None:
         for label, key in lines
         if key in plan.expected or key in plan.measured
     ]
-    print_table(("", f"expected ({plan.search['times']})", "measured"), rows)
+    times = "" if plan.tables is None else f" ({plan.tables.source})"
+    print_table(("", f"expected{times}", "measured"), rows)
     if plan.expected.get("worst_fit"):
         print(f"expected gain: {plan.expected['value'] / plan.expected['worst_fit']:.2f} x worst fit")
 
