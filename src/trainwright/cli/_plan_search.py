@@ -1,6 +1,7 @@
 """`trainwright plan --search study.py`: device-hours and wall time of a whole search before it is submitted."""
 
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,9 +65,7 @@ def search(
     print(
         f"infeasible    {100 * found.infeasible:.0f} % of {found.configurations} configurations do not fit into memory"
     )
-    names = ("device_hours", "device_hours_90", "wall_seconds", "wall_seconds_90", "infeasible", "configurations")
-    content: dict[str, Any] = {name: getattr(found, name) for name in names}
-    return Result({**content, "trials": trials, "seeds": seeds, "devices": machine.devices, "schema": 1})
+    return Result({**asdict(found), "seeds": seeds, "devices": machine.devices, "schema": 1})
 
 
 def _needed(file: Path, name: str) -> Any:
