@@ -29,6 +29,7 @@ from trainwright.study.projections import RuleProjection, SearchProjection, rung
 from trainwright.study.retry import RetryOnFullDisk
 from trainwright.study.simulating import Simulating
 from trainwright.study.study_log import ENQUEUED, StudyLog
+from trainwright.train.trial import as_number
 from trainwright.validators import check, instance_of, integer, optional
 
 __all__ = ["Study"]
@@ -343,16 +344,12 @@ def _validate_metrics(outcomes: Sequence[Outcome], metrics: Mapping[str, Any], n
         if outcome.metric not in metrics:
             got = ", ".join(sorted(metrics)) or "nothing"
             raise ObjectiveError(f"{where}: {outcome.word} {outcome.metric!r} is missing; got: {got}")
-    return {name: _to_float(value, f"{where}: {name}") for name, value in metrics.items()}
-
-
-def _to_float(value: Any, where: str) -> float:
-    try:
-        if isinstance(value, str | bytes | bool):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError):
-        raise ObjectiveError(f"{where} must be a number, got {value!r} ({type(value).__name__})") from None
+    numbers = {}
+    for name, value in metrics.items():
+        if isinstance(value, bool) or (found := as_number(value)) is None:
+            raise ObjectiveError(f"{where}: {name} must be a number, got {value!r} ({type(value).__name__})")
+        numbers[name] = found
+    return numbers
 
 
 def _second_result_error(trial: TrialState, metrics: Mapping[str, Any]) -> TrialError:
