@@ -56,6 +56,16 @@ def test_searchers_hear_of_results(study):
     assert found["EvolutionSearcher"].failed.mean > 0
 
 
+def test_a_space_of_few_configurations_ends_in_promotions(study):
+    """As in a real study: what has been tried is not tried again, and the rule goes on with what there is."""
+    rows = {"valid_loss": [[5.0 - row] * 9 for row in range(5)], "hp": [[row] for row in range(5)], "hp_names": ["row"]}
+    few = tw.Study(tw.Space(row=tw.Int(0, 4)), "min loss")
+    engine = tw.Simulated(cluster=tw.Cluster(1, 2), task=tw.tables(rows))
+    found = few.simulate(tw.ASHA(max_epochs=9), engine=engine, trials=40, seeds=2, searcher=tw.RandomSearcher())
+    assert found.best_loss.mean == 1.0
+    assert found.full.mean <= 5
+
+
 def test_best_static_is_the_best_of_its_sizes(study):
     """It is resolved to the fixed size with the least mean makespan, all on the same footing."""
     rule = tw.ASHA(max_epochs=9)
