@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
-from trainwright.train.parallel.blocks import blocks_of, refuse_hooks, units_of
+from trainwright.train.parallel.blocks import blocks_of, refuse_hooks
 from trainwright.train.parallel.checkpointed_modules import recompute_blocks
 from trainwright.train.parallel.convolution.channel import ChannelParallel
 from trainwright.train.parallel.convolution.filter import FilterNorm, FilterParallel
@@ -25,7 +25,6 @@ from trainwright.train.parallel.pipeline.runner import PipelineRunner
 from trainwright.train.parallel.recompute.budgeted import Budgeted
 from trainwright.train.parallel.strategies.context import divide_sequence
 from trainwright.train.parallel.strategies.fully_sharded import shard, shard_each
-from trainwright.train.parallel.strategies.gathered import weight_bytes_saved
 from trainwright.train.parallel.strategies.gradient_averaging import Averaging
 from trainwright.train.parallel.strategies.replicated import replicate
 from trainwright.train.parallel.strategies.tensor import divide_blocks
@@ -115,9 +114,9 @@ def set_up_model(
             model,
             plan.memory,
             optimizer=optimizer,
-            reserve_bytes=_reserve_bytes(model, plan),
+            reserve_bytes=0 if mesh is None else _bucket_bytes(model),
             compiler=plan.compile,
-            together=mesh is not None and (bool(plan.zero) or inner != "data" or sync_bn),
+            together=mesh is not None and sync_bn,
             on_plan=on_plan,
         )
     called = model if budget is None else budget.module
@@ -143,12 +142,8 @@ class _Parts:
     unused: bool
 
 
-def _reserve_bytes(model: nn.Module, plan: Layout) -> int:
-    """Return what a device has beside the whole model: DDP's buckets; less than 0 where it has a part of it."""
-    if plan.zero:
-        return -weight_bytes_saved(model, units_of(model), zero=plan.zero, shard=plan.shard)
-    if plan.devices == 1:
-        return 0
+def _bucket_bytes(model: nn.Module) -> int:
+    """Return what DDP's buckets of gradients take."""
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 

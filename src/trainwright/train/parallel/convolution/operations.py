@@ -59,35 +59,6 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     return _part(done, input, out)
 
 
-def _transposed_convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
-    func: Callable[..., Any],
-    input: Any,  # noqa: A002
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Any:
-    """Grow this rank's rows, where no two of them reach the same row of the output."""
-    dims = weight.ndim - 2
-    if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
-        return NotImplemented
-    at = input.division.dim - 2
-    step = _per_dimension(stride, dims)[at]
-    others = (
-        _per_dimension(padding, dims)[at],
-        _per_dimension(output_padding, dims)[at],
-        _per_dimension(dilation, dims)[at],
-    )
-    # Only where the stride is the width of the kernel do input rows make rows of their own, side by side.
-    if step != weight.shape[2 + at] or others != (0, 0, 1):
-        return NotImplemented
-    done = func(input.local, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _part(done, input, tuple(step * bound for bound in input.division.bounds))
-
-
 def _max_pool(  # noqa: PLR0917 -- torch's arguments, which may come by place
     func: Callable[..., Any],
     input: Any,  # noqa: A002
@@ -233,7 +204,6 @@ def _pad(after: Sequence[int], before: Sequence[int]) -> list[int]:
 _POOLS = [f"{kind}_pool{dims}d" for kind in ("max", "avg") for dims in (1, 2, 3)]
 _SPATIAL: dict[str, Callable[..., Any]] = {
     **{f"conv{dims}d": _convolution for dims in (1, 2, 3)},
-    **{f"conv_transpose{dims}d": _transposed_convolution for dims in (1, 2, 3)},
     **{name: _max_pool if name.startswith("max") else _average_pool for name in _POOLS},
     "batch_norm": _local_norm,
     "cat": _join_parts,

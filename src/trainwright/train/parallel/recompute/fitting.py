@@ -58,12 +58,8 @@ def _measure(
     state = state_bytes(optimizer, granule=granule_of(model)) if isinstance(optimizer, Optimizer) else optimizer
     chain = measure_chain(
         model, row, call_with(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
-        reserve_bytes=max(reserve_bytes, 0),
+        reserve_bytes=reserve_bytes,
     )  # fmt: skip
-    # The device has only a part of the model's parameters.
-    if reserve_bytes < 0:
-        there = max(0, chain.fixed["parameters"] + reserve_bytes)
-        chain = replace(chain, fixed={**chain.fixed, "parameters": there})
     # What a step takes without any plan, with all that the device holds beside the model.
     peak = plain_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
     return replace(chain, plain_peak_bytes=peak + chain.fixed.get("optimizer", 0) + reserve_bytes)

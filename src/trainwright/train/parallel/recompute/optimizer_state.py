@@ -1,7 +1,6 @@
 """What an optimizer keeps of each parameter: by its name, or found by letting one of its class step on a tensor."""
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
 from trainwright.errors import BudgetError
@@ -22,7 +21,7 @@ def state_bytes(optimizer: Optimizer, *, granule: int = 1) -> int:
     """
     if optimizer.state:
         tensors = [each for held in optimizer.state.values() for each in held.values()]
-        state = [_local_part(each) for each in tensors if isinstance(each, torch.Tensor)]
+        state = [each for each in tensors if isinstance(each, torch.Tensor)]
         return sum(-(-each.untyped_storage().nbytes() // granule) * granule for each in state if each.dim())
     return sum(_of_group(optimizer, group, granule) for group in optimizer.param_groups)
 
@@ -32,7 +31,7 @@ def _of_group(optimizer: Optimizer, group: dict[str, object], granule: int) -> i
     total = 0
     for dtype in {each.dtype for each in parameters}:
         kept = _bytes_per_element(optimizer, group, dtype)
-        own = [_local_part(each) for each in parameters if each.dtype is dtype and each.requires_grad]
+        own = [each for each in parameters if each.dtype is dtype and each.requires_grad]
         total += sum(-(-int(share * each.numel()) // granule) * granule for each in own for share in kept)
     return total
 
@@ -53,11 +52,6 @@ def _bytes_per_element(optimizer: Optimizer, group: dict[str, object], dtype: to
         ) from error
     state = [each for each in made.state[probe].values() if isinstance(each, torch.Tensor)]
     return [each.untyped_storage().nbytes() / probe.numel() for each in state if each.dim()]
-
-
-def _local_part(tensor: torch.Tensor) -> torch.Tensor:
-    """Return what this rank has of a tensor that may be divided."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def named_state_bytes(optimizer: str | None, trained_bytes: int) -> int:

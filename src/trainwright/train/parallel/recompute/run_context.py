@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from trainwright.errors import UnsupportedModel
 
@@ -214,10 +213,7 @@ def _changed(place: Place, tensor: torch.Tensor, version: int, before: torch.Ten
 
 
 def weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield where a stage's parameters are, without those that FSDP puts there for each run."""
-    if isinstance(stage, FSDPModule):
-        return
-    held = stage._parameters  # noqa: SLF001  where a call of torch.func puts its own
-    yield from ((held, name) for name, each in held.items() if each is not None)
-    for child in stage.children():
-        yield from weight_places(child)
+    """Yield where a stage's parameters are."""
+    for module in stage.modules():
+        held = module._parameters  # noqa: SLF001  where a call of torch.func puts its own
+        yield from ((held, name) for name, each in held.items() if each is not None)
