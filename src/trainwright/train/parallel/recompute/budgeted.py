@@ -26,8 +26,9 @@ class Budgeted:
     """`module` trains as `model` does, and shares everything with it, within a budget.
 
     The budget is one of `fit`, or a plan, which is then for batches of its sample's size at most. State of `optimizer`
-    and `reserve_bytes` are part of it: what the device has beside the model. `on_plan` is called with every new plan. A batch of more bytes, or gradients that begin to add up, are planned
-    anew. Ranks that exchange tensors within the forward pass plan `together`: by what the first of them measures.
+    and `reserve_bytes` are part of it: what the device has beside the model. `on_plan` is called with every new plan. A
+    batch of more bytes, or gradients that begin to add up, are planned anew. Ranks that exchange tensors within the
+    forward pass plan `together`: by what the first of them measures.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ runs. Afterwards parameters, buffers, gradients, random generators and the train
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,6 @@ from trainwright.model.chain import NO_LOSS, Chain, Stage, with_least_peaks
 from trainwright.model.trace.storages import StorageTracker
 from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
-from trainwright.train.parallel.recompute.skipping import SkippedValues, handed_on
 from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.trees import (
     granule_of,
@@ -29,7 +28,7 @@ from trainwright.train.parallel.recompute.trees import (
     tensors_of,
     total_bytes,
 )
-from trainwright.train.parallel.recompute.values import saving_nothing, written_error
+from trainwright.train.parallel.recompute.values import detach_leaf, saving_nothing, written_error
 
 __all__ = ["measure_chain"]
 
@@ -72,23 +71,19 @@ def measure_chain(
     if optimizer is not None:
         fixed["optimizer"] = optimizer if isinstance(optimizer, int) else named_state_bytes(optimizer, gradients)
     stages: list[Stage] = []
-    last: dict[str, Any] | None = None
+    last: dict[str, Any] = {}
     draws = 0
-    skipping = SkippedValues(row, arguments, granule)
-    waiting: set[int] = set()
+    riding: dict[int, int] = {}
     # Run the stages one after the other; each is measured on what the one before has handed on.
     with restored_after(model):
         row.refresh()
         value: Any = tuple(arguments)
-        skips: dict[str, Any] = {}
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
             state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
-            caller, given = _stage_caller(row, number), (value, [skips[each] for each in row.reads[number - 1]])
-            numbers, value, made = _measure_or_refuse(
-                number, name, stage, caller, given, granule=granule, repeats=repeats, last=number == len(row.stages),
-                waiting=waiting,
+            numbers, value = _measure_or_refuse(
+                number, name, stage, partial(row.run, number), value, granule=granule, repeats=repeats,
+                riding=partial(row.riding, number), last=number == len(row.stages),
             )  # fmt: skip
-            waiting = handed_on(value, made)
             draws += not torch.equal(state, torch.get_rng_state())
             changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
             # Reruns write to copies of the buffers that the stage has changed.
@@ -96,14 +91,17 @@ def measure_chain(
             numbers |= _first_gradients(
                 row.stages[number - 1 :], numbers["backward_temporary_bytes"], granule, accumulate=accumulate
             )
-            skips |= made
-            skipping.note_stage(number, caller, given, value, made)
+            riding |= {storage_key(each): rounded_bytes(each, granule) for each in row.riding(number, value)}
             stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **numbers))
         if not any(t.requires_grad for t in tensors_of(value)):
             raise UnsupportedModel(
                 f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
                 "for a loss, in tuples, lists, mappings or dataclasses"
             )
+        # What skips stages is in the boundaries of all of them, which share it: it is there whatever else goes, and
+        # beside it what its maker makes when it runs again.
+        if riding:
+            fixed["skips"] = sum(riding.values())
         # The caller has it until the loss's backward is over.
         fixed["output"] = total_bytes(tensors_of(value), granule)
         # Of the executor: a loss, the states of generators for reruns.
@@ -112,29 +110,23 @@ def measure_chain(
         )
         fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
         if loss is not None:
-            last, _, _ = _measure_or_refuse(
-                len(stages) + 1, "loss", nn.Module(), lambda given: (loss(given[0]), {}), (value, []),
-                granule=granule, repeats=repeats, last=False,
+            last, _ = _measure_or_refuse(
+                len(stages) + 1, "loss", nn.Module(), loss, value, granule=granule, repeats=repeats,
+                riding=lambda _: [], last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
-    counted = skipping.count_gradients([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
-    *counted_stages, counted_loss = with_least_peaks(counted)
+    *counted_stages, counted_loss = with_least_peaks([*stages, Stage(name="loss", **last) if last else NO_LOSS])
     return Chain(
         stages=tuple(counted_stages),
         loss=counted_loss,
-        skips=skipping.records,
         input_bytes=total_bytes(tensors_of(arguments), granule),
         fixed=fixed,
         name=type(model).__name__,
     )
 
 
-_Caller = Callable[[Any], tuple[Any, dict[str, Any]]]
-"""From a stage's arguments and a list of what it reads beside them to its result, and what skips stages."""
-
-
-def _stage_caller(row: StageRow, number: int) -> _Caller:
-    return lambda given: row.run(number, *given)
+_Caller = Callable[[Any], Any]
+"""From a stage's arguments to its result."""
 
 
 def _first_gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, accumulate: bool) -> dict[str, Any]:
@@ -158,14 +150,10 @@ def _measure_or_refuse(
     stage: nn.Module,
     call: _Caller,
     value: Any,
-    *,
-    granule: int,
-    repeats: int,
-    last: bool,
-    waiting: Collection[int] = (),
-) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    **settings: Any,
+) -> tuple[dict[str, Any], Any]:
     try:
-        return _measured_stage(stage, call, value, granule=granule, repeats=repeats, last=last, waiting=waiting)
+        return _measured_stage(stage, call, value, **settings)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -181,19 +169,25 @@ def _measure_or_refuse(
 
 
 def _measured_stage(
-    stage: nn.Module, call: _Caller, value: Any, *, granule: int, repeats: int, last: bool, waiting: Collection[int]
-) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-    """Return the numbers of a stage as the fields of its record, what it hands on, and what skips stages.
+    stage: nn.Module,
+    call: _Caller,
+    value: Any,
+    *,
+    granule: int,
+    repeats: int,
+    riding: Callable[[Any], list[torch.Tensor]],
+    last: bool,
+) -> tuple[dict[str, Any], Any]:
+    """Return the numbers of a stage as the fields of its record, and what it hands on.
 
-    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once. What
-    skips stages counts by itself (see `Skip`), and here is a temporary of the forward. `waiting` are storages of its
-    input for which other readers have left a gradient, to which its own is added.
+    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once.
+    `riding` finds the tensors that skip stages in what this one hands on.
     """
 
     def opened() -> Any:
-        return map_only(torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), value)
+        return map_only(torch.Tensor, detach_leaf, value)
 
-    def plain() -> tuple[Any, dict[str, Any]]:
+    def plain() -> Any:
         with saving_nothing():
             return call(opened())
 
@@ -204,44 +198,40 @@ def _measured_stage(
     tracker.watch(tensors_of(value), "input")
     before = tracker.live_bytes
     with tracker:
-        out, skips = plain()
-    beside = _new_bytes(skips, (value, out), granule)
-    made = tracker.live_bytes - before - beside
+        out = plain()
+    made = tracker.live_bytes - before
     numbers: dict[str, Any] = {
         "output_bytes": made,
         "no_grad_forward_temporary_bytes": tracker.peak_bytes - before - made,
     }
 
-    # A forward with gradients: what the graph holds. Inputs that others read too are views, to tell gradients apart.
+    # A forward with gradients: what the graph holds.
     entered = opened()
-    shared = [t for t in tensors_of(entered) if t.requires_grad and storage_key(t) in waiting]
-    views = {id(t): t.view_as(t) for t in shared}
-    given = map_only(torch.Tensor, partial(_replace_view, views), entered)
     tracker.restart_peak()
     before = tracker.live_bytes
     with tracker:
-        result = call(given)
-    grown = tracker.live_bytes - before - beside
+        result = call(entered)
+    grown = tracker.live_bytes - before
     # At least the output, which the next stage reads even where the graph holds less.
-    numbers |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
+    temporary = max(0, tracker.peak_bytes - before - grown)
+    numbers |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": temporary}
     # The model's result is counted among what is fixed, and here only while the forward makes it.
     if last:
         numbers |= {
             "output_bytes": 0,
-            "saved_bytes": _without_output(lambda given: call(given)[0], opened, tracker),
+            "saved_bytes": _without_output(call, opened, tracker),
             "forward_temporary_bytes": numbers["forward_temporary_bytes"] + made,
             "no_grad_forward_temporary_bytes": numbers["no_grad_forward_temporary_bytes"] + made,
         }
 
-    ends = [t for t in tensors_of(result[0]) if t.requires_grad]
-    if result[1] or views:
-        # Gradients wait for those from what skips stages: the walk begins at views of all, as these are the youngest.
-        there = {id(t): t for t in (*ends, *tensors_of(result[1]), *views.values()) if t.requires_grad}
-        ends = [t.view_as(t) for t in there.values()]
-        del there
-    del given, views
+    ends = [t for t in tensors_of(result) if t.requires_grad]
+    numbers["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in ends)
+    known, handed = storage_keys(value), {id(t) for t in tensors_of(entered)}
+    # The gradient that comes with what rides on is there while that of what is read here is added to it.
+    read = [t for t in riding(result) if t.requires_grad and storage_key(t) in known and id(t) not in handed]
+    added = total_bytes(read, granule)
+    del read
     edges: list[Any] = []
-    numbers["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
         # The gradients that arrive become tensors when the walk begins: they are not among the live bytes yet.
         arriving = sum(-(-t.numel() * t.itemsize // granule) * granule for t in ends)
@@ -251,7 +241,7 @@ def _measured_stage(
         start = tracker.live_bytes + arriving
         # When a stage's backward begins, only its graph has the output, if it needs that at all.
         if not last:
-            result = (None, result[1])
+            result = None
             ends.clear()
         tracker.restart_peak()
         before_gradients = _gradient_bytes(stage, granule)
@@ -259,7 +249,7 @@ def _measured_stage(
             torch.autograd.backward(edges, seeds)
         gradients = _gradient_bytes(stage, granule) - before_gradients
         below = total_bytes((t.grad for t in tensors_of(entered) if t.grad is not None), granule)
-        numbers["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
+        numbers["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below + added
     else:
         numbers["backward_temporary_bytes"] = 0
     del result, entered, ends, edges
@@ -270,7 +260,7 @@ def _measured_stage(
     # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
     without = _least_seconds(plain, repeats, value)
     numbers["no_grad_forward_seconds"] = min(without, numbers["forward_seconds"])
-    return numbers, out, skips
+    return numbers, out
 
 
 def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], repeats: int) -> dict[str, float]:
@@ -291,10 +281,6 @@ def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], r
     return {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
 
 
-def _replace_view(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    return views.get(id(tensor), tensor)
-
-
 def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
     """Return a number seen as the gradient of a stage's output, which becomes a tensor when autograd's walk begins.
 
@@ -310,12 +296,6 @@ def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
 
     edge.node.register_prehook(arrive)
     return torch.ones((), dtype=end.dtype, device=device).expand_as(end)
-
-
-def _new_bytes(made: Any, known: Any, granule: int) -> int:
-    """Return the bytes of what was made, without the storages that are known."""
-    there = storage_keys(known)
-    return total_bytes((t for t in tensors_of(made) if storage_key(t) not in there), granule)
 
 
 def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], tracker: StorageTracker) -> int:
