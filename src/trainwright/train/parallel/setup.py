@@ -13,11 +13,14 @@ from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of, refuse_hooks
 from trainwright.train.parallel.checkpointed_modules import recompute_blocks
-from trainwright.train.parallel.convolution.channel import ChannelParallel
-from trainwright.train.parallel.convolution.filter import FilterNorm, FilterParallel
+from trainwright.train.parallel.convolution.divided_layers import (
+    ChannelParallel,
+    FilterNorm,
+    FilterParallel,
+    SpatialParallel,
+)
 from trainwright.train.parallel.convolution.norm import SynchronisedNorm, learns_statistics
 from trainwright.train.parallel.convolution.part import wholes
-from trainwright.train.parallel.convolution.spatial import SpatialParallel
 from trainwright.train.parallel.layers import LAYERS, marked, replace_layers
 from trainwright.train.parallel.mesh import mesh_of
 from trainwright.train.parallel.model import Loss, Parallel, Setup
