@@ -1,13 +1,18 @@
 """The repeated blocks of a model: what is gathered at a time, and where a pipeline can be cut."""
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
 
 from trainwright.errors import UnsupportedPlan
+from trainwright.train.parallel.collectives import gather, narrow
 from trainwright.train.parallel.recompute.tracing import has_hooks
 
-__all__ = ["blocks_of", "chain_of", "refuse_hooks", "units_of"]
+__all__ = ["blocks_of", "chain_of", "divide_between", "refuse_hooks", "units_of"]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -61,3 +66,32 @@ def chain_of(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
 
 def _weighs(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
+
+
+def divide_between(
+    blocks: Sequence[nn.Module], group: dist.ProcessGroup, strategy: str, *, scatter: bool, note: Callable[[int], None]
+) -> None:
+    """Divide the sequence before the first block over a group, and gather it after the last.
+
+    Blocks hand on (batch, length, width); `note` is told the length of a part. `scatter` is that of `gather`: whether
+    ranks do different things with what is gathered.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        size = args[0].shape[1] if args and isinstance(args[0], torch.Tensor) and args[0].ndim == 3 else 0
+        if not size:
+            raise UnsupportedPlan.of(strategy, "blocks are not handed (batch, length, width) as their first argument")
+        if size % world:
+            raise UnsupportedPlan.of(strategy, f"a sequence of {size} cannot be divided by {world}")
+        part = size // world
+        note(part)
+        if scatter:
+            return args[0].narrow(1, rank * part, part), *args[1:]
+        return narrow(args[0], group, dim=1, sizes=(part,) * world), *args[1:]
+
+    def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
+        return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=scatter)
+
+    blocks[0].register_forward_pre_hook(enter, prepend=True)
+    blocks[-1].register_forward_hook(leave)

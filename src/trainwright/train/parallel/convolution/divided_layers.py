@@ -99,6 +99,7 @@ class FilterNorm(_DividedLayer):
 class ChannelParallel(_DividedLayer):
     """A convolution or linear layer whose input channels are divided, the bias on every rank; tensors are whole."""
 
+    weight: Any  # a DTensor
     dim = 1
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002

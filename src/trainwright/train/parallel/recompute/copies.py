@@ -35,7 +35,8 @@ class Copies:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         cuda = device.type == "cuda"
-        self._out, self._back = (torch.cuda.Stream(device), torch.cuda.Stream(device)) if cuda else (None, None)
+        self._out: Any = torch.cuda.Stream(device) if cuda else None
+        self._back: Any = torch.cuda.Stream(device) if cuda else None
         # Free buffers by size, each with the event after which it has been read.
         self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}
 

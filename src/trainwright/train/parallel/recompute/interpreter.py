@@ -32,7 +32,14 @@ from trainwright.train.parallel.recompute.program import (
     moved_units,
     without_graph,
 )
-from trainwright.train.parallel.recompute.run_context import Autocast, Buffers, RunContext, weight_places
+from trainwright.train.parallel.recompute.run_context import (
+    Autocast,
+    Buffers,
+    RunContext,
+    drawn_from,
+    read_generators,
+    weight_places,
+)
 from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.tracing import has_hooks
 from trainwright.train.parallel.recompute.trees import storage_key, tensors_of
@@ -52,6 +59,8 @@ _Pack = Callable[[SavedTensor, torch.Tensor], None]
 """Holds a tensor that a node saves in its slot."""
 _Slots = list[weakref.ref[SavedTensor]]
 """A node that has run lets go of its own."""
+_PYTHONS = ("python", "numpy")
+"""Generators that only Python code draws from."""
 
 
 @dataclass(slots=True, weakref_slot=True)
@@ -59,7 +68,7 @@ class _Step:
     """The store of one forward and backward pass."""
 
     autocast: Autocast
-    devices: tuple[int, ...]
+    generators: list[str]
     # Storages that stay on the device: of inputs that want no gradient, and of what rides past several stages.
     staying: set[int]
     done: int = 0  # acts
@@ -119,7 +128,7 @@ class PlanInterpreter:
         tensors = boundary.tensors()
         step = _Step(
             Autocast.now(),
-            devices=tuple({t.device.index for t in tensors if t.device.type == "cuda"}),
+            generators=["cpu", *sorted({str(t.device) for t in tensors if t.is_cuda})],
             staying={storage_key(t) for t in tensors if not t.requires_grad},
         )
         if 0 in self.read_again:
@@ -156,10 +165,12 @@ class PlanInterpreter:
             if number in self.reruns:
                 seen = step.seen[number] = RunContext()
                 seen.keep_weights(self.weights[number - 1])
-                seen.keep_random(step.devices, all_kinds=self.python[number - 1])
+                seen.random = read_generators([*step.generators, *(_PYTHONS if self.python[number - 1] else ())])
                 stack.enter_context(self.buffers[number - 1].watched(seen))
-                stack.callback(seen.forget_undrawn)
             value = self._run_stages(step, number, held)
+            if number in self.reruns:
+                # From the others a rerun draws nothing either.
+                seen.random = drawn_from(seen.random)
         output = Boundary.of(value) if number in self.read_again else None
         if act.kind is OperationKind.FORWARD_ALL:
             step.saved[number] = output

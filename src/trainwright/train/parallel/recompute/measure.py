@@ -257,16 +257,18 @@ def _measured_stage(
 
     # Times come last, without the tracker, which makes every operation slower.
     numbers |= _stage_seconds(stage, call, opened, repeats)
-    # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
-    without = _least_seconds(plain, repeats, value)
-    numbers["no_grad_forward_seconds"] = min(without, numbers["forward_seconds"])
     return numbers, out
 
 
 def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Return the least seconds of a stage's forward with gradients, and of its backward."""
-    forwards, backwards = [], []
+    """Return the least seconds of a stage's forward without and with gradients, and of its backward."""
+    plain, forwards, backwards = [], [], []
     for _ in range(repeats):
+        entered = opened()
+        started = _synchronised_now(entered)
+        with saving_nothing():
+            call(entered)
+        plain.append(_synchronised_now(entered) - started)
         entered = opened()
         started = _synchronised_now(entered)
         result = call(entered)
@@ -278,7 +280,14 @@ def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], r
             torch.autograd.backward(ends, deltas)
             backwards.append(_synchronised_now(entered) - started)
         _forget_gradients(stage)
-    return {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
+    forward = min(forwards)
+    return {
+        "forward_seconds": forward,
+        "backward_seconds": min(backwards, default=0.0),
+        # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid
+        # that.
+        "no_grad_forward_seconds": min(*plain, forward),
+    }
 
 
 def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
@@ -308,15 +317,6 @@ def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], track
     held = tracker.live_bytes - before
     del edges
     return held
-
-
-def _least_seconds(call: Any, repeats: int, value: Any) -> float:
-    found = []
-    for _ in range(repeats):
-        started = _synchronised_now(value)
-        call()
-        found.append(_synchronised_now(value) - started)
-    return min(found)
 
 
 def _synchronised_now(value: Any) -> float:
