@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Any
 from trainwright.checkpoint import Manager
 from trainwright.errors import MissingExtra, TrialError
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
-from trainwright.train.batching import Batching, BatchRule, BatchStep
+from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
-from trainwright.train.rescaling import RateRule, Rescaling
 from trainwright.train.slots import Slots
 
 if TYPE_CHECKING:

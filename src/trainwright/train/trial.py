@@ -19,9 +19,8 @@ from trainwright.errors import CheckpointError, TrialError, TrialMisuse, Unknown
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment, Channel, TrialEnd
-from trainwright.train.batching import BatchRule
+from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.group import WAIT_SECONDS, meet
-from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial_checkpoints import TrialCheckpoints

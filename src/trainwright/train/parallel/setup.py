@@ -11,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
-from trainwright.train.parallel.blocks import blocks_of, refuse_hooks
+from trainwright.train.parallel.blocks import LAYERS, blocks_of, marked, refuse_hooks, replace_layers
 from trainwright.train.parallel.checkpointed_modules import recompute_blocks
 from trainwright.train.parallel.convolution.divided_layers import (
     ChannelParallel,
@@ -21,9 +21,7 @@ from trainwright.train.parallel.convolution.divided_layers import (
 )
 from trainwright.train.parallel.convolution.norm import SynchronisedNorm, learns_statistics
 from trainwright.train.parallel.convolution.part import wholes
-from trainwright.train.parallel.layers import LAYERS, marked, replace_layers
-from trainwright.train.parallel.mesh import mesh_of
-from trainwright.train.parallel.model import Loss, Parallel, Setup
+from trainwright.train.parallel.model import Loss, Parallel, Setup, mesh_of
 from trainwright.train.parallel.pipeline.runner import PipelineRunner
 from trainwright.train.parallel.recompute.budgeted import Budgeted
 from trainwright.train.parallel.strategies.context import divide_sequence

@@ -18,10 +18,10 @@ from torch.distributed.tensor import Shard
 from torch.func import functional_call
 
 from trainwright.errors import UnsupportedPlan
+from trainwright.train.parallel.blocks import LAYERS, NORMS, divided, emptied, is_plain
 from trainwright.train.parallel.collectives import copy, narrow, reduce
 from trainwright.train.parallel.convolution.halo import Division, bounds_of
 from trainwright.train.parallel.convolution.part import Part, whole, wholes
-from trainwright.train.parallel.layers import LAYERS, NORMS, divided, emptied, is_plain
 
 __all__ = ["ChannelParallel", "FilterNorm", "FilterParallel", "SpatialParallel"]
 

@@ -15,8 +15,7 @@ from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, plan_chain
 from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
-from trainwright.train.parallel.recompute.measure import measure_chain
-from trainwright.train.parallel.recompute.optimizer_state import state_bytes
+from trainwright.train.parallel.recompute.measure import measure_chain, state_bytes
 from trainwright.train.parallel.recompute.program import place_acts
 from trainwright.train.parallel.recompute.sample_step import StepResult, as_call, call_with, plain_peak, tracked_peak
 from trainwright.train.parallel.recompute.stages import StageRow, split_model, whole_row

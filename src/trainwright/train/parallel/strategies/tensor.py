@@ -15,9 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.train.parallel.blocks import blocks_of, divide_between
+from trainwright.train.parallel.blocks import blocks_of, divide_between, is_plain
 from trainwright.train.parallel.collectives import gather, narrow, reduce, scatter
-from trainwright.train.parallel.layers import is_plain
 from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_roles import Stretch, stretches_of
 
