@@ -27,7 +27,6 @@ FLOORS = {
 BELOW_ALL = (
     "errors",
     "files",
-    "highs",
     "http_security",
     "kernels",
     "pareto",

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import trainwright as tw
-from trainwright.cli.workflow.stage_records import StageRecords
+from trainwright.cli.workflow.stage import StageRecords
 from trainwright.cluster import Cluster
-from trainwright.ledger import DirectoryLedger, facts, open_ledger
+from trainwright.ledger import open_ledger
 
 BIG = 200_000
 
@@ -68,14 +68,6 @@ def stages(folder, size):
     return lambda: StageRecords(folder).write("search", {}, content={"x": "x" * size})
 
 
-def snapshot(folder, size):
-    ledger = DirectoryLedger(folder / "ledger", create=True)
-    for _ in range(3):
-        ledger.append([facts.note("x", "x" * size)])
-        ledger.close()
-    return ledger.compact
-
-
 def converted(folder, size):
     from trainwright.checkpoint.tools.convert import convert
 
@@ -113,7 +105,6 @@ WRITERS = {
     "cluster": cluster,
     "text": text,
     "stages": stages,
-    "snapshot": snapshot,
     "convert": converted,
     "format": formats,
     "checkpoint": checkpoint,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.pareto import Front, hypervolume, non_dominated, ranks, reference_of, sampled_hypervolume
+from trainwright.pareto import hypervolume, non_dominated, ranks, reference_of, sampled_hypervolume
 
 
 @st.composite
@@ -55,18 +55,6 @@ def test_a_rank_is_one_more_than_that_of_the_worst_dominator(rows):
     for row, rank in zip(rows, found, strict=True):
         above = [r for other, r in zip(rows, found, strict=True) if dominates(other, row)]
         assert rank == (max(above) + 1 if above else 0)
-
-
-@given(losses(), st.randoms())
-def test_the_incremental_front_is_that_of_all_rows_in_any_order(rows, random):
-    order = list(range(len(rows)))
-    random.shuffle(order)
-    front = Front(rows.shape[1])
-    for place, label in enumerate(order):
-        seen = rows[order[: place + 1]]
-        assert front.add(rows[label], label) == non_dominated(seen)[-1]
-    assert sorted(front.labels) == np.flatnonzero(non_dominated(rows)).tolist()
-    assert np.array_equal(front.losses, rows[list(front.labels)])
 
 
 @given(losses(most=8), st.randoms())

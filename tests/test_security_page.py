@@ -187,7 +187,7 @@ def test_sockets_listen_in_few_places():
 
 
 def test_limits_are_those_of_the_page():
-    from trainwright.serve.http.limits import Limits
+    from trainwright.serve.service import Limits
 
     limits = Limits()
     assert f"{limits.body_bytes >> 20} MiB" in PAGE

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
-
-from trainwright.highs import solve_integer
+from scipy.optimize import Bounds, LinearConstraint, milp
 
 __all__ = ["Integer", "Solved", "Terms"]
 
@@ -77,8 +76,13 @@ class Integer:
             matrix = hstack([matrix, coo_array(-limit[:, None]), coo_array((len(low), 1))])
             cost, whole = np.append(cost, [-known, known]), np.append(whole, [1, 0])
             least, most = np.append(least, [0.0, 1.0]), np.append(most, [1.0, 1.0])
-        rows = (matrix.tocsr(), low, high)
-        answer = solve_integer(cost, whole, (least, most), rows, limit_seconds=limit_seconds, gap=gap)
+        answer = milp(
+            cost,
+            integrality=whole,
+            bounds=Bounds(least, most),
+            constraints=LinearConstraint(matrix.tocsr(), low, high),
+            options={"time_limit": limit_seconds, "mip_rel_gap": gap},
+        )
         if answer.status == 2:
             return Solved(None, math.inf, finished=True)
         found = answer.x is not None and (math.isinf(known) or answer.x[count] > 0.5)

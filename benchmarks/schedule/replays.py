@@ -18,7 +18,6 @@ from trainwright.engine.simulated.table import Table, tables
 from trainwright.engine.simulated.task import Task
 from trainwright.randomness import rng
 from trainwright.schedule import (
-    BaseRule,
     Continue,
     Event,
     Fixed,
@@ -73,7 +72,7 @@ class Curves:
 
 
 @dataclass(eq=False)
-class Watched(BaseRule):
+class Watched(PromotionRule):
     """A rule as it is, but for a study that ends at a time; notes who reported what, when.
 
     `each_epoch`: every epoch is reported, also where no verdict can change. `bracket`: a new trial is started only
@@ -106,7 +105,7 @@ class Watched(BaseRule):
     @property
     def reads_curves(self) -> bool:
         """As the rule does."""
-        return bool(getattr(self.rule, "reads_curves", True))
+        return self.rule.reads_curves
 
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Refuse what the rule refuses."""

@@ -7,6 +7,7 @@ Nothing is run on devices: members and devices are drawn. Published gain over tu
 import argparse
 import statistics
 import time
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,8 +117,8 @@ def _gain(members: int, spread: float, speeds: tuple[float, ...]) -> dict[str, A
     found = problem.solve()
     seconds = time.process_time() - started
     # Batch sizes alone: each unit stays where worst fit puts it.
-    elsewhere = {place for place in np.ndindex(len(speeds), members) if not start[place[0]][place[1]]}
-    tuned = problem.solve(closed=elsewhere)
+    here = np.array(start)[:, :, None] > 0
+    tuned = replace(problem, seconds=np.where(here, problem.seconds, np.nan)).solve()
     if found is None or tuned is None:
         raise AllocationError("allocation: a drawn case has no placement; allowed: another seed")
     return {

@@ -37,7 +37,7 @@ Message = tuple[bytes, bool]  # what is sent, and whether an answer is waited fo
 def run(options: argparse.Namespace) -> dict[str, Any]:
     """Attack a deployment, and look at what it holds before and after."""
     from trainwright.serve import Client, Deployment, Server
-    from trainwright.serve.http.limits import Limits
+    from trainwright.serve.service import Limits
 
     count = 300 if options.quick else 10_000
     with tempfile.TemporaryDirectory() as folder:
@@ -195,9 +195,7 @@ def _parameter(draw: np.random.Generator, shape: tuple[int, ...]) -> Message:
         draw,
         (
             ("deadline_ms", (0, -1, "5", True, [], 1e300, 10**50)),
-            ("max_members", (0, -3, 1.5, "2", True, {})),
             ("return_members", (1, "true", [], {})),
-            ("trace", (0, "no")),
             ("binary_data_output", (1, "yes")),
             ("return_uncertainty", (None, 2)),
         ),

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 import trainwright as tw
 from trainwright.errors import ScheduleError
-from trainwright.schedule import BaseRule, Continue, Event, Reason, Reported, RuleView, Stop, TrialView
+from trainwright.schedule import Continue, Event, PromotionRule, Reason, Reported, RuleView, Stop, TrialView
 
 __all__ = ["Race"]
 
@@ -18,7 +18,7 @@ class Index:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Race(BaseRule):
+class Race(PromotionRule):
     """Stop a trial whose loss is more than `margin` above the best at its epoch, from `min_epochs` on; O(1)."""
 
     margin: float

@@ -1,4 +1,4 @@
-"""Pareto fronts of losses (all minimised): who is dominated, ranks, the front kept up to date, and hypervolume.
+"""Pareto fronts of losses (all minimised): who is dominated, ranks, and hypervolume.
 
 A row dominates another if it is as good in every column and better in one; so equal rows never dominate each other.
 """
@@ -6,12 +6,18 @@ A row dominates another if it is as good in every column and better in one; so e
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_EXACT", "Front", "hypervolume", "non_dominated", "ranks", "reference_of", "sampled_hypervolume"]
+__all__ = ["MOST_EXACT", "dominates", "hypervolume", "non_dominated", "ranks", "reference_of", "sampled_hypervolume"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
 MOST_EXACT = 6  # objectives up to which the exact hypervolume is worth its cost
+
+
+def dominates(one: Array, other: Array) -> Mask:
+    """Return where losses [..., m] dominate others."""
+    found: Mask = (one <= other).all(axis=-1) & (one < other).any(axis=-1)
+    return found
 
 
 def non_dominated(losses: Array) -> Mask:
@@ -35,8 +41,7 @@ def non_dominated(losses: Array) -> Mask:
     count = 0
     # What could dominate a row was met before it, so that a row on the front stays there.
     for place, row in zip(order, rows, strict=True):
-        others = front[:count]
-        if not ((others <= row).all(axis=1) & (others < row).any(axis=1)).any():
+        if not dominates(front[:count], row).any():
             keep[place] = True
             front[count] = row
             count += 1
@@ -51,36 +56,6 @@ def ranks(losses: Array) -> NDArray[np.int64]:
         found[left[non_dominated(losses[left])]] = rank
         rank += 1
     return found
-
-
-class Front:
-    """The non-dominated rows of all that were added; O(front) for each."""
-
-    def __init__(self, objectives: int) -> None:
-        self._losses = np.empty((0, objectives))
-        self._labels: list[int] = []
-
-    def add(self, losses: Array, label: int) -> bool:
-        """Take one row with its label; return whether it is on the front now. What it dominates leaves."""
-        row = np.asarray(losses, dtype=np.float64)
-        if ((self._losses <= row).all(axis=1) & (self._losses < row).any(axis=1)).any():
-            return False
-        beaten = (row <= self._losses).all(axis=1) & (row < self._losses).any(axis=1)
-        self._losses = np.concatenate([self._losses[~beaten], row[None, :]])
-        self._labels = [
-            old for old, gone in zip(self._labels, np.atleast_1d(beaten).tolist(), strict=True) if not gone
-        ] + [label]
-        return True
-
-    @property
-    def losses(self) -> Array:
-        """The front's rows [front, objectives], in order of arrival."""
-        return self._losses
-
-    @property
-    def labels(self) -> tuple[int, ...]:
-        """Their labels."""
-        return tuple(self._labels)
 
 
 def reference_of(losses: Array) -> Array:

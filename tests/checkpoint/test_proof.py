@@ -95,9 +95,9 @@ def test_a_training_that_does_not_repeat_itself(tmp_path):
 def test_trainings_that_cannot_be_proved(tmp_path, capfd):
     with pytest.raises(CheckpointError, match=r"ended after 5 calls of manager.step\(\), 6 are needed; give fewer"):
         prove(of(batches=5), tmp_path / "short", steps=3)
-    with pytest.raises(CheckpointError, match=r"never called manager.restore\(\); call it before the loop"):
+    with pytest.raises(CheckpointError, match=r"did not restore its checkpoint; call manager.restore\(\)"):
         prove(of(restores=False), tmp_path / "fresh", steps=3)
-    with pytest.raises(CheckpointConfigError, match="steps must be a whole number >= 1, got 0"):
+    with pytest.raises(CheckpointConfigError, match="steps: got 0; allowed: a whole number >= 1"):
         prove(of(), tmp_path, steps=0)
     with pytest.raises(RuntimeError):
         prove(of(), tmp_path / "unknown", steps=1, drop=("scaler",))
@@ -160,7 +160,7 @@ def test_a_script_on_ranks(tmp_path):
 
 
 def test_no_ranks(tmp_path):
-    with pytest.raises(CheckpointConfigError, match="ranks must be a whole number >= 1, got 0"):
+    with pytest.raises(CheckpointConfigError, match="ranks: got 0; allowed: a whole number >= 1"):
         prove(of(), tmp_path, steps=1, ranks=0)
 
 

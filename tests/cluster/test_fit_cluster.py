@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, collective_seconds, contention
-from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_fields
 from trainwright.cluster.device import Storage
 from trainwright.cluster.network import ExchangeTimes
 from trainwright.errors import InputError
@@ -15,7 +15,7 @@ from trainwright.errors import InputError
 
 def fit_cluster(measurements):
     """Return the cluster that a calibration with these measurements gives."""
-    return Cluster(**fit_fields(measurements))
+    return Cluster(**fit_fields(**measurements))
 
 
 SIZES = tuple(256 * 4**k for k in range(10))
@@ -48,7 +48,7 @@ def figures(**options):
         "copies": [(size, size / 1e11) for size in (1e6, 1e7, 1e8)],
         "launch_seconds": 5e-6,
     }
-    return Measurements(**given | options)
+    return given | options
 
 
 @settings(max_examples=50)
@@ -78,7 +78,7 @@ def test_devices_come_out():
 def test_errors_are_what_the_fits_leave():
     """Rows alternately 10 % too long and too short leave an error of about 10 %."""
     noisy = [
-        (work, seconds * (1.1 if place % 2 else 0.9)) for place, (work, seconds) in enumerate(figures().copies * 3)
+        (work, seconds * (1.1 if place % 2 else 0.9)) for place, (work, seconds) in enumerate(figures()["copies"] * 3)
     ]
     cluster = fit_cluster(figures(copies=noisy))
     assert cluster.errors["copies"] == pytest.approx(0.1, rel=0.2)
@@ -103,7 +103,12 @@ def test_two_levels_and_storage(tmp_path):
     storage = Storage(node_read=1e9, write=5e8, file_seconds=1e-3)
     cluster = fit_cluster(
         figures(
-            nodes=8, devices_per_node=4, levels=levels, storage=storage, storage_spread=0.2, conditions={"load": "0"}
+            nodes=8,
+            devices_per_node=4,
+            levels=levels,
+            storage=storage,
+            errors={"storage": 0.2},
+            conditions={"load": "0"},
         )
     )
     assert [(tier.name, tier.devices) for tier in cluster.tiers] == [("node", 4), ("network", 32)]

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from trainwright.checkpoint.tools.comparing import JournalLine, ProofRun
-from trainwright.engine.process.proof import _choose_interruption, _find_difference, _Seen, verify_trial
+from trainwright.checkpoint.tools.proof import _compare_to_end, choose_interruption
+from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import CheckpointConfigError, CheckpointError, EngineError
 
 TRAININGS = """
@@ -48,6 +49,17 @@ TRAININGS = """
                 manager.step()
             trial.report(val_loss=float(loss))
 
+    def judges_at_random(trial):
+        model, optimizer, loader = parts(trial.params)
+        run = trial.prepare(model, optimizer, loader, loss=lambda m, b: nn.functional.mse_loss(m(b[0]), b[1]))
+        draws = torch.Generator().manual_seed(0)  # nobody keeps it
+        rest = torch.utils.data.DataLoader(DATA, batch_size=32)
+        for _ in trial.epochs():
+            for batch in run.loader:
+                run.step(batch)
+            held = sum(float(nn.functional.mse_loss(run.model(x), y)) for x, y in rest)
+            trial.report(val_loss=held, noise=float(torch.rand((), generator=draws)))
+
     def keeps_nothing(trial):
         for _ in trial.epochs():
             trial.report(val_loss=1.0)
@@ -86,6 +98,14 @@ def test_what_is_not_kept_is_named(trainings):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
+def test_an_evaluation_that_is_not_kept_is_named(trainings):
+    """Its batches count by themselves; what differs is the report that comes after the resume."""
+    proof = verify_trial(f"{trainings}:judges_at_random", {"lr": 0.02}, epochs=3, steps=6)
+    assert (proof.repeatable, proof.equal, proof.resumed_from, proof.step, proof.item) == (True, False, 4, 8, "report")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
 def test_a_trial_of_two_ranks(trainings):
     proof = verify_trial(f"{trainings}:prepared", {"lr": 0.02}, epochs=3, steps=6, ranks=2)
     assert (proof.repeatable, proof.equal, proof.item, proof.resumed_from) == (True, True, "", 4)
@@ -100,7 +120,7 @@ def test_a_trial_that_keeps_nothing(trainings):
 def test_bad_input():
     with pytest.raises(EngineError, match="there is no module 'no_such_module'"):
         verify_trial("no_such_module:train", {})
-    with pytest.raises(CheckpointConfigError, match="epochs must be a whole number >= 1, got 0"):
+    with pytest.raises(CheckpointConfigError, match="epochs: got 0; allowed: a whole number >= 1"):
         verify_trial("a:b", {}, epochs=0)
 
 
@@ -119,29 +139,25 @@ STEPS = [(step, "counted") for step in range(1, 7)]
 def test_where_it_is_interrupted():
     """After the first checkpoint that comes by itself; in a loop with manager.step() anywhere, after a save."""
     prepared = run(*STEPS, (3, "saved"), (6, "saved"))
-    places = {_choose_interruption("t", prepared, None, seed).kill_at for seed in range(40)}
+    places = {choose_interruption("t", prepared, None, seed).kill_at for seed in range(40)}
     assert places == {4, 5, 6}
     own = run(*((step, "step") for step in range(1, 7)))
     for seed in range(40):
-        place = _choose_interruption("t", own, None, seed)
+        place = choose_interruption("t", own, None, seed)
         assert 1 <= place.save_at < place.kill_at <= 6
     with pytest.raises(CheckpointError, match=r"steps: got 3; t has its first checkpoint .* allowed: 4 to 6"):
-        _choose_interruption("t", prepared, 3, 0)
+        choose_interruption("t", prepared, 3, 0)
     with pytest.raises(CheckpointError, match=r"first checkpoint after step 6 of 6.*give more epochs"):
-        _choose_interruption("t", run(*STEPS, (6, "saved")), None, 0)
+        choose_interruption("t", run(*STEPS, (6, "saved")), None, 0)
 
 
-def test_steps_and_reports_are_compared():
-    """A run that ends early, one that goes on too long, and one that reports something else differ."""
-    reports = {1: {"loss": 0.5}, 2: {"loss": float("nan")}}
-    whole = _Seen(run(*STEPS), reports)
-    nothing = frozenset()
-    assert _find_difference(whole, _Seen(run(*STEPS[2:]), {2: {"loss": float("nan")}}), nothing) is None
-    short = _find_difference(whole, _Seen(run(*STEPS[2:5]), {}), nothing)
+def test_runs_are_compared_to_their_ends():
+    """A run that ends early, one that goes on too long, and one with another state differ."""
+    whole, nothing = run(*STEPS), frozenset()
+    assert _compare_to_end(whole, run(*STEPS[2:]), nothing) is None
+    short = _compare_to_end(whole, run(*STEPS[2:5]), nothing)
     assert (short.step, short.items) == (5, ["steps"])
-    long = _find_difference(whole, _Seen(run(*STEPS[2:], (7, "counted")), {}), nothing)
+    long = _compare_to_end(whole, run(*STEPS[2:], (7, "counted")), nothing)
     assert (long.step, long.items) == (7, ["steps"])
-    other = _find_difference(whole, _Seen(run(*STEPS[2:]), {2: {"loss": 0.25}}), nothing)
-    assert other.items == ["loss of epoch 2"]
-    state = _find_difference(whole, _Seen(run(*STEPS[2:], state="y"), {}), nothing)
+    state = _compare_to_end(whole, run(*STEPS[2:], state="y"), nothing)
     assert (state.step, state.items) == (3, ["model"])

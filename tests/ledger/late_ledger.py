@@ -27,7 +27,7 @@ class LateLedger(MemoryLedger):
         self.appended.extend([self.clock()] * (len(self._store.records) - before))
         return stamped
 
-    def read(self, cursor=None, *, most=None, thorough=False):
+    def read(self, cursor=None, *, most=None):
         start = cursor or 0
         visible = max(start, self._visible())
         end = visible if most is None else min(visible, start + most)

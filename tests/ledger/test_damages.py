@@ -7,13 +7,13 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from known_records import known_records
 
 from trainwright.ledger import DirectoryLedger, MemoryLedger, Record, blocks, facts, fold, state_of
 from trainwright.ledger.facts import note
 from trainwright.ledger.journal import END
 from trainwright.ledger.kinds import KINDS, NOTES
 from trainwright.ledger.record import LONGEST
-from trainwright.testing.ledger import known_records
 
 slow_to_make = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -138,23 +138,11 @@ def test_zeros_of_a_writer_that_may_live_are_waited_for(ledger, monkeypatch):
     assert reader.dropped() == []
 
 
-@pytest.mark.parametrize("how", ["patience", "another's time", "END", "its process is gone", "snapshot"])
+@pytest.mark.parametrize("how", ["patience", "another's time", "END"])
 def test_zeros_are_damage_once_nothing_can_come(ledger, monkeypatch, how):
     now = 1000.0
     monkeypatch.setattr("trainwright.ledger.reader.time.monotonic", lambda: now)
     path, _ = page_lost(ledger, END if how == "END" else b"")
-    if how == "its process is gone":
-        first = DirectoryLedger(ledger.directory)
-        child = os.fork()
-        if not child:
-            from trainwright.ledger import Writer
-
-            first.append([facts.joined(Writer.here(), session=1)])
-            os._exit(0)
-        os.waitpid(child, 0)
-        gone = ledger.directory / "journal" / f"{first.writer}.jsonl"
-        gone.write_bytes(gone.read_bytes() + bytes(30) + b"\n" + note("x", 1).stamped(first.writer, 1, 0.0).line())
-        path.unlink()
     reader = DirectoryLedger(ledger.directory)
     some, cursor = reader.read(None)
     if how == "patience":
@@ -162,16 +150,11 @@ def test_zeros_are_damage_once_nothing_can_come(ledger, monkeypatch, how):
         now += 180.0
     elif how == "another's time":
         os.utime(path, (path.stat().st_atime, path.stat().st_mtime - 200))
-        reader.heartbeat()
-    elif how == "snapshot":
-        os.utime(path, (1e9, 1e9))
-        ledger.compact()
+        reader.append([facts.note("x", 1)])
     some += reader.read(cursor)[0]
-    if how == "its process is gone":
-        assert [record.kind for record in some] == ["joined", "note"]
-    else:
-        assert len(some) >= 3
-        assert some[-1].trial == 5
+    some = [record for record in some if record.kind != "note"]
+    assert len(some) >= 3
+    assert some[-1].trial == 5
     assert any("zeros in it" in str(each) for each in reader.dropped())
 
 

@@ -125,37 +125,6 @@ def test_a_folder_whose_time_lies_is_listed_every_ten_seconds(ledger, clock):
     assert values(reader.read(cursor)[0]) == ["new"]
 
 
-def test_in_a_crowd_the_silent_are_looked_at_seldom(ledger, clock, calls):
-    """Every 10 seconds, after a minute without a word; a small team is looked at always."""
-    writers, reader, cursor = settled(ledger, clock, 80)
-    clock.now += 70.0
-    _, cursor = reader.read(cursor)
-    writers[0].append(mark(1))
-    assert reader.read(cursor)[0] == []
-    clock.now += 10.0
-    records, cursor = reader.read(cursor)
-    assert values(records) == [1]
-    clock.now += 1.0
-    writers[0].append(mark(2))
-    calls.clear()
-    assert values(reader.read(cursor)[0]) == [2]
-    assert calls["stat"] == 2
-
-
-def test_a_look_at_old_killed_journals_is_seldom_from_the_beginning(ledger, clock, calls):
-    for _ in range(80):
-        DirectoryLedger(ledger.directory).append(mark())
-    for path in (ledger.directory / "journal").iterdir():
-        os.utime(path, (1e9, 1e9))
-    reader = DirectoryLedger(ledger.directory)
-    records, cursor = reader.read(None)
-    assert len(records) == 80
-    clock.now += 5.0
-    calls.clear()
-    reader.read(cursor)
-    assert calls["stat"] == 1
-
-
 def test_a_removed_journal_is_named(ledger):
     """By hand, before it was read; the others are read."""
     writers = [DirectoryLedger(ledger.directory) for _ in range(3)]
@@ -180,8 +149,9 @@ def test_a_ledger_that_vanishes(ledger):
 
     ledger.append(mark())
     shutil.rmtree(ledger.directory)
-    with pytest.raises(LedgerError, match=r"cannot write .*: no such file or directory"):
-        ledger.append(mark(1))
+    for why in ("it was removed", "no such file or directory"):
+        with pytest.raises(LedgerError, match=rf"cannot write .*: {why}"):
+            ledger.append(mark(1))
     with pytest.raises(LedgerError, match=r"cannot read .*: No such file or directory"):
         ledger.read()
     with pytest.raises(LedgerError, match=r"cannot write .*beats: no such file or directory"):
@@ -212,7 +182,6 @@ def test_a_long_journal_goes_on_in_another_file(ledger, small_files):
     assert values(seen) == values(DirectoryLedger(ledger.directory).read()[0]) == list(range(30))
     assert [record.seq for record in seen] == list(range(30))
     ledger.close()
-    assert DirectoryLedger(ledger.directory).compact() == len(names)
     assert values(DirectoryLedger(ledger.directory).read()[0]) == list(range(30))
     assert reader.read(cursor)[0] == []
 
@@ -261,17 +230,6 @@ def test_an_end_that_cannot_be_written_is_no_error(ledger, monkeypatch):
         ledger.close()
     assert not path.read_bytes().endswith(END)
     assert values(ledger.read()[0]) == [0]
-
-
-def test_a_thorough_look_leaves_out_nobody(ledger, clock):
-    """Of many silent writers one wrote its last and was found gone: whoever takes over from it must know that."""
-    writers, reader, cursor = settled(ledger, clock, 70)
-    clock.now += 65.0
-    cursor = reader.read(cursor)[1]
-    writers[3].append(mark(3))
-    clock.now += 5.0
-    assert reader.read(cursor, most=1000)[0] == []
-    assert values(reader.read(cursor, most=1000, thorough=True)[0]) == [3]
 
 
 def test_what_cannot_be_found_for_a_moment_is_read_later(ledger, clock):

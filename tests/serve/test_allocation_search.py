@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, drawn_problem, single_units
-from benchmarks.serve.placement_oracles import brute_force, rates_of, space_size
+from benchmarks.serve.placement_oracles import brute_force, fits, rates_of, space_size
 from benchmarks.serve.time_sharing import balance
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +60,7 @@ class TestMemory:
                 for member in unit.members:
                     one = prints[member]
                     total += one.weight_bytes + one.fixed_bytes + batch * one.row_bytes
-        assert model.fits([device], units, [row]) == (total <= math.floor(0.95 * capacity))
+        assert fits(model, [device], units, [row]) == (total <= math.floor(0.95 * capacity))
 
 
 class TestOracle:
@@ -100,7 +100,7 @@ class TestIntegerProgram:
         solution = problem.solve()
         assert solution.value == pytest.approx(best, rel=2e-4)
         assert solution.bound >= best * (1 - 1e-6)
-        assert problem.memory.fits(problem.devices, problem.units, solution.matrix)
+        assert fits(problem.memory, problem.devices, problem.units, solution.matrix)
         assert rates_of(problem, [solution.matrix])[0] == pytest.approx(solution.value, rel=1e-5)
         assert problem.rate(solution.matrix) == pytest.approx(solution.value, rel=1e-5)
         assert problem.solve() == solution, "equal problems have equal answers"
@@ -118,19 +118,10 @@ class TestIntegerProgram:
             brute_force(tight)
 
     def test_cores_limit_the_instances(self):
-        """Three members do not fit onto two cores as processes of their own, unless it may be crowded."""
+        """Three members do not fit onto two cores as processes of their own."""
         group = Device(name="cpu:0-1", kind="cpu", cores=(0, 1), capacity_bytes=100 * GB)
         problem = dataclasses.replace(roomy([[[1, 2]] * 3]), devices=(group,))
         assert problem.solve() is None
-        assert dataclasses.replace(problem, crowded=True).solve().matrix == ((8, 8, 8),)
-
-    def test_what_is_kept_stays(self):
-        """The instances that are kept are there, with their batch sizes, and closed entries stay empty."""
-        problem = roomy([[[1, 2], [1, 2]]] * 2)
-        kept = ((1, 0), (0, 0))
-        found = problem.solve(keep=kept, closed={(0, 1)}).matrix
-        assert found[0] == (1, 0)
-        assert found[1][1]
 
     def test_without_a_time(self):
         """What is not a number cannot run, and nothing is worth 0."""

@@ -25,8 +25,8 @@ from trainwright.errors import (
     ServeError,
 )
 from trainwright.serve import Response
-from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.server import Server
+from trainwright.serve.service import Limits
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 X = inputs(3)
@@ -106,14 +106,13 @@ class TestProtocol:
         np.testing.assert_allclose(values(reply), served[0].ensemble.predict(X), atol=1e-6)
 
     def test_options(self, url, served):
-        options = {"return_members": True, "return_uncertainty": True, "max_members": 1, "trace": True}
+        options = {"return_members": True, "return_uncertainty": True}
         told = HTTP.post(url + INFER, json=body(X, parameters=options))
         parameters = told.json()["parameters"]
-        assert (parameters["members_used"], parameters["degraded"]) == ([10], False)
+        assert (parameters["members_used"], parameters["degraded"]) == ([10, 11], False)
         assert parameters["uncertainty_measure"] == "entropy"
-        assert set(parameters["trace"]["predict_ms"]) == {"10"}
-        np.testing.assert_allclose(values(told, "prediction"), values(told, "member_10"), rtol=1e-12)
-        assert values(told, "uncertainty_epistemic").tolist() == [0.0] * 3
+        np.testing.assert_allclose(values(told, "member_10").sum(axis=1), 1.0, rtol=1e-12)
+        assert (values(told, "uncertainty_epistemic") > 0.0).all()
 
     def test_named_outputs(self, url, served):
         """Only what is named comes, in binary where that is asked for, and naming it is asking for it."""
@@ -137,7 +136,6 @@ class TestProtocol:
         ask(url, X)
         text = HTTP.get(f"{url}/metrics").text
         assert 'trainwright_requests_total{endpoint="infer",status="200"}' in text
-        assert 'trainwright_member_alive{place="1"} 1.0' in text
         assert 'trainwright_phase_seconds_count{phase="answer"}' in text
 
 
@@ -170,8 +168,7 @@ class TestBadInput:
         ("outer", "sentence"),
         [
             ({"parameters": {"deadline_ms": 0}}, "parameters.deadline_ms: got 0; allowed: greater than 0"),
-            ({"parameters": {"max_members": 1.5}}, "parameters.max_members: got 1.5; allowed: a valid integer"),
-            ({"parameters": {"trace": 1}}, "parameters.trace: got 1; allowed: a valid boolean"),
+            ({"parameters": {"return_members": 1}}, "parameters.return_members: got 1; allowed: a valid boolean"),
             ({"parameters": []}, "parameters: got []; allowed: an object"),
             ({"outputs": [{"name": "predictions"}]}, "did you mean 'prediction'?"),
             ({"outputs": []}, "outputs: got []; allowed: "),

@@ -14,7 +14,7 @@ from benchmarks.serve.malformed import LEFT, attack, held
 from http_for_tests import ensemble, inputs
 
 from trainwright.serve import Client, Deployment, DeploymentPlan, Server
-from trainwright.serve.http.limits import Limits
+from trainwright.serve.service import Limits
 
 LIMITS = Limits(body_bytes=2**18, rows=200)
 X = inputs(7)

@@ -44,7 +44,7 @@ def held(monkeypatch):
 
 @pytest.mark.parametrize("rule", ["weighted", "geometric"])
 def test_answers(tmp_path, rule):
-    """Of all rules and options, from several threads, in parts and in batches; those of the heaviest if asked for."""
+    """Of all rules and options, from several threads, in parts and in batches."""
     found = ensemble(tmp_path, [{}, {"hidden": 4}, {"hidden": 6}], weights=[0.3, 0.4, 0.3], rule=rule)
     wrong = []
     with serve(found) as service:
@@ -63,10 +63,9 @@ def test_answers(tmp_path, rule):
         for thread in threads:
             thread.join()
         assert wrong == []
-        answer = service.submit(X, Options(max_members=2, members=True, trace=True)).result(60)
-        assert (answer.used, answer.weight, answer.degraded) == ((10, 11), 1.0, False)
-        assert set(answer.members) == {10, 11}
-        assert answer.trace["total_ms"] >= answer.trace["queue_ms"] >= 0
+        answer = service.submit(X, Options(members=True)).result(60)
+        assert (answer.used, answer.weight, answer.degraded) == ((10, 11, 12), 1.0, False)
+        assert set(answer.members) == {10, 11, 12}
         state = service.state()
         assert (state["requests"], state["open"], state["waiting_rows"]) == (37, 0, 0)
         assert [one["state"] for one in state["instances"]] == ["ready"]

@@ -1,29 +1,23 @@
 """Rows in segments and predictions in slots, without processes: nothing lost, twice, or of another time."""
 
+import json
+from dataclasses import asdict
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.serve import Options
-from trainwright.serve.runtime.arena import Arena, ArenaShape
-from trainwright.serve.runtime.batching import Batcher, Piece, Request
-from trainwright.serve.runtime.messages import (
-    ALIVE,
-    DONE,
-    DROPPED,
-    SlotReport,
-    SlotTask,
-    receive_message,
-    send_message,
-)
-from trainwright.serve.runtime.segments import Accumulator
+from trainwright.serve import DeploymentSettings, Options
+from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
+from trainwright.serve.runtime.batching import Batcher, Request
+from trainwright.serve.runtime.segments import Segments
 
 
-def request(rows, members=(0, 1), first=0):
+def request(rows, first=0):
     x = np.arange(first, first + rows, dtype=np.float32)[:, None]
-    return Request(x=x, options=Options(), members=members, weights=dict.fromkeys(members, 1.0), admitted=float(first))
+    return Request(x=x, options=Options(), admitted=float(first))
 
 
 class TestBatcher:
@@ -37,39 +31,27 @@ class TestBatcher:
         assert batcher.rows == sum(sizes)
         rows, lengths = [], []
         while batcher.rows:
-            pieces = batcher.take((0, 1), limit)
+            pieces = batcher.take(limit)
             assert [piece.start for piece in pieces] == np.cumsum([0, *(piece.rows for piece in pieces)])[:-1].tolist()
             rows += [row for piece in pieces for row in piece.request.x[piece.first : piece.first + piece.rows, 0]]
             lengths.append(sum(piece.rows for piece in pieces))
         assert rows == [row for one in asked for row in one.x[:, 0]]
         assert lengths[:-1] == [limit] * (len(lengths) - 1)
-        assert not batcher.waiting()
-
-    def test_members_apart(self):
-        """Rows for different members never share a segment; the oldest is named first."""
-        batcher = Batcher()
-        late, early = request(3, members=(1,), first=9), request(4, members=(0, 1), first=2)
-        for one in (late, early):
-            batcher.put(one)
-        assert [(members, head, rows) for members, head, rows in batcher.waiting()] == [
-            ((0, 1), early, 4),
-            ((1,), late, 3),
-        ]
-        assert [piece.request for piece in batcher.take((1,), 100)] == [late]
+        assert not batcher.requests
 
     def test_begun_anew(self):
         """A request that goes back is taken whole, before others, and alone if it has to be."""
         batcher = Batcher()
         first, second = request(150), request(5, first=500)
         batcher.put(first)
-        first.pieces = batcher.take((0, 1), 128)
+        first.pieces = batcher.take(128)
         batcher.put(second)
         batcher.requeue(first)
         first.alone = True
         assert batcher.rows == 155
-        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(first, 128)]
-        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(first, 22)]
-        assert [(piece.request, piece.rows) for piece in batcher.take((0, 1), 128)] == [(second, 5)]
+        assert [(piece.request, piece.rows) for piece in batcher.take(128)] == [(first, 128)]
+        assert [(piece.request, piece.rows) for piece in batcher.take(128)] == [(first, 22)]
+        assert [(piece.request, piece.rows) for piece in batcher.take(128)] == [(second, 5)]
         assert batcher.rows == 0
 
     def test_dropped(self):
@@ -77,49 +59,62 @@ class TestBatcher:
         one, other = request(100), request(7)
         batcher.put(one)
         batcher.put(other)
-        batcher.take((0, 1), 60)
+        batcher.take(60)
         batcher.drop(one)
         assert batcher.rows == 7
         batcher.drop(other)
         assert batcher.rows == 0
-        assert batcher.all() == []
+        assert not batcher.requests
 
 
-class TestAccumulator:
+class TestSegments:
     @given(data=st.data())
     def test_against_a_list(self, data):
         """Whatever is reported, in any order, twice or too late: counted once if it is of this time, else named."""
-        accumulator = Accumulator(3)
+        layout = ArenaShape(slots=3, rows=4, members=3, input_shape=(1,), input_dtype="float32", output_shape=(1,))
+        arena, finished = Arena.create(), []
+        arena.grow(layout)
+        ensemble = SimpleNamespace(members=range(3), weights=(1.0, 1.0, 1.0))
+        segments = Segments(
+            ensemble=ensemble, slots=3, arena=arena, settings=DeploymentSettings(), deliver=finished.append
+        )
         now = {}  # slot → (slot, generation, members that came)
-        ended = []
+        ended, asked = [], 0
         counted = {"duplicates": 0, "stale": 0}
         for _ in range(data.draw(st.integers(1, 60))):
-            action = data.draw(st.sampled_from(["lease", "report", "old", "release"]))
-            if action == "lease" and accumulator.free:
-                one = request(2)
-                slot = accumulator.lease([Piece(request=one, first=0, rows=2, start=0)], (0, 1, 2))
+            action = data.draw(st.sampled_from(["form", "report", "old", "leave"]))
+            if action == "form" and segments.free:
+                asked += 1
+                segments.admit(request(2))
+                slot = segments.form(4, {})
+                slot.leases += 1
                 assert slot.number not in now
                 now[slot.number] = (slot, slot.generation, set())
             elif action == "report" and now:
                 slot, generation, came = data.draw(st.sampled_from(list(now.values())))
                 member = data.draw(st.integers(0, 2))
-                found = accumulator.arrive(slot.number, generation, member)
-                assert found == (member not in came)
+                segments.record_prediction(slot.number, generation, member)
                 counted["duplicates"] += member in came
                 came.add(member)
                 assert slot.awaited == {0, 1, 2} - came
+                assert slot not in segments.free, "a worker may still write to it"
             elif action == "old" and ended:
                 number, generation = data.draw(st.sampled_from(ended))
-                assert not accumulator.arrive(number, generation, 0)
+                segments.record_prediction(number, generation, 0)
                 counted["stale"] += 1
-            elif action == "release" and now:
-                slot, generation, _ = now.pop(data.draw(st.sampled_from(list(now))))
-                slot.leases += 1
-                assert not accumulator.release(slot, readers=1)  # a worker still has it
-                assert accumulator.release(slot, leases=1)
-                ended.append((slot.number, generation))
-        assert (accumulator.duplicates, accumulator.stale) == (counted["duplicates"], counted["stale"])
-        assert accumulator.free == 3 - len(now)
+            elif action == "leave" and now:
+                slot, generation, came = data.draw(st.sampled_from(list(now.values())))
+                segments.release(slot, leases=1)
+                assert (slot in segments.free) == (came == {0, 1, 2})
+                if came == {0, 1, 2}:
+                    del now[slot.number]
+                    ended.append((slot.number, generation))
+                else:
+                    slot.leases += 1  # another worker takes over
+        assert {name: segments.counts[name] for name in counted} == counted
+        assert len(segments.free) == 3 - len(now)
+        assert len(finished) == asked - sum(came != {0, 1, 2} for _, _, came in now.values())
+        arena.close()
 
 
 class TestArena:
@@ -129,7 +124,7 @@ class TestArena:
         front = Arena.create()
         front.grow(layout)
         worker = Arena(front.descriptor)
-        worker.map(ArenaShape.from_json(layout.to_json()))
+        worker.map(ArenaShape(**json.loads(json.dumps(asdict(layout)))))
         places = [front.inputs(slot) for slot in range(3)]
         places += [front.predictions(slot, member) for slot in range(3) for member in range(2)]
         for value, place in enumerate(places, start=1):
@@ -146,10 +141,10 @@ class TestArena:
 
 @given(seconds=st.floats(allow_nan=False), members=st.lists(st.integers(0, 99), max_size=5))
 def test_messages(seconds, members):
-    """What was sent is received, an infinite deadline too."""
+    """What was sent is received."""
     ours, theirs = Pipe()
-    task = SlotTask(slot=2**32, generation=7, rows=3, batch=8, deadline=seconds, members=tuple(members))
-    reports = [SlotReport(kind, 1, 2, 3, seconds) for kind in (DONE, DROPPED, ALIVE)]
+    task = SlotTask(slot=2**32, generation=7, rows=3, members=tuple(members))
+    reports = [SlotReport(1, 2, 3, seconds), SlotReport(2**32, 0, 1, 0.0)]
     with ours, theirs:
         for message in (task, reports, {"a": 1}):
             send_message(ours, message)

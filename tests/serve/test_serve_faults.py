@@ -267,7 +267,7 @@ class TestLimits:
         until(lambda: slow.state()["slots_used"] == 0)
 
     def test_deadline_without_quorum(self, slow):
-        with pytest.raises(DeadlinePassed, match=r"deadline: 0.001 ms passed with 0 of 2 members \(0% of the weight\)"):
+        with pytest.raises(DeadlinePassed, match=r"deadline_ms: 0.001 passed with 0 of 2 members \(0% of the weight\)"):
             slow.submit(members.inputs(20), Options(deadline_ms=0.001)).result(60)
 
     def test_overload(self, slow):

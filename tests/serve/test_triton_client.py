@@ -12,8 +12,8 @@ pytest.importorskip("tritonclient.http")
 import tritonclient.http as triton
 from http_for_tests import HTTP, INFER, Scripted, body, ensemble, inputs
 
-from trainwright.serve.http.limits import Limits
 from trainwright.serve.http.server import Server
+from trainwright.serve.service import Limits
 
 X = inputs(40)
 OUTPUTS = {

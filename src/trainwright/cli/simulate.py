@@ -12,14 +12,14 @@ import typer
 from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
 from trainwright.cluster import Cluster
-from trainwright.engine.devices import cores
 from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.table import tables
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import InputError
 from trainwright.files import read_toml
 from trainwright.plugins import describe, make
-from trainwright.report.gantt import check_gantt, write_gantt
+from trainwright.report.files import target
+from trainwright.report.html import write_simulated_page
 from trainwright.schedule import Scheduler
 from trainwright.settings import Settings, refuse_unknown, settings_of
 from trainwright.study import Forecast, Study
@@ -71,12 +71,11 @@ def simulate(
     gpus: Annotated[list[int] | None, typer.Option(help="Devices of the cluster; may be repeated.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of the study.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many studies to simulate of each kind.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Simulations at once; default: all cores.")] = None,
-    gantt: Annotated[Path | None, typer.Option(help="Draw who held which device when: .html or .svg.")] = None,
+    gantt: Annotated[Path | None, typer.Option(help="Draw who held which device when, as .html.")] = None,
 ) -> Result:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
     if gantt is not None:
-        check_gantt(gantt)
+        target(gantt.parent, gantt, (".html",))
     plan = _read_plan(file, gpus=gpus, trials=trials, seeds=seeds)
     found: dict[int, dict[str, Forecast]] = {}
     for devices in plan.gpus:
@@ -85,7 +84,6 @@ def simulate(
             plan.engine(devices),
             trials=plan.trials,
             seeds=plan.seeds,
-            processes=processes if processes is not None else cores(),
             gantt=gantt is not None,
         )
         _show_forecasts(devices, plan.trials, plan.seeds, found[devices])
@@ -96,7 +94,7 @@ def simulate(
             for devices, item in found.items()
             for name, forecast in item.items()
         }
-        write_gantt(gantt, panels)
+        write_simulated_page(panels, gantt)
         print(f"gantt: {gantt}")
     content = [
         {"gpus": devices, "scheduler": name, **_collect_content(forecast)}

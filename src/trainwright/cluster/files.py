@@ -8,12 +8,12 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
-from trainwright.cluster import key_lines
 from trainwright.cluster.device import Device
 from trainwright.cluster.network import NetworkLevel
 from trainwright.errors import InputError, MissingExtra, closest
@@ -26,7 +26,10 @@ SCHEMA = 1
 C = TypeVar("C")
 """The class `Cluster`: it imports this module, so it is passed in."""
 
+KeyPath = tuple[str | int, ...]
+
 _YAML = (".yaml", ".yml")
+_BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _NEEDED_OF_CLUSTER = ("name", "device")
 _NEEDED_OF_DEVICE = ("kind", "memory_bytes", "flops", "memory_bandwidth")
 _FILE_KEYS = {"tiers": "tier"}
@@ -38,14 +41,15 @@ def read_cluster(kind: type[C], path: Path, *, force_units: bool = False) -> C:
     """Read a cluster, of the class `kind`; see `Cluster.load`."""
     text = read_text(path, "cluster file", allowed="a TOML or YAML file, or a preset's name")
     if path.suffix in _YAML:
-        content, lines = _parse_yaml(path, text)
+        yaml = _import_yaml()
+        parse, refusal, language = yaml.safe_load, yaml.YAMLError, "YAML"
     else:
-        try:
-            content, lines = tomllib.loads(text), key_lines.toml_lines(text)
-        except tomllib.TOMLDecodeError as error:
-            raise InputError(f"cluster file {path}: is no TOML ({error})") from None
-    reader = _Reader(path, lines, numbers_as_text=path.suffix in _YAML)
-    return reader.read_cluster(kind, content, force_units=force_units)
+        parse, refusal, language = tomllib.loads, tomllib.TOMLDecodeError, "TOML"
+    try:
+        content = parse(text)
+    except refusal as error:
+        raise InputError(f"cluster file {path}: is no {language} ({' '.join(str(error).split())})") from None
+    return _Reader(path, text).read_cluster(kind, content, force_units=force_units)
 
 
 def write_cluster(cluster: Any, path: Path) -> None:
@@ -61,8 +65,8 @@ def write_cluster(cluster: Any, path: Path) -> None:
 class _Reader:
     """The content of one file, to be turned into dataclasses."""
 
-    def __init__(self, path: Path, lines: Mapping[key_lines.Path, int], *, numbers_as_text: bool) -> None:
-        self.path, self.lines, self.numbers_as_text = path, lines, numbers_as_text
+    def __init__(self, path: Path, text: str) -> None:
+        self.path, self.text = path, text
 
     def read_cluster(self, kind: type[C], content: Any, *, force_units: bool) -> C:
         if not isinstance(content, dict):
@@ -85,7 +89,7 @@ class _Reader:
             self.check_units(found)
         return found  # type: ignore[no-any-return]
 
-    def read_record(self, kind: type, content: Any, path: key_lines.Path, needed: tuple[str, ...] = ()) -> Any:
+    def read_record(self, kind: type, content: Any, path: KeyPath, needed: tuple[str, ...] = ()) -> Any:
         """Build a dataclass from a mapping whose keys are its fields."""
         if not isinstance(content, dict):
             raise self.key_error(path, f"got {content!r}; allowed: a table of keys")
@@ -109,7 +113,7 @@ class _Reader:
             where, _, problem = str(error).partition(": ")
             raise self.key_error((*path, *_path_below_record(where)), problem) from None
 
-    def read_value(self, kind: Any, value: Any, path: key_lines.Path) -> Any:
+    def read_value(self, kind: Any, value: Any, path: KeyPath) -> Any:
         """Return a value of a field's type."""
         if dataclasses.is_dataclass(kind):
             needed = _NEEDED_OF_DEVICE if kind is Device else ()
@@ -128,8 +132,8 @@ class _Reader:
             raise self.key_error(path, f"got {value!r}; allowed: {'true or false' if kind is bool else 'a text'}")
         return value
 
-    def read_number(self, kind: type, value: Any, path: key_lines.Path) -> float:
-        if self.numbers_as_text and isinstance(value, str):  # what YAML makes of 16e9
+    def read_number(self, kind: type, value: Any, path: KeyPath) -> float:
+        if self.path.suffix in _YAML and isinstance(value, str):  # what YAML makes of 16e9
             with contextlib.suppress(ValueError):
                 value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -142,7 +146,7 @@ class _Reader:
 
     def check_units(self, cluster: Any) -> None:
         # Every bandwidth, with the place of its key for the message.
-        bandwidths: list[tuple[key_lines.Path, float]] = [
+        bandwidths: list[tuple[KeyPath, float]] = [
             *((("tier", place, "bandwidth"), tier.bandwidth) for place, tier in enumerate(cluster.tiers)),
             *((("device", name), getattr(cluster.device, name)) for name in ("memory_bandwidth", "host_bandwidth")),
             *((("storage", name), getattr(cluster.storage, name)) for name in ("node_read", "shared_read", "write")),
@@ -157,19 +161,19 @@ class _Reader:
             path = ("device", "memory_bytes")
             raise self.unit_error(path, cluster.device.memory_bytes, f"at least {_LEAST_MEMORY:g} bytes")
 
-    def unit_error(self, path: key_lines.Path, value: float, allowed: str) -> InputError:
+    def unit_error(self, path: KeyPath, value: float, allowed: str) -> InputError:
         return self.key_error(
             path, f"got {value:g}; allowed: {allowed}; if it is meant, --force-units (force_units=True)"
         )
 
-    def key_error(self, path: key_lines.Path, problem: str) -> InputError:
-        line = key_lines.line_of(self.lines, path)
+    def key_error(self, path: KeyPath, problem: str) -> InputError:
+        line = _find_line(self.text, path)
         name = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in path).lstrip(".")
         where = ", ".join(filter(None, [f"cluster file {self.path}", f"line {line}" if line else "", name]))
         return InputError(f"{where}: {problem}")
 
 
-def _path_below_record(where: str) -> key_lines.Path:
+def _path_below_record(where: str) -> KeyPath:
     """Return the path in "Cluster.tiers[2].name" below its record: ("tier", 2, "name")."""
     path: list[str | int] = []
     for part in where.split(".")[1:]:
@@ -179,15 +183,33 @@ def _path_below_record(where: str) -> key_lines.Path:
     return tuple(path)
 
 
-def _parse_yaml(path: Path, text: str) -> tuple[Any, dict[key_lines.Path, int]]:
-    yaml = _import_yaml()
-    try:
-        # Read twice: once for the values, once as nodes that know their lines.
-        content = yaml.safe_load(text)
-        tree = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.YAMLError as error:
-        raise InputError(f"cluster file {path}: is no YAML ({' '.join(str(error).split())})") from None
-    return content, key_lines.yaml_lines(tree) if tree is not None else {}
+def _find_line(text: str, path: KeyPath) -> int | None:
+    """Return the line of a key of a TOML or YAML text that has been parsed, or of the nearest key around it.
+
+    The text is searched for one part of the path after the other, each within the table of the one before.
+    """
+    start, end, name, seen = 0, len(text), "", False
+    for depth, part in enumerate(path):
+        if isinstance(part, int):
+            item = re.compile(rf"^\s*- (?:{_BRACES})?|{_BRACES}|^\[\[\s*{re.escape(name)}", re.MULTILINE)
+            starts = [found.start() for found in item.finditer(text, start, end)]
+            if part >= len(starts):
+                break
+            start, end = starts[part], (*starts[part + 1 :], end)[0]
+            continue
+        name = part
+        before = r"^\[*" if not depth else r"(?:^\s*|[{,.]\s*|- )"
+        key = re.compile(rf"{before}[\"']?{re.escape(name)}[\"']?\s*[=:\].]", re.MULTILINE)
+        found = key.search(text, start, end)
+        if found is None:
+            break
+        start, seen = found.end() - len(found[0].lstrip()), True
+        # An inline table ends with its line, another one before the next.
+        if inline := re.compile(rf"\s*{_BRACES}").match(text, found.end()):
+            end = inline.end()
+        elif found[0].startswith("[") and not found[0].startswith("[["):
+            end = (text + "\n[").index("\n[", start)
+    return text.count("\n", 0, start) + 1 if seen else None
 
 
 def _import_yaml() -> Any:

@@ -22,8 +22,7 @@ from trainwright.errors import EnsembleError, MissingExtra, NotReady, Overloaded
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.batching import Request, request_of
 from trainwright.serve.runtime.responses import answer_of, incomplete_refusal
-from trainwright.serve.runtime.settings import DeploymentSettings
-from trainwright.serve.service import Options, Response
+from trainwright.serve.service import DeploymentSettings, Options, Response
 
 __all__ = ["RayService"]
 
@@ -78,7 +77,7 @@ class RayService:
 
     def submit(self, x: Array, options: Options) -> "Future[Response]":
         """Admit the rows x [N, ...], or raise Overloaded or NotReady at once; the future may raise DeadlinePassed."""
-        request = request_of(x, options, dict(enumerate(self.ensemble.weights)), self._settings.deadline_ms)
+        request = request_of(x, options, self._settings.deadline_ms)
         most = self._settings.queue_rows or _QUEUE_ROWS
         with self._lock:
             if self._ended:
@@ -144,12 +143,10 @@ class RayService:
             yield from [self._serve.run(bound, name=application, route_prefix=None)] * replicas
 
     def _respond(self, request: Request) -> Response:
-        begun = time.monotonic()
         rows = self._ray.put(np.ascontiguousarray(request.x))
-        asked = set(request.members)
         # A cycle is no thread's own.
         with self._lock:
-            units = {members: next(replicas) for members, replicas in self._units.items() if asked & set(members)}
+            units = {members: next(replicas) for members, replicas in self._units.items()}
         replies = {members: replica.predict.remote(rows) for members, replica in units.items()}
         outputs: dict[int, Array] = {}
         missing: dict[int, str] = {}
@@ -160,14 +157,13 @@ class RayService:
             except RequestError as error:  # Ray's own, with the trace of the replica in its text
                 raise RequestError(str(getattr(error, "cause", error))) from None
             except (TimeoutError, self._ray.exceptions.RayError) as error:
-                missing |= dict.fromkeys(asked & set(members), type(error).__name__)
+                missing |= dict.fromkeys(members, type(error).__name__)
             else:
-                outputs |= {place: one for place, one in zip(members, found, strict=True) if place in asked}
+                outputs |= zip(members, found, strict=True)
         late = time.monotonic() > request.deadline
-        if missing and (refusal := incomplete_refusal(request, missing, self._settings, late=late)):
+        if missing and (refusal := incomplete_refusal(self.ensemble, request, missing, self._settings, late=late)):
             raise refusal
-        trace = {"queue_ms": 1e3 * (begun - request.admitted), "ray_ms": 1e3 * (time.monotonic() - begun)}
-        return answer_of(self.ensemble, request, outputs, missing, trace if request.options.trace else {})
+        return answer_of(self.ensemble, request, outputs, missing)
 
 
 class _Replica:

@@ -15,19 +15,13 @@ from typing import get_args
 from urllib.parse import quote
 
 from trainwright.errors import LedgerError, LedgerTooNew, StudyError, closest
-from trainwright.ledger.journal import Fsync, JournalRemoved, JournalWriter, failed
+from trainwright.ledger.journal import Fsync, JournalWriter, failed
 from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.reader import JournalReader
 from trainwright.ledger.record import FORMAT, Record
-from trainwright.ledger.snapshots import DAY_SECONDS, Packer, Snapshots
 from trainwright.ledger.writers import new_writer
 
 __all__ = ["DirectoryLedger"]
-
-# Far less than what others wait before they take a journal for given up.
-_SILENT_SECONDS = 3600.0
-# Journals that are done with, before it pays to move them.
-_MANY = 64
 
 
 class DirectoryLedger:
@@ -37,7 +31,6 @@ class DirectoryLedger:
         journal/WRITER.jsonl       the records of one writer
         claims/HH/KEY              the token that owns KEY; HH are two hex digits of the key's hash
         beats/WRITER               the writer's count of beats
-        snapshot/gen-N-T.jsonl     journals that are done with, many in one file (see `compact`)
 
     Durability: see `JournalWriter`. Claims rest on `link(2)`, judged by the link count or by what is there, which
     network file systems keep even where they lose the return code. `create=True` makes the directory if it is not
@@ -61,7 +54,7 @@ class DirectoryLedger:
             raise StudyError(
                 f"cannot use {self.directory} as a ledger: {(error.strerror or str(error)).lower()}"
             ) from error
-        self._reader = JournalReader(self.directory / "journal", Snapshots(self.directory / "snapshot"))
+        self._reader = JournalReader(self.directory / "journal")
         self._lock = threading.RLock()
         # Acknowledged, but perhaps not on the disk: written again with the next ones.
         self._again: list[Record] = []
@@ -72,18 +65,9 @@ class DirectoryLedger:
         self._open_writer()
 
     def _open_writer(self) -> None:
-        self._writer = new_writer()
+        self.writer = new_writer()
         self._seq = 0
-        self._sign = _now()
-        self._journal = JournalWriter(self.directory / "journal", self._writer, self._fsync)
-
-    @property
-    def writer(self) -> str:
-        """Who appends; after an hour without a sign of life somebody new, since the old one may be held dead."""
-        with self._lock:
-            if self._seq and _now() - self._sign > _SILENT_SECONDS:
-                self._renew()
-            return self._writer
+        self._journal = JournalWriter(self.directory / "journal", self.writer, self._fsync)
 
     def append(self, records: Sequence[Record]) -> list[Record]:
         """Write the records as the journal's fsync policy says and return them stamped.
@@ -93,38 +77,25 @@ class DirectoryLedger:
         disk `LedgerFull`.
         """
         with self._lock:
-            writer = self.writer
-            if not self._seq:
-                self._tidy()
+            at, again = time.time(), self._again
+            stamped = [record.stamped(self.writer, self._seq + i, at) for i, record in enumerate([*again, *records])]
             try:
-                return self._append(writer, records)
-            except JournalRemoved:
-                # Held dead and removed, after days of silence: nobody would read it there.
-                return self._append(self._writer, records)
-
-    def _append(self, writer: str, records: Sequence[Record]) -> list[Record]:
-        at = time.time()
-        again = self._again
-        stamped = [record.stamped(writer, self._seq + i, at) for i, record in enumerate([*again, *records])]
-        try:
-            self._journal.append(stamped)
-            self._seq += len(stamped)
-        except BaseException:
-            self._renew()
-            raise
-        self._again, self._sign = [], _now()
-        return stamped[len(again) :]
+                self._journal.append(stamped)
+                self._seq += len(stamped)
+            except BaseException:
+                self._renew()
+                raise
+            self._again = []
+            return stamped[len(again) :]
 
     def _renew(self) -> None:
         self._again = [*self._again, *self._journal.doubtful]
         self._journal.abandon()
         self._open_writer()
 
-    def read(
-        self, cursor: Cursor | None = None, *, most: int | None = None, thorough: bool = False
-    ) -> tuple[list[Record], Cursor]:
+    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
         """Return the records beyond `cursor` (bytes per journal); see `JournalReader` for how soon they are seen."""
-        return self._reader.read(cursor or {}, most, thorough=thorough)
+        return self._reader.read(cursor or {}, most)
 
     def claim(self, key: str, token: str) -> str:
         """Return the token that owns `key`, after trying to put `token` there."""
@@ -170,13 +141,10 @@ class DirectoryLedger:
         """Write this writer's next count, and those of the writers it was, and bring late reports to the disk."""
         with self._lock:
             self._beats.setdefault(self.writer, 0)
-            self._sign = _now()
             try:
                 for writer in self._beats:
                     self._beats[writer] += 1
-                    path = self.directory / "beats" / writer
-                    path.write_text(str(self._beats[writer]), encoding="ascii")
-                    self._reader.heard(path.stat().st_mtime)
+                    (self.directory / "beats" / writer).write_text(str(self._beats[writer]), encoding="ascii")
             except OSError as error:
                 raise failed(f"write {self.directory / 'beats'}", self.directory, error) from error
             try:
@@ -199,28 +167,9 @@ class DirectoryLedger:
         """Return the damaged lines and unfinished tails that reading has met."""
         return self._reader.dropped()
 
-    def compact(self, *, keep_seconds: float = DAY_SECONDS) -> int:
-        """Move the journals that are done with into one file and return how many were; nothing is lost or rewritten.
-
-        Those are done with that their writers closed, or that were silent for a day. What was moved `keep_seconds` ago
-        is removed. A writer does this by itself, when it begins and when it closes, if more than 64 can be moved.
-        """
-        packer = Packer(self.directory, Snapshots(self.directory / "snapshot"), self.claim)
-        try:
-            return packer.pack(keep_seconds=keep_seconds)
-        except OSError as error:
-            raise LedgerError(f"cannot compact {self.directory}: {error.strerror or error}") from error
-
-    def _tidy(self) -> None:
-        if self._reader.movable() > _MANY:
-            # Nothing rests on it; a full disk is told by whatever is written next.
-            with suppress(LedgerError):
-                self.compact()
-
     def close(self) -> None:
         """Sync and close the journal; if it is used again, it is as a new writer."""
         with self._lock:
-            wrote = self._seq > 0
             if self._again:
                 self.append([])
             try:
@@ -228,13 +177,6 @@ class DirectoryLedger:
             finally:
                 self._beats.clear()
                 self._renew()
-            if wrote:
-                self._tidy()
-
-
-def _now() -> float:
-    """Return seconds of a clock that goes on while the machine sleeps, if there is one."""
-    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
 def _create(directory: Path) -> None:

@@ -190,9 +190,7 @@ def fold(records: Iterable[Record], into: State | None = None) -> State:
     return state
 
 
-def blocks(
-    ledger: Ledger, cursor: Cursor | None = None, *, thorough: bool = False
-) -> Iterator[tuple[list[Record], Cursor]]:
+def blocks(ledger: Ledger, cursor: Cursor | None = None) -> Iterator[tuple[list[Record], Cursor]]:
     """Yield the records since `cursor` in blocks, each with the cursor behind it, so that few are held at a time.
 
     From the first full block on the garbage collector rests: what a replay makes stays, and to go through it again and
@@ -201,7 +199,7 @@ def blocks(
     collects = gc.isenabled()
     try:
         while True:
-            records, after = ledger.read(cursor, most=_BLOCK, thorough=thorough)
+            records, after = ledger.read(cursor, most=_BLOCK)
             if records or after is not cursor:
                 yield records, after
             if len(records) < _BLOCK:

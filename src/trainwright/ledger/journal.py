@@ -18,7 +18,7 @@ from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger.record import Record
 from trainwright.publishing import sync_folder
 
-__all__ = ["END", "Fsync", "JournalRemoved", "JournalWriter", "failed", "predecessor", "writer_of"]
+__all__ = ["END", "Fsync", "JournalWriter", "failed", "predecessor", "writer_of"]
 
 Fsync = Literal["lifecycle", "always", "never"]
 
@@ -29,10 +29,6 @@ _LAZY_KINDS = frozenset({"proposed", "started", "reported", "decided", "promoted
 _LAZY_SECONDS = 5.0
 # Of one file, about: then the writer goes on in another.
 _MOST_BYTES = 16 * 2**20
-
-
-class JournalRemoved(LedgerError):
-    """A journal that is no longer in its folder, so that nobody would read what is written to it."""
 
 
 class JournalWriter:
@@ -64,7 +60,7 @@ class JournalWriter:
     def append(self, records: Sequence[Record]) -> None:
         """Write the records in one call.
 
-        Raises `LedgerError` with path and free space if that fails, `JournalRemoved` if the file is no longer there.
+        Raises `LedgerError` with path and free space if that fails, or if the file is no longer there.
         """
         data = b"".join([record.line() for record in records])
         if self._bytes >= _MOST_BYTES:
@@ -80,13 +76,14 @@ class JournalWriter:
                 # What a short write on a regular file means.
                 raise OSError(errno.ENOSPC, "no space left on device")
             if os.fstat(self._file).st_nlink == 0:
+                # Nobody would read there what is acknowledged.
                 raise OSError(errno.ESTALE, "it was removed")
         except OSError as error:
             failure = failed(f"write {self.path}", self._folder, error)
             with contextlib.suppress(LedgerError):
                 # What was acknowledged before.
                 self.sync()
-            raise (JournalRemoved(str(failure)) if error.errno == errno.ESTALE else failure) from error
+            raise failure from error
         self._bytes += len(data)
         self._after_write(records)
 

@@ -59,14 +59,8 @@ class MemoryLedger:
             store.records.extend(fitting)
         return stamped
 
-    def read(
-        self,
-        cursor: Cursor | None = None,
-        *,
-        most: int | None = None,
-        thorough: bool = False,  # noqa: ARG002 -- the protocol has it; here every read is
-    ) -> tuple[list[Record], Cursor]:
-        """Return the records since `cursor` (a count); every read is `thorough`."""
+    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
+        """Return the records since `cursor` (a count)."""
         store, start = self._store, cursor or 0
         with store.lock:
             end = len(store.records) if most is None else min(len(store.records), start + most)

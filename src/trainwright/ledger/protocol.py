@@ -48,14 +48,11 @@ class Ledger(Protocol):
     def append(self, records: Sequence[Record]) -> list[Record]:
         """Make the records durable, in order, and return them stamped with writer, seq and time."""
 
-    def read(
-        self, cursor: Cursor | None = None, *, most: int | None = None, thorough: bool = False
-    ) -> tuple[list[Record], Cursor]:
+    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
         """Return the records since `cursor`, in order per writer, each at least once, and the new cursor.
 
         With `most` it may stop after about so many, and the new cursor goes on from there (see `blocks`); fewer than
-        `most` are all that there were. `thorough`: also from writers that were silent for so long that they are else
-        looked at seldom; for whoever acts on somebody's end.
+        `most` are all that there were.
         """
 
     def claim(self, key: str, token: str) -> str:

@@ -9,8 +9,8 @@ has changed, or every ten seconds, since network file systems show old times.
 import os
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
-from errno import ENXIO
 from pathlib import Path
 from stat import S_ISREG
 
@@ -18,8 +18,6 @@ from trainwright.errors import LedgerError
 from trainwright.ledger.journal import END, predecessor, writer_of
 from trainwright.ledger.protocol import TORN, Dropped
 from trainwright.ledger.record import LONGEST, Record
-from trainwright.ledger.snapshots import DAY_SECONDS, JournalPlace, Snapshots, is_snapshot
-from trainwright.ledger.writers import Writer
 
 __all__ = ["JournalReader"]
 
@@ -31,10 +29,6 @@ _CHUNK = 2**18
 _LIST_SECONDS = 10.0
 # A folder's time tells changes apart that lie so far from each other, on any file system.
 _SETTLE_SECONDS = 2.0
-# With more open journals than that, those that are silent for long are looked at seldom.
-_CROWD = 64
-_SILENT_SECONDS = 60.0
-_SELDOM_SECONDS = 10.0
 # For the end of a writer's file whose successor is there.
 _PATIENCE_SECONDS = 120.0
 # For zeros that may be a page on its way: after so long a silent writer is held dead.
@@ -59,8 +53,6 @@ class _Journal:
     # The writer's file before this one.
     before: str | None
     seen: float
-    grown: float
-    looked: float = 0.0
     size: int = 0
     # By the file system's clock.
     changed: float = 0.0
@@ -87,33 +79,24 @@ class _Journal:
 
 
 class JournalReader:
-    """Follows the journals of a folder, and the snapshots that some were moved to.
+    """Follows the journals of a folder.
 
-    Records are seen by the next `read` after they were appended. On a network file system that is as late as its
-    caches are; with more than 64 open journals, a journal that was silent for a minute is looked at every 10 seconds.
+    Records are seen by the next `read` after they were appended; on a network file system that is as late as its caches
+    are.
     """
 
-    def __init__(self, folder: Path, snapshots: Snapshots) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.snapshots = snapshots
         # By name, in the order of names.
         self._journals: dict[str, _Journal] = {}
-        # Those that may still grow.
-        self._open: list[_Journal] = []
-        # Names in the folder.
-        self._present: set[str] = set()
+        # The folder's time by the file system's clock (ns).
         self._time = -1
-        # The latest time of the file system that was seen.
-        self._now = 0.0
         self._changed = self._listed = -_LIST_SECONDS
 
-    def read(
-        self, places: dict[str, int], most: int | None = None, *, thorough: bool = False
-    ) -> tuple[list[Record], dict[str, int]]:
+    def read(self, places: dict[str, int], most: int | None = None) -> tuple[list[Record], dict[str, int]]:
         """Return the whole records beyond `places` (journal to bytes), in order per writer, and the new places.
 
-        With `most` it stops after about so many records; fewer than `most` are all that there are: of silent journals
-        in a crowd too, if `thorough`.
+        With `most` it stops after about so many records; fewer than `most` are all that there are.
         """
         after: dict[str, int] = {}
         records: list[Record] = []
@@ -121,73 +104,46 @@ class JournalReader:
             # What the last look has found.
             self._collect(places, after, records, most)
         if most is None or len(records) < most:
-            self._look(thorough)
+            self._look()
             self._collect(places, after, records, most)
         return records, {**places, **after} if after else places
 
     # Looking.
 
-    def _look(self, thorough: bool) -> None:
+    def _look(self) -> None:
         """Find out which journals there are and how long they have become."""
         now = time.monotonic()
         try:
             changed = os.stat(self.folder).st_mtime_ns
             if changed != self._time:
                 self._time, self._changed = changed, now
-                self.heard(changed / 1e9)
             if now - self._changed < _SETTLE_SECONDS or now - self._listed >= _LIST_SECONDS:
                 self._list(now)
         except OSError as error:
             raise LedgerError(f"cannot read {self.folder}: {error.strerror or error}") from error
-        crowd = len(self._open) > _CROWD and not thorough
-        for journal in self._open:
-            if journal.ended:
-                continue
-            if crowd and now - journal.grown > _SILENT_SECONDS and now - journal.looked < _SELDOM_SECONDS:
-                continue
-            try:
-                about = os.stat(journal.path)
-            except FileNotFoundError:
-                self._moved(journal)
-                continue
-            if about.st_size > journal.size:
-                if not S_ISREG(about.st_mode):
-                    journal.drop(0, about.st_size, "it is no file")
-                    journal.ended = True
-                    continue
-                old = not journal.looked and about.st_mtime < self._time / 1e9 - _SILENT_SECONDS
-                journal.size, journal.grown = about.st_size, -_SILENT_SECONDS if old else now
-            journal.looked, journal.changed = now, about.st_mtime
-
-    def heard(self, seconds: float) -> None:
-        """Take note of what time it is for the file system."""
-        self._now = max(self._now, seconds)
+        for journal in self._journals.values():
+            if not journal.ended:
+                # Of a journal that was removed by hand stays what was read.
+                with suppress(FileNotFoundError):
+                    self._measure(journal, os.stat(journal.path))
 
     def _list(self, now: float) -> None:
         self._listed = now
-        self._present = {name for name in os.listdir(self.folder) if name.endswith(".jsonl")}
-        # After the folder: what was moved from there meanwhile is in one of them.
-        self.snapshots.refresh()
-        if new := (self._present | self.snapshots.places.keys()) - self._journals.keys():
+        present = {name for name in os.listdir(self.folder) if name.endswith(".jsonl")}
+        if new := present - self._journals.keys():
             for name in new:
-                journal = self._journals[name] = _Journal(
-                    name, f"{self.folder}/{name}", writer_of(name), predecessor(name), now, now
-                )
-                self._settle(journal)
+                path = f"{self.folder}/{name}"
+                self._journals[name] = _Journal(name, path, writer_of(name), predecessor(name), now)
             self._journals = dict(sorted(self._journals.items()))
-        self._open = [journal for journal in self._journals.values() if not journal.ended]
 
-    def _settle(self, journal: _Journal) -> None:
-        """Take what a snapshot says of a journal."""
-        place = self.snapshots.places.get(journal.name)
-        if place is not None:
-            journal.size = max(journal.size, place.size)
-            journal.ended = journal.ended or place.ended or not Path(journal.path).exists()
-
-    def _moved(self, journal: _Journal) -> None:
-        """Take note that a journal is no longer where it was."""
-        self.snapshots.refresh()
-        self._settle(journal)
+    def _measure(self, journal: _Journal, about: os.stat_result) -> None:
+        if about.st_size > journal.size:
+            if not S_ISREG(about.st_mode):
+                journal.drop(0, about.st_size, "it is no file")
+                journal.ended = True
+                return
+            journal.size = about.st_size
+        journal.changed = about.st_mtime
 
     # Reading.
 
@@ -225,12 +181,11 @@ class JournalReader:
         self, name: str, start: int, lines: list[bytes], found: list[Record | str], records: list[Record]
     ) -> None:
         """Add those records of a journal that are whole and its writer's; name the other lines, which are corrupt."""
-        journal, rescued = self._journals[name], is_snapshot(name)
+        journal = self._journals[name]
         for line, record in zip(lines, found, strict=True):
-            if isinstance(record, Record) and (rescued or record.writer == journal.writer):
+            if isinstance(record, Record) and record.writer == journal.writer:
                 records.append(record)
-            elif not rescued:
-                # Else it is named as a whole.
+            else:
                 why = "it is of another writer" if isinstance(record, Record) else record
                 journal.drop(start, len(line) + 1, "there are zeros in it" if b"\0" in line else why)
             start += len(line) + 1
@@ -281,48 +236,32 @@ class JournalReader:
         return -1
 
     def _is_over(self, journal: _Journal) -> bool:
-        """Whether all that a journal's writer has written must have arrived: it has ended the journal, or is dead."""
-        if journal.ended or journal.name in self.snapshots.places:
-            return True
-        seen = max(each.changed for each in self._journals.values())
-        latest = max(seen, self._now, time.time() - _CLOCKS_SECONDS)
-        if journal.changed and latest - journal.changed > _HOLE_SECONDS:
+        """Whether all that a journal's writer has written must have arrived: it ended the journal, or others are newer.
+
+        Times are those of the file system; this host's clock may differ from it by an hour.
+        """
+        latest = max(time.time() - _CLOCKS_SECONDS, *(each.changed for each in self._journals.values()))
+        if journal.ended or (journal.changed and latest - journal.changed > _HOLE_SECONDS):
             return True
         try:
-            if _read_at(journal.path, journal.size - len(END), len(END)) == END:
-                return True
-            first = _read_at(f"{self.folder}/{journal.writer}.jsonl", 0, _CHUNK).split(b"\n", 1)
-        except (OSError, ValueError):
+            return _read_at(journal.path, max(0, journal.size - len(END)), len(END)) == END
+        except OSError:
             return False
-        (joined,) = Record.of_lines(first[:1])
-        return isinstance(joined, Record) and joined.kind == "joined" and Writer.of(joined.body).gone() is True
 
     def _next_line(self, journal: _Journal, place: int, size: int) -> int:
         """Return where the next line starts after `size` bytes of one that is too long or holds zeros; 0: nowhere yet.
 
-        Parts of the file that were never written are leapt over.
+        It is looked for in pieces, so that no line takes more memory than one.
         """
         if size < LONGEST and journal.settled <= place:
             # Its end may still come.
             return 0
-        stored = self._stored(journal, place)
-        path, start, end = (stored.path, stored.start, stored.size) if stored else (journal.path, 0, journal.size)
         at = max(place + size, journal.searched[1] if journal.searched[0] == place else 0)
-        try:
-            handle = os.open(path, os.O_RDONLY)
-        except OSError:
-            # `_bytes` will tell.
-            return 0
-        try:
-            while at < end:
-                at = _leap(handle, start + at, start + end) - start
-                data = os.pread(handle, min(_CHUNK, end - at), start + at)
-                if (newline := data.find(b"\n")) >= 0:
-                    return at + newline + 1
-                at += len(data) or end - at
-        finally:
-            os.close(handle)
-        journal.searched = (place, end)
+        while data := _read_at(journal.path, at, min(_CHUNK, journal.size - at)):
+            if (newline := data.find(b"\n")) >= 0:
+                return at + newline + 1
+            at += len(data)
+        journal.searched = (place, journal.size)
         return 0
 
     def _must_wait(self, journal: _Journal, places: dict[str, int], after: dict[str, int]) -> bool:
@@ -333,70 +272,33 @@ class JournalReader:
         return time.monotonic() - journal.seen < _PATIENCE_SECONDS and not self._is_over(self._journals[before])
 
     def _bytes(self, journal: _Journal, place: int) -> bytes:
-        """Return the next bytes of a journal: a whole line at least, if there is one; none if it is gone."""
-        for _ in range(2):
-            try:
-                return _read(journal, place, self._stored(journal, place))
-            except FileNotFoundError:
-                self._moved(journal)
-            except OSError as error:
-                raise LedgerError(f"cannot read {journal.path}: {error.strerror or error}") from error
-        return b""
-
-    def _stored(self, journal: _Journal, place: int) -> JournalPlace | None:
-        """Return where a snapshot holds the bytes of a journal from `place` on; none if its writer came back."""
-        stored = self.snapshots.places.get(journal.name)
-        return None if stored is None or place >= stored.size else stored
-
-    def movable(self) -> int:
-        """Return about how many journals `Packer` could move or remove, as far as the latest look has seen."""
-        places, past = self.snapshots.places, self._time / 1e9 - DAY_SECONDS
-        open_ = (self._journals[name] for name in self._present - places.keys())
-        moved = (
-            place
-            for generation in self.snapshots.generations.values()
-            if generation.made < past
-            for place in generation.journals
-        )
-        return sum(j.ended or j.changed < past for j in open_) + sum(name in self._present for name in moved)
+        """Return the next bytes of a journal: a whole line at least, if there is one; none if the file is gone."""
+        try:
+            most = _CHUNK
+            while True:
+                data = _read_at(journal.path, place, min(most, journal.size - place))
+                if b"\n" in data or b"\0" in data or len(data) < most or most >= LONGEST:
+                    return data
+                most *= 4
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            raise LedgerError(f"cannot read {journal.path}: {error.strerror or error}") from error
 
     def dropped(self) -> list[Dropped]:
         """Return the damaged lines and unfinished tails seen so far."""
-        found = [*self.snapshots.damaged.values()]
+        found: list[Dropped] = []
         for name, journal in self._journals.items():
             found += journal.bad.values()
             place, size, hole = journal.torn
-            if size > place and size == journal.size and not is_snapshot(name):
+            if size > place and size == journal.size:
                 why = "zeros, until it is sure that nothing comes in their place" if hole else TORN
                 found.append(Dropped(name, place, size - place, why))
         return found
 
 
-def _read(journal: _Journal, place: int, stored: JournalPlace | None) -> bytes:
-    path, start, end = (stored.path, stored.start, stored.size) if stored else (journal.path, 0, journal.size)
-    # Opened anew: a handle kept on a network file system shows old bytes.
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        most = _CHUNK
-        while True:
-            data = os.pread(handle, min(most, end - place), start + place)
-            if b"\n" in data or b"\0" in data or len(data) < most or most >= LONGEST:
-                return data
-            most *= 4
-    finally:
-        os.close(handle)
-
-
-def _leap(handle: int, place: int, end: int) -> int:
-    """Return where the next bytes are that were ever written, from `place` on, or `end`."""
-    try:
-        return min(end, os.lseek(handle, place, os.SEEK_DATA))
-    except (AttributeError, OSError) as error:
-        # It cannot be told here.
-        return end if isinstance(error, OSError) and error.errno == ENXIO else place
-
-
 def _read_at(path: str, start: int, size: int) -> bytes:
+    # Opened anew: a handle kept on a network file system shows old bytes.
     handle = os.open(path, os.O_RDONLY)
     try:
         return os.pread(handle, size, start)

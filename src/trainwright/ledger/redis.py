@@ -128,14 +128,8 @@ class RedisLedger:
         keys = [self._keys["study"], self._keys["changes"], self._keys[key]]
         return self._trying(partial(script, keys=keys, args=[self.study_id, self.writer, self._changes, *arguments]))
 
-    def read(
-        self,
-        cursor: Cursor | None = None,
-        *,
-        most: int | None = None,
-        thorough: bool = False,  # noqa: ARG002 -- the protocol has it; here every read is
-    ) -> tuple[list[Record], Cursor]:
-        """Return the records behind the stream's entry `cursor`; every read is `thorough`."""
+    def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:
+        """Return the records behind the stream's entry `cursor`."""
         records: list[Record] = []
         while True:
             wanted = _ENTRIES if most is None else min(most, _ENTRIES)

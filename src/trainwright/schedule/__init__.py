@@ -7,15 +7,13 @@ from trainwright.schedule.policies.doubling import Doubling, DoublingAsPublished
 from trainwright.schedule.policies.marginal_gain import MarginalGain
 from trainwright.schedule.policies.static import BestStatic, Fixed
 from trainwright.schedule.rules.any_of import AnyOf
-from trainwright.schedule.rules.asha import ASHA
 from trainwright.schedule.rules.curves import Median, Patience, Plateau
 from trainwright.schedule.rules.epochs import FixedEpochs, IEpoch
 from trainwright.schedule.rules.extrapolate import Extrapolate
-from trainwright.schedule.rules.hyperband import Hyperband, SuccessiveHalving
+from trainwright.schedule.rules.halving import ASHA, Hyperband, SuccessiveHalving
 from trainwright.schedule.rules.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.rules.pasha import PASHA
 from trainwright.schedule.rules.promotion_rule import (
-    BaseRule,
     Continue,
     Event,
     Pause,
@@ -36,7 +34,6 @@ __all__ = [
     "RASDA",
     "AllocationPolicy",
     "AnyOf",
-    "BaseRule",
     "BestStatic",
     "BuddyAllocator",
     "Continue",

@@ -7,8 +7,8 @@ from trainwright.errors import ScheduleError
 from trainwright.schedule.policies.allocation_policy import AllocationPolicy
 from trainwright.schedule.policies.doubling import Doubling, DoublingAsPublished
 from trainwright.schedule.policies.static import Fixed
-from trainwright.schedule.rules.asha import ASHA
 from trainwright.schedule.rules.epochs import FixedEpochs
+from trainwright.schedule.rules.halving import ASHA
 from trainwright.schedule.rules.promotion_rule import PromotionRule
 
 __all__ = ["RASDA", "Scheduler"]

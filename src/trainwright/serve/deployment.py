@@ -15,9 +15,8 @@ from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeEr
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.batching import request_of
 from trainwright.serve.runtime.in_process import InProcessRuntime
-from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.worker_runtime import WorkerRuntime
-from trainwright.serve.service import Options, Response
+from trainwright.serve.service import DeploymentSettings, Options, Response
 
 if TYPE_CHECKING:
     import torch
@@ -117,7 +116,7 @@ class Deployment:
         runtime = self._runtime
         if runtime is None or not self.ready():
             raise NotReady(f"service: {self._say_unready()}; try again", 1.0)
-        request = request_of(rows, options, self._weights, self.settings.deadline_ms)
+        request = request_of(rows, options, self.settings.deadline_ms)
         runtime.admit(request, self.queue_rows)
         return request.future
 
@@ -162,6 +161,7 @@ class Deployment:
             **runtime.state(),
             "queue_rows": self.queue_rows,
             "waiting_rows": runtime.rows,
+            "members_alive": len(answering),
             "members": [
                 {
                     "trial": member.trial,

@@ -1,4 +1,4 @@
-"""What a served ensemble is asked, what it answers, and the contract between that and whatever carries it to users."""
+"""What a served ensemble is asked and what it answers, its settings and limits, and the contract with its carrier."""
 
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -8,11 +8,53 @@ from typing import Annotated, Any, Protocol
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.uncertainty import Uncertainty
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import RequestError
+from trainwright.errors import RequestError, ServeConfigError
 from trainwright.settings import Settings
-from trainwright.validators import integer, number, optional
+from trainwright.validators import flag, integer, number, optional
 
-__all__ = ["Options", "Response", "Service"]
+__all__ = ["DeploymentSettings", "Limits", "Options", "Response", "Service"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeploymentSettings(Settings, error=ServeConfigError):
+    """The limits of a deployment. Those of segments, delays and workers play no part without worker processes."""
+
+    segment_rows: Annotated[int, integer(minimum=1, maximum=65535), "rows that travel together to all members"] = 128
+    max_delay_ms: Annotated[float, number(minimum=0), "how long rows wait for company while workers are free"] = 0.0
+    queue_rows: Annotated[
+        int | None,
+        optional(integer(minimum=1)),
+        "rows that may wait; None: 4 x what the service can answer within its deadline",
+    ] = None
+    deadline_ms: Annotated[
+        float | None, optional(number(above=0)), "of requests that give none; None: they wait as long as it takes"
+    ] = None
+    quorum: Annotated[
+        float, number(above=0, maximum=1), "least share of the weights with which a request is answered"
+    ] = 0.5
+    strict: Annotated[bool, flag(), "refuse instead of answering with members missing"] = False
+    hung_seconds: Annotated[
+        float, number(above=0), "beyond 10 x its median batch, after which a silent worker is ended"
+    ] = 5.0
+    start_seconds: Annotated[float, number(above=0), "that a worker may take to load its members"] = 300.0
+    failures: Annotated[
+        int, integer(minimum=1), "within `failure_seconds` after which a worker has failed permanently"
+    ] = 3
+    failure_seconds: Annotated[float, number(above=0), "the window in which failures count together"] = 60.0
+    backoff_seconds: Annotated[
+        float, number(minimum=0), "before the first restart, doubled for each failure in the window"
+    ] = 0.1
+    move: Annotated[bool, flag(), "units whose workers all failed permanently move to other devices of the plan"] = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Limits(Settings, error=ServeConfigError):
+    """What one HTTP request, and all together, may take; refused with the limit: 413 for bytes and rows, 408, 503."""
+
+    body_bytes: Annotated[int, integer(minimum=1), "of a request's body"] = 64 * 2**20
+    rows: Annotated[int, integer(minimum=1), "of one request"] = 8192
+    connections: Annotated[int, integer(minimum=1), "open ones; the next are refused with 503"] = 1024
+    body_seconds: Annotated[float, number(minimum=1), "from the headers to the last byte of a body"] = 30.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +66,6 @@ class Options(Settings, error=RequestError, label=""):
     deadline_ms: Annotated[
         float | None, optional(number(above=0)), "from admission; None: the service's own deadline"
     ] = None
-    max_members: Annotated[int | None, optional(integer(minimum=1)), "only so many, the heaviest"] = None
-    trace: bool = False  # where the time went
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,14 +75,13 @@ class Response:
     prediction: Array  # [N, C], [N, T] or [N, T, 2], float64, calibrated if the ensemble is
     used: tuple[int, ...]  # trial numbers of the members in it
     missing: Mapping[int, str] = field(default_factory=dict)  # trial number → why it is not in it
-    weight: float = 1.0  # share of the weights asked for that is in it
+    weight: float = 1.0  # share of the weights that is in it
     uncertainty: Uncertainty | None = None
     members: Mapping[int, Array] = field(default_factory=dict)  # trial number → its own prediction, if asked for
-    trace: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def degraded(self) -> bool:
-        """Say whether a member that was asked for is missing."""
+        """Say whether a member is missing."""
         return bool(self.missing)
 
 

@@ -11,7 +11,7 @@ from trainwright.ledger import State, TrialState
 from trainwright.ledger.objectives import losses_of
 from trainwright.pareto import (
     MOST_EXACT,
-    Front,
+    dominates,
     hypervolume,
     non_dominated,
     ranks,
@@ -104,13 +104,15 @@ class Results:
     def hypervolume_over_time(self) -> list[tuple[int, float]]:
         """Return the number of each trial in the order in which they ended, and the hypervolume after it."""
         reference = self._find_reference()
-        front, volume = Front(len(reference)), 0.0
+        front, volume = np.empty((0, len(reference))), 0.0
         course = []
         ends = [trial.end.at if trial.end is not None else np.inf for trial in self.trials]
         for place in np.argsort(ends, kind="stable").tolist():
+            goals = self.goals[place]
             # The volume is measured only when the front has moved.
-            if self.feasible[place] and front.add(self.goals[place], place):
-                volume = max(volume, self._measure_volume(front.losses, reference))
+            if self.feasible[place] and not dominates(front, goals).any():
+                front = np.vstack([front[~dominates(goals, front)], goals])
+                volume = max(volume, self._measure_volume(front, reference))
             course.append((self.trials[place].number, volume))
         return course
 

@@ -17,7 +17,7 @@ from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
 from trainwright.schedule.allocator.device_allocator import DeviceAllocator
 from trainwright.schedule.policies.allocation_policy import AllocationPolicy, PendingTrial
-from trainwright.schedule.rules.asha import ASHA
+from trainwright.schedule.rules.halving import ASHA
 
 __all__ = ["PolicyConformance"]
 

@@ -113,7 +113,6 @@ def bench(
     *,
     directory: Path | None = None,
     repeats: int = 5,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Bench:
     """Measure what saving and restoring `state` cost below `directory` (default: the system's temporary folder).
 
@@ -134,7 +133,6 @@ def bench(
             # The first round warms up: imports, memory, the disk's own structures.
             for repeat in range(repeats + 1):
                 for name in [way for way in ways if way not in skipped]:
-                    progress(f"{name}: {'warming up' if repeat == 0 else f'{repeat} of {repeats}'}")
                     try:
                         _measure_round(ways[name], times[name] if repeat else _Times(), captured, kept)
                     except (InputError, CheckpointError) as error:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 __all__ = [
+    "STEPS",
     "JournalLine",
     "ProofRun",
     "Unlike",
@@ -13,6 +14,9 @@ __all__ = [
     "max_difference",
     "read_lines",
 ]
+
+STEPS = ("counted", "step")
+"""The events at which an optimizer step was counted."""
 
 _BUFFERS = ("running_mean", "running_var", "num_batches_tracked")
 
@@ -78,17 +82,17 @@ def first_difference(
 ) -> Unlike | None:
     """Return the first step at which a run is not as the uninterrupted one was, and what differs there.
 
-    Each has one line for a step at most.
+    Of several lines of an event at one step the last counts; what was restored is compared with what was saved.
     """
-    expected = {(line.rank, line.step): line for line in whole}
+    expected = {(line.rank, line.step, line.event): line for line in whole}
     compared = 0
     # A stable order: ranks one after the other.
     for line in sorted(other, key=lambda line: line.step):
-        was = expected.get((line.rank, line.step))
+        restored = line.event == "restored"
+        was = expected.get((line.rank, line.step, "saved" if restored else line.event))
         if was is None:
             return Unlike(line.step, ["steps"], "there it was over: epochs or samples are repeated", compared)
         compared += len(line.state)
-        restored = line.event == "restored"
         # what was handed out before the save is no business of the run that resumed
         samples = [] if restored or line.batches == was.batches else ["batches"]
         losses = [] if restored or line.losses == was.losses else ["losses"]
@@ -110,6 +114,8 @@ def _suspect(restored: bool, found: list[str]) -> str:
         return "the samples: the loader's position or order is not kept; give the Manager a tw.train.Loader as loader="
     if found[0] == "losses":
         return "the forward pass on equal samples: random draws, buffers or other state that the Manager was not given"
+    if found[0] == "report":
+        return "the evaluation: what it draws or keeps that the checkpoint does not hold"
     return "the update after an equal loss: an optimizer, schedule, scaler or average that the Manager was not given"
 
 

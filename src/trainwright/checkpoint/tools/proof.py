@@ -9,7 +9,8 @@ A script takes part as it is, if its loop has the three lines that checkpoints n
 
 Every run is a process of its own, whose checkpoints go to a folder of the proof: (A) 2k steps without interruption,
 twice, which tells whether the script repeats itself at all; (B) k steps, a save, a new process that restores and does
-the other k. Batches, losses and all state are compared at every step, bit by bit.
+the other k. Batches, losses and all state are compared at every step, bit by bit. A trial runs to its end instead, is
+killed after a step drawn at random, and goes on from its newest checkpoint.
 
 With several ranks each run is that many processes, which find each other as torchrun has them (`RANK`, `WORLD_SIZE`,
 `MASTER_ADDR`, `MASTER_PORT`); every rank is compared.
@@ -23,10 +24,12 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.tools.comparing import (
+    STEPS,
     ProofRun,
     Unlike,
     first_difference,
@@ -37,8 +40,10 @@ from trainwright.checkpoint.tools.comparing import (
 from trainwright.checkpoint.tools.step_digests import ProofPlan
 from trainwright.errors import CheckpointConfigError, CheckpointError, CheckpointNotFoundError
 from trainwright.files import read_text
+from trainwright.randomness import rng
+from trainwright.validators import check, integer, optional
 
-__all__ = ["Launch", "Proof", "prove", "run_ranks", "verify_resume"]
+__all__ = ["Interruption", "Launch", "Proof", "choose_interruption", "launch_ranks", "prove", "verify_resume"]
 
 Launch = Callable[[ProofPlan], None]
 """Runs a training as a plan says, in a process of its own. Raises `CheckpointError` if it fails."""
@@ -69,30 +74,13 @@ class Proof:
     max_difference: float = 0.0
     resumed_from: int | None = None
 
-    @classmethod
-    def unequal(
-        cls,
-        steps: int,
-        unlike: Unlike,
-        one: ProofRun,
-        other: ProofRun,
-        *,
-        repeatable: bool = True,
-        resumed_from: int | None = None,
-    ) -> "Proof":
-        """Return what came out where two runs are unlike."""
-        return cls(
-            steps=steps,
-            repeatable=repeatable,
-            equal=False,
-            compared=unlike.compared,
-            step=unlike.step,
-            item=unlike.items[0],
-            others=len(unlike.items) - 1,
-            suspect=unlike.suspect if repeatable else _UNREPEATABLE,
-            max_difference=max_difference(one, other),
-            resumed_from=resumed_from,
-        )
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interruption:
+    """After which step a run saves (0: where it does by itself), and after which it is killed (0: it is not)."""
+
+    save_at: int
+    kill_at: int
 
 
 def verify_resume(
@@ -112,74 +100,152 @@ def verify_resume(
     run has so many `ranks`. Raises `CheckpointNotFoundError` if
     the script cannot be read and `CheckpointError` if it fails or does too few steps.
     """
-    path = Path(script)
-    read_text(path, "training script", allowed="a Python script with a Manager", error=CheckpointNotFoundError)
+    read_text(script, "training script", allowed="a Python script with a Manager", error=CheckpointNotFoundError)
+    start = "import sys; from trainwright.checkpoint.tools.step_digests import main; main(sys.argv[1:])"
+    launch = partial(
+        launch_ranks,
+        name=str(script),
+        command=("-c", start),
+        arguments=(str(script), *arguments),
+        timeout_seconds=timeout_seconds,
+    )
     with tempfile.TemporaryDirectory(prefix="trainwright-proof-") as folder:
-        return prove(
-            lambda plan: run_script(plan, path, arguments, timeout_seconds, alone=ranks == 1),
-            Path(folder),
-            steps=steps,
-            kill=kill,
-            drop=drop,
-            ranks=ranks,
-        )
+        return prove(launch, Path(folder), steps=steps, kill=kill, drop=drop, ranks=ranks)
 
 
 def prove(
     launch: Launch,
     folder: Path,
     *,
-    steps: int,
+    steps: int | None = None,
     kill: bool = False,
     drop: Sequence[str] = (),
     ranks: int = 1,
+    trial: str = "",
+    seed: int = 0,
 ) -> Proof:
-    """Let `launch` run a training as `verify_resume` would a script, below `folder`."""
-    for name, value in (("steps", steps), ("ranks", ranks)):
-        if value < 1:
-            raise CheckpointConfigError(f"verify-resume: {name} must be a whole number >= 1, got {value!r}")
-    runs = _Runs(launch, folder, steps, ranks)
-    whole = runs.run("a", steps=2 * steps)
+    """Let `launch` run a training as `verify_resume` would a script, below `folder`; or the `trial` of that name.
+
+    A trial is killed after so many `steps` of its optimizer; without it after one that `seed` draws between its first
+    checkpoint and its end.
+    """
+    counted = integer(minimum=1)
+    check(steps, optional(counted) if trial else counted, "verify-resume: steps", CheckpointConfigError)
+    check(ranks, counted, "verify-resume: ranks", CheckpointConfigError)
+    runs = _Runs(launch, folder, ranks, trial)
+    # A trial runs to its end.
+    length = sys.maxsize if trial or steps is None else 2 * steps
+    whole = runs.run("a", steps=length)
     # The same run twice: a training that differs from itself cannot be compared with a resumed one.
-    again = runs.run("again", steps=2 * steps)
-    idle = idle_generators(whole.of("step"))
-    unlike = first_difference(whole.of("step"), again.of("step"), idle)
-    if unlike is not None:
-        return Proof.unequal(steps, unlike, whole, again, repeatable=False)
-    # Killed in the middle of the second half: what was computed after the save must be repeated.
-    if kill:
-        half = runs.run("b1", steps=2 * steps, save_at=steps, kill_at=min(2 * steps, steps + max(1, steps // 2)))
+    again = runs.run("again", steps=length)
+    if trial or steps is None:
+        place = choose_interruption(trial, whole, steps, seed)
     else:
-        half = runs.run("b1", steps=steps, save_at=steps)
-    resumed = runs.run("b2", steps=2 * steps, drop=tuple(drop))
+        # Killed in the middle of the second half: what was computed after the save must be repeated.
+        place = Interruption(save_at=steps, kill_at=min(length, steps + max(1, steps // 2)) if kill else 0)
+    idle = idle_generators(whole.of(*STEPS))
+    at = place.kill_at if trial else place.save_at
+    unlike = _compare_to_end(whole, again, idle)
+    if unlike is not None:
+        return _unequal_proof(at, unlike, whole, again, repeatable=False)
+    half = runs.run("b1", steps=length if place.kill_at else at, save_at=place.save_at, kill_at=place.kill_at)
+    resumed = runs.run("b2", steps=length, drop=tuple(drop))
+    restored = resumed.of("restored")
+    if not restored:
+        raise CheckpointError(
+            f"verify-resume: {trial or 'the training'} did not restore its checkpoint; call manager.restore() before "
+            "the loop, or trial.prepare in a trial"
+        )
     # In the order of causes: the run before the save, what was restored, the steps after it.
-    differing = (
-        first_difference(whole.of("step"), half.of("step"), idle)
-        or first_difference(half.of("step"), resumed.of("restored"))
-        or first_difference(whole.of("step"), resumed.of("step"), idle)
+    unlike = (
+        first_difference(whole.of(*STEPS), half.of(*STEPS), idle)
+        or first_difference(half.of("saved"), restored)
+        or _compare_to_end(whole, resumed, idle)
     )
     compared = sum(len(line.state) + len(line.batches) + len(line.losses) for line in resumed.lines)
-    if differing is None:
-        return Proof(steps=steps, repeatable=True, equal=True, compared=compared)
-    return Proof.unequal(steps, replace(differing, compared=compared), whole, resumed)
+    resumed_from = restored[0].step if trial else None
+    if unlike is None:
+        return Proof(steps=at, repeatable=True, equal=True, compared=compared, resumed_from=resumed_from)
+    return _unequal_proof(at, replace(unlike, compared=compared), whole, resumed, resumed_from=resumed_from)
+
+
+def choose_interruption(name: str, whole: ProofRun, steps: int | None, seed: int) -> Interruption:
+    """Return where a trial is killed, and where it is made to save; what `trial.prepare` has made saves at reports.
+
+    Raises `CheckpointError` if the trial keeps no checkpoint, or none before that step.
+    """
+    taken = [line.step for line in whole.of(*STEPS)]
+    saved = [line.step for line in whole.of("saved")]
+    own_loop = bool(whole.of("step"))
+    if not taken or not (saved or own_loop):
+        raise CheckpointError(
+            f"verify-resume: {name} keeps no checkpoint; call trial.prepare and trial.report, or make a "
+            "tw.checkpoint.Manager(trial, ...) and call its step() after each optimizer step"
+        )
+    first, last = (1 if own_loop else min(saved)), max(taken)
+    if first >= last:
+        raise CheckpointError(
+            f"verify-resume: {name} saves its first checkpoint after step {first} of {last}, so that none can be "
+            "resumed; give more epochs"
+        )
+    # A random step shows what a fixed one, such as the end of an epoch, would hide.
+    draws = rng(seed, "verify-resume", 0)
+    kill_at = int(draws.integers(first + 1, last + 1)) if steps is None else steps
+    if not first < kill_at <= last:
+        raise CheckpointError(
+            f"verify-resume: steps: got {kill_at}; {name} has its first checkpoint after step {first} and takes {last} "
+            f"steps; allowed: {first + 1} to {last}"
+        )
+    return Interruption(kill_at=kill_at, save_at=int(draws.integers(1, kill_at)) if own_loop else 0)
+
+
+def _compare_to_end(whole: ProofRun, other: ProofRun, idle: frozenset[str]) -> Unlike | None:
+    """Return the first difference of a run to the end from the uninterrupted one, or that it ends before it."""
+    unlike = first_difference(whole.of(*STEPS, "saved"), other.of(*STEPS, "saved"), idle)
+    last, reached = (max((line.step for line in run.lines), default=0) for run in (whole, other))
+    if unlike is None and reached < last:
+        return Unlike(reached, ["steps"], f"it ends there, the uninterrupted run at {last}: some are left out", 0)
+    return unlike
+
+
+def _unequal_proof(
+    steps: int,
+    unlike: Unlike,
+    one: ProofRun,
+    other: ProofRun,
+    *,
+    repeatable: bool = True,
+    resumed_from: int | None = None,
+) -> Proof:
+    return Proof(
+        steps=steps,
+        repeatable=repeatable,
+        equal=False,
+        compared=unlike.compared,
+        step=unlike.step,
+        item=unlike.items[0],
+        others=len(unlike.items) - 1,
+        suspect=unlike.suspect if repeatable else _UNREPEATABLE,
+        max_difference=max_difference(one, other),
+        resumed_from=resumed_from,
+    )
 
 
 class _Runs:
     """The runs of one proof: those of b share their folder of checkpoints."""
 
-    def __init__(self, launch: Launch, folder: Path, steps: int, ranks: int = 1) -> None:
-        self._ranks = ranks
+    def __init__(self, launch: Launch, folder: Path, ranks: int, trial: str) -> None:
         self._launch = launch
         self._folder = folder
-        self._steps = steps
+        self._ranks = ranks
+        self._trial = trial
 
     def run(self, name: str, **what: Any) -> ProofRun:
         """Run the training, and return its journal. Raises `CheckpointError` if it did not get where it should."""
         journal = self._folder / f"{name}.journal"
-        shared = name.partition("-")[0][0]
-        resumes = name.startswith("b2")
-        home = self._folder / f"checkpoints-{shared if shared == 'b' else name}"
-        plan = ProofPlan(folder=str(home), journal=str(journal), **{"ranks": self._ranks, **what})
+        home = self._folder / f"checkpoints-{'b' if name.startswith('b') else name}"
+        lease = (2 if name == "b2" else 1) if self._trial else 0
+        plan = ProofPlan(folder=str(home), journal=str(journal), ranks=self._ranks, lease=lease, **what)
         self._launch(plan)
         lines = read_lines(journal, plan.ranks)
         last = {line.rank: line.step for line in lines}
@@ -188,39 +254,32 @@ class _Runs:
         # The first rank to die may take another along in the step before.
         if plan.kill_at and plan.ranks > 1:
             wanted -= 1
-        if reached < wanted:
+        if not self._trial and reached < wanted:
             raise CheckpointError(
                 f"verify-resume: the training ended after {reached} calls of manager.step(), {wanted} are needed; give "
-                f"fewer steps than {self._steps}, and call manager.step() after each optimizer step"
+                "fewer steps, and call manager.step() after each optimizer step"
             )
-        if resumes and lines[0].event != "restored":
-            raise CheckpointError("verify-resume: the training never called manager.restore(); call it before the loop")
         return ProofRun(lines=lines, end=Path(f"{journal}.end.0"))
 
 
-def run_script(plan: ProofPlan, script: Path, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
-    """Run a script as one run of a proof. Raises as `run_ranks`."""
-    path = Path(f"{plan.journal}.plan")
-    plan.write(path)
-    start = "import sys; from trainwright.checkpoint.tools.step_digests import main; main(sys.argv[1:])"
-    run_ranks(plan, str(script), ["-c", start, str(path), str(script), *arguments], timeout_seconds, alone=alone)
+def launch_ranks(
+    plan: ProofPlan, *, name: str, command: Sequence[str], arguments: Sequence[str], timeout_seconds: float
+) -> None:
+    """Call Python with `command`, the plan's file and `arguments`, once for each rank.
 
-
-def run_ranks(plan: ProofPlan, name: str, arguments: Sequence[str], timeout_seconds: float, *, alone: bool) -> None:
-    """Call Python with `arguments` once for each rank; `alone` without the variables by which ranks find each other.
-
+    Several ranks get the variables by which they find each other.
     Raises `CheckpointError`, in which it is called `name`, if it fails, or takes longer than `timeout_seconds`.
     """
-    command = [sys.executable, *arguments]
+    plan_file = Path(f"{plan.journal}.plan")
+    plan.write(plan_file)
+    whole = [sys.executable, *command, str(plan_file), *arguments]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port()), "WORLD_SIZE": str(plan.ranks)}
     deadline = time.monotonic() + timeout_seconds
     members = []
     for rank in range(plan.ranks):
-        place = {} if alone else {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        place = {} if plan.ranks == 1 else {**meeting, "RANK": str(rank), "LOCAL_RANK": str(rank)}
         with Path(f"{plan.journal}.said.{rank}").open("wb") as said:
-            members.append(
-                subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **place})
-            )
+            members.append(subprocess.Popen(whole, stdout=subprocess.DEVNULL, stderr=said, env={**os.environ, **place}))
     try:
         for member in members:
             member.wait(max(0.0, deadline - time.monotonic()))

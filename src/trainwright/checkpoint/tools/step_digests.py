@@ -37,8 +37,8 @@ __all__ = ["ProofPlan", "main", "take_part"]
 class ProofPlan:
     """What one run of a proof does: up to `steps`, a save after `save_at`, a SIGKILL after `kill_at`.
 
-    Checkpoints lie in `folder`, or where the Manager's owner has them if that is "": it is a trial then, which runs to
-    its end by itself. The journal is `journal`; the items in `drop`, and "rng", are not restored.
+    Checkpoints lie in `folder`: those of a script itself, or those of the study of a trial under `lease` (0: a script),
+    which runs to its end by itself. The journal is `journal`; the items in `drop`, and "rng", are not restored.
     """
 
     folder: str
@@ -48,6 +48,7 @@ class ProofPlan:
     kill_at: int = 0
     drop: tuple[str, ...] = ()
     ranks: int = 1
+    lease: int = 0
 
     @classmethod
     def read(cls, path: str) -> "ProofPlan":
@@ -110,7 +111,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
         """Keeps a journal of every step, and stops the run where the plan says."""
 
         def __init__(self, owner: Any, *, config: CheckpointConfig | None = None, **state: Any) -> None:
-            if plan.folder and not isinstance(owner, str | Path):
+            if not plan.lease and not isinstance(owner, str | Path):
                 raise CheckpointStateError(
                     f"verify-resume needs a Manager on a folder, got {type(owner).__name__}; give Manager('runs/x',"
                     " model=model), or the training function of the trial as module:function"
@@ -118,7 +119,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
             # The plan alone says when to save, and a save that fails must end the run.
             never = replace(config or CheckpointConfig(), interval=sys.maxsize, on_error="raise")
             self._items = {name: item for name, item in state.items() if name != "files"}
-            super().__init__(plan.folder or owner, config=never, **state)
+            super().__init__(owner if plan.lease else plan.folder, config=never, **state)
 
         def restore(self, step: int | None = None, *, mode: Mode = "exact", check: bool = True) -> Restored | None:
             """Restore all but what the plan drops, and write down what is there now."""
@@ -162,7 +163,7 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
 
         def close(self) -> None:
             """Keep what a trial came to."""
-            if not plan.folder:
+            if plan.lease:
                 self._keep_end()
             super().close()
 
@@ -172,12 +173,11 @@ def _make_manager(plan: ProofPlan, seen: _Seen) -> type[Manager]:
 
         def _write_line(self, event: str) -> None:
             line = {"step": self.steps, "event": event, "batches": seen.batches, "losses": seen.losses}
-            line["state"] = _digest_items({**self._items, "counters": self.steps, "rng": capture_random()})
+            own = {"counters": self.steps, "report": self._encode_report(None), "rng": capture_random()}
+            line["state"] = _digest_items({**self._items, **own})
             with Path(_of_rank(plan.journal)).open("a", encoding="utf-8") as file:
                 file.write(f"{json.dumps(line)}\n")
-            # A save ends no step: what was seen since the last one is kept for the next line.
-            if event != "saved":
-                seen.batches, seen.losses = [], []
+            seen.batches, seen.losses = [], []
 
         def _keep_end(self) -> None:
             import torch

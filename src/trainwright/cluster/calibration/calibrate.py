@@ -3,21 +3,22 @@
 import os
 import platform
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from trainwright.cluster.calibration import compute
 from trainwright.cluster.calibration.compute import measure_storage
-from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_fields
 from trainwright.cluster.calibration.links import measure_links
 from trainwright.cluster.calibration.ranks import RankPlace, join_process_group
 from trainwright.cluster.calibration.runtime import measure_overlap, measure_runtime, measure_units
 from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.cluster import Cluster
-from trainwright.cluster.device import Storage
 from trainwright.errors import InputError
 from trainwright.validators import check, integer, one_of
 
@@ -58,28 +59,23 @@ def calibrate(
     device = torch.device("cpu") if devices == "cpu" else torch.device("cuda", here.local_rank)
     if devices == "cuda":
         torch.cuda.set_device(device)
-    if here.world == 1:
-        return Cluster(
-            **fit_fields(
-                _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
-            )
-        )
-    with join_process_group(here, "gloo" if devices == "cpu" else "nccl"):
-        found = _measure_all(here, device, name, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
-        return Cluster(**fit_fields(found)) if here.rank == 0 else None
+    with join_process_group(here, "gloo" if devices == "cpu" else "nccl") if here.world > 1 else nullcontext():
+        found = _measure_all(here, device, folder, say, repeats=repeats, largest=largest, file_bytes=file_bytes)
+    return Cluster(**fit_fields(name=name, **found)) if here.rank == 0 else None
 
 
 def _measure_all(
     here: RankPlace,
     device: torch.device,
-    name: str,
     folder: Path | None,
     say: Say,
     *,
     repeats: int,
     largest: int,
     file_bytes: int,
-) -> Measurements:
+) -> dict[str, Any]:
+    """Return what `fit_fields` takes."""
+
     def report_phase(text: str) -> None:
         if here.rank == 0:
             say(text)
@@ -97,47 +93,40 @@ def _measure_all(
         report_phase(f"exchanges between {here.world} ranks")
     # Links need at least two ranks, as does everything below.
     levels = measure_links(here, device, repeats=repeats, largest=largest) if here.world > 1 else ()
-    overlap, overlap_spread = measure_overlap(device, repeats=repeats) if levels else (1.0, 0.0)
-    passes: tuple[float, ...] = ()
-    runtimes: dict[str, tuple[float, ...]] = {}
-    runtime_spread = 0.0
+    found: dict[str, Any] = {}
+    errors: dict[str, float] = {}
+    if levels:
+        found["overlap"], errors["overlap"] = measure_overlap(device, repeats=repeats)
     if levels and device.type == "cpu":  # the host of a GPU runs ahead of it
         report_phase("steps and pipelines of torch, for a minute or two")
         # Only the outermost level: it joins all ranks, as a training does.
         widest = levels[-1]
-        passes, runtimes, runtime_spread = measure_runtime(widest.exchanges, repeats=repeats)
+        found["pass_seconds"], found["runtime_seconds"], spread = measure_runtime(widest.exchanges, repeats=repeats)
         units, units_spread = measure_units(widest.name, largest=largest, repeats=repeats)
         levels = (*levels[:-1], replace(widest, exchanges=(*widest.exchanges, units)))
-        runtime_spread = max(runtime_spread, units_spread)
-    storage, spread = Storage(), 0.0
+        errors["framework"] = max(spread, units_spread)
     # One writer: several on one machine would share its disk.
     if folder is not None and here.rank == 0:
         report_phase("storage")
-        storage, spread = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))
+        found["storage"], errors["storage"] = measure_storage(folder, size=file_bytes, repeats=min(repeats, 3))
     if here.world > 1:
         torch.distributed.barrier()
-    return Measurements(
-        name=name,
-        source="trainwright plan calibrate",
-        kind=_device_kind(device),
-        nodes=here.nodes,
-        devices_per_node=here.on_node,
-        memory_bytes=_memory_bytes(device, here.on_node),
-        products=products,
-        convolutions=convolutions,
-        copies=copies,
-        host_copies=host_copies,
-        launch_seconds=launch,
-        levels=levels,
-        overlap=overlap,
-        overlap_spread=overlap_spread,
-        pass_seconds=passes,
-        runtime_seconds=runtimes,
-        runtime_spread=runtime_spread,
-        storage=storage,
-        storage_spread=spread,
-        conditions=_describe_conditions(device, load, repeats, levels),
-    )
+    return {
+        **found,
+        "source": "trainwright plan calibrate",
+        "kind": _device_kind(device),
+        "nodes": here.nodes,
+        "devices_per_node": here.on_node,
+        "memory_bytes": _memory_bytes(device, here.on_node),
+        "products": products,
+        "convolutions": convolutions,
+        "copies": copies,
+        "host_copies": host_copies,
+        "launch_seconds": launch,
+        "levels": levels,
+        "errors": errors,
+        "conditions": _describe_conditions(device, load, repeats, levels),
+    }
 
 
 def _take_slowest(here: RankPlace, rows: list[Row]) -> list[Row]:

@@ -2,18 +2,19 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from trainwright.cluster.calibration.timing import check_times
-from trainwright.cluster.device import Device, Storage
+from trainwright.cluster.device import Device
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel
 from trainwright.errors import InputError
 
-__all__ = ["MeasuredLevel", "Measurements", "fit_fields", "fit_least_relative"]
+__all__ = ["MeasuredLevel", "fit_fields", "fit_least_relative"]
 
 Row = tuple[float, float]
 """Work (operations or bytes) and the seconds that it took."""
@@ -43,71 +44,55 @@ class MeasuredLevel:
     """Whether the ranks share processors, so that the times hold for no other size of group."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Measurements:
-    """What was measured on a machine."""
+def fit_fields(
+    *,
+    kind: str,
+    products: Mapping[str, Sequence[Row]],
+    copies: Sequence[Row],
+    launch_seconds: float,
+    memory_bytes: int = 0,
+    convolutions: Sequence[Row] = (),
+    host_copies: Sequence[Row] = (),
+    devices_per_node: int = 1,
+    levels: Sequence[MeasuredLevel] = (),
+    errors: Mapping[str, float] = MappingProxyType({}),
+    **others: Any,
+) -> dict[str, Any]:
+    """Return the fields of the `Cluster` with these measurements; `others` are fields of it that need no fit.
 
-    name: str
-    source: str
-    kind: str
-    nodes: int = 1
-    devices_per_node: int = 1
-    memory_bytes: int = 0
-    products: Mapping[str, Sequence[Row]]
-    """Matrix products by precision: operations, seconds."""
-    convolutions: Sequence[Row] = ()
-    """In single precision."""
-    copies: Sequence[Row]
-    """Within a device's memory: bytes read and written, seconds."""
-    host_copies: Sequence[Row] = ()
-    launch_seconds: float
-    levels: tuple[MeasuredLevel, ...] = ()
-    overlap: float = 1.0
-    overlap_spread: float = 0.0
-    pass_seconds: tuple[float, ...] = ()
-    runtime_seconds: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    runtime_spread: float = 0.0
-    storage: Storage = field(default_factory=Storage)
-    storage_spread: float = 0.0
-    conditions: Mapping[str, str] = field(default_factory=dict)
-
-
-def fit_fields(figures: Measurements) -> dict[str, Any]:
-    """Return the fields of the `Cluster` with these measurements.
-
-    A device's peak is the best rate seen; what a kind of layer reaches of it comes from a fit of its whole sweep,
-    seconds = latency + work / rate; copies are large, and fitted by their rate alone. Latency and bandwidth of a link
-    come from all rings and messages on it together: `ranks` enters as in `hockney`. Raises `InputError` for times that
-    are none or do not grow with the work.
+    `products` are operations and seconds of matrix products by precision, `convolutions` are in single precision,
+    `copies` bytes read and written within a device's memory; `errors` are those of what is not fitted here. A device's
+    peak is the best rate seen; what a kind of layer reaches of it comes from a fit of its whole sweep, seconds =
+    latency + work / rate; copies are large, and fitted by their rate alone. Latency and bandwidth of a link come from
+    all rings and messages on it together: `ranks` enters as in `hockney`. Raises `InputError` for times that are none
+    or do not grow with the work.
     """
     residuals: dict[str, tuple[float, ...]] = {}
     # Single precision sets the peak; the efficiency of each kind of layer is its fitted rate relative to it.
-    single = [_fit_rate("matrix products", figures.products["fp32"])]
-    single += [_fit_rate("convolutions", figures.convolutions)] if figures.convolutions else []
+    single = [_fit_rate("matrix products", products["fp32"])]
+    single += [_fit_rate("convolutions", convolutions)] if convolutions else []
     # The best rate seen, not the fitted one: a peak is an upper bound.
-    peak = max(work / seconds for work, seconds in (*figures.products["fp32"], *figures.convolutions))
-    copies = _fit_large(figures.copies)
+    peak = max(work / seconds for work, seconds in (*products["fp32"], *convolutions))
+    copied = _fit_large(copies)
     residuals["compute"] = tuple(value for fit in single for value in fit.residuals)
-    residuals["copies"] = copies.residuals
+    residuals["copies"] = copied.residuals
     device = Device(
-        kind=figures.kind,
-        memory_bytes=figures.memory_bytes,
+        kind=kind,
+        memory_bytes=memory_bytes,
         flops={
-            **{
-                precision: max(work / seconds for work, seconds in rows) for precision, rows in figures.products.items()
-            },
+            **{precision: max(work / seconds for work, seconds in rows) for precision, rows in products.items()},
             "fp32": peak,
         },
-        memory_bandwidth=_rate_of(copies),
-        launch_seconds=figures.launch_seconds,
-        host_bandwidth=_rate_of(_fit_large(figures.host_copies)) if figures.host_copies else 0.0,
+        memory_bandwidth=_rate_of(copied),
+        launch_seconds=launch_seconds,
+        host_bandwidth=_rate_of(_fit_large(host_copies)) if host_copies else 0.0,
         efficiency={
-            kind: min(1.0, _rate_of(fit) / peak) for kind, fit in zip(("linear", "conv"), single, strict=False)
+            layer: min(1.0, _rate_of(fit) / peak) for layer, fit in zip(("linear", "conv"), single, strict=False)
         },
     )
-    errors = {name: _root_mean_square(values) for name, values in residuals.items()}
+    errors = {**errors, **{name: _root_mean_square(values) for name, values in residuals.items()}}
     tiers = []
-    for level in figures.levels:
+    for level in levels:
         # One alpha and one bandwidth a level, from all rings and messages on it together.
         link = _fit_link(level)
         tiers.append(
@@ -116,7 +101,7 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
                 devices=level.devices,
                 alpha=link.values[0],
                 bandwidth=_rate_of(link),
-                links_per_node=_links_per_node(figures, level),
+                links_per_node=_links_per_node(devices_per_node, level),
                 worlds=tuple(sorted({each.ranks for each in level.exchanges})) if level.only_these_sizes else (),
             )
         )
@@ -124,29 +109,15 @@ def fit_fields(figures: Measurements) -> dict[str, Any]:
         # Where only measured exchanges will be asked for, their times count and not the fit: how well they repeat.
         repeated = level.only_these_sizes and level.spreads
         errors[level.name] = _root_mean_square(level.spreads if repeated else link.residuals)
-    # Errors only of what was measured: a prediction's interval reads them.
-    if figures.levels and figures.overlap_spread:
-        errors["overlap"] = figures.overlap_spread
-    if figures.pass_seconds:
-        errors["framework"] = figures.runtime_spread
-    if figures.storage != Storage():
-        errors["storage"] = figures.storage_spread
     return {
-        "nodes": figures.nodes,
-        "devices_per_node": figures.devices_per_node,
-        "name": figures.name,
-        "source": figures.source,
+        **others,
+        "devices_per_node": devices_per_node,
         "verified": True,
         "device": device,
         "tiers": tuple(tiers),
-        "measured": tuple(each for level in figures.levels for each in level.exchanges),
-        "overlap": figures.overlap,
-        "pass_seconds": figures.pass_seconds,
-        "runtime_seconds": figures.runtime_seconds,
-        "storage": figures.storage,
+        "measured": tuple(each for level in levels for each in level.exchanges),
         "errors": errors,
         "residuals": residuals,
-        "conditions": figures.conditions,
     }
 
 
@@ -219,10 +190,10 @@ def _fit_large(rows: Sequence[Row]) -> RelativeFit:
     return fit_least_relative([[work] for work, _ in rows], [seconds for _, seconds in rows])
 
 
-def _links_per_node(figures: Measurements, level: MeasuredLevel) -> int:
+def _links_per_node(devices_per_node: int, level: MeasuredLevel) -> int:
     """Return how many links a node has: as many flows as devices, divided by how much slower they are together."""
     # With a link for each device no flow waits; with a single one a flow takes as long as all of them in turn.
-    return max(1, round(figures.devices_per_node / level.flows)) if level.devices > figures.devices_per_node else 1
+    return max(1, round(devices_per_node / level.flows)) if level.devices > devices_per_node else 1
 
 
 def _rate_of(fit: RelativeFit) -> float:

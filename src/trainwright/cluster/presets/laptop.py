@@ -1,23 +1,24 @@
 """This machine as a cluster, one device a core: measured when it is first asked for, and remembered in a cache.
 
 The figures are measured in a process of its own, `python -m trainwright.cluster.presets.laptop`, which prints one JSON
-object; with a port as argument it is the other end of the connection that is measured.
+object.
 """
 
 import hashlib
 import json
 import os
 import platform
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from multiprocessing import Pipe, get_context
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 
-from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, Measurements, fit_fields
+from trainwright.cluster.calibration.fit_cluster import MeasuredLevel, fit_fields
 from trainwright.cluster.calibration.timing import fastest
 from trainwright.cluster.cgroup_limits import host_memory_bytes
 from trainwright.cluster.files import read_cluster, write_cluster
@@ -59,13 +60,8 @@ def load_or_measure_laptop(kind: type[C]) -> C:
 
 
 def cache_path() -> Path:
-    """Return the file that remembers this machine: the platform's folder for caches, a name by processor and cores."""
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local")
-    elif sys.platform == "darwin":
-        base = Path.home() / "Library" / "Caches"
-    else:
-        base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    """Return the file that remembers this machine: in the user's cache, a name by processor and cores."""
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     # The name changes with the machine's processor, cores and memory, so that a copied home folder measures again.
     machine = f"{platform.machine()} {platform.processor()} {_processor_model()} {_core_count()} {host_memory_bytes()}"
     return base / "trainwright" / f"laptop-{hashlib.sha256(machine.encode()).hexdigest()[:12]}.toml"
@@ -91,17 +87,15 @@ def _fields_of(figures: Mapping[str, Any]) -> dict[str, Any]:
     sizes, seconds = zip(*figures["messages"], strict=True)
     messages = ExchangeTimes(operation="send", tier="memory", ranks=2, bytes=sizes, seconds=seconds)
     return fit_fields(
-        Measurements(
-            name="laptop",
-            source="measured on this machine with numpy and a local connection",
-            kind=f"core of {_processor_model()}",
-            devices_per_node=cores,
-            memory_bytes=host_memory_bytes() // cores,
-            products={"fp32": figures["products"]},
-            copies=figures["copies"],
-            launch_seconds=figures["launch_seconds"],
-            levels=(MeasuredLevel(name="memory", devices=cores, exchanges=(messages,)),) if cores > 1 else (),
-        )
+        name="laptop",
+        source="measured on this machine with numpy and a local connection",
+        kind=f"core of {_processor_model()}",
+        devices_per_node=cores,
+        memory_bytes=host_memory_bytes() // cores,
+        products={"fp32": figures["products"]},
+        copies=figures["copies"],
+        launch_seconds=figures["launch_seconds"],
+        levels=(MeasuredLevel(name="memory", devices=cores, exchanges=(messages,)),) if cores > 1 else (),
     )
 
 
@@ -145,55 +139,31 @@ def _make_addition() -> Callable[[], object]:
 
 def _time_messages() -> list[tuple[int, float]]:
     """Return the seconds of messages one way: half of what they take there and back."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        command = [sys.executable, "-m", "trainwright.cluster.presets.laptop", str(server.getsockname()[1])]
-        # The other end is a process of its own, as two ranks are.
-        with subprocess.Popen(command) as other:
-            try:
-                connection, _ = server.accept()
-                with connection:
-                    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                    return [(size, _time_round_trip(connection, size) / 2) for size in _SENT]
-            finally:
-                other.terminate()
+    here, there = Pipe()
+    # The other end is a process of its own, as two ranks are.
+    other = get_context("fork").Process(target=_echo_messages, args=(there,), daemon=True)
+    other.start()
+    try:
+        return [(size, _time_round_trip(here, size) / 2) for size in _SENT]
+    finally:
+        other.terminate()
 
 
-def _time_round_trip(connection: socket.socket, size: int) -> float:
-    content = memoryview(bytearray(size))
+def _time_round_trip(connection: "Connection[Any, Any]", size: int) -> float:
+    content = bytearray(size)
 
     def once() -> None:
-        # The size goes first, so that the other end knows how much to send back.
-        connection.sendall(size.to_bytes(8, "little"))
-        connection.sendall(content)
-        _receive_exactly(connection, content)
+        connection.send_bytes(content)
+        connection.recv_bytes_into(content)
 
     return fastest(once, warmup=1, repeats=_REPEATS)
 
 
-def _receive_exactly(connection: socket.socket, content: memoryview) -> bool:
-    """Fill `content`; return whether the other end is still there."""
-    got = 0
-    while got < len(content):
-        new = connection.recv_into(content[got:])
-        if not new:
-            return False
-        got += new
-    return True
-
-
-def _echo_messages(port: int) -> None:
-    """Send every message back until the connection ends."""
-    header = memoryview(bytearray(8))
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while _receive_exactly(connection, header):
-            content = memoryview(bytearray(int.from_bytes(header, "little")))
-            _receive_exactly(connection, content)
-            connection.sendall(content)
+def _echo_messages(connection: "Connection[Any, Any]") -> None:
+    """Send every message back until this process is ended."""
+    while True:
+        connection.send_bytes(connection.recv_bytes())
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        _echo_messages(int(sys.argv[1]))
-    else:
-        print(json.dumps(_measure_figures()))  # noqa: T201 (what the process that asked reads)
+    print(json.dumps(_measure_figures()))  # noqa: T201 (what the process that asked reads)

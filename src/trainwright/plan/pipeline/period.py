@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.highs import solve_integer
 from trainwright.plan.pipeline.patterns import Pattern, PatternWork
 
 __all__ = ["ValidPeriod", "busiest_seconds", "valid_period"]
@@ -170,6 +169,7 @@ class _PeriodProgram:
         return ValidPeriod(pattern=pattern, lower_seconds=min(lower, period), finished=first.status == 0)
 
     def _run(self, least: float, whole: NDArray[np.float64] | None, limit_seconds: float) -> Any:
+        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         starts, pairs = len(self.row), len(self.pairs)
@@ -185,5 +185,10 @@ class _PeriodProgram:
             low[1 + starts :] = high[1 + starts :] = whole
         integral = np.zeros(len(cost), np.int64)
         integral[1 + starts :] = whole is None
-        rows = (matrix, np.array(self.low), np.array(self.high))
-        return solve_integer(cost, integral, (low, high), rows, limit_seconds=limit_seconds, gap=_GAP)
+        return milp(
+            cost,
+            integrality=integral,
+            bounds=Bounds(low, high),
+            constraints=LinearConstraint(matrix, np.array(self.low), np.array(self.high)),
+            options={"time_limit": limit_seconds, "mip_rel_gap": _GAP},
+        )

@@ -1,19 +1,25 @@
-"""Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy."""
+"""Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy.
 
-from dataclasses import dataclass
+The figure is the same for a study that ran and for one that was simulated.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.ledger import TrialState
 from trainwright.ledger.trials import Lease
 from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, draw_trace, layout, rounded
 from trainwright.report.formatting import count, duration, escape, time_unit
 from trainwright.report.overview import Overview
 
-__all__ = ["utilisation"]
+__all__ = ["simulated_utilisation", "utilisation"]
 
-_MOST_BARS, _MOST_SLOTS, _BINS, _LABELLED = 1500, 64, 300, 150
+_MOST_BARS, _MOST_SIMULATED, _MOST_SLOTS, _BINS, _LABELLED = 1500, 6000, 64, 300, 150
 _COLOURS = {
     "complete": "--blue",
     "stopped early": "--sky",
@@ -22,6 +28,8 @@ _COLOURS = {
     "interrupted": "--orange",
     "silent": "--muted",
 }
+_ENDS = {"full": "complete", "stopped": "stopped early", "failed": "failed", "node lost": "failed", "stalled": "silent"}
+"""How runs of simulated trials ended that did not go on later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +55,41 @@ def utilisation(overview: Overview) -> Figure | None:
     total = overview.clock.total
     if not runs or not total > 0:
         return None
+    clock = overview.clock
+    away = ""
+    if len(clock.breaks):
+        seconds = clock.ends[-1] - clock.starts[0] - total
+        lines = "line is a break" if len(clock.breaks) == 1 else f"lines are {len(clock.breaks)} breaks"
+        away = f" The dotted {lines} in which nothing ran, {duration(seconds)} in all, left out here."
     slots = _sort_slots({run.slot for run in runs})
+    figure = _draw_runs(runs, slots, total, word=word, most=_MOST_BARS, breaks=clock.breaks.tolist())
+    title = "Workers" if word == "slot" else "Devices"
+    return replace(figure, title=title, caption=figure.caption + away)
+
+
+def simulated_utilisation(name: str, title: str, devices: int, study: SimulatedStudy) -> Figure | None:
+    """Return the figure of a simulated study on a cluster of so many devices; None if nothing ran."""
+    runs = [
+        _Run(hold.trial, str(device), hold.start, hold.end, _ENDS.get(hold.why, "interrupted"))
+        for hold in study.gantt
+        for device in hold.block
+    ]
+    if not runs:
+        return None
+    slots = [str(device) for device in range(devices)]
+    figure = _draw_runs(runs, slots, study.makespan_seconds, word="device", most=_MOST_SIMULATED)
+    full = f"{study.full:,} of {count(study.trials, 'trial')} had the whole length."
+    return replace(figure, name=name, title=title, caption=f"{figure.caption} {full}")
+
+
+def _draw_runs(
+    runs: list[_Run], slots: list[str], total: float, *, word: str, most: int, breaks: Sequence[float] = ()
+) -> Figure:
+    """Return bars of runs on slots over `total` seconds, or a map of shares where they are more than `most`."""
     unit, per = time_unit(total)
     busy = _busy_shares(runs, slots, total)
-    share = float(busy.mean())
     # Bars by the thousand can neither be read nor drawn quickly.
-    many = len(runs) > _MOST_BARS or len(slots) > _MOST_SLOTS
-    traces = [_draw_map(busy, total / per)] if many else _draw_bars(runs, per)
-    labels = [escape(slot, 24) for slot in slots]
-    breaks = overview.clock.breaks / per
+    many = len(runs) > most or len(slots) > _MOST_SLOTS
     height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
     whole = height + 200
     # The line below has a fixed height in pixels, so its share of the plot depends on the number of rows.
@@ -65,20 +99,23 @@ def utilisation(overview: Overview) -> Figure | None:
     if many:
         above |= {"tickvals": [], "title": {"text": f"{len(slots):,} {word}s"}}
     else:
-        above |= {"type": "category", "categoryarray": labels[::-1]}
+        above |= {"type": "category", "categoryarray": [escape(slot, 24) for slot in reversed(slots)]}
+    what = "darker is busier" if many else "a bar for each run of a trial, with its number where there is room"
+    started = len({(run.trial, run.start) for run in runs})
     return Figure(
         name="utilisation",
-        title="Workers" if word == "slot" else "Devices",
-        caption=_write_caption(overview, runs, slots, share, word, many=many),
-        data=[*traces, _draw_line(busy, total / per)],
+        title="",
+        caption=f"{count(started, 'run')} on {count(len(slots), word)} in {duration(total)}: {what}. On average "
+        f"{busy.mean():.0%} of the {word}s were busy (line below).",
+        data=[*([_draw_map(busy, total / per)] if many else _draw_bars(runs, per)), _draw_line(busy, total / per)],
         layout=layout(
             bargap=0.25,
             xaxis=axis(f"time of work ({unit})", range=[0, total / per]),
             yaxis=above,
             yaxis2=axis("busy", domain=[0.0, foot], range=[0, 1.05], tickformat=".0%", nticks=3),
             shapes=[
-                {"type": "line", "x0": x, "x1": x, "y0": 0, "y1": 1, "yref": "paper", "line": _BREAK}
-                for x in breaks.tolist()
+                {"type": "line", "x0": x / per, "x1": x / per, "y0": 0, "y1": 1, "yref": "paper", "line": _BREAK}
+                for x in breaks
             ],
         ),
         height=whole,
@@ -134,16 +171,9 @@ def _end_word(overview: Overview, trial: TrialState, lease: Lease) -> str:
 
 def _sort_slots(slots: set[str]) -> list[str]:
     # Numbers within names sort by value: gpu2 before gpu10.
-    return sorted(slots, key=lambda slot: [(not part.isdigit(), part.zfill(9)) for part in _name_parts(slot)])
-
-
-def _name_parts(slot: str) -> list[str]:
-    parts: list[str] = [""]
-    for letter in slot:
-        if parts[-1] and parts[-1][-1].isdigit() != letter.isdigit():
-            parts.append("")
-        parts[-1] += letter
-    return parts
+    return sorted(
+        slots, key=lambda slot: [part.zfill(9) if part.isdigit() else part for part in re.split(r"(\d+)", slot)]
+    )
 
 
 def _busy_shares(runs: list[_Run], slots: list[str], total: float) -> NDArray[np.float64]:
@@ -202,20 +232,3 @@ def _draw_line(busy: NDArray[np.float64], end: float) -> Json:
     y, tip = rounded([*busy.mean(axis=0), busy[:, -1].mean()], 3), "%{y:.0%} of the slots busy"
     line = draw_lines("busy slots", rounded(edges), y, "--blue", tip, shape="hv", showlegend=False)
     return {**line, "yaxis": "y2", "fill": "tozeroy", "fillcolor": "--wash"}
-
-
-def _write_caption(
-    overview: Overview, runs: list[_Run], slots: list[str], share: float, word: str, *, many: bool
-) -> str:
-    clock = overview.clock
-    what = "darker is busier" if many else "a bar for each run of a trial, with its number where there is room"
-    started = len({(run.trial, run.start) for run in runs})
-    parts = [
-        f"{count(started, 'run')} on {count(len(slots), word)} in {duration(clock.total)}: {what}.",
-        f"On average {share:.0%} of the {word}s were busy (line below).",
-    ]
-    if len(clock.breaks):
-        away = clock.ends[-1] - clock.starts[0] - clock.total
-        what = "line is a break" if len(clock.breaks) == 1 else f"lines are {len(clock.breaks)} breaks"
-        parts.append(f"The dotted {what} in which nothing ran, {duration(away)} in all, left out here.")
-    return " ".join(parts)

@@ -1,7 +1,8 @@
 """Which slots are free: blocks inside a node as a buddy allocator gives them, beyond it whole nodes."""
 
 import heapq
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
+from functools import lru_cache
 from typing import Protocol
 
 from trainwright.schedule.policies.allocation_policy import Block
@@ -92,22 +93,21 @@ class FixedBlocks:
 class BuddyAllocator:
     """Powers of two inside a node (buddies, Knowlton 1965), the whole node, and any number of whole nodes.
 
-    O(log n) each step for a block inside a node, O(size) beyond. Nodes need not be neighbours: what runs on several
-    talks over the network anyway, and a free node is never lost to fragmentation.
+    A step costs O(log n + slots of a node) for a block inside a node, O(size) beyond. Nodes need not be neighbours:
+    what runs on several talks over the network anyway, and a free node is never lost to fragmentation.
     """
 
     def __init__(self, slots: int, slots_per_node: int) -> None:
         self.slots_per_node = slots_per_node
-        self._whole = list(range(slots // slots_per_node))  # a heap of free nodes
-        self._rest = slots % slots_per_node  # of a last, smaller node
-        self._parts: dict[int, list[int]] = {}  # heaps of starts of free parts of nodes, by size
-        self._part: dict[int, int] = {}  # start of each free part -> its size
-        self._counts: dict[int, int] = {}  # free slots of nodes in parts
         self._nodes = slots // slots_per_node
-        self.free = slots
-        if self._rest:
-            self._counts[self._nodes] = self._rest
-            self._split_part(self._nodes * slots_per_node, self._rest)
+        self._full = (1 << slots_per_node) - 1
+        self._free_bits = dict.fromkeys(range(self._nodes), self._full)  # of each node, one bit a slot
+        self._whole = list(range(self._nodes))  # a heap of free nodes
+        self._part: dict[int, int] = {}  # start of each free part of a node -> its size
+        self._starts: dict[int, list[int]] = {}  # heaps of these starts by size, with some that are no longer free
+        self.free = self._nodes * slots_per_node
+        # A last, smaller node is never whole.
+        self.give(range(self.free, slots))
 
     def sizes(self) -> tuple[int, ...]:
         """Return powers of two up to the node, and its doublings."""
@@ -130,21 +130,10 @@ class BuddyAllocator:
             count = -(-size // node)
             if count > len(self._whole):
                 return None
-            nodes = sorted(heapq.heappop(self._whole) for _ in range(count))
-            self.free -= count * node
-            return tuple(slot for number in nodes for slot in range(number * node, (number + 1) * node))
-        start = self._part_of(wanted)
-        if start is None:
-            if not self._whole:
-                return None
-            whole = heapq.heappop(self._whole)
-            self._counts[whole] = node
-            self._split_part(whole * node, node)
-            start = self._part_of(wanted)
-            assert start is not None  # noqa: S101 -- a power of two below the node is in its largest part
-        self.free -= wanted
-        self._counts[start // node] -= wanted
-        return tuple(range(start, start + wanted))
+            numbers = [heapq.heappop(self._whole) for _ in range(count)]
+            return self._take_slots(slot for number in numbers for slot in range(number * node, (number + 1) * node))
+        start = self._find_part(wanted)
+        return None if start is None else self._take_slots(range(start, start + wanted))
 
     def grow(self, block: Block, size: int) -> Block | None:
         """Whole nodes are added to whole nodes; inside a node the buddies are, or the trial changes its place."""
@@ -153,129 +142,100 @@ class BuddyAllocator:
             # Whole nodes need not be neighbours, so nothing has to move.
             more = self.take(-(-(size - len(block)) // node) * node) if size > len(block) else ()
             return None if more is None else tuple(sorted((*block, *more)))
-        start, length = block[0], len(block)
-        grown: list[int] = []
-        # Merge with free buddies around the block as long as they are free.
-        while length < size and length * 2 < node:
-            buddy = self._find_buddy(start, length)
-            if self._part.get(buddy) != length:
-                break
-            grown.append(buddy)
-            start, length = min(start, buddy), length * 2
-        if length >= size:
-            at = block[0]
-            have = len(block)
-            for buddy in grown:
-                self._take_part(buddy, have)
-                at, have = min(at, buddy), have * 2
-            return tuple(range(at, at + have))
+        number, offset = divmod(block[0], node)
+        length = len(block)
+        while length < size:
+            length *= 2
+        home = range(number * node, (number + 1) * node)
+        # The aligned block around this one, if all its buddies are free.
+        start = offset - offset % length
+        around = home[start : start + length]
+        if length.bit_count() == 1 and length < node and len(around) == length and self._is_free(around, block):
+            self._take_slots(set(around).difference(block))
+            return tuple(around)
+        if size < node or block[-1] not in home or not self._is_free(home, block):
+            return self.take(size)
         # The rest of its own node is free: the trial keeps its place and takes the whole of it.
-        if size >= node and self._counts.get(start // node, 0) == node - len(block):
-            return self._take_rest_of_node(block, size)
-        return self.take(size)
-
-    def _take_rest_of_node(self, block: Block, size: int) -> Block | None:
-        """Take the rest of the block's node, and more nodes."""
-        node = self.slots_per_node
-        home = block[0] // node
-        more = self.take(-(-(size - node) // node) * node) if size > node else ()
-        if more is None:
+        nodes = self.take(-(-(size - node) // node) * node) if size > node else ()
+        if nodes is None:
             return None
-        for start in [start for start in self._part if start // node == home]:
-            self._take_part(start, self._part[start])
-        return tuple(sorted((*range(home * node, (home + 1) * node), *more)))
+        self._take_slots(set(home).difference(block))
+        return tuple(sorted((*home, *nodes)))
 
     def give(self, slots: Iterable[int]) -> None:
         """Take slots back, whole nodes and parts."""
-        node = self.slots_per_node
-        by_node: dict[int, list[int]] = {}
-        for slot in sorted(slots):
-            by_node.setdefault(slot // node, []).append(slot)
-        for number, returned in by_node.items():
-            self.free += len(returned)
-            if len(returned) == node:
-                heapq.heappush(self._whole, number)
-                continue
-            self._counts[number] = self._counts.get(number, 0) + len(returned)
-            for first, length in _neighbour_runs(returned):
-                for start, size in _aligned_parts(first - number * node, length):
-                    self._add_part(number * node + start, size)
-            self._merge_node(number)
+        for number, bits in self._bits_by_node(slots).items():
+            self._set_free_bits(number, self._free_bits.get(number, 0) | bits)
 
     def withdraw(self, node: range) -> None:
         """Leave out a whole node."""
         self._whole.remove(node[0] // self.slots_per_node)
         heapq.heapify(self._whole)
-        self.free -= len(node)
+        self._take_slots(node)
 
-    def _merge_node(self, number: int) -> None:
-        """Make a node whole again if all of it is free."""
-        node = self.slots_per_node
-        if number < self._nodes and self._counts.get(number) == node:
-            for start in [start for start in self._part if start // node == number]:
-                del self._part[start]
-            del self._counts[number]
+    def _take_slots(self, slots: Iterable[int]) -> Block:
+        """Take free slots and return them."""
+        taken = tuple(slots)
+        for number, bits in self._bits_by_node(taken).items():
+            self._set_free_bits(number, self._free_bits[number] & ~bits)
+        return taken
+
+    def _is_free(self, slots: range, but: Block) -> bool:
+        """Whether all of some slots in one node are free, apart from those of a block."""
+        wanted = self._bits_by_node(set(slots).difference(but))
+        return all(self._free_bits.get(number, 0) & bits == bits for number, bits in wanted.items())
+
+    def _bits_by_node(self, slots: Iterable[int]) -> dict[int, int]:
+        found: dict[int, int] = {}
+        for slot in slots:
+            number, place = divmod(slot, self.slots_per_node)
+            found[number] = found.get(number, 0) | 1 << place
+        return found
+
+    def _set_free_bits(self, number: int, bits: int) -> None:
+        """Set which slots of a node are free, and with them its free parts."""
+        first, before, old = number * self.slots_per_node, self._free_bits.get(number, 0), self._parts_of(number)
+        self._free_bits[number] = bits
+        self.free += bits.bit_count() - before.bit_count()
+        new = self._parts_of(number)
+        for start, _ in old - new:
+            del self._part[first + start]
+        for start, size in new - old:
+            self._part[first + start] = size
+            heapq.heappush(self._starts.setdefault(size, []), first + start)
+        if bits == self._full and number < self._nodes:
             heapq.heappush(self._whole, number)
 
-    def _split_part(self, start: int, size: int) -> None:
-        for offset, part in _aligned_parts(0, size):
-            self._put_part(start + offset, part)
+    def _parts_of(self, number: int) -> frozenset[tuple[int, int]]:
+        """Return start and size of the free parts of a node, none if all of it is free."""
+        bits = self._free_bits.get(number, 0)
+        return frozenset() if bits == self._full and number < self._nodes else _aligned_parts(bits)
 
-    def _put_part(self, start: int, size: int) -> None:
-        self._part[start] = size
-        heapq.heappush(self._parts.setdefault(size, []), start)
-
-    def _add_part(self, start: int, size: int) -> None:
-        """Free a part, joined with its buddy as often as that is free."""
-        # Buddies join as far up as they are free, which keeps large blocks available.
-        while self._part.get(buddy := self._find_buddy(start, size)) == size:
-            del self._part[buddy]
-            start, size = min(start, buddy), size * 2
-        self._put_part(start, size)
-
-    def _find_buddy(self, start: int, size: int) -> int:
-        """Return the start of the part with which this one makes one twice as large; -1 if the node ends before."""
-        offset = start % self.slots_per_node
-        buddy = offset ^ size
-        return start - offset + buddy if buddy + size <= self.slots_per_node else -1
-
-    def _part_of(self, size: int) -> int | None:
-        """Return the start of a part of just this size, split off the smallest that holds it."""
-        for found in sorted(found for found in self._parts if found >= size):
-            heap = self._parts[found]
-            # Parts that were joined or taken by name are still in the heap; they are dropped here.
+    def _find_part(self, size: int) -> int | None:
+        """Return the lowest start of the smallest free parts that hold `size` slots, else in the lowest free node."""
+        for found in sorted(found for found in self._starts if found >= size):
+            heap = self._starts[found]
+            # Parts that were joined or taken are still in the heap; they are dropped here.
             while heap and self._part.get(heap[0]) != found:
                 heapq.heappop(heap)
             if heap:
-                start, larger = heapq.heappop(heap), found
-                del self._part[start]
-                while larger > size:
-                    larger //= 2
-                    self._put_part(start + larger, larger)
-                return start
-        return None
-
-    def _take_part(self, start: int, size: int) -> None:
-        """Take a free part whose start is known; its place in the heap is dropped when it comes up."""
-        del self._part[start]
-        self.free -= size
-        self._counts[start // self.slots_per_node] -= size
+                return heap[0]
+        if not self._whole:
+            return None
+        _, start = min((part, start) for start, part in _aligned_parts(self._full) if part >= size)
+        return heapq.heappop(self._whole) * self.slots_per_node + start
 
 
-def _aligned_parts(start: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield the powers of two that make up so many slots from `start` within a node, each aligned to its size."""
-    while size:
-        part = 1 << (size.bit_length() - 1)
-        if start:
-            part = min(part, start & -start)
-        yield start, part
-        start, size = start + part, size - part
-
-
-def _neighbour_runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Yield start and length of each run of neighbours in ascending slots."""
-    first = 0
-    for place in range(1, len(slots) + 1):
-        if place == len(slots) or slots[place] != slots[place - 1] + 1:
-            yield slots[first], place - first
-            first = place
+@lru_cache(4096)
+def _aligned_parts(bits: int) -> frozenset[tuple[int, int]]:
+    """Return start and size of the largest powers of two that set bits make up, each aligned to its size."""
+    found, start = set(), 0
+    while bits >> start:
+        size = 1
+        if bits >> start & 1:
+            # Buddies join as far up as they are free, which keeps large blocks available.
+            while start % (2 * size) == 0 and ~(bits >> start) & ((1 << 2 * size) - 1) == 0:
+                size *= 2
+            found.add((start, size))
+        start += size
+    return frozenset(found)

@@ -23,7 +23,7 @@ __all__ = ["AnyOf"]
 
 
 @dataclass(frozen=True, slots=True)
-class AnyOf:
+class AnyOf(PromotionRule):
     """Stop a trial if either rule says stop. Costs what the two cost."""
 
     first: PromotionRule
@@ -37,7 +37,7 @@ class AnyOf:
                 )
 
     @property
-    def max_epochs(self) -> int | None:
+    def max_epochs(self) -> int | None:  # type: ignore[override]  # it follows from the two rules
         """The shorter of the two lengths."""
         lengths = [rule.max_epochs for rule in (self.first, self.second) if rule.max_epochs is not None]
         return min(lengths, default=None)

@@ -2,16 +2,15 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
-    BaseRule,
     Continue,
     Event,
+    PromotionRule,
     Reason,
     Reported,
     RuleView,
@@ -30,60 +29,51 @@ _LENGTH = optional(integer(minimum=1, of="epochs"))
 
 @dataclass(slots=True)
 class Curve:
-    """What is kept of a trial's curve; rules add to it."""
+    """A trial's losses, by epoch in their order, and the verdict on the last of them."""
 
     trial: int
-    epoch: int = 0
+    losses: dict[int, float] = field(default_factory=dict)
     verdict: Verdict = CONTINUE
+
+    @property
+    def epoch(self) -> int:
+        """The last epoch that was reported; 0 before."""
+        return next(reversed(self.losses), 0)
 
 
 @dataclass(slots=True)
 class Curves:
-    """The index of such a rule: curves by trial."""
+    """The index of such a rule: curves by trial, and what the rule compares them with at each epoch."""
 
-    curves: dict[int, Any] = field(default_factory=dict)
+    curves: dict[int, Curve] = field(default_factory=dict)
+    epochs: dict[int, OrderStatistics] = field(default_factory=dict)
 
 
-class CurveRule(BaseRule, Settings, ABC, error=ScheduleError):
-    """Subclasses say of what classes index and curves are, and judge a new report."""
-
-    index: ClassVar[type[Curves]] = Curves
-    curve: ClassVar[type[Curve]]
+class CurveRule(PromotionRule, Settings, ABC, error=ScheduleError):
+    """Subclasses judge a curve to which a report has just been added; O(curve) per report."""
 
     @abstractmethod
-    def judge(self, index: Any, curve: Any, loss: float) -> Verdict:
-        """Take the loss at `curve.epoch` into the curve and return the verdict."""
+    def judge(self, index: Curves, curve: Curve) -> Verdict:
+        """Return the verdict on a curve at its last epoch."""
 
     def empty(self) -> Curves:
         """Return an index without curves."""
-        return self.index()
+        return Curves()
 
     def fold(self, index: Curves, event: Event) -> Curves:
         """Judge a report, unless it is an old one."""
         if isinstance(event, Reported):
-            curve = index.curves.setdefault(event.trial, self.curve(event.trial))
+            curve = index.curves.setdefault(event.trial, Curve(event.trial))
             # A repeated epoch, as after a restart, has been judged.
             if event.epoch > curve.epoch:
-                curve.epoch = event.epoch
-                curve.verdict = self.judge(index, curve, event.losses[0])
+                curve.losses[event.epoch] = event.losses[0]
+                curve.verdict = self.judge(index, curve)
         return index
 
     def on_report(self, index: Curves, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- the protocol's
         """Return the verdict of the trial's latest report."""
         curve = index.curves.get(trial.number)
         return curve.verdict if curve is not None else CONTINUE
-
-
-@dataclass(slots=True)
-class _MeanCurve(Curve):
-    total: float = 0.0
-    count: int = 0
-    best: float = float("inf")
-
-
-@dataclass(slots=True)
-class _MedianIndex(Curves):
-    epochs: dict[int, OrderStatistics] = field(default_factory=dict)  # running means at each compared epoch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,53 +84,39 @@ class Median(CurveRule):
     fewer than `min_trials` others it goes on. O(log n) per report.
     """
 
-    index: ClassVar = _MedianIndex
-    curve: ClassVar = _MeanCurve
-
     min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
     interval: Annotated[int, integer(minimum=1, of="epochs")] = 1
     min_trials: Annotated[int, integer(minimum=1)] = 5
     max_epochs: Annotated[int | None, _LENGTH] = None
 
-    def judge(self, index: _MedianIndex, curve: _MeanCurve, loss: float) -> Verdict:
-        """Bring the trial's running mean up to date and, at a compared epoch, judge it against the others."""
-        curve.total, curve.count, curve.best = curve.total + loss, curve.count + 1, min(curve.best, loss)
-        if curve.epoch < self.min_epochs or (curve.epoch - self.min_epochs) % self.interval:
+    def judge(self, index: Curves, curve: Curve) -> Verdict:
+        """Compare the trial's best loss with the running means of the others, at a compared epoch."""
+        epoch, losses = curve.epoch, curve.losses.values()
+        if epoch < self.min_epochs or (epoch - self.min_epochs) % self.interval:
             return curve.verdict if isinstance(curve.verdict, Stop) else CONTINUE
-        # The trial's best loss is compared with the running means of the others, as published.
-        others = index.epochs.setdefault(curve.epoch, OrderStatistics())
-        verdict = self._compare_median(others, curve.epoch, curve.best)
+        others, best = index.epochs.setdefault(epoch, OrderStatistics()), min(losses)
+        verdict: Verdict = CONTINUE
+        if len(others) >= self.min_trials:
+            median = others.quantile((len(others) - 1) / 2)
+            reason = Reason(rule="Median", epoch=epoch, value=best, threshold=median)
+            verdict = Stop(reason) if best > median else Continue(reason)
         # Entered after the comparison: a trial is not among its own others.
-        others.push(LossEntry(curve.total / curve.count, curve.trial))
+        others.push(LossEntry(sum(losses) / len(losses), curve.trial))
         return verdict
 
-    def _compare_median(self, others: OrderStatistics, epoch: int, best: float) -> Verdict:
-        if len(others) < self.min_trials:
-            return CONTINUE
-        median = others.quantile((len(others) - 1) / 2)
-        reason = Reason(rule="Median", epoch=epoch, value=best, threshold=median)
-        return Stop(reason) if best > median else Continue(reason)
-
-    def next_epoch(self, index: _MedianIndex, trial: TrialView) -> int:  # noqa: ARG002 -- likewise
+    def next_epoch(self, index: Curves, trial: TrialView) -> int:  # noqa: ARG002 -- likewise
         """Return the next compared epoch."""
         if trial.epoch < self.min_epochs:
             return self.min_epochs
         return trial.epoch + self.interval - (trial.epoch - self.min_epochs) % self.interval
 
 
-@dataclass(slots=True)
-class _BestCurve(Curve):
-    best: deque[tuple[int, float]] = field(default_factory=deque)  # when it fell, and to what; from the window's start
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Patience(CurveRule):
-    """Stop iff the best loss has not fallen by more than `min_delta` during the last `epochs`; amortised O(1).
+    """Stop iff the best loss has not fallen by more than `min_delta` during the last `epochs`; O(curve).
 
     `epochs` left out is a quarter of `max_epochs`, rounded up. A trial without reports so long ago goes on.
     """
-
-    curve: ClassVar = _BestCurve
 
     epochs: Annotated[int | None, _LENGTH] = None
     min_delta: Annotated[float, number(minimum=0)] = 0.0
@@ -156,67 +132,50 @@ class Patience(CurveRule):
         """After how many epochs without progress a trial stops."""
         return self.epochs if self.epochs is not None else -(-(self.max_epochs or 1) // 4)
 
-    def judge(self, index: Curves, curve: _BestCurve, loss: float) -> Verdict:  # noqa: ARG002 -- trials are on their own
+    def judge(self, index: Curves, curve: Curve) -> Verdict:  # noqa: ARG002 -- trials are on their own
         """Compare the best loss with what it was when the window began."""
-        if not curve.best or loss < curve.best[-1][1]:
-            curve.best.append((curve.epoch, loss))
-        # Keep the last improvement before the window, which is what the loss was when it began.
-        start = curve.epoch - self.window
-        while len(curve.best) > 1 and curve.best[1][0] <= start:
-            curve.best.popleft()
-        before, now = curve.best[0], curve.best[-1][1]
-        if before[0] > start:
+        before = [loss for epoch, loss in curve.losses.items() if epoch <= curve.epoch - self.window]
+        if not before:
             return CONTINUE
-        threshold = before[1] - self.min_delta
+        now, threshold = min(curve.losses.values()), min(before) - self.min_delta
         reason = Reason(rule="Patience", epoch=curve.epoch, value=now, threshold=threshold)
         # With min_delta=0 an equal loss is no progress.
-        stays = now >= threshold
-        return Stop(reason) if stays else Continue(reason)
+        return Stop(reason) if now >= threshold else Continue(reason)
 
     def next_epoch(self, index: Curves, trial: TrialView) -> int:
         """Return the end of the window that began with the last progress before it."""
         curve = index.curves.get(trial.number)
-        return max(trial.epoch + 1, 1 + self.window if curve is None else curve.best[0][0] + self.window)
-
-
-@dataclass(slots=True)
-class _SpanCurve(Curve):
-    count: int = 0
-    least: float = math.inf  # of the finite losses
-    greatest: float = -math.inf
-    latest: deque[float] = field(default_factory=deque)
+        best_epoch = 1
+        if curve is not None:
+            early = [epoch for epoch in curve.losses if epoch <= curve.epoch - self.window]
+            best_epoch = min(early or list(curve.losses)[:1], key=curve.losses.__getitem__)
+        return max(trial.epoch + 1, best_epoch + self.window)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plateau(CurveRule):
-    """Stop iff the last `window` losses span at most `tolerance` times what the whole curve spans; O(window).
+    """Stop iff the last `window` losses span at most `tolerance` times what the whole curve spans; O(curve).
 
     Judged once a curve has more than `window` points; infinite losses have no span, so a window with one goes on.
     """
-
-    curve: ClassVar = _SpanCurve
 
     window: Annotated[int, integer(minimum=2, of="reports")] = 5
     tolerance: Annotated[float, number(minimum=0, below=1)] = 0.01
     max_epochs: Annotated[int | None, _LENGTH] = None
 
-    def judge(self, index: Curves, curve: _SpanCurve, loss: float) -> Verdict:  # noqa: ARG002 -- trials are on their own
+    def judge(self, index: Curves, curve: Curve) -> Verdict:  # noqa: ARG002 -- trials are on their own
         """Compare the span of the window with that of the curve."""
-        curve.count += 1
-        curve.latest.append(loss)
-        if len(curve.latest) > self.window:
-            curve.latest.popleft()
-        if math.isfinite(loss):
-            curve.least, curve.greatest = min(curve.least, loss), max(curve.greatest, loss)
-        greatest = max(curve.latest)
-        if curve.count <= self.window or math.isinf(greatest):
+        losses = list(curve.losses.values())
+        latest = losses[-self.window :]
+        if len(losses) <= self.window or math.isinf(max(latest)):
             return CONTINUE
         # The span of the window relative to that of the whole curve.
-        span, threshold = greatest - min(curve.latest), self.tolerance * (curve.greatest - curve.least)
+        finite = [loss for loss in losses if math.isfinite(loss)]
+        span, threshold = max(latest) - min(latest), self.tolerance * (max(finite) - min(finite))
         reason = Reason(rule="Plateau", epoch=curve.epoch, value=span, threshold=threshold)
         return Stop(reason) if span <= threshold else Continue(reason)
 
     def next_epoch(self, index: Curves, trial: TrialView) -> int:
         """Return when the window can be full for the first time, then the next epoch."""
         curve = index.curves.get(trial.number)
-        return trial.epoch + max(1, self.window + 1 - (curve.count if curve is not None else 0))
+        return trial.epoch + max(1, self.window + 1 - (len(curve.losses) if curve is not None else 0))

@@ -12,7 +12,6 @@ from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
     WAIT,
-    BaseRule,
     Ended,
     Event,
     Index,
@@ -20,6 +19,7 @@ from trainwright.schedule.rules.promotion_rule import (
     Pause,
     Promote,
     Promoted,
+    PromotionRule,
     Reason,
     Reported,
     RuleView,
@@ -41,25 +41,13 @@ _COUNT_OR_SHARE = Validator(
 
 
 @dataclass(frozen=True, slots=True)
-class FixedEpochs(BaseRule, Settings, error=ScheduleError):
+class FixedEpochs(PromotionRule, Settings, error=ScheduleError):
     """Run every trial for `max_epochs` epochs, or as long as the training function likes if None. O(1) per report."""
 
     max_epochs: Annotated[int | None, optional(integer(minimum=1, of="epochs"))] = None
 
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Any number will do: nothing is compared."""
-
-    def empty(self) -> Index:
-        """Nothing to remember."""
-        return None
-
-    def fold(self, index: Index, event: Event) -> Index:  # noqa: ARG002 -- the protocol's arguments
-        """Nothing to remember."""
-        return index
-
-    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- likewise
-        """Go on."""
-        return CONTINUE
 
     def next_epoch(self, index: Index, trial: TrialView) -> int:  # noqa: ARG002 -- likewise
         """Return the last epoch: no verdict changes before."""
@@ -82,7 +70,7 @@ class _Index:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class IEpoch(BaseRule, Settings, error=ScheduleError):
+class IEpoch(PromotionRule, Settings, error=ScheduleError):
     """Run every trial to `epochs`, pause it there, and once all have come go on with the `top_k` best. O(log n).
 
     `top_k` is a number of trials, or a fraction below 1 of all. The best goes first, up to `max_epochs`; a chosen one
@@ -109,7 +97,7 @@ class IEpoch(BaseRule, Settings, error=ScheduleError):
 
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Refuse several objectives, and a choice of more than there are."""
-        BaseRule.check(self, objectives, trials)
+        PromotionRule.check(self, objectives, trials)
         if trials is not None and self.top_k > trials:
             raise ScheduleError(
                 f"IEpoch.top_k: got {self.top_k}, the budget has {trials} trials, so nothing would be selected; "

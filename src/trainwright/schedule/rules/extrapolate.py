@@ -11,7 +11,7 @@ from typing import Annotated
 
 import numpy as np
 
-from trainwright.schedule.rules.promotion_rule import Event, Reported, RuleView, TrialView
+from trainwright.schedule.rules.promotion_rule import Event, Reported
 from trainwright.schedule.rules.rung_rule import RungRule
 from trainwright.schedule.rungs.rungs import Rungs, RungTable
 from trainwright.validators import integer, number
@@ -73,10 +73,9 @@ class Extrapolate(RungRule):
                     rung.threshold = max(rung.losses[trial] for _, trial in best) if agrees else None
         return index
 
-    def survival(self, index: _Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # type: ignore[override]
-        """Return share^k for the k-th later rung."""
-        del view
-        return tuple(float(self.share) ** k for k in range(1, index.later(trial) + 1))
+    def chance_to_pass(self, count: int) -> float:
+        """Return share^count."""
+        return float(self.share) ** count
 
 
 def _rank_agreement(losses: list[float]) -> float:

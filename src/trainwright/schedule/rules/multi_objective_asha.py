@@ -12,7 +12,7 @@ from trainwright.errors import ScheduleError
 from trainwright.pareto import ranks
 from trainwright.schedule.rules.promotion_rule import Reported
 from trainwright.schedule.rules.rung_rule import AsynchronousRule
-from trainwright.schedule.rungs.rungs import Rungs, RungTable
+from trainwright.schedule.rungs.rungs import RungTable
 from trainwright.validators import one_of
 
 __all__ = ["MultiObjectiveASHA"]
@@ -115,8 +115,6 @@ class MultiObjectiveASHA(AsynchronousRule):
                 "give the study two or more, or use ASHA"
             )
 
-    def empty(self) -> Rungs:
-        """Return empty rungs."""
-        least = 0 if self.promotes else 1
-        tables: dict[int, RungTable] = {rung: _FrontRung(self._factor, least, self.order) for rung in self.rungs}
-        return Rungs("MultiObjectiveASHA", tables, self.max_epochs, self.promotes)
+    def make_table(self) -> RungTable:
+        """Return an empty rung, which compares by fronts."""
+        return _FrontRung(self._factor, 0 if self.promotes else 1, self.order)

@@ -1,14 +1,16 @@
-"""What a promotion rule is: a frozen configuration, a pure fold of events into an index, and verdicts from it."""
+"""The base of promotion rules, early stopping among them: who decides whether a trial continues, pauses or stops.
+
+A rule is a frozen configuration, a pure fold of events into an index, and verdicts from it.
+"""
 
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from trainwright.errors import ScheduleError
 
 __all__ = [
     "CONTINUE",
     "WAIT",
-    "BaseRule",
     "Continue",
     "Ended",
     "Event",
@@ -178,46 +180,18 @@ class RuleView:
     at_seconds: float = 0.0
 
 
-@runtime_checkable
-class PromotionRule(Protocol):
-    """Who goes on. No clock, no I/O, no randomness but counter-based: a replay of the events gives the same index."""
+class PromotionRule:
+    """Who goes on. No clock, no I/O, no randomness but counter-based: a replay of the events gives the same index.
 
-    @property
-    def max_epochs(self) -> int | None:
-        """The full length of a trial in epochs; None if the training function decides."""
+    As it stands it compares nothing and pauses nobody; subclasses give what they decide.
+    """
+
+    max_epochs: int | None
+    """The full length of a trial in epochs; None if the training function decides."""
 
     @property
     def promotes(self) -> bool:
         """Whether it pauses trials to go on with some of them later."""
-
-    def check(self, objectives: int, trials: int | None = None) -> None:
-        """Refuse a study of so many objectives, or of so few trials, that the rule cannot judge them."""
-
-    def empty(self) -> Index:
-        """Return the index of a study without events; None if there is nothing to remember, of any."""
-
-    def fold(self, index: Index, event: Event) -> Index:
-        """Return the index after `event`; the one passed in is used up. A repeated event changes nothing."""
-
-    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:
-        """Judge a trial whose report has just been folded."""
-
-    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:
-        """Say what to do with free devices."""
-
-    def next_epoch(self, index: Index, trial: TrialView) -> int:
-        """Return the next epoch whose report can change a verdict."""
-
-    def survival(self, index: Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:
-        """Return the probability that the trial reaches each later rung."""
-
-
-class BaseRule:
-    """What most rules share: they compare one objective, never pause, start new trials while the budget lasts."""
-
-    @property
-    def promotes(self) -> bool:
-        """Nobody pauses."""
         return False
 
     @property
@@ -225,18 +199,37 @@ class BaseRule:
         """Whether reports between those of `next_epoch` count as well; if not, a simulation may leave them out."""
         return True
 
-    def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- the protocol's arguments
-        """Refuse more objectives than one: a rule that looks at the first alone would drop the best at the others."""
+    def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- for others that need it
+        """Refuse a study of so many objectives, or of so few trials, that the rule cannot judge them.
+
+        More objectives than one are refused: a rule that looks at the first alone would drop the best at the others.
+        """
         if objectives > 1:
             raise ScheduleError(
                 f"{type(self).__name__} compares trials by one objective, the study has {objectives}; "
                 "give the study one objective, or use MultiObjectiveASHA or FixedEpochs"
             )
 
-    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:  # noqa: ARG002 -- the protocol's arguments
-        """Start a new trial if the budget allows one."""
+    def empty(self) -> Index:
+        """Return the index of a study without events; None if there is nothing to remember, of any."""
+        return None
+
+    def fold(self, index: Index, event: Event) -> Index:  # noqa: ARG002 -- likewise
+        """Return the index after `event`; the one passed in is used up. A repeated event changes nothing."""
+        return index
+
+    def on_report(self, index: Index, view: RuleView, trial: TrialView) -> Verdict:  # noqa: ARG002 -- likewise
+        """Judge a trial whose report has just been folded."""
+        return CONTINUE
+
+    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:  # noqa: ARG002 -- likewise
+        """Say what to do with free devices: start a new trial if the budget allows one."""
         return New() if view.remaining > 0 else WAIT
 
+    def next_epoch(self, index: Index, trial: TrialView) -> int:  # noqa: ARG002 -- likewise
+        """Return the next epoch whose report can change a verdict."""
+        return trial.epoch + 1
+
     def survival(self, index: Index, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
-        """Without rungs there is nothing to survive."""
+        """Return the probability that the trial reaches each later rung; nothing without rungs."""
         return ()

@@ -3,24 +3,28 @@
 import math
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Annotated, Literal, Protocol
+from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     WAIT,
-    BaseRule,
     Event,
     New,
     Promote,
+    PromotionRule,
     RuleView,
     TrialView,
     Verdict,
     Wait,
 )
+from trainwright.schedule.rungs.brackets import Brackets
+from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, one_of
 
 __all__ = ["AsynchronousRule", "RungIndex", "RungRule", "as_fraction", "ladder"]
+
+RungIndex = Rungs | Brackets
 
 
 def as_fraction(eta: float | Fraction) -> Fraction:
@@ -48,27 +52,8 @@ _ABOVE_1 = number(above=1)
 _ETA = Validator(lambda value: _ABOVE_1.accepts(value) and as_fraction(value) > 1, "a number > 1, usually 2, 3 or 4")
 
 
-class RungIndex(Protocol):
-    """What such a rule remembers, and answers from."""
-
-    def fold(self, event: Event) -> object:
-        """Take an event."""
-
-    def verdict(self, trial: TrialView) -> Verdict:
-        """Judge a trial by its latest report."""
-
-    def answer(self, view: RuleView) -> Promote | Wait | None:
-        """Return a promotion, or until when to wait for one; None if there is nothing to wait for."""
-
-    def next_epoch(self, trial: TrialView) -> int:
-        """Return the next epoch whose report can change a verdict."""
-
-    def later(self, trial: TrialView) -> int:
-        """Return how many rungs are still before the trial."""
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
-class RungRule(BaseRule, Settings, error=ScheduleError):
+class RungRule(PromotionRule, Settings, error=ScheduleError):
     """Compares trials at rungs: ceil(min_epochs * eta^k) < `max_epochs`, in epochs. Subclasses give `empty`."""
 
     max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
@@ -115,11 +100,16 @@ class RungRule(BaseRule, Settings, error=ScheduleError):
 
     def next_epoch(self, index: RungIndex, trial: TrialView) -> int:
         """Return the next rung."""
-        return index.next_epoch(trial)
+        return next((rung for rung in index.ladder_of(trial.number) if rung > trial.epoch), self.max_epochs)
 
     def survival(self, index: RungIndex, view: RuleView, trial: TrialView) -> tuple[float, ...]:  # noqa: ARG002 -- likewise
-        """Return eta^-k for the k-th later rung."""
-        return tuple(float(self._factor) ** -k for k in range(1, index.later(trial) + 1))
+        """Return the chance to pass one rung, two rungs and so on, for each rung that is still before the trial."""
+        later = sum(rung > trial.epoch for rung in index.ladder_of(trial.number))
+        return tuple(self.chance_to_pass(count) for count in range(1, later + 1))
+
+    def chance_to_pass(self, count: int) -> float:
+        """Return the probability of passing `count` rungs: eta^-count."""
+        return float(self._factor) ** -count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,3 +122,12 @@ class AsynchronousRule(RungRule):
     def promotes(self) -> bool:
         """Of kind "promotion" it pauses."""
         return self.kind == "promotion"
+
+    def make_table(self) -> RungTable:
+        """Return an empty rung: the best 1/eta of the trials there go on, where trials stop at least one."""
+        return RankRung(self._factor, least=0 if self.promotes else 1)
+
+    def empty(self) -> Rungs:
+        """Return empty rungs."""
+        tables = {rung: self.make_table() for rung in self.rungs}
+        return Rungs(type(self).__name__, tables, self.max_epochs, self.promotes)

@@ -2,6 +2,7 @@
 
 import heapq
 from bisect import bisect_right
+from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -224,16 +225,9 @@ class Brackets:
                         return Promote(queue[0][3], queue[0][4])
         return Wait(min(again)) if again else None
 
-    def next_epoch(self, trial: TrialView) -> int:
-        """Return the next rung; a trial that was dropped stops at once."""
-        home = self.homes.get(trial.number)
-        if home is not None and trial.number in home.dropped:
-            return trial.epoch + 1
-        return next((rung for rung in self._ladder_of(trial) if rung > trial.epoch), self.last)
-
-    def later(self, trial: TrialView) -> int:
-        """Return how many rungs are still before the trial."""
-        return sum(rung > trial.epoch for rung in self._ladder_of(trial))
-
-    def _ladder_of(self, trial: TrialView) -> tuple[int, ...]:
-        return self.ladders[self._find_block(trial.number)[1]]
+    def ladder_of(self, trial: int) -> Iterable[int]:
+        """Return the rungs of a trial; one that was dropped stops at its next report, whatever its epoch."""
+        home = self.homes.get(trial)
+        if home is not None and trial in home.dropped:
+            return range(1, self.last)
+        return self.ladders[self._find_block(trial)[1]]

@@ -131,6 +131,14 @@ class Rungs:
     top: int | None = None
     places: dict[int, Place] = field(default_factory=dict)
 
+    def ladders(self) -> tuple[dict[int, RungTable], ...]:
+        """Return the tables of every ladder."""
+        return (self.tables,)
+
+    def ladder_of(self, trial: int) -> dict[int, RungTable]:  # noqa: ARG002 -- for indices of several ladders
+        """Return the tables of the ladder that a trial climbs."""
+        return self.tables
+
     def fold(self, event: Event) -> tuple[int, ...]:
         """Take an event and return the rungs that it entered."""
         if isinstance(event, Reported):
@@ -142,18 +150,18 @@ class Rungs:
         elif isinstance(event, Ended) and self.pausing:
             place = self.places.setdefault(event.trial, Place())
             place.ended = True
-            self._end_wait(place)
+            self._end_wait(event.trial, place)
         return ()
 
     def _take_report(self, event: Reported) -> tuple[int, ...]:
-        place = self.places.setdefault(event.trial, Place())
-        entered = tuple(rung for rung in self.tables if place.rung < rung <= event.epoch)
+        place, tables = self.places.setdefault(event.trial, Place()), self.ladder_of(event.trial)
+        entered = tuple(rung for rung in tables if place.rung < rung <= event.epoch)
         if not entered:
             return ()
-        self._end_wait(place)
+        self._end_wait(event.trial, place)
         # A report past several rungs is recorded at each; the highest decides.
         for rung in entered:
-            goes_on, threshold = self.tables[rung].enter(event)
+            goes_on, threshold = tables[rung].enter(event)
         reason = Reason(rule=self.name, epoch=rung, value=event.losses[0], threshold=threshold)
         place.rung, place.epoch, place.report = rung, event.epoch, event if self.pausing else None
         # Promoted trials pass; the others stop, or pause with their place in the queue.
@@ -168,7 +176,7 @@ class Rungs:
             place.verdict = Pause(reason)
             if not place.ended:
                 place.waits = True
-                self.tables[rung].wait(event)
+                tables[rung].wait(event)
         return entered
 
     def _take_verdict(self, event: Judged) -> None:
@@ -177,33 +185,37 @@ class Rungs:
             return
         # Another driver let it continue: it knew reports that this one reads later.
         if not event.pauses:
-            self._end_wait(place)
+            self._end_wait(event.trial, place)
         elif not (place.waits or place.ended) and place.until <= place.rung:
             reason = Reason(rule=self.name, epoch=place.rung, value=place.report.losses[0])
             place.waits, place.verdict = True, Pause(reason)
-            self.tables[place.rung].wait(place.report)
+            self.ladder_of(event.trial)[place.rung].wait(place.report)
 
     def _take_promotion(self, event: Promoted) -> None:
         place = self.places.setdefault(event.trial, Place())
         # Promotions may be read out of order; the farthest counts.
         place.until = max(place.until, event.until_epoch)
         if place.until > place.rung:
-            self._end_wait(place)
+            self._end_wait(event.trial, place)
 
-    def _end_wait(self, place: Place) -> None:
+    def _end_wait(self, trial: int, place: Place) -> None:
         """End a trial's wait; heaps forget such trials once they come to the top."""
         if place.waits:
             place.waits, place.verdict = False, CONTINUE
             rung, places = place.rung, self.places
-            self.tables[rung].prune(lambda trial: not (places[trial].waits and places[trial].rung == rung))
+            self.ladder_of(trial)[rung].prune(lambda other: not (places[other].waits and places[other].rung == rung))
 
     def answer(self, view: RuleView) -> Promote | None:  # noqa: ARG002 -- others need it
-        """Return the promotion of the best trial in the highest rung where one that goes on waits."""
+        """Return the promotion that leads farthest: of the best trial that goes on in the highest rung with one."""
+        found = [answer for tables in self.ladders() if (answer := self._promotion_in(tables)) is not None]
+        return max(found, key=lambda answer: answer.until_epoch, default=None)
+
+    def _promotion_in(self, tables: dict[int, RungTable]) -> Promote | None:
         # From the highest rung down, so that the most advanced trial is promoted first.
         above = self.last
-        for rung in sorted(self.tables, reverse=True):
+        for rung in sorted(tables, reverse=True):
             if self.top is None or rung < self.top:
-                trial = self.tables[rung].first()
+                trial = tables[rung].first()
                 if trial is not None:
                     return Promote(trial, above)
             above = rung
@@ -217,11 +229,3 @@ class Rungs:
         # A verdict holds for the report that reached the rung; a pause or a stop holds until it is carried out.
         news = place.epoch == trial.epoch or place.waits or isinstance(place.verdict, Stop)
         return place.verdict if news else CONTINUE
-
-    def next_epoch(self, trial: TrialView) -> int:
-        """Return the next rung."""
-        return next((rung for rung in self.tables if rung > trial.epoch), self.last)
-
-    def later(self, trial: TrialView) -> int:
-        """Return how many rungs are still before the trial."""
-        return sum(rung > trial.epoch for rung in self.tables)

@@ -62,7 +62,7 @@ class Client:
         return self.ask(x, Options(deadline_ms=deadline_ms)).prediction
 
     def ask(self, x: "Array | torch.Tensor", options: Options | None = None) -> Response:
-        """Return the whole answer: who is in it, and members, uncertainty or a trace if the options ask for them."""
+        """Return the whole answer: who is in it, and members or uncertainty if the options ask for them."""
         body, headers = encode(np.asarray(x), Options() if options is None else options, binary=self._binary)
         reply = self._send_request("POST", f"/v2/models/{self._name}/infer", content=body, headers=headers)
         return read_answer(reply.content, reply.headers.get(HEADER_LENGTH))
@@ -126,8 +126,6 @@ def encode(x: Array, options: Options, *, binary: bool) -> tuple[bytes, dict[str
         "return_members": options.members or None,
         "return_uncertainty": options.uncertainty or None,
         "deadline_ms": options.deadline_ms,
-        "max_members": options.max_members,
-        "trace": options.trace or None,
         "binary_data_output": binary or None,
     }
     content = {"inputs": [tensor], "parameters": {name: value for name, value in asked.items() if value is not None}}
@@ -165,7 +163,6 @@ def read_answer(body: bytes, header_length: str | None) -> Response:
             weight=parameters["weight_used"],
             uncertainty=_read_uncertainty(outputs, parameters.get("uncertainty_measure")),
             members={int(name[7:]): values for name, values in outputs.items() if name.startswith("member_")},
-            trace=parameters.get("trace", {}),
         )
     except (KeyError, TypeError, ValueError, RequestError) as error:
         raise ServeError(

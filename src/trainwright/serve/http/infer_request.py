@@ -11,13 +11,16 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError, closest
-from trainwright.serve.http.limits import Limits, TooLarge
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Datatype, TrailingBytes, datatype_of, read_values
-from trainwright.serve.service import Options
+from trainwright.serve.service import Limits, Options
 
-__all__ = ["INPUT", "InferRequest", "Signature", "read_request"]
+__all__ = ["INPUT", "InferRequest", "Signature", "TooLarge", "read_request"]
 
 INPUT = "input"
+
+
+class TooLarge(RequestError):
+    """A request of more rows than the limits allow; status 413."""
 
 
 class _Strict(BaseModel):
@@ -61,10 +64,8 @@ class _InferParameters(_Strict):
     model_config = ConfigDict(strict=True, extra="allow")
     return_members: bool = False
     return_uncertainty: bool = False
-    trace: bool = False
     binary_data_output: bool = False
     deadline_ms: Annotated[float, Field(gt=0, le=86_400_000)] | None = None
-    max_members: Annotated[int, Field(ge=1)] | None = None
 
 
 class _InferBody(_Strict):
@@ -82,21 +83,24 @@ class Signature:
 
     shape: tuple[int, ...] | None  # of one row; None if no sample was left
     dtype: str | None
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, list[int]]  # name → shape, -1 for any size
 
     @classmethod
     def of(cls, ensemble: Ensemble) -> "Signature":
         """Return what the members' samples tell, and the outputs that can be asked for."""
         sampled = next((member for member in ensemble.members if member.input_shape is not None), None)
-        names = ["prediction", "uncertainty_total", "uncertainty_epistemic"]
+        # Rows, then classes or values, then mean and variance.
+        prediction = [-1, -1, 2] if ensemble.output == "moments" else [-1, -1]
+        uncertainty = [-1] if ensemble.output == "classes" else [-1, -1]
+        shapes = {"prediction": prediction, "uncertainty_total": uncertainty, "uncertainty_epistemic": uncertainty}
         if ensemble.output != "values":
-            names.append("uncertainty_aleatoric")
+            shapes["uncertainty_aleatoric"] = uncertainty
         if ensemble.threshold is not None:
-            names.append("out_of_range")
+            shapes["out_of_range"] = [-1]
         return cls(
             shape=sampled.input_shape if sampled else None,
             dtype=sampled.input_dtype if sampled else None,
-            outputs=(*names, *(f"member_{member.trial}" for member in ensemble.members)),
+            outputs=shapes | {f"member_{member.trial}": prediction for member in ensemble.members},
         )
 
     @property
@@ -139,8 +143,6 @@ def read_request(
             members=parameters.return_members or members,
             uncertainty=parameters.return_uncertainty or doubt,
             deadline_ms=parameters.deadline_ms,
-            max_members=parameters.max_members,
-            trace=parameters.trace,
         ),
         id=content.id,
         outputs=outputs,

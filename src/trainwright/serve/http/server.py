@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.errors import MissingExtra, ServeConfigError, ServeError
 from trainwright.http_security import Guard, bind, is_loopback
-from trainwright.serve.http.limits import Limits
-from trainwright.serve.service import Service
+from trainwright.serve.service import Limits, Service
 
 if TYPE_CHECKING:
     import uvicorn

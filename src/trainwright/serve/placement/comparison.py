@@ -17,8 +17,7 @@ from trainwright.ensemble import Ensemble
 from trainwright.errors import ServeError
 from trainwright.serve.deployment import Deployment
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
-from trainwright.serve.runtime.settings import DeploymentSettings
-from trainwright.serve.service import Response
+from trainwright.serve.service import DeploymentSettings, Response
 
 __all__ = ["fastest_plan"]
 

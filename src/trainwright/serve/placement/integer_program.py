@@ -7,13 +7,12 @@ bytes and cores of each device. On drawn cases of 4 to 12 members on 4 and 16 de
 """
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.highs import solve_integer
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.units import Unit
@@ -77,17 +76,14 @@ class PlacementProblem:
     seconds: Array
     memory: MemoryModel
     slo_seconds: float = math.inf
-    crowded: bool = False  # whether a group of cores may have more instances than cores
 
-    def solve(self, keep: Matrix | None = None, closed: Collection[tuple[int, int]] = ()) -> PlacementSolution | None:
-        """Return the best matrix that has the instances of `keep`, and no others in `closed` (device, unit) entries.
-
-        None if nothing fits, or nothing was found within 10 s.
-        """
+    def solve(self) -> PlacementSolution | None:
+        """Return the best matrix; None if nothing fits, or nothing was found within 10 s."""
+        from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import csr_array
 
         # What cannot be there alone is left out, which makes the program smaller.
-        entries = self._list_entries(keep, closed)
+        entries = self._list_entries()
         count = len(entries)
         if {entry.unit for entry in entries} != set(range(len(self.units))):
             return None
@@ -98,15 +94,12 @@ class PlacementProblem:
         matrix = csr_array((factors, (rows, columns)), shape=(len(constraints.most), 2 * count + 1))
         # Columns: the shares x, whether there is an instance z, and t.
         cost = np.concatenate([np.zeros(count), np.full(count, _INSTANCE_COST), [-1.0]])
-        least = np.zeros(2 * count + 1)
-        least[count:-1] = [keep is not None and keep[one.device][one.unit] == one.batch for one in entries]
-        solved = solve_integer(
+        solved = milp(
             cost,
-            np.repeat([0, 1, 0], [count, count, 1]),
-            (least, np.append(np.ones(2 * count), np.inf)),
-            (matrix, -np.inf, constraints.most),
-            limit_seconds=_LIMIT_SECONDS,
-            gap=_GAP,
+            integrality=np.repeat([0, 1, 0], [count, count, 1]),
+            bounds=Bounds(np.zeros(2 * count + 1), np.append(np.ones(2 * count), np.inf)),
+            constraints=LinearConstraint(matrix, -np.inf, constraints.most),
+            options={"time_limit": _LIMIT_SECONDS, "mip_rel_gap": _GAP},
         )
         if solved.x is None:
             return None
@@ -120,21 +113,18 @@ class PlacementProblem:
 
     def rate(self, matrix: Matrix) -> float:
         """Return the rows a second of a placement; 0 if a unit has no time for its batch, or misses the latency."""
-        # With every entry closed, only the shares of time are left to choose.
-        every = {(device, unit) for device in range(len(self.devices)) for unit in range(len(self.units))}
-        solved = self.solve(keep=matrix, closed=every)
+        # Without the times of all other batches, only the shares of time are left to choose.
+        chosen = np.array(matrix)[:, :, None] == self.batches
+        solved = replace(self, seconds=np.where(chosen, self.seconds, np.nan)).solve()
         return 0.0 if solved is None else solved.value
 
-    def _list_entries(self, keep: Matrix | None, closed: Collection[tuple[int, int]]) -> list[_Entry]:
+    def _list_entries(self) -> list[_Entry]:
         """Return every instance that may be there: it fits alone, and its time is known."""
         found = []
         for device, unit, place in np.ndindex(self.seconds.shape):
             batch, seconds = self.batches[place], float(self.seconds[device, unit, place])
-            kept = 0 if keep is None else keep[device][unit]
-            # An entry that is kept keeps its batch size.
-            wrong = batch != kept if kept else (device, unit) in closed
             needed = self.memory.needed(self.units[unit], self.devices[device], batch)
-            if not wrong and seconds <= self.slo_seconds / 2 and needed <= self.memory.free(self.devices[device]):
+            if seconds <= self.slo_seconds / 2 and needed <= self.memory.free(self.devices[device]):
                 found.append(_Entry(device=device, unit=unit, batch=batch, seconds=seconds, needed_bytes=needed))
         return found
 
@@ -187,7 +177,7 @@ class PlacementProblem:
             constraints.add([(place, 1.0) for place in places], 1.0)
             free = max(1, self.memory.free(device))
             constraints.add([(count + place, entries[place].needed_bytes / free) for place in places], 1.0)
-            if device.room is not None and not self.crowded:
+            if device.room is not None:
                 constraints.add([(count + place, 1.0) for place in places], device.room)
             if self.slo_seconds < math.inf:
                 half = self.slo_seconds / 2

@@ -80,9 +80,6 @@ class MemoryModel:
         # The rest is for what allocators and drivers take besides.
         return int(self.usable * device.capacity_bytes)
 
-    def fits(self, devices: Sequence[Device], units: Sequence[Unit], matrix: Sequence[Sequence[int]]) -> bool:
-        """Say whether every device holds what the matrix [devices][units] of batch sizes puts on it."""
-        return all(
-            sum(self.needed(unit, device, batch) for unit, batch in zip(units, row, strict=True)) <= self.free(device)
-            for device, row in zip(devices, matrix, strict=True)
-        )
+    def used(self, device: Device, units: Sequence[Unit], row: Sequence[int]) -> int:
+        """Return the bytes of a device's instances, by their batch sizes."""
+        return sum(self.needed(unit, device, batch) for unit, batch in zip(units, row, strict=True))

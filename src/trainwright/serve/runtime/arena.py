@@ -1,23 +1,24 @@
-"""Shared memory for requests and predictions: a ring of slots that front and workers map, and nothing can outlive.
+"""The shared memory of front and workers: a ring of slots that nothing can outlive, and messages that name its slots.
 
 A slot holds the rows of one segment, `inputs [rows, ...]`, and a place for each member's answer,
 `predictions [members, rows, ...]`. On Linux the memory is a memfd, elsewhere a file without a name; workers inherit its
 descriptor, so that it is gone with the last process that has it, however that ends.
 """
 
+import json
 import math
 import mmap
 import os
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
 
-__all__ = ["Arena", "ArenaShape"]
+__all__ = ["Arena", "ArenaShape", "SlotReport", "SlotTask", "receive_message", "send_message"]
 
 _LINE = 64  # bytes: places start on cache lines of their own
 
@@ -47,16 +48,6 @@ class ArenaShape:
     def slot_bytes(self) -> int:
         """Bytes of a slot."""
         return self.input_bytes + self.members * self.output_bytes
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the fields."""
-        return asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "ArenaShape":
-        """Return the layout whose `to_json` this was."""
-        shapes = {name: tuple(content[name]) for name in ("input_shape", "output_shape")}
-        return cls(**{**content, **shapes})
 
 
 class Arena:
@@ -107,6 +98,35 @@ class Arena:
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
+
+
+class SlotTask(NamedTuple):
+    """Compute these members of the unit on the first `rows` rows of a slot; the arrays are in shared memory."""
+
+    slot: int
+    generation: int
+    rows: int
+    members: tuple[int, ...]  # by position in the unit
+
+
+class SlotReport(NamedTuple):
+    """A member's predictions for the rows of a task are in the slot."""
+
+    slot: int
+    generation: int
+    member: int  # position in the ensemble
+    seconds: float  # that its last batch took
+
+
+def send_message(line: "Connection[Any, Any]", message: Any) -> None:
+    """Send an object of JSON, in which a task or a report is a list; OSError if the other process is gone."""
+    # Unlike pickles, JSON lets neither process run anything in the other one.
+    line.send_bytes(json.dumps(message).encode())
+
+
+def receive_message(line: "Connection[Any, Any]") -> Any:
+    """Return the next message; EOFError or OSError if the other process is gone."""
+    return json.loads(line.recv_bytes())
 
 
 def _open_anonymous() -> int:

@@ -12,19 +12,18 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from trainwright.ensemble import Ensemble, Member
-from trainwright.ensemble.combine.rules import CombinationRule, combine
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.combine.rules import combine
 from trainwright.ensemble.library.networks import apply_link, build_network, check_outputs, shape_outputs
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
-from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.placement.timing import time_calls
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.responses import ENDED, make_answer, overload_refusal
 
@@ -55,10 +54,8 @@ class InProcessRuntime:
         self._thread = threading.Thread(target=self._run_thread, name="trainwright-in-process", daemon=True)
         self._counts: Counter[str] = Counter()
         self._networks: list[tuple[Sequence[Callable[[torch.Tensor], torch.Tensor]], torch.dtype | None]] = []
-        self._everyone = frozenset(range(len(ensemble.members)))
-        self._subsets: dict[tuple[int, ...], _Subset] = {}
-        # Of a member's last batch.
-        self._seconds: dict[int, float] = {}
+        # Weights that sum to 1, where the outputs are logits of a weighted mean.
+        self._shares: torch.Tensor | None = None
         self._batch_seconds = 0.0
         # That wait.
         self.rows = 0
@@ -72,20 +69,24 @@ class InProcessRuntime:
 
     def start(self) -> None:
         """Load the members and compute a batch of zeros with each, which raises what a member raises."""
+        import torch
+
         for member in self._ensemble.members:
             network = build_network(member)
             first = next(network.parameters(), None)
             self._networks.append((_flatten_layers(network), None if first is None else first.dtype))
+        if self._ensemble.rule.name == "weighted" and all(one.link == "softmax" for one in self._ensemble.members):
+            weights = torch.tensor(self._ensemble.weights, dtype=torch.float64)
+            self._shares = weights / weights.sum()
         x = np.zeros((self._batch, *self._input_shape), self._dtype)
-        members = range(len(self._networks))
-        [(self._batch_seconds, _)] = timed([lambda: self._compute_outputs(x, members)], least=3, seconds=_START_SECONDS)
+        [self._batch_seconds] = time_calls([lambda: self._compute_outputs(x)], _START_SECONDS)
         self.rate = self._batch / max(self._batch_seconds, 1e-9)
         self._thread.start()
 
     @property
     def answering(self) -> frozenset[int]:
         """Positions of the members that can be computed now: all, until the end."""
-        return frozenset() if self.over else self._everyone
+        return frozenset() if self.over else frozenset(range(len(self._ensemble.members)))
 
     def lost(self) -> Mapping[int, str]:
         """Return the members that are computed no more: none, for they fail only together with this process."""
@@ -171,13 +172,13 @@ class InProcessRuntime:
             raise
 
     def _take_batch(self) -> list[Request]:
-        """Return the first request and those behind it for the same members, up to the rows of a batch."""
+        """Return the first request and those behind it, up to the rows of a batch."""
         taken: list[Request] = []
         rows = 0
         with self._gate:
             while self._queue:
                 head = self._queue[0]
-                if taken and (head.members != taken[0].members or rows + head.rows > self._batch):
+                if taken and rows + head.rows > self._batch:
                     break
                 self._queue.popleft()
                 self.rows -= head.rows
@@ -187,9 +188,7 @@ class InProcessRuntime:
 
     def _start_request(self, request: Request) -> bool:
         """Say whether a request is still wanted; one whose deadline has passed is refused here."""
-        request.begun = time.monotonic()
-        if request.begun > request.deadline:
-            self._refuse_request(request, _late_error(request))
+        if self._refuse_late(request):
             return False
         if request.future.set_running_or_notify_cancel():
             return True
@@ -198,14 +197,13 @@ class InProcessRuntime:
         return False
 
     def _compute_batch(self, requests: Sequence[Request]) -> None:
-        """Compute requests for the same members together; if that is refused, each alone, to find the one."""
-        first = requests[0]
+        """Compute requests together; if that is refused, each alone, to find the one."""
         try:
-            outputs = self._compute_outputs(self._join_rows(requests), first.members)
-            prediction, predictions = self._combine_outputs(first, outputs, requests)
+            outputs = self._compute_outputs(self._join_rows(requests))
+            prediction, predictions = self._combine_outputs(outputs, requests)
         except TrainwrightError as error:
             if len(requests) == 1:
-                self._refuse_request(first, error)
+                self._refuse_request(requests[0], error)
             else:
                 for request in requests:
                     self._compute_batch([request])
@@ -228,31 +226,29 @@ class InProcessRuntime:
             return np.concatenate([one.x for one in requests], dtype=self._dtype, casting="same_kind")
 
     def _combine_outputs(
-        self, first: Request, outputs: "Sequence[torch.Tensor]", requests: Sequence[Request]
+        self, outputs: "Sequence[torch.Tensor]", requests: Sequence[Request]
     ) -> tuple[Array, dict[int, Array]]:
         """Return the combination [N, ...] of the networks' outputs and, where a request needs them, its members.
 
         Raises RequestError for rows to which a member has no valid answer.
         """
-        subset = self._subsets.get(first.members)
-        if subset is None:
-            subset = self._subsets[first.members] = _Subset.of(self._ensemble, first)
-        calibration = self._ensemble.calibration
-        if subset.shares is not None and not any(one.options.members or one.options.uncertainty for one in requests):
-            prediction = _weighted_probabilities(outputs, subset.shares)
+        ensemble = self._ensemble
+        calibration = ensemble.calibration
+        if self._shares is not None and not any(one.options.members or one.options.uncertainty for one in requests):
+            prediction = _weighted_probabilities(outputs, self._shares)
             if math.isfinite(prediction.sum()):
                 return prediction if calibration is None else calibration.apply(prediction), {}
         try:
-            predictions = {
-                member: check_outputs(shape_outputs(apply_link(output, one.link).double().numpy(), one.output), one)
-                for member, output, one in zip(first.members, outputs, subset.members, strict=True)
-            }
+            predictions = [
+                check_outputs(shape_outputs(apply_link(output, one.link).double().numpy(), one.output), one)
+                for output, one in zip(outputs, ensemble.members, strict=True)
+            ]
         except EnsembleError as error:
             raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
-        combined = combine(subset.rule, predictions.values(), subset.weights)
-        return combined if calibration is None else calibration.apply(combined), predictions
+        combined = combine(ensemble.rule, predictions, ensemble.weights)
+        return combined if calibration is None else calibration.apply(combined), dict(enumerate(predictions))
 
-    def _compute_outputs(self, x: Array, members: Sequence[int]) -> "list[torch.Tensor]":
+    def _compute_outputs(self, x: Array) -> "list[torch.Tensor]":
         """Return what the networks answer to rows x, computed in parts of a batch at most."""
         import torch
 
@@ -260,9 +256,7 @@ class InProcessRuntime:
         with torch.inference_mode():
             given = torch.from_numpy(x)
             floating = given.is_floating_point()
-            for member in members:
-                layers, dtype = self._networks[member]
-                begun = time.perf_counter()
+            for member, (layers, dtype) in zip(self._ensemble.members, self._networks, strict=True):
                 rows = given if dtype is None or not floating or given.dtype == dtype else given.to(dtype)
                 try:
                     if len(x) > self._batch:
@@ -270,26 +264,23 @@ class InProcessRuntime:
                     else:
                         found.append(_run_layers(layers, rows))
                 except Exception as error:
-                    trial = self._ensemble.members[member].trial
                     why = f"{type(error).__name__}: {error}"[:500]
-                    raise RequestError(f"request: trial {trial} refused the rows ({why})") from error
-                self._seconds[member] = time.perf_counter() - begun
+                    raise RequestError(f"request: trial {member.trial} refused the rows ({why})") from error
         return found
 
     def _finish_request(self, request: Request, prediction: Array, predictions: Mapping[int, Array]) -> None:
-        now = time.monotonic()
-        if now > request.deadline:
-            self._refuse_request(request, _late_error(request))
+        if self._refuse_late(request):
             return
-        trace: dict[str, Any] = {}
-        if request.options.trace:
-            seconds = {"queue_ms": request.begun - request.admitted, "total_ms": now - request.admitted}
-            trial = [member.trial for member in self._ensemble.members]
-            predict = {trial[member]: 1e3 * self._seconds[member] for member in request.members}
-            trace = {**{name: 1e3 * one for name, one in seconds.items()}, "predict_ms": predict}
-        answer = make_answer(self._ensemble, request, prediction, members=predictions, missing={}, trace=trace)
+        answer = make_answer(self._ensemble, request, prediction, members=predictions, missing={})
         self._count_answered(request)
         request.future.set_result(answer)
+
+    def _refuse_late(self, request: Request) -> bool:
+        """Refuse a request whose deadline has passed, and say whether it has."""
+        late = time.monotonic() > request.deadline
+        if late:
+            self._refuse_request(request, request.late_error("before the answer; allow more, or ask again"))
+        return late
 
     def _refuse_request(self, request: Request, error: TrainwrightError) -> None:
         if request.future.done():
@@ -315,31 +306,6 @@ def _weighted_probabilities(outputs: "Sequence[torch.Tensor]", shares: "torch.Te
 
     probabilities = torch.stack(outputs).softmax(2, dtype=torch.float64)  # type: ignore[arg-type]  # a list
     return (shares @ probabilities.flatten(1)).reshape(probabilities.shape[1:]).numpy()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Subset:
-    """The members that some requests ask for, and what combines them."""
-
-    members: tuple[Member, ...]
-    weights: tuple[float, ...]
-    rule: CombinationRule
-    shares: "torch.Tensor | None"  # weights that sum to 1, where the outputs are logits of a weighted mean
-
-    @classmethod
-    def of(cls, ensemble: Ensemble, request: Request) -> "_Subset":
-        import torch
-
-        members = tuple(ensemble.members[member] for member in request.members)
-        weights = tuple(request.weights[member] for member in request.members)
-        missing = frozenset(range(len(ensemble.members))) - frozenset(request.members)
-        logits = ensemble.rule.name == "weighted" and all(one.link == "softmax" for one in members)
-        return cls(
-            members=members,
-            weights=weights,
-            rule=ensemble.rule.without(missing) if missing else ensemble.rule,
-            shares=torch.tensor(weights, dtype=torch.float64) / sum(weights) if logits else None,
-        )
 
 
 def _flatten_layers(network: "torch.nn.Module") -> "list[Callable[[torch.Tensor], torch.Tensor]]":
@@ -370,11 +336,6 @@ def _run_layers(layers: "Sequence[Callable[[torch.Tensor], torch.Tensor]]", x: "
     for layer in layers:
         x = layer(x)
     return x
-
-
-def _late_error(request: Request) -> DeadlinePassed:
-    waited = (request.deadline - request.admitted) * 1e3
-    return DeadlinePassed(f"deadline_ms: {waited:.3g} passed before the answer; allow more, or ask again")
 
 
 def _runs_event_loop() -> bool:

@@ -21,10 +21,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.serve.placement.repeated_timing import timed
-from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.placement.timing import time_calls
+from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
 from trainwright.serve.runtime.member_runners import Runner
-from trainwright.serve.runtime.messages import ALIVE, DONE, DROPPED, SlotReport, SlotTask, receive_message, send_message
 
 __all__ = ["main"]
 
@@ -49,49 +48,36 @@ def main(argv: Sequence[str]) -> NoReturn:
         _send_or_ignore(line, {"refused": f"{type(error).__name__}: {error}"})
         os._exit(_BROKEN)
     _send_or_ignore(line, {"built": built})
-    arena.map(ArenaShape.from_json(_receive_or_exit(line)["map"]))
+    arena.map(ArenaShape(**_receive_or_exit(line)["map"]))
     _Worker(line=line, arena=arena, runner=runner, start=start).serve()
 
 
 class _Worker:
-    def __init__(
-        self,
-        *,
-        line: "Connection[Any, Any]",
-        arena: Arena,
-        runner: Runner,
-        start: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, *, line: "Connection[Any, Any]", arena: Arena, runner: Runner, start: Mapping[str, Any]) -> None:
         self._line, self._arena, self._runner = line, arena, runner
         self._more = select.poll()
         self._more.register(line, select.POLLIN)
-        # Positions in the ensemble of the unit's members.
+        # Rows of a batch at most, and the positions in the ensemble of the unit's members.
+        self._batch: int = start["batch"]
         self._places: list[int] = start["places"]
         # Seconds of a member's last batch.
         self._usual: dict[int, float] = {}
-        # Reports.
         self._reports: list[SlotReport] = []
         self._next: SlotTask | None = None
         self._reported = time.monotonic()
 
     def serve(self) -> NoReturn:
         while True:
-            tasks = self._take_tasks()
-            late = [task for task in tasks if task.deadline < time.monotonic()]
-            for task in late:
-                self._report_members(DROPPED, task, task.members)
-            self._flush_reports()
-            if tasks := [task for task in tasks if task not in late]:
-                self._compute_tasks(tasks)
+            self._compute_tasks(self._take_tasks())
 
     def _take_tasks(self) -> list[SlotTask]:
         """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
         # A task that did not fit into the last batch is the first of this one.
         first = self._next or SlotTask(*_receive_or_exit(self._line))
         self._next, tasks, rows = None, [first], first.rows
-        while rows < first.batch and self._more.poll(0):
+        while rows < self._batch and self._more.poll(0):
             task = SlotTask(*_receive_or_exit(self._line))
-            if task.members != first.members or rows + task.rows > min(first.batch, task.batch):
+            if task.members != first.members or rows + task.rows > self._batch:
                 self._next = task
                 break
             tasks.append(task)
@@ -103,22 +89,21 @@ class _Worker:
         inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
         x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
         wanted = tasks[0].members
-        batch, left = tasks[0].batch, set(wanted)
+        left = set(wanted)
         try:
-            # Tasks larger than the batch are cut, and each part is reported to be alive.
-            for start in range(0, len(x), batch):
-                stop, begun = min(start + batch, len(x)), time.perf_counter()
+            # Tasks larger than the batch are cut; between the parts the worker says that it is alive.
+            for start in range(0, len(x), self._batch):
+                stop, begun = min(start + self._batch, len(x)), time.perf_counter()
                 for place, (k, found) in enumerate(self._runner(x[start:stop], wanted), 1):
                     self._write_predictions(tasks, k, start, found)
                     seconds, begun = time.perf_counter() - begun, time.perf_counter()
                     self._usual[k] = seconds
                     if stop == len(x):
                         left.discard(k)
-                        for task in tasks:
-                            self._report_members(DONE, task, [k], seconds)
-                    elif time.monotonic() > self._reported + _ALIVE_SECONDS:
-                        self._report_members(ALIVE, tasks[0], [k], seconds)
-                    if place == len(wanted) or self._usual.get(wanted[place], math.inf) > _SOON_SECONDS:
+                        member = self._places[k]
+                        self._reports += [SlotReport(task.slot, task.generation, member, seconds) for task in tasks]
+                    soon = place < len(wanted) and self._usual.get(wanted[place], math.inf) <= _SOON_SECONDS
+                    if (self._reports and not soon) or time.monotonic() > self._reported + _ALIVE_SECONDS:
                         self._flush_reports()
         except Exception as error:  # noqa: BLE001 - a member that refuses these rows must not end the others' requests
             self._flush_reports()
@@ -144,15 +129,11 @@ class _Worker:
                 place[low - first : high - first] = found[low - start : high - start]
             first += task.rows
 
-    def _report_members(self, kind: int, task: SlotTask, members: Sequence[int], seconds: float = 0.0) -> None:
-        self._reported = time.monotonic()
-        self._reports += [SlotReport(kind, task.slot, task.generation, self._places[k], seconds) for k in members]
-
     def _flush_reports(self) -> None:
-        """Send the reports that wait."""
-        if self._reports:
-            _send_or_ignore(self._line, self._reports)
-            self._reports.clear()
+        """Send the reports that wait; a list of none says that the worker is alive."""
+        self._reported = time.monotonic()
+        _send_or_ignore(self._line, self._reports)
+        self._reports.clear()
 
 
 def _receive_or_exit(line: "Connection[Any, Any]") -> Any:
@@ -184,9 +165,8 @@ def _load_members(start: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     # A batch of zeros pays for what is set up at first use, and tells the output's shape.
     x = np.zeros((start["batch"], *start["input_shape"]), start["input_dtype"])
     wanted = range(len(start["places"]))
-    # Pays for what is set up at first use.
     shapes = {found.shape[1:] for _, found in runner(x, wanted)}
-    [(seconds, _)] = timed([lambda: list(runner(x, wanted))], least=3, seconds=_START_SECONDS)
+    [seconds] = time_calls([lambda: list(runner(x, wanted))], _START_SECONDS)
     if len(shapes) > 1:
         raise ValueError(f"members answer with different shapes: {', '.join(str(shape) for shape in sorted(shapes))}")
     return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": start["batch"]}

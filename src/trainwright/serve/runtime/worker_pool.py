@@ -1,31 +1,23 @@
-"""The workers of a plan: how their processes are started and described, which members are lost, and how they end.
-
-Units whose workers have all failed permanently move to other devices, one after the other, since each move takes memory
-that the next one then lacks.
-"""
+"""The workers of a plan: how their processes start and end, which members are lost, and where lost units move to."""
 
 import math
 import sys
-import threading
-from collections import deque
-from collections.abc import Callable, Collection
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.errors import TrainwrightError
+from trainwright.errors import AllocationError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
 from trainwright.serve.placement.failover import fail_over
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.units import Unit
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import describe_member
-from trainwright.serve.runtime.settings import DeploymentSettings
 from trainwright.serve.runtime.worker_slots import Health, ServingProcess, UnitQueue, WorkerSlot, WorkerState
+from trainwright.serve.service import DeploymentSettings
 
-__all__ = ["UnitMoves", "WorkerPool", "credits_of"]
+__all__ = ["WorkerPool", "credits_of"]
 
 _LINE_HOLDS = 128
 
@@ -40,20 +32,42 @@ class WorkerPool:
         self.plan = plan
         self._ensemble, self._layout, self._runner, self._settings = ensemble, layout, runner, settings
         self.workers = [self._make_worker(instance) for instance in plan.instances]
+        # Unit, from, to, why, and what became of it.
+        self.moves: list[dict[str, Any]] = []
         self.queues = [UnitQueue(unit=unit, workers=self.workers_of(unit)) for unit in plan.units]
 
-    def plan_failover(self, unit: Unit, lost: Collection[Instance]) -> DeploymentPlan:
-        """Return the plan with a lost unit elsewhere, or raise AllocationError; it changes nothing."""
-        memory = MemoryModel.assumed(self._ensemble) if self.plan.memory is None else self.plan.memory
-        return fail_over(self.plan, unit, lost, memory)
+    def move_unit(self, queue: UnitQueue) -> None:
+        """Place a unit whose workers have all failed permanently on other devices, if one has the memory for it.
 
-    def change(self, plan: DeploymentPlan, unit: Unit) -> list[WorkerSlot]:
-        """Take a plan in which a unit moved; return its workers, which join its queue once they are built."""
-        # The unit's old workers stay listed, as lost.
-        self.plan = plan
-        workers = [self._make_worker(instance) for instance in plan.instances if instance.unit == unit]
+        Its old workers stay listed, as lost; the new ones `join` its queue once they can compute.
+        """
+        unit, old = queue.unit, self.workers_of(queue.unit)
+        lost = [worker.instance for worker in self.workers if worker.state is WorkerState.LOST]
+        move = {"unit": unit.name, "from": sorted({one.instance.device.name for one in old}), "why": old[-1].why}
+        try:
+            memory = MemoryModel.assumed(self._ensemble) if self.plan.memory is None else self.plan.memory
+            self.plan = fail_over(self.plan, unit, lost, memory)
+        except AllocationError as error:
+            queue.outlook = f"; it was not moved: {error}"
+            self.moves.append({**move, "to": [], "state": "refused", "refusal": str(error)})
+            return
+        workers = [self._make_worker(instance) for instance in self.plan.instances if instance.unit == unit]
         self.workers += workers
-        return workers
+        places = [worker.instance.device.name for worker in workers]
+        queue.outlook = f"; it restarts on {', '.join(places)}"
+        self.moves.append({**move, "to": places, "state": "starting"})
+
+    def join(self, worker: WorkerSlot) -> bool:
+        """Let a worker that can compute now share its unit's work; say whether that completes a move."""
+        queue = self.queue_of(worker)
+        if worker in queue.workers:
+            return False
+        queue.workers.append(worker)
+        queue.outlook = ""
+        move = next(move for move in reversed(self.moves) if move["unit"] == queue.unit.name)
+        completes: bool = move["state"] == "starting"
+        move["state"] = "done"
+        return completes
 
     def _make_worker(self, instance: Instance) -> WorkerSlot:
         return WorkerSlot(
@@ -126,63 +140,6 @@ class WorkerPool:
             if worker.process is not None:
                 worker.process.leave()
                 worker.process = None
-
-
-class UnitMoves:
-    """The moves so far, and the units that wait for one; `enqueue` runs an action on the dispatcher's thread."""
-
-    def __init__(self, pool: WorkerPool, enqueue: Callable[[Callable[[], None]], None]) -> None:
-        self._pool, self._enqueue = pool, enqueue
-        self.moves: list[dict[str, Any]] = []  # unit, from, to, why, and what became of it
-        self._waiting: deque[UnitQueue] = deque()
-        self._searching = False
-
-    def request(self, queue: UnitQueue) -> None:
-        """Search other devices for a unit, after those that wait."""
-        self._waiting.append(queue)
-        self._search_next()
-
-    def join(self, queue: UnitQueue, worker: WorkerSlot) -> bool:
-        """Let a worker of a moved unit share its work, now that it can; say whether that completes a move."""
-        queue.workers.append(worker)
-        queue.outlook = ""
-        move = next(move for move in reversed(self.moves) if move["unit"] == queue.unit.name)
-        starting: bool = move["state"] == "starting"
-        if starting:
-            move["state"] = "done"
-        return starting
-
-    def _search_next(self) -> None:
-        if self._searching or not self._waiting:
-            return
-        self._searching = True
-        queue = self._waiting.popleft()
-        lost = [worker.instance for worker in self._pool.workers if worker.state is WorkerState.LOST]
-
-        def search_placement() -> None:
-            try:
-                plan = self._pool.plan_failover(queue.unit, lost)
-            except Exception as error:  # noqa: BLE001 - responses say why the unit is missing
-                why = str(error) if isinstance(error, TrainwrightError) else f"{type(error).__name__}: {error}"
-                self._enqueue(partial(self._apply_plan, queue, None, why))
-            else:
-                self._enqueue(partial(self._apply_plan, queue, plan, ""))
-
-        threading.Thread(target=search_placement, name="trainwright-place", daemon=True).start()
-
-    def _apply_plan(self, queue: UnitQueue, plan: DeploymentPlan | None, refusal: str) -> None:
-        workers = self._pool.workers_of(queue.unit)
-        devices = sorted({worker.instance.device.name for worker in workers})
-        move = {"unit": queue.unit.name, "from": devices, "why": workers[-1].why}
-        if plan is None:
-            queue.outlook = f"; it was not moved: {refusal}"
-            self.moves.append({**move, "to": [], "state": "refused", "refusal": refusal})
-        else:
-            places = [worker.instance.device.name for worker in self._pool.change(plan, queue.unit)]
-            queue.outlook = f"; it restarts on {', '.join(places)}"
-            self.moves.append({**move, "to": places, "state": "starting"})
-        self._searching = False
-        self._search_next()
 
 
 def credits_of(instance: Instance, segment_rows: int) -> int:

@@ -14,24 +14,24 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NoReturn
 
 from trainwright.ensemble import Ensemble
 from trainwright.errors import NotReady, ServeError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
-from trainwright.serve.runtime.arena import Arena, ArenaShape
+from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, receive_message
 from trainwright.serve.runtime.batching import Request
-from trainwright.serve.runtime.messages import DONE, DROPPED, SlotReport, receive_message
-from trainwright.serve.runtime.responses import ENDED, FinishedRequest, answer_request, overload_refusal
-from trainwright.serve.runtime.segments import LATE, Segments
-from trainwright.serve.runtime.settings import DeploymentSettings
-from trainwright.serve.runtime.worker_pool import UnitMoves, WorkerPool, credits_of
+from trainwright.serve.runtime.responses import ENDED, answer_request, overload_refusal
+from trainwright.serve.runtime.segments import Segments
+from trainwright.serve.runtime.worker_pool import WorkerPool, credits_of
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
+from trainwright.serve.service import DeploymentSettings
 
 __all__ = ["WorkerRuntime"]
 
+_COUNTS = ("requests", "rows", "segments", "degraded", "late", "restarts", "moved", "duplicates", "stale")
 _TICK_SECONDS = 0.25
 _WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
 
@@ -65,9 +65,13 @@ class WorkerRuntime:
         self._ensemble, self._settings, self._arena = ensemble, settings, Arena.create()
         self._pool = WorkerPool(ensemble=ensemble, plan=plan, settings=settings, layout=self._layout, runner=runner)
         # In this dispatch pass.
-        self._finished: list[FinishedRequest] = []
+        self._finished: list[Request] = []
         self._segments = Segments(
-            slots=self._layout.slots, arena=self._arena, settings=settings, deliver=self._finished.append
+            ensemble=ensemble,
+            slots=self._layout.slots,
+            arena=self._arena,
+            settings=settings,
+            deliver=self._finished.append,
         )
         self._thread = threading.Thread(target=self._run, name="trainwright-dispatch", daemon=True)
         self._inbox: deque[Callable[[], None]] = deque()
@@ -90,7 +94,6 @@ class WorkerRuntime:
         self.over = False
         # Rows a second that the slowest unit can compute, by what its workers said at start.
         self.rate = 1.0
-        self._moves = UnitMoves(self._pool, self._enqueue_action)
         self._started = threading.Event()
         # Why it could not start, or failed.
         self._refusal: TrainwrightError | None = None
@@ -161,18 +164,14 @@ class WorkerRuntime:
 
     def state(self) -> dict[str, Any]:
         """Return counts and what is in use; may be a moment old."""
-        counts, accumulator = self._segments.counts, self._segments.accumulator
+        segments = self._segments
         return {
-            **{
-                name: counts[name] for name in ("requests", "rows", "segments", "degraded", "late", "restarts", "moved")
-            },
-            "duplicates": accumulator.duplicates,
-            "stale": accumulator.stale,
+            **{name: segments.counts[name] for name in _COUNTS},
             "shed": self.shed,
-            "slots": len(accumulator.slots),
-            "slots_used": len(accumulator.slots) - accumulator.free,
+            "slots": len(segments.slots),
+            "slots_used": len(segments.slots) - len(segments.free),
             "open": self.open,
-            "moves": list(self._moves.moves),
+            "moves": list(self._pool.moves),
         }
 
     def _enqueue_action(self, action: Callable[[], None]) -> None:
@@ -253,20 +252,14 @@ class WorkerRuntime:
         self._form_segments(now)
         for queue in self._pool.queues:
             queue.send(now)
-        released = self._answer_finished()
-        # Slots that were released now may take rows that wait.
-        self._due = now if released and self._segments.batcher.rows else now + self._until_next(now)
+        self._answer_finished()
+        self._due = now + self._until_next(now)
 
-    def _answer_finished(self) -> int:
-        """Answer what is finished, which releases its slots; return how many requests."""
-        count = len(self._finished)
+    def _answer_finished(self) -> None:
         while self._finished:
-            finished = self._finished.pop(0)
-            answer_request(self._ensemble, finished)
+            answer_request(self._ensemble, self._finished.pop(0))
             with self._gate:
                 self.open -= 1
-            self._segments.release(finished.request)
-        return count
 
     def _until_next(self, now: float) -> float:
         # The earliest of all that may be due: deadlines, restarts, rows whose wait for company is over.
@@ -274,12 +267,13 @@ class WorkerRuntime:
         watch = self._watched + _WATCH_SECONDS
         due += [max(worker.restart_at, watch) for worker in self._pool.workers if worker.state is WorkerState.WAITING]
         # What is ripe and still waits, waits for room, of which a report will tell.
-        if self._settings.max_delay_ms:
-            ripe = (
-                head.admitted + self._settings.max_delay_ms / 1e3 for _, head, _ in self._segments.batcher.waiting()
-            )
-            due += [one for one in ripe if one > now]
+        due += [one for one in [self._ripe_at()] if one > now]
         return max(0.0, min(due) - now)
+
+    def _ripe_at(self) -> float:
+        """Return when the first rows have waited for company long enough; infinity if no rows wait."""
+        waiting = self._segments.batcher.requests
+        return waiting[0].admitted + self._settings.max_delay_ms / 1e3 if waiting else math.inf
 
     def _admit_request(self, request: Request) -> None:
         with self._gate:
@@ -293,23 +287,15 @@ class WorkerRuntime:
 
     def _form_segments(self, now: float) -> None:
         """Make segments of waiting rows while every unit that they need will have room for them."""
-        segments = self._segments
-        for members, head, rows in segments.batcher.waiting():
-            limit = self._layout.rows
-            queues = [
-                queue
-                for queue in self._pool.queues
-                if not queue.lost and not set(members).isdisjoint(queue.unit.members)
-            ]
-            left = rows
-            # Segments are formed only while every unit has room: rows that wait longer share larger batches.
-            while left > 0 and segments.accumulator.free and all(queue.has_room for queue in queues):
-                if left < limit and now < head.admitted + self._settings.max_delay_ms / 1e3:
-                    break
-                slot = segments.form(members, limit, self._pool.lost(), now)
-                left -= slot.rows
-                for queue in queues:
-                    queue.add(slot, now)
+        segments, limit = self._segments, self._layout.rows
+        queues = [queue for queue in self._pool.queues if not queue.lost]
+        # Segments are formed only while every unit has room: rows that wait longer share larger batches.
+        while segments.batcher.rows and segments.free and all(queue.has_room for queue in queues):
+            if segments.batcher.rows < limit and now < self._ripe_at():
+                break
+            slot = segments.form(limit, self._pool.lost())
+            for queue in queues:
+                queue.add(slot, now)
 
     def _receive_message(self, worker: WorkerSlot) -> None:
         process = worker.process
@@ -328,15 +314,10 @@ class WorkerRuntime:
             self._handle_message(worker, message)
 
     def _handle_report(self, worker: WorkerSlot, report: SlotReport) -> None:
-        number, generation, member = report.slot, report.generation, report.member
-        if report.kind == DONE:
-            worker.health.batch(report.seconds)
-            worker.batches += 1
-            self._segments.record_prediction(number, generation, member, report.seconds)
-        elif report.kind == DROPPED and (slot := self._segments.accumulator.find(number, generation)):
-            self._segments.drop_members(slot, {member: LATE})
-        if report.kind in {DONE, DROPPED}:
-            self._finish_members(worker, number, generation, {member})
+        worker.health.batch(report.seconds)
+        worker.batches += 1
+        self._segments.record_prediction(report.slot, report.generation, report.member)
+        self._finish_members(worker, report.slot, report.generation, {report.member})
 
     def _handle_message(self, worker: WorkerSlot, message: Mapping[str, Any]) -> None:
         if "built" in message:
@@ -350,13 +331,13 @@ class WorkerRuntime:
         else:
             number, generation = message["failed"]
             trials = ", ".join(str(self._pool.trials[member]) for member in message["members"])
-            if slot := self._segments.accumulator.find(number, generation):
+            if slot := self._segments.find(number, generation):
                 self._segments.refuse(slot, f"trial {trials} refused the rows ({message['why']})")
             self._finish_members(worker, number, generation, set(message["members"]))
 
     def _finish_members(self, worker: WorkerSlot, number: int, generation: int, members: set[int]) -> None:
         if slot := worker.finish_members(number, generation, members):
-            self._segments.accumulator.release(slot, leases=1)
+            self._segments.release(slot, leases=1)
 
     # Processes.
 
@@ -387,14 +368,12 @@ class WorkerRuntime:
             )
             return
         if worker.process is not None:
-            worker.process.send({"map": self._layout.to_json()})
+            worker.process.send({"map": asdict(self._layout)})
         worker.state = WorkerState.READY
         worker.health.batch(message["seconds"])
         worker.rate = message["rows"] / max(message["seconds"], 1e-9)
-        queue = self._pool.queue_of(worker)
         # A worker of a moved unit joins once it can compute.
-        if worker not in queue.workers:
-            self._segments.counts["moved"] += self._moves.join(queue, worker)
+        self._segments.counts["moved"] += self._pool.join(worker)
         if all(queue.ready for queue in self._pool.queues):
             self.rate = min(queue.rate for queue in self._pool.queues)
             self._started.set()
@@ -413,7 +392,7 @@ class WorkerRuntime:
         worker.process = None
         queue = self._pool.queue_of(worker)
         for slot in queue.take_back(worker):
-            self._segments.accumulator.release(slot, leases=1)
+            self._segments.release(slot, leases=1)
         worker.why = f"its worker {why or how}" + (f" ({worker.said})" if worker.said and not why else "")
         now = time.monotonic()
         pause = worker.health.failed(now)
@@ -433,10 +412,10 @@ class WorkerRuntime:
         if not self._started.is_set():
             self._refuse_start(f"unit {queue.unit.name}: cannot start: {queue.why}")
         elif self._settings.move:
-            queue.outlook = "; another place is looked for"
-            self._moves.request(queue)
-        for slot in self._segments.accumulator.used:
-            self._segments.drop_members(slot, dict.fromkeys(slot.awaited & set(queue.unit.members), queue.why))
+            self._pool.move_unit(queue)
+        missing = dict.fromkeys(queue.unit.members, queue.why)
+        for slot in self._segments.slots:
+            self._segments.drop_members(slot, missing)
 
 
 def _raise_error(error: Exception) -> NoReturn:

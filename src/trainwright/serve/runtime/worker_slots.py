@@ -21,10 +21,9 @@ from typing import Any
 from trainwright.serve.placement.deployment_plan import Instance
 from trainwright.serve.placement.devices import thread_environment
 from trainwright.serve.placement.units import Unit
-from trainwright.serve.runtime.arena import Arena
-from trainwright.serve.runtime.messages import SlotTask, send_message
+from trainwright.serve.runtime.arena import Arena, SlotTask, send_message
 from trainwright.serve.runtime.segments import SegmentSlot
-from trainwright.serve.runtime.settings import DeploymentSettings
+from trainwright.serve.service import DeploymentSettings
 
 __all__ = ["Health", "ServingProcess", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
 
@@ -179,8 +178,6 @@ class WorkerSlot:
             slot=slot.number,
             generation=slot.generation,
             rows=slot.rows,
-            batch=self.instance.batch,
-            deadline=slot.deadline,
             members=tuple(k for k, member in enumerate(self.instance.unit.members) if member in work.members),
         )
         if self.process is not None:
@@ -237,8 +234,8 @@ class UnitQueue:
 
     def add(self, slot: SegmentSlot, now: float) -> None:
         """Append the work on a slot for the members of the unit that it expects."""
-        if wanted := slot.expected & set(self.unit.members):
-            self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=set(wanted)))
+        if wanted := slot.awaited & set(self.unit.members):
+            self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=wanted))
             self.send(now)
 
     def send(self, now: float) -> None:

@@ -89,7 +89,12 @@ def _weighs(module: nn.Module) -> bool:
 
 
 def divide_between(
-    blocks: Sequence[nn.Module], group: dist.ProcessGroup, strategy: str, *, scatter: bool, note: Callable[[int], None]
+    blocks: Sequence[nn.Module],
+    group: dist.ProcessGroup,
+    strategy: str,
+    *,
+    scatter: bool,
+    note: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Divide the sequence before the first block over a group, and gather it after the last.
 

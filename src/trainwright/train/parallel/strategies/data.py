@@ -1,7 +1,8 @@
-"""Data parallelism: whole copies by torch's DDP, divided state by fully_shard, and averages of divided gradients.
+"""Data parallelism: DDP with weighted all-reduce, FSDP (ZeRO 1 to 3), all-reduce of divided parameters' gradients.
 
-DDP sums gradients in proportion to each rank's samples. Divided state is ZeRO 1 to 3 (Rajbhandari et al., arXiv
-1910.02054) with the API of FSDP2. `Averaging` is for models that DDP does not take: those with divided parameters.
+DDP sums gradients in proportion to each rank's samples. FSDP shards weights, gradients and optimizer state over the
+data axis by torch's fully_shard (Rajbhandari et al., arXiv 1910.02054; the API is that of FSDP2). `Averaging` is for
+models that DDP does not take: those with divided parameters.
 """
 
 import contextlib

@@ -40,7 +40,9 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
         teach_attention()
     # With sequence parallelism a tensor may be whole or a part: its length tells which.
     part = _Part() if sequence else None
-    for _, stretches in found:
+    for block, stretches in found:
+        if part is not None:
+            block.register_forward_pre_hook(part.note)
         for stretch in stretches:
             _check_divisible(stretch, mesh.size(), strategy)
             _divide_stretch(stretch, mesh, part)
@@ -48,7 +50,7 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
     if part is not None:
         for block, stretches in found:
             _refuse_others(block, stretches)
-        divide_between(blocks, mesh.get_group(), strategy, scatter=False, note=part.note)
+        divide_between(blocks, mesh.get_group(), strategy, scatter=False)
         for block in blocks:
             _divide_norms(block, mesh)
     return blocks
@@ -70,9 +72,9 @@ class _Part:
 
     length = 0
 
-    def note(self, length: int) -> None:
-        """Take in how long a part is."""
-        self.length = length
+    def note(self, _: nn.Module, args: tuple[Any, ...]) -> None:
+        """Take in what enters a block, (batch, part of the sequence, width); a pipeline's rank may lack the first."""
+        self.length = args[0].shape[1]
 
     def __contains__(self, x: torch.Tensor) -> bool:
         return x.is_floating_point() and x.ndim == 3 and x.shape[1] == self.length

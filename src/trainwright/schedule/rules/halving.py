@@ -1,70 +1,88 @@
-"""Halving in brackets: SuccessiveHalving, and Hyperband, which begins at several first rungs against curves that cross.
+"""Successive halving: ASHA, SuccessiveHalving in brackets, and Hyperband, whose brackets begin at several first rungs.
 
-Jamieson and Talwalkar, AISTATS 2016; Li et al., JMLR 18 (2018).
+Jamieson and Talwalkar, AISTATS 2016; Li et al., arXiv 1810.05934, which stops trials at rungs or pauses them; Li et
+al., JMLR 18 (2018).
 """
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from itertools import accumulate
-from typing import Annotated
+from typing import Annotated, Literal
 
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
-from trainwright.schedule.rules.promotion_rule import CONTINUE, Event, Opened, Promote, RuleView, TrialView, Verdict
+from trainwright.schedule.rules.promotion_rule import Event, Opened
 from trainwright.schedule.rules.rung_rule import AsynchronousRule, RungRule, ladder
 from trainwright.schedule.rungs.brackets import Brackets
-from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
-from trainwright.validators import flag, integer, number, optional
+from trainwright.schedule.rungs.rungs import QuantileRung, Rungs, RungTable
+from trainwright.validators import flag, integer, number, one_of, optional
 
-__all__ = ["Hyperband", "SuccessiveHalving"]
+__all__ = ["ASHA", "Hyperband", "SuccessiveHalving"]
 
 _STRAGGLERS = optional(number(above=0), words="None to wait for all")
 
 
+@lru_cache(65536)
+def _draw_bracket(seed: int, trial: int, weights: tuple[int, ...]) -> int:
+    """Return the bracket of a trial: drawn from seed and number, so that every worker knows it without asking."""
+    place = int(rng(seed, "bracket", trial).integers(sum(weights)))
+    return bisect_right(list(accumulate(weights)), place)
+
+
 @dataclass(slots=True)
-class _Drawn:
+class _Drawn(Rungs):
     """Several ladders side by side; a trial's is drawn from the study's seed and its number."""
 
-    brackets: tuple[Rungs, ...]
-    weights: tuple[int, ...]
+    brackets: tuple[dict[int, RungTable], ...] = ()
+    weights: tuple[int, ...] = ()
     seed: int = 0
-    homes: dict[int, int] = field(default_factory=dict)
 
-    def bracket(self, trial: int) -> int:
-        """Return the bracket of a trial."""
-        if trial in self.homes:
-            return self.homes[trial]
-        # Drawn from seed and number, every worker knows the bracket without asking.
-        place = int(rng(self.seed, "bracket", trial).integers(sum(self.weights)))
-        return bisect_right(list(accumulate(self.weights)), place)
-
-    def fold(self, event: Event) -> None:
-        """Hand the event to the trial's bracket."""
+    def fold(self, event: Event) -> tuple[int, ...]:
+        """Take an event; the first one tells the seed."""
         if isinstance(event, Opened):
             self.seed = event.seed
-        else:
-            home = self.homes.setdefault(event.trial, self.bracket(event.trial))
-            self.brackets[home].fold(event)
+        return Rungs.fold(self, event)
 
-    def verdict(self, trial: TrialView) -> Verdict:
-        """Return that of the trial's bracket."""
-        home = self.homes.get(trial.number)
-        return CONTINUE if home is None else self.brackets[home].verdict(trial)
+    def ladders(self) -> tuple[dict[int, RungTable], ...]:
+        """Return the brackets."""
+        return self.brackets
 
-    def answer(self, view: RuleView) -> Promote | None:
-        """Return the promotion that leads farthest."""
-        found = [answer for rungs in self.brackets if (answer := rungs.answer(view)) is not None]
-        return max(found, key=lambda answer: answer.until_epoch, default=None)
+    def ladder_of(self, trial: int) -> dict[int, RungTable]:
+        """Return the rungs of the trial's bracket."""
+        return self.brackets[_draw_bracket(self.seed, trial, self.weights)]
 
-    def next_epoch(self, trial: TrialView) -> int:
-        """Return the next rung of the trial's bracket."""
-        return self.brackets[self.bracket(trial.number)].next_epoch(trial)
 
-    def later(self, trial: TrialView) -> int:
-        """Return how many rungs of its bracket are still before the trial."""
-        return self.brackets[self.bracket(trial.number)].later(trial)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ASHA(AsynchronousRule):
+    """At each rung go on only with the best 1/eta of the trials that have reached it so far. O(log n) per event.
+
+    Rungs are ceil(min_epochs * eta^k) < `max_epochs`, in epochs. A report reaches every rung up to its epoch that the
+    trial has not reached yet; all are recorded with its loss and the highest is judged.
+
+    `kind="stopping"`: with `cutoff="rank"` a trial goes on iff its rank is at most max(1, floor(n/eta)), itself counted
+    in n; with "quantile" iff its loss is at most the linearly interpolated 1/eta quantile of those recorded before it
+    (the first always goes on). The others stop; nobody pauses.
+
+    `kind="promotion"`: a trial goes on iff its rank is at most floor(n/eta); the others pause. Free devices go to the
+    best paused trial that has come to be among the best floor(n/eta), from the highest rung down, else to a new trial.
+    """
+
+    cutoff: Annotated[Literal["rank", "quantile"], one_of("rank", "quantile")] = "rank"
+
+    def check_together(self) -> None:
+        """Refuse a ladder without a first rung, and a quantile by which trials would be paused."""
+        AsynchronousRule.check_together(self)
+        if self.cutoff == "quantile" and self.kind == "promotion":
+            raise ScheduleError(
+                "ASHA.cutoff: got 'quantile' with kind='promotion'; allowed: 'rank', or kind='stopping'"
+            )
+
+    def make_table(self) -> RungTable:
+        """Return an empty rung, which compares by rank or by quantile."""
+        return QuantileRung(self._factor) if self.cutoff == "quantile" else AsynchronousRule.make_table(self)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,13 +154,10 @@ class Hyperband(AsynchronousRule):
         """Brackets in turn pause, and those of kind "promotion"."""
         return not self.asynchronous or self.kind == "promotion"
 
-    def empty(self) -> "_Drawn | Brackets":
+    def empty(self) -> Rungs | Brackets:  # type: ignore[override]  # brackets in turn have another index
         """Return empty brackets."""
-        eta, pausing = self._factor, self.kind == "promotion"
+        name, last = "Hyperband", self.max_epochs
         if not self.asynchronous:
-            return Brackets("Hyperband", self.brackets, self.weights, eta, self.max_epochs, self.straggler_seconds)
-        sides = []
-        for rungs in self.brackets:
-            tables: dict[int, RungTable] = {rung: RankRung(eta, least=0 if pausing else 1) for rung in rungs}
-            sides.append(Rungs("Hyperband", tables, self.max_epochs, pausing))
-        return _Drawn(tuple(sides), self.weights)
+            return Brackets(name, self.brackets, self.weights, self._factor, last, self.straggler_seconds)
+        ladders = tuple({rung: self.make_table() for rung in rungs} for rungs in self.brackets)
+        return _Drawn(name, {}, last, self.promotes, brackets=ladders, weights=self.weights)
