@@ -1,10 +1,10 @@
 """Filter, channel and spatial parallelism: each rank has a part of the filters, of the input channels, of the rows.
 
-Sources: Kahira et al., arXiv 2104.09075, sections 3.2 to 3.5; spatial also Dryden et al., arXiv 1903.06681. Between layers that divide filters a rank keeps its channels only, on which it does
-activations, normalisation and pooling; before the next one they are gathered, and backward the gradients of all ranks'
-filters are summed where they belong (reduce-scatter: 2 (p - 1) / p of a layer's output instead of 3). What layers of
-divided input channels compute is summed (all-reduce); backward, each rank has the gradient of its channels, and they
-are gathered.
+Sources: Kahira et al., arXiv 2104.09075, sections 3.2 to 3.5; spatial also Dryden et al., arXiv 1903.06681. Between
+layers that divide filters a rank keeps its channels only, on which it does activations, normalisation and pooling;
+before the next one they are gathered, and backward the gradients of all ranks' filters are summed where they belong
+(reduce-scatter: 2 (p - 1) / p of a layer's output instead of 3). What layers of divided input channels compute is
+summed (all-reduce); backward, each rank has the gradient of its channels, and they are gathered.
 """
 
 from typing import Any
