@@ -12,7 +12,6 @@ from scipy.optimize import minimize_scalar
 from trainwright.checkpoint.policy.interval import Costs, SavePlan, exact_interval, plan_saves
 from trainwright.checkpoint.tools.estimators import (
     ESTIMATORS,
-    FailureRate,
     availability_interval,
     compare_estimators,
     daly_interval,
@@ -229,24 +228,3 @@ class TestCosts:
         """One sentence: which, the value, what is allowed."""
         with pytest.raises(CheckpointConfigError, match=rf"^Costs.{name}: got {value}; allowed: a number"):
             Costs(**{"mtbf_seconds": 1000.0, "cost_seconds": 1.0, name: value})
-
-
-class TestFailureRate:
-    def test_posterior_mean(self):
-        """Shape and exposure add up; the mean rate of an allocation is its nodes times that of one."""
-        belief = FailureRate(failures=2, node_seconds=1e6).observe(3, 4e6)
-        assert belief == FailureRate(failures=5, node_seconds=5e6)
-        assert (belief.mtbf_seconds(), belief.mtbf_seconds(10)) == (1e6, 1e5)
-
-    def test_own_losses_outweigh_the_default(self):
-        """One loss in each of four node-days: the mean comes from the default's 264 to near four."""
-        means = [FailureRate().observe(n, n * 4 * 86_400).mtbf_seconds() / (4 * 86_400) for n in (0, 1, 5, 50)]
-        assert means == pytest.approx([66, 6.9, 2.27, 1.13], rel=0.01)
-
-    def test_refusals(self):
-        with pytest.raises(CheckpointConfigError, match=r"FailureRate.failures: got 0; allowed"):
-            FailureRate(failures=0)
-        with pytest.raises(CheckpointConfigError, match=r"failures: got -1; allowed: a whole number >= 0"):
-            FailureRate().observe(-1, 3.0)
-        with pytest.raises(CheckpointConfigError, match="nodes: got 0; allowed: a whole number >= 1"):
-            FailureRate().mtbf_seconds(0)

@@ -63,11 +63,9 @@ class TestInterval:
         assert "exact         21 min 48 s    +1.89 %  98.15 %" in said.out
         assert "in the 4 h 0 min left: 11 more saves, every 21 min 39 s of training" in said.out
 
-    def test_from_losses(self, checkpoint):
-        """A rate seen in place of a mean typed; without --remaining there is no plan."""
-        said = checkpoint("interval", "--losses", 30, "--node-time", "30000h", "--nodes", 10, "--cost", "3s", "--json")
-        assert last_line(said)["mtbf_seconds"] == pytest.approx(360_000, rel=0.05)
-        assert last_line(said)["plan"] is None
+    def test_without_an_end(self, checkpoint):
+        """Without --remaining there is no plan."""
+        assert last_line(checkpoint("interval", "--mtbf", "1d", "--cost", "3s", "--json"))["plan"] is None
 
     def test_too_late(self, checkpoint):
         said = checkpoint("interval", "--mtbf", "1h", "--cost", "100", "--remaining", "50")
@@ -79,11 +77,8 @@ class TestInterval:
     @pytest.mark.parametrize(
         ("options", "sentence"),
         [
-            (["--cost", 3], "interval: got neither --mtbf nor --losses; allowed: one, such as --mtbf 1d"),
-            (["--cost", 3, "--mtbf", 1, "--losses", 1], "interval: got both --mtbf and --losses"),
             (["--cost", "3x", "--mtbf", 1], "--cost: got '3x'; allowed: a time such as 90, 90s, 15m"),
             (["--cost", 3, "--mtbf", 0], "mtbf_seconds: got 0.0; allowed: a number of seconds > 0"),
-            (["--cost", 3, "--losses", -1], "failures: got -1; allowed: a whole number >= 0"),
         ],
     )
     def test_refusals(self, checkpoint, options, sentence):

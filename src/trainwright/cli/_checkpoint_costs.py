@@ -10,11 +10,10 @@ import typer
 from trainwright.checkpoint.policy.interval import Costs, plan_saves
 from trainwright.checkpoint.tools.bench import bench as measure
 from trainwright.checkpoint.tools.bench import collect_state
-from trainwright.checkpoint.tools.estimators import FailureRate, compare_estimators
+from trainwright.checkpoint.tools.estimators import compare_estimators
 from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table, seconds, size
 from trainwright.cli.inputs import call_function
-from trainwright.errors import InputError
 from trainwright.report.formatting import duration
 
 __all__ = ["bench", "interval"]
@@ -23,28 +22,15 @@ __all__ = ["bench", "interval"]
 def interval(
     *,
     cost: Annotated[str, typer.Option(help="What training feels of one save, e.g. 3s.")],
-    mtbf: Annotated[str | None, typer.Option(help="Mean time between losses of all nodes together, e.g. 1d.")] = None,
-    losses: Annotated[int | None, typer.Option(help="In place of --mtbf: losses seen ...")] = None,
-    node_time: Annotated[str, typer.Option(help="... in so much time, nodes times hours.")] = "0",
-    nodes: Annotated[int, typer.Option(help="With --losses: the nodes of this run.")] = 1,
+    mtbf: Annotated[str, typer.Option(help="Mean time between losses of all nodes together, e.g. 1d.")],
     recovery: Annotated[str, typer.Option(help="From a loss until training goes on.")] = "0",
     persist: Annotated[str, typer.Option(help="From the start of a save until its commit.")] = "0",
     remaining: Annotated[str | None, typer.Option(help="What is left of the allocation.")] = None,
     margin: Annotated[str, typer.Option(help="How long before its end the last commit lands.")] = "0",
 ) -> Result:
     """How often to save: every estimator, and what following it costs."""
-    if (mtbf is None) == (losses is None):
-        raise InputError(
-            f"interval: got {'neither --mtbf nor' if mtbf is None else 'both --mtbf and'} --losses; allowed: one, such "
-            "as --mtbf 1d, or --losses 3 --node-time 2000h --nodes 16"
-        )
-    if mtbf is not None:
-        mean = seconds("--mtbf", mtbf)
-    else:
-        # Few losses say little: they are weighed against a published rate.
-        mean = FailureRate().observe(losses or 0, seconds("--node-time", node_time)).mtbf_seconds(nodes)
     costs = Costs(
-        mtbf_seconds=mean,
+        mtbf_seconds=seconds("--mtbf", mtbf),
         cost_seconds=seconds("--cost", cost),
         recovery_seconds=seconds("--recovery", recovery),
         persist_seconds=seconds("--persist", persist),
@@ -53,7 +39,7 @@ def interval(
     left = None if remaining is None else seconds("--remaining", remaining)
     plan = plan_saves(costs, remaining_seconds=left, drain_seconds=seconds("--margin", margin))
     print(
-        f"a loss every {duration(mean)} on average, back after {duration(costs.recovery_seconds)}; "
+        f"a loss every {duration(costs.mtbf_seconds)} on average, back after {duration(costs.recovery_seconds)}; "
         f"a save costs {duration(costs.cost_seconds)}\n"
     )
     print_table(

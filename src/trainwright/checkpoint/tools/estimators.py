@@ -1,4 +1,4 @@
-"""Estimators of the optimal checkpoint interval, compared; and the failure rate of nodes, learnt from those seen.
+"""Estimators of the optimal checkpoint interval, compared.
 
 Young (1974), Daly (2006) and the availability formula with recovery (arXiv 2410.18124), next to the exact optimum that
 a Manager saves by. All are judged by the same expected wall time.
@@ -6,18 +6,13 @@ a Manager saves by. All are judged by the same expected wall time.
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Annotated
 
 from trainwright.checkpoint.policy.interval import Costs, exact_interval, wait_for_commit
-from trainwright.errors import CheckpointConfigError
-from trainwright.settings import Settings
-from trainwright.validators import check, integer, number
 
 __all__ = [
     "ESTIMATORS",
-    "FailureRate",
     "IntervalEstimate",
     "availability_interval",
     "compare_estimators",
@@ -75,30 +70,3 @@ def compare_estimators(costs: Costs) -> tuple[IntervalEstimate, ...]:
             IntervalEstimate(name=name, interval_seconds=interval, wall_per_useful=costs.wall_per_useful(interval))
         )
     return tuple(found)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FailureRate(Settings, error=CheckpointConfigError):
-    """The believed rate of failures of one node: a Gamma distribution, as of `failures` seen in `node_seconds`.
-
-    The default has the rate that the Llama 3 report gives (arXiv 2407.21783: 419 unexpected interruptions in 54 days on
-    2,048 nodes) and weighs a tenth of a failure, so that the first few of one's own outweigh it.
-    """
-
-    failures: Annotated[float, number(above=0), "failures seen"] = 0.1
-    node_seconds: Annotated[float, number(above=0), "nodes times seconds in which they were seen"] = (
-        0.1 * 54 * 86_400 * 2048 / 419
-    )
-
-    def observe(self, failures: int, node_seconds: float) -> "FailureRate":
-        """Return the belief after `failures` more in `node_seconds` of nodes at work (nodes times seconds)."""
-        check(failures, integer(minimum=0), "FailureRate.observe, failures", CheckpointConfigError)
-        check(node_seconds, number(minimum=0, of="seconds"), "FailureRate.observe, node_seconds", CheckpointConfigError)
-        # A Gamma distribution stays one after a Poisson count: what was seen is added to its two numbers.
-        return replace(self, failures=self.failures + failures, node_seconds=self.node_seconds + node_seconds)
-
-    def mtbf_seconds(self, nodes: int = 1) -> float:
-        """Return the mean time between failures of an allocation of `nodes`, at the mean of the believed rate."""
-        check(nodes, integer(minimum=1), "FailureRate.mtbf_seconds, nodes", CheckpointConfigError)
-        # The mean rate of a node is failures / node_seconds, and the rates of several nodes add up.
-        return self.node_seconds / (self.failures * nodes)
