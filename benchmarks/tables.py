@@ -5,7 +5,8 @@
 
 A page holds `<!-- benchmark:NAME -->` and `<!-- end -->`; between them goes the table of `results/NAME.json`. With
 `<!-- benchmark:NAME columns="1-3,5" rows="PATTERN" -->` it is those columns, counted from 1, and the rows in which the
-regular expression is found (in the cells joined by " | "); the line below the table says how many rows there are.
+regular expression is found (in the cells joined by " | "); the line below the table says how many rows there are, and
+names the machine, unless the page names the same in `<!-- machine: ... -->`.
 """
 
 import argparse
@@ -30,6 +31,7 @@ _BLOCK = re.compile(
 
 def fill(text: str, results: Path) -> str:
     """Return the page with each block's table as its result file has it."""
+    usual = re.search(r"<!-- machine: (.*) -->", text)
 
     def block(found: re.Match[str]) -> str:
         path = results / f"{found['name']}.json"
@@ -39,7 +41,10 @@ def fill(text: str, results: Path) -> str:
             )
         result = json.loads(path.read_text())
         place = result["environment"]
-        source = f"{place['cpu']}, {place['cores']} cores, Python {place['python']}, revision {place['revision']}"
+        machine = f"{place['cpu']}, {place['cores']} cores, Python {place['python']}"
+        source = f"revision {place['revision']}"
+        if usual is None or usual[1] != machine:
+            source = f"{machine}, {source}"
         header, rows = result["table"]["header"], result["table"]["rows"]
         chosen = [row for row in rows if re.search(found["rows"] or "", " | ".join(map(str, row)))]
         if len(chosen) < len(rows):

@@ -16,6 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "src"))
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from command_help import command_helps
+from object_lists import expand_objects
 from record_kinds import kinds_table
 
 import trainwright
@@ -75,9 +76,9 @@ class CommandHelp(Directive):
         return shown
 
 
-def _record_kinds(_app, _docname, source) -> None:
-    """Put the table of the ledger's records where a page asks for it."""
-    source[0] = source[0].replace("<!-- record kinds -->", kinds_table())
+def _fill_in(_app, _docname, source) -> None:
+    """Put the table of the ledger's records and the lists of names where a page asks for them."""
+    source[0] = expand_objects(source[0].replace("<!-- record kinds -->", kinds_table()))
 
 
 def _formula(translator, node) -> Never:
@@ -89,7 +90,7 @@ def setup(app) -> dict[str, bool]:
     """Register the help of commands, and formulas as MathML, which browsers draw without a script."""
     app.add_directive("command-help", CommandHelp)
     app.add_html_math_renderer("mathml", (_formula, None), (_formula, None))
-    app.connect("source-read", _record_kinds)
+    app.connect("source-read", _fill_in)
     app.connect("autodoc-process-signature", _signature)
     app.connect("autodoc-process-docstring", _settings)
     app.connect("autodoc-process-docstring", _plain)

@@ -1,15 +1,18 @@
 """The oracle of the placement search: every matrix, for small spaces, each valued by a simplex method of its own."""
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from benchmarks.serve.time_sharing import balance
 
 from trainwright.errors import AllocationError
+from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.integer_program import Matrix, PlacementProblem
+from trainwright.serve.placement.memory_model import MemoryModel
+from trainwright.serve.placement.units import Unit
 
-__all__ = ["brute_force", "rates_of", "space_size"]
+__all__ = ["brute_force", "fits", "rates_of", "space_size"]
 
 _MOST = 1_000_000
 _BLOCK = 4096
@@ -29,7 +32,7 @@ def brute_force(problem: PlacementProblem) -> tuple[Matrix, float]:
     if size > _MOST:
         raise AllocationError(f"brute_force: the space has {size:.3g} matrices; allowed: up to {_MOST}; use the search")
     best: tuple[Matrix, float] | None = None
-    every = (matrix for matrix in _matrices(problem) if problem.memory.fits(problem.devices, problem.units, matrix))
+    every = (matrix for matrix in _matrices(problem) if fits(problem.memory, problem.devices, problem.units, matrix))
     while block := list(itertools.islice(every, _BLOCK)):
         values = rates_of(problem, block)
         place = int(values.argmax())
@@ -40,6 +43,13 @@ def brute_force(problem: PlacementProblem) -> tuple[Matrix, float]:
             f"brute_force: none of {size} matrices fits the devices; allowed: devices with more bytes"
         )
     return best
+
+
+def fits(memory: MemoryModel, devices: Sequence[Device], units: Sequence[Unit], matrix: Matrix) -> bool:
+    """Say whether every device holds what the matrix of batch sizes puts on it."""
+    return all(
+        memory.used(device, units, row) <= memory.free(device) for device, row in zip(devices, matrix, strict=True)
+    )
 
 
 def rates_of(problem: PlacementProblem, matrices: list[Matrix]) -> np.ndarray:

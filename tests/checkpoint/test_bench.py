@@ -35,8 +35,7 @@ def row(name, blocking, total=1.0, bitwise=True):
 class TestBench:
     def test_every_way(self, state, tmp_path):
         """All formats and writers in one go; the optimizer has state by then; nothing is left on the disk."""
-        said = []
-        found = bench(state, directory=tmp_path, repeats=2, progress=said.append)
+        found = bench(state, directory=tmp_path, repeats=2)
         assert [one.name for one in found.rows] == [*FORMATS, "Manager sync", "Manager thread"]
         assert all(one.bitwise for one in found.rows)
         assert all(seconds > 0 for one in found.rows for seconds in (one.blocking, one.total, one.restore))
@@ -44,8 +43,6 @@ class TestBench:
         assert state["optimizer"].state
         assert found.skipped == {}
         assert list(tmp_path.iterdir()) == []
-        assert said[0] == "torch: warming up"
-        assert said[-1] == "Manager thread: 2 of 2"
         assert found.recommendation.startswith('CheckpointConfig(writer="')
 
     def test_the_state_is_as_before(self, state, tmp_path):

@@ -63,10 +63,6 @@ class TestInterval:
         assert "exact         21 min 48 s    +1.89 %  98.15 %" in said.out
         assert "in the 4 h 0 min left: 11 more saves, every 21 min 39 s of training" in said.out
 
-    def test_without_an_end(self, checkpoint):
-        """Without --remaining there is no plan."""
-        assert last_line(checkpoint("interval", "--mtbf", "1d", "--cost", "3s", "--json"))["plan"] is None
-
     def test_too_late(self, checkpoint):
         said = checkpoint("interval", "--mtbf", "1h", "--cost", "100", "--remaining", "50")
         assert (said.status, said.out.splitlines()[-1].split(":")[0]) == (
@@ -350,14 +346,18 @@ class TestVerifyResume:
             ),
             (
                 {"repeatable": False, "equal": False, "step": 1, "item": "losses", "suspect": "seed every generator"},
-                ["t.py: two runs without interruption differ", "  first difference at step 1: losses", "  seed every"],
+                [
+                    "t.py: two runs without interruption differ",
+                    "  first difference at step 1",
+                    "  suspect: seed every",
+                ],
             ),
         ],
     )
     def test_what_is_told(self, checkpoint, monkeypatch, found, lines):
         """The verdict first, then where it begins and what may be behind it; exit 1 if anything differs."""
         proof = Proof(steps=5, **{"compared": 9, **found})
-        monkeypatch.setattr("trainwright.cli._checkpoint_proof.prove", lambda *_, **__: proof)
+        monkeypatch.setattr("trainwright.cli.checkpoint.prove", lambda *_, **__: proof)
         said = checkpoint("verify-resume", "t.py", "--steps", 5)
         assert said.status == (0 if found["equal"] else 1)
         assert all(line.startswith(start) for line, start in zip(said.out.splitlines(), lines, strict=True))
@@ -376,7 +376,7 @@ class TestVerifyResume:
             asked.update(settings, what=what)
             return proof
 
-        monkeypatch.setattr("trainwright.cli._checkpoint_proof.verify_trial", verify_trial)
+        monkeypatch.setattr("trainwright.cli.checkpoint.verify_trial", verify_trial)
         options = ("--param", "lr=0.5", "--param", "kind=adam", "--epochs", 3)
         said = checkpoint("verify-resume", "mine:train", *options, "--json")
         assert asked["what"] == ("mine:train", {"lr": 0.5, "kind": "adam"})
@@ -388,7 +388,10 @@ class TestVerifyResume:
         ("command", "sentence"),
         [
             (["t.py"], "--steps is missing; give how many steps"),
-            (["t.py", "--steps", 2, "--param", "lr=1"], "--param is for the functions of trials; leave it out"),
+            (
+                ["t.py", "--steps", 2, "--param", "lr=1"],
+                "--param and --epochs are for trials' functions",
+            ),
             (["m:f", "--param", "lr"], "--param: got 'lr'; allowed: NAME=VALUE, such as lr=0.01"),
         ],
     )

@@ -69,40 +69,6 @@ def test_a_model_of_ones_own(trainwright, tmp_path, monkeypatch):
     assert "SPEC: models_of_a_test:only returned Sequential; allowed: a function that returns" in refused.err
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch importing its own compiler
-def test_a_compiled_plan(trainwright, tmp_path, monkeypatch):
-    """It is written, explained, and not drawn."""
-    (tmp_path / "compiled_of_a_test.py").write_text(MODELS)
-    monkeypatch.chdir(tmp_path)
-    arguments = ("--backend", "compile", "--compiler", "aot_eager", "--out", "plan.json", "--json")
-    done = trainwright("memory", "plan", "compiled_of_a_test:with_loss", "--budget", "0.85", *arguments)
-    assert done.status == 0, done.err
-    assert last_line(done)["peak_bytes"] <= last_line(done)["budget_bytes"]
-    told = trainwright("memory", "explain", "plan.json", "--json")
-    assert told.status == 0, told.err
-    assert last_line(told) == last_line(done)
-    drawn = trainwright("memory", "plot", "plan.json")
-    assert drawn.status == 2
-    assert "see `trainwright memory explain`" in drawn.err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (("--backend", "jit"), "--backend: got 'jit'; allowed: 'eager', 'compile'"),
-        (("--backend", "compile"), "--backend: got 'compile' for the file"),
-        (("--backend", "compile", "--offload"), "--offload: got it with --backend compile"),
-        (("--backend", "compile", "--solver", "dp"), "--solver: got it with --backend compile"),
-    ],
-)
-def test_what_the_back_ends_refuse(trainwright, chain, arguments, says):
-    """One sentence and status 2."""
-    done = trainwright("memory", "plan", str(chain), "--budget", "0.6", *arguments)
-    assert done.status == 2
-    assert says in done.err
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -83,7 +83,7 @@ class TestSimulated:
         plan = allocate(Ensemble.load(folder), cluster=clusters(), batches=(1, 8, 64))
         assert plan.simulated
         assert plan.measured == {}
-        assert plan.search["times"] == "roofline"
+        assert plan.tables.source == "roofline"
         told = plan.expected
         assert 0 < told["worst_fit"] <= told["value"] <= told["bound"] * (1 + 1e-9)
         assert [device.name for device in plan.devices] == ["a/0", "b/0", "b/1"]
@@ -114,7 +114,6 @@ class TestGivenTables:
         free = allocate(ensemble(10, 20), devices(GB, GB), tables=times)
         plan = allocate(ensemble(10, 20), devices(GB, GB), objective="throughput@50", tables=times)
         assert plan.objective == "throughput@50"
-        assert plan.slo_seconds == 0.05
         assert 0 < plan.expected["value"] < free.expected["value"]
 
     def test_a_latency_that_nothing_meets(self):
@@ -151,7 +150,7 @@ class TestMeasured:
         """Members are timed in a process of their own, the winner is run; the plan can be deployed."""
         loaded = Ensemble.load(folder)
         plan = allocate(loaded, "cpu:0", batches=(8,))
-        assert plan.search["times"] == "measured"
+        assert plan.tables.source == "measured"
         assert plan.measured["value"] > 0
         assert plan.measured["in_process"] > 0
         with Deployment(loaded, plan) as service:

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, drawn_problem, single_units
-from benchmarks.serve.placement_oracles import brute_force, rates_of, space_size
+from benchmarks.serve.placement_oracles import brute_force, fits, rates_of, space_size
 from benchmarks.serve.time_sharing import balance
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -60,7 +60,7 @@ class TestMemory:
                 for member in unit.members:
                     one = prints[member]
                     total += one.weight_bytes + one.fixed_bytes + batch * one.row_bytes
-        assert model.fits([device], units, [row]) == (total <= math.floor(0.95 * capacity))
+        assert fits(model, [device], units, [row]) == (total <= math.floor(0.95 * capacity))
 
 
 class TestOracle:
@@ -100,7 +100,7 @@ class TestIntegerProgram:
         solution = problem.solve()
         assert solution.value == pytest.approx(best, rel=2e-4)
         assert solution.bound >= best * (1 - 1e-6)
-        assert problem.memory.fits(problem.devices, problem.units, solution.matrix)
+        assert fits(problem.memory, problem.devices, problem.units, solution.matrix)
         assert rates_of(problem, [solution.matrix])[0] == pytest.approx(solution.value, rel=1e-5)
         assert problem.rate(solution.matrix) == pytest.approx(solution.value, rel=1e-5)
         assert problem.solve() == solution, "equal problems have equal answers"

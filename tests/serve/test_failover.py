@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, ensemble, single_units
+from benchmarks.serve.placement_oracles import fits
 
 from trainwright.errors import AllocationError
 from trainwright.serve import DeploymentPlan, TimeTables
@@ -66,7 +67,7 @@ def test_memory():
     small = anew(before, 0, (0, 0)).matrix[1]
     assert small[2] == 64
     assert 0 < small[0] < 64
-    assert before.memory.fits(before.devices, before.units, anew(before, 0, (0, 0)).matrix)
+    assert fits(before.memory, before.devices, before.units, anew(before, 0, (0, 0)).matrix)
     tight = plan(4, 2, matrix=((64, 64, 0), (0, 0, 64)))
     with pytest.raises(AllocationError, match=r"unit 0 with batches of 1 rows fits no device .*cuda/1: needed"):
         anew(tight, 0, (0, 0))

@@ -136,7 +136,6 @@ class TestProtocol:
         ask(url, X)
         text = HTTP.get(f"{url}/metrics").text
         assert 'trainwright_requests_total{endpoint="infer",status="200"}' in text
-        assert 'trainwright_member_alive{place="1"} 1.0' in text
         assert 'trainwright_phase_seconds_count{phase="answer"}' in text
 
 

@@ -3,15 +3,16 @@
 import json
 from dataclasses import asdict
 from multiprocessing import Pipe
+from types import SimpleNamespace
 
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.serve import Options
+from trainwright.serve import DeploymentSettings, Options
 from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
-from trainwright.serve.runtime.batching import Batcher, Piece, Request
-from trainwright.serve.runtime.segments import Accumulator
+from trainwright.serve.runtime.batching import Batcher, Request
+from trainwright.serve.runtime.segments import Segments
 
 
 def request(rows, first=0):
@@ -66,41 +67,54 @@ class TestBatcher:
         assert not batcher.requests
 
 
-class TestAccumulator:
+class TestSegments:
     @given(data=st.data())
     def test_against_a_list(self, data):
         """Whatever is reported, in any order, twice or too late: counted once if it is of this time, else named."""
-        accumulator = Accumulator(3)
+        layout = ArenaShape(slots=3, rows=4, members=3, input_shape=(1,), input_dtype="float32", output_shape=(1,))
+        arena, finished = Arena.create(), []
+        arena.grow(layout)
+        ensemble = SimpleNamespace(members=range(3), weights=(1.0, 1.0, 1.0))
+        segments = Segments(
+            ensemble=ensemble, slots=3, arena=arena, settings=DeploymentSettings(), deliver=finished.append
+        )
         now = {}  # slot → (slot, generation, members that came)
-        ended = []
+        ended, asked = [], 0
         counted = {"duplicates": 0, "stale": 0}
         for _ in range(data.draw(st.integers(1, 60))):
-            action = data.draw(st.sampled_from(["lease", "report", "old", "release"]))
-            if action == "lease" and accumulator.free:
-                one = request(2)
-                slot = accumulator.lease([Piece(request=one, first=0, rows=2, start=0)], (0, 1, 2))
+            action = data.draw(st.sampled_from(["form", "report", "old", "leave"]))
+            if action == "form" and segments.free:
+                asked += 1
+                segments.admit(request(2))
+                slot = segments.form(4, {})
+                slot.leases += 1
                 assert slot.number not in now
                 now[slot.number] = (slot, slot.generation, set())
             elif action == "report" and now:
                 slot, generation, came = data.draw(st.sampled_from(list(now.values())))
                 member = data.draw(st.integers(0, 2))
-                found = accumulator.arrive(slot.number, generation, member)
-                assert found == (member not in came)
+                segments.record_prediction(slot.number, generation, member)
                 counted["duplicates"] += member in came
                 came.add(member)
                 assert slot.awaited == {0, 1, 2} - came
+                assert slot not in segments.free, "a worker may still write to it"
             elif action == "old" and ended:
                 number, generation = data.draw(st.sampled_from(ended))
-                assert not accumulator.arrive(number, generation, 0)
+                segments.record_prediction(number, generation, 0)
                 counted["stale"] += 1
-            elif action == "release" and now:
-                slot, generation, _ = now.pop(data.draw(st.sampled_from(list(now))))
-                slot.leases += 1
-                assert not accumulator.release(slot, readers=1)  # a worker still has it
-                assert accumulator.release(slot, leases=1)
-                ended.append((slot.number, generation))
-        assert (accumulator.duplicates, accumulator.stale) == (counted["duplicates"], counted["stale"])
-        assert accumulator.free == 3 - len(now)
+            elif action == "leave" and now:
+                slot, generation, came = data.draw(st.sampled_from(list(now.values())))
+                segments.release(slot, leases=1)
+                assert (slot in segments.free) == (came == {0, 1, 2})
+                if came == {0, 1, 2}:
+                    del now[slot.number]
+                    ended.append((slot.number, generation))
+                else:
+                    slot.leases += 1  # another worker takes over
+        assert {name: segments.counts[name] for name in counted} == counted
+        assert len(segments.free) == 3 - len(now)
+        assert len(finished) == asked - sum(came != {0, 1, 2} for _, _, came in now.values())
+        arena.close()
 
 
 class TestArena:

@@ -17,7 +17,7 @@ from trainwright.serve import DeploymentPlan, TimeTables, allocate
 from trainwright.serve.placement import devices as devices_module
 from trainwright.serve.placement.devices import parse_devices, thread_environment
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.placement.timing import time_calls
 from trainwright.serve.placement.units import packed_units
 
 BATCHES = (1, 8, 64)
@@ -132,7 +132,7 @@ def test_a_start_with_one_slow_batch(monkeypatch):
     module = types.ModuleType("a_runner")
     module.make = lambda told: runner
     monkeypatch.setitem(sys.modules, "a_runner", module)
-    monkeypatch.setattr(worker, "timed", lambda calls, **options: timed(calls, clock=lambda: clock[0], **options))
+    monkeypatch.setattr(worker, "time_calls", lambda calls, seconds: time_calls(calls, seconds, lambda: clock[0]))
     told = {
         "cores": [], "path": list(sys.path), "runner": "a_runner:make", "batch": 8, "input_shape": [3],
         "input_dtype": "float32", "places": [0],

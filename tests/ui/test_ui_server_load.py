@@ -1,4 +1,4 @@
-"""A served ensemble's load: what its metrics say becomes rates; a server that is away is told."""
+"""A served ensemble's load: what its metrics have counted; a server that is away is told."""
 
 import json
 import threading
@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from trainwright.errors import InputError
-from trainwright.ui.server_load import ServerLoad, parse_metrics
+from trainwright.ui.server_load import ServerLoad
 
 TEXT = """# HELP trainwright_requests_total Requests.
 trainwright_requests_total{endpoint="infer",status="200"} %d
@@ -58,42 +58,25 @@ def served():
     thread.join()
 
 
-def test_metrics_are_read_with_their_labels():
-    found = parse_metrics(TEXT % (1, 2, 3, 4))
-    assert found["trainwright_requests_total"][1] == ({"endpoint": "infer", "status": "429"}, 3.0)
-    assert found["trainwright_rows_total"] == [({}, 2.0)]
-    assert "trainwright_broken" not in found
-
-
-def test_counts_become_rates(served):
+def test_counts_are_read_with_their_labels(served):
     url, handler = served
     load = ServerLoad(url, ensemble="digits", token="t" * 20)
-    for _ in range(3):
-        load.ask()
-    told = load.content()
+    told = [load.content() for _ in range(3)][-1]
     assert told["error"] is None
     assert told["requests"] == {"200": 300.0, "429": 3.0}
+    assert (told["rows"], told["waiting"], told["answers"]) == (3000.0, 7.0, 300.0)
+    assert told["answer_seconds"] == pytest.approx(0.6)
     assert (told["name"], told["ready"], told["state"]) == ("digits", True, {"alive": 2})
-    assert len(told["course"]) == 2
-    for each in told["course"]:
-        assert each["rows_per_second"] == pytest.approx(10 * each["requests_per_second"])
-        assert each["answer_ms"] == pytest.approx(2.0)
-        assert each["refused_per_second"] == 0.0
-        assert each["waiting"] == 7.0
     assert set(handler.tokens) == {f"Bearer {'t' * 20}"}
 
 
 def test_an_ensemble_of_another_name_leaves_the_counts(served):
-    load = ServerLoad(served[0], ensemble="other")
-    load.ask()
-    assert load.content()["name"] is None
-    assert load.content()["rows"] == 1000.0
+    told = ServerLoad(served[0], ensemble="other").content()
+    assert (told["name"], told["rows"]) == (None, 1000.0)
 
 
-def test_a_server_that_is_away_is_told(served):
-    load = ServerLoad("http://127.0.0.1:1")
-    load.ask()
-    assert "does not answer" in load.content()["error"]
+def test_a_server_that_is_away_is_told():
+    assert "does not answer" in ServerLoad("http://127.0.0.1:1").content()["error"]
 
 
 @pytest.mark.parametrize("url", ["file:///etc/passwd", "ftp://host", "localhost:80", "http://", "http://h/?a=b"])

@@ -312,7 +312,7 @@ class Manager:
         return list(read_lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
 
     def _write(self, handle: SaveHandle, job: WriteJob, memory: memoryview) -> Published:
-        """Publish a checkpoint and apply retention; in the writer's thread."""
+        """Write a checkpoint and apply retention; in the writer's thread."""
         try:
             published = self._retained.publish_with_room(lambda: self._ranks.publish(self._layer, job, memory))
         except OSError as error:

@@ -1,11 +1,178 @@
 """`trainwright checkpoint ...`: look at checkpoints, check and compare them, and choose how and when to save."""
 
-from trainwright.cli._checkpoint_costs import bench, interval
-from trainwright.cli._checkpoint_files import convert, diff, inspect, verify
-from trainwright.cli._checkpoint_proof import verify_resume
-from trainwright.cli.command import make_group
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from trainwright.checkpoint.policy.interval import Costs, plan_saves
+from trainwright.checkpoint.tools.bench import bench as measure
+from trainwright.checkpoint.tools.bench import collect_state
+from trainwright.checkpoint.tools.estimators import compare_estimators
+from trainwright.checkpoint.tools.proof import Proof
+from trainwright.checkpoint.tools.proof import verify_resume as prove
+from trainwright.cli.checkpoint_files import convert, diff, inspect, verify
+from trainwright.cli.command import Result, make_group
+from trainwright.cli.formatting import print_table, seconds, size
+from trainwright.cli.inputs import call_function
+from trainwright.engine.process.proof import verify_trial
+from trainwright.errors import InputError
+from trainwright.report.formatting import count, duration
 
 __all__ = ["app"]
+
+
+def verify_resume(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="SCRIPT|MODULE:FUNCTION",
+            help="A training script with a Manager, restore and step; or the function that trains a study's trials.",
+        ),
+    ],
+    arguments: Annotated[list[str] | None, typer.Argument(help="A script's arguments, after --.")] = None,
+    *,
+    steps: Annotated[
+        int | None,
+        typer.Option(help="How many before the interruption; of a script as many after it. A trial's are drawn."),
+    ] = None,
+    kill: Annotated[
+        bool, typer.Option("--kill", help="Interrupt a script by SIGKILL, not after a clean end. Trials always are.")
+    ] = False,
+    drop: Annotated[
+        list[str] | None, typer.Option(help="An item, or rng, not to restore, to see that it is needed.")
+    ] = None,
+    ranks: Annotated[int, typer.Option(help="Processes of each run, as torchrun starts them.")] = 1,
+    param: Annotated[
+        list[str] | None, typer.Option(help="A parameter of the trial, NAME=VALUE; text, or else JSON.")
+    ] = None,
+    epochs: Annotated[int | None, typer.Option(help="The full length of the trial.")] = None,
+    seed: Annotated[int, typer.Option(help="Of the trial, and of the step that is drawn for it.")] = 0,
+    timeout: Annotated[float, typer.Option(help="Seconds that one run may take.")] = 3600.0,
+) -> Result:
+    """Interrupt a training, resume it in a new process, and compare it bit by bit with one that was not interrupted.
+
+    It runs four times as it is; its own checkpoints are not touched. Exit 1 if anything differs.
+    """
+    # A path may have a colon in it; a file that exists is a script.
+    trial = ":" in target and not Path(target).exists()
+    if arguments if trial else param or epochs:
+        whose = "values after -- are for scripts" if trial else "--param and --epochs are for trials' functions"
+        raise InputError(f"verify-resume {target}: {whose}; leave them out")
+    limits: dict[str, Any] = {"drop": drop or (), "ranks": ranks, "timeout_seconds": timeout}
+    if trial:
+        sys.path.insert(0, str(Path.cwd()))
+        params = dict(_parse_parameter(text) for text in param or ())
+        proof = verify_trial(target, params, epochs=epochs, steps=steps, seed=seed, **limits)
+    elif steps is None:
+        raise InputError("verify-resume: --steps is missing; give how many steps of the script to interrupt after")
+    else:
+        proof = prove(target, steps=steps, arguments=arguments or (), kill=kill, **limits)
+    print(f"{target}: {_describe_proof(proof, 'killed' if kill or trial else 'interrupted')}")
+    return Result(asdict(proof), status=0 if proof.equal else 1)
+
+
+def _parse_parameter(text: str) -> tuple[str, Any]:
+    """Return name and value of NAME=VALUE; what is no JSON is text."""
+    name, separator, value = text.partition("=")
+    if not name or not separator:
+        raise InputError(f"--param: got {text!r}; allowed: NAME=VALUE, such as lr=0.01")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _describe_proof(proof: Proof, how: str) -> str:
+    resumed, end = f"{how} at step {proof.steps} and resumed", f"up to step {2 * proof.steps}"
+    if proof.resumed_from is not None:
+        resumed, end = f"{resumed} from step {proof.resumed_from}", "up to its end"
+    if proof.equal:
+        digests = f"{proof.compared:,} digests of batches, losses and state compared, {end}"
+        return f"{resumed}, it is equal to the last bit\n  {digests}"
+    verdict = f"{resumed}, it is NOT equal" if proof.repeatable else "two runs without interruption differ"
+    others = f" and {proof.others} more items" if proof.others else ""
+    far = f"; parameters are apart by up to {proof.max_difference:.2g} in the end" if proof.max_difference else ""
+    suspect = f"\n  suspect: {proof.suspect}" if proof.suspect else ""
+    return f"{verdict}\n  first difference at step {proof.step}: {proof.item}{others}{far}{suspect}"
+
+
+def interval(
+    *,
+    cost: Annotated[str, typer.Option(help="What training feels of one save, e.g. 3s.")],
+    mtbf: Annotated[str, typer.Option(help="Mean time between losses of all nodes together, e.g. 1d.")],
+    recovery: Annotated[str, typer.Option(help="From a loss until training goes on.")] = "0",
+    remaining: Annotated[str | None, typer.Option(help="What is left of the allocation.")] = None,
+) -> Result:
+    """How often to save: every estimator, and what following it costs."""
+    costs = Costs(
+        mtbf_seconds=seconds("--mtbf", mtbf),
+        cost_seconds=seconds("--cost", cost),
+        recovery_seconds=seconds("--recovery", recovery),
+    )
+    left = None if remaining is None else seconds("--remaining", remaining)
+    plan = plan_saves(costs, remaining_seconds=left)
+    found = compare_estimators(costs)
+    print(
+        f"a loss every {duration(costs.mtbf_seconds)} on average, back after {duration(costs.recovery_seconds)}; "
+        f"a save costs {duration(costs.cost_seconds)}\n"
+    )
+    print_table(
+        ["estimator", "save every", "wall time", "useful"],
+        [
+            [
+                estimate.name,
+                duration(estimate.interval_seconds),
+                f"+{100 * (estimate.wall_per_useful - 1):.2f} %",
+                f"{100 * estimate.availability:.2f} %",
+            ]
+            for estimate in found
+        ],
+    )
+    print("\nA Manager saves by the first. Wall time is that beyond a training that saves nothing and loses nothing.")
+    if left is not None and plan.saves is not None:
+        saves = "1 more save, after" if plan.saves == 1 else f"{plan.saves} more saves, every"
+        print(plan.warning or f"in the {duration(left)} left: {saves} {duration(plan.interval_seconds)} of training")
+    estimated = [{**asdict(estimate), "availability": estimate.availability} for estimate in found]
+    return Result({**asdict(costs), "estimates": estimated, "plan": None if left is None else asdict(plan)})
+
+
+def bench(
+    factory: Annotated[
+        str, typer.Argument(help="MODULE:FUNCTION that returns a model, (model, optimizer), or a dict of state.")
+    ],
+    *,
+    directory: Annotated[Path, typer.Option(help="The disk to measure.")] = Path(),
+    repeats: Annotated[int, typer.Option(help="Rounds, after one to warm up.")] = 5,
+) -> Result:
+    """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
+    state = collect_state(call_function("factory", factory))
+    done = measure(state, directory=directory, repeats=repeats)
+    print(f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {count(done.repeats, 'round')}, in seconds\n")
+    print_table(
+        ["", "blocking", "written", "GB/s", "restored", "size", "files", "bitwise"],
+        [
+            [
+                row.name,
+                f"{row.blocking:.3f}",
+                f"{row.total:.3f}",
+                f"{row.bytes / row.total / 1e9:.2f}",
+                f"{row.restore:.3f}",
+                f"{row.bytes / done.raw_bytes:.3f}",
+                row.files,
+                "yes" if row.bitwise else "NO",
+            ]
+            for row in done.rows
+        ],
+    )
+    for name, why in done.skipped.items():
+        print(f"left out: {name}: {why}")
+    print(f"\n{done.recommendation}")
+    return Result({**asdict(done), "recommendation": done.recommendation})
+
 
 app = make_group(
     "checkpoint",

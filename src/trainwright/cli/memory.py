@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,9 +10,9 @@ from trainwright.cli.command import Result, make_group
 from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import call_function
 from trainwright.cli.options import PlanFile
-from trainwright.errors import BudgetError, InputError, PlanMismatch
+from trainwright.errors import InputError
 from trainwright.files import write_text
-from trainwright.memory import Chain, fit
+from trainwright.memory import Chain, Plan
 from trainwright.memory import curve as trade_offs
 from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
@@ -20,9 +20,7 @@ from trainwright.memory.chain_files import load_chain
 from trainwright.plan.byte_sizes import format_bytes, read_size
 from trainwright.plan.memory.explain import draw_timeline, explain_plan
 from trainwright.plan.memory.minimum_budget import lowest_with_copies
-from trainwright.plan.memory.plan_record import CompiledPlan, read_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
-from trainwright.validators import check, one_of
 
 __all__ = ["app"]
 
@@ -43,21 +41,9 @@ def plan(
     optimizer: Annotated[
         str | None, typer.Option(help="Of a model: sgd, momentum, adam or adamw; its state counts.")
     ] = None,
-    backend: Annotated[
-        str, typer.Option(help="eager, or compile: torch.compile, with its own knob for what it saves.")
-    ] = "eager",
-    compiler: Annotated[str, typer.Option(help="Of compile: inductor or aot_eager.")] = "inductor",
     out: PlanFile = None,
 ) -> Result:
     """Find the fastest plan within a budget."""
-    check(backend, one_of("eager", "compile"), "--backend", BudgetError)
-    if backend == "compile":
-        # torch.compile decides itself what is recomputed: the solver's options say nothing to it.
-        theirs = {"--offload": offload, "--bandwidth": bandwidth, "--solver": solver != "auto"}
-        strange = next((name for name, value in theirs.items() if value not in {None, False}), None)
-        if strange is not None:
-            raise BudgetError(f"{strange}: got it with --backend compile; allowed: with --backend eager")
-        return _plan_compiled(spec, {"budget": budget, "optimizer": optimizer, "compiler": compiler}, out)
     chain = _chain(spec, optimizer)
     speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else None
     planned = plan_step(chain, budget=budget, offload=offload, bandwidth=speed, solver=solver)
@@ -80,9 +66,8 @@ def plan(
     if out is not None:
         planned.save(out)
         print(f"plan: {out}")
-    content = {name: value for name, value in planned.to_json().items() if name != "chain"}
     limits = {"minimal_bytes": least, "minimal_bytes_with_copies": with_copies, "full_bytes": full}
-    return Result({**content, **limits})
+    return Result({**planned.to_json(), "chain": None, **limits})
 
 
 def curve(
@@ -94,30 +79,24 @@ def curve(
     # One chain for all budgets: a model is profiled once.
     chain = _chain(spec)
     found = trade_offs(chain, points=points)
-    rows = [
-        (point.name, format_bytes(point.peak_bytes), f"{point.seconds:.6g} s",
-         f"{100 * (point.seconds / chain.plain_seconds - 1):.2f} %")
-        for point in (*found.points, *sorted(found.baselines, key=lambda point: point.peak_bytes))
-    ]  # fmt: skip
-    print_table(("", "peak", "step", "overhead"), rows)
-    return Result(
-        {
-            "minimal_bytes": found.minimal_bytes,
-            "full_bytes": found.full_bytes,
-            "points": [{"peak_bytes": point.peak_bytes, "seconds": point.seconds} for point in found.points],
-            "baselines": [
-                {"name": each.name, "peak_bytes": each.peak_bytes, "seconds": each.seconds} for each in found.baselines
-            ],
-        }
+    print_table(
+        ("", "peak", "step", "overhead"),
+        [
+            (
+                point.name,
+                format_bytes(point.peak_bytes),
+                f"{point.seconds:.6g} s",
+                f"{100 * (point.seconds / chain.plain_seconds - 1):.2f} %",
+            )
+            for point in (*found.points, *sorted(found.baselines, key=lambda point: point.peak_bytes))
+        ],
     )
+    return Result(asdict(found))
 
 
 def explain(file: _PLAN) -> Result:
     """Say what a plan does with each stage, and who holds the bytes of its peak."""
-    planned = read_plan(file)
-    if isinstance(planned, CompiledPlan):
-        _print_compiled(planned)
-        return Result(planned.to_json())
+    planned = Plan.load(file)
     reports = explain_plan(planned)
     print_table(
         ("stage", "name", "", "forwards", "option", "bytes saved", "seconds paid"),
@@ -151,13 +130,7 @@ def plot(
     out: Annotated[Path, typer.Option(help="The picture, an .svg file.")] = Path("memory.svg"),
 ) -> Result:
     """Draw memory over time, with the lanes of compute and copies."""
-    planned = read_plan(file)
-    if isinstance(planned, CompiledPlan):
-        raise PlanMismatch(
-            f"plan file {str(file)!r}: got a plan of --backend compile, whose memory over time only the compiled code "
-            "knows; allowed: one of --backend eager; see `trainwright memory explain`"
-        )
-    draw_timeline(planned, out)
+    draw_timeline(Plan.load(file), out)
     print(f"picture: {out}")
     return Result({"picture": out})
 
@@ -191,10 +164,6 @@ def pipeline(
         ],
     )
     print()
-    # A way that does not fit has no load, and is shown all the same.
-    loads = {way: None if found is None else found.load_seconds for way, found in planned.alternatives.items()}
-    for way, load in loads.items():
-        print(f"busiest stage or link, {way}: {'does not fit' if load is None else f'{load:.6g} s'}")
     for name, placement in planned.placements.items():
         print(f"period, {name}: {placement.pattern.period_seconds:.6g} s")
     for name, timeline in planned.timelines.items():
@@ -203,20 +172,12 @@ def pipeline(
     if csv is not None:
         write_text(csv, "schedule", planned.to_csv())
         print(f"schedule: {csv}")
-    stages_made = [
-        {
-            "first": part.first,
-            "last": part.last,
-            "device": device,
-            "seconds": part.seconds,
-            "in_flight": part.flying,
-        }
-        for part, device in zip(parts, planned.devices, strict=True)
-    ]
     return Result(
         {
-            "stages": stages_made,
-            "load_seconds": loads,
+            "stages": [
+                {"first": part.first, "last": part.last, "device": device, "seconds": part.seconds}
+                for part, device in zip(parts, planned.devices, strict=True)
+            ],
             "period_seconds": {name: each.pattern.period_seconds for name, each in planned.placements.items()},
             "step_seconds": {name: timeline.seconds for name, timeline in planned.timelines.items()},
             "schedule": planned.schedule,
@@ -224,52 +185,18 @@ def pipeline(
     )
 
 
-def _plan_compiled(spec: str, settings: dict[str, Any], out: Path | None) -> Result:
-    parts = _model(spec)
-    if parts is None:
-        raise BudgetError(
-            f"--backend: got 'compile' for the file {spec!r}; allowed: MODULE:FUNCTION for (model, sample[, loss]), "
-            "which is compiled and run"
-        )
-    model, sample, loss = parts
-    planned: CompiledPlan = fit(model, sample, loss=loss, backend="compile", **settings).plan
-    _print_compiled(planned)
-    if out is not None:
-        planned.save(out)
-        print(f"plan: {out}")
-    return Result(planned.to_json())
-
-
-def _print_compiled(planned: CompiledPlan) -> None:
-    print_table(
-        ("", "plan"),
-        [
-            ("peak, measured", format_bytes(planned.peak_bytes)),
-            ("budget", format_bytes(planned.budget_bytes)),
-            ("parameters, batch and what else is fixed", format_bytes(planned.fixed_bytes)),
-            ("saved for backward", f"{100 * planned.saved_share:.0f} % of what it would be"),
-            ("compiler", planned.compiler),
-        ],
-    )
-
-
 def _chain(spec: str, optimizer: str | None = None) -> Chain:
-    """Return the chain that SPEC names."""
-    model, sample, loss = _model(spec) or (spec, None, None)
-    return load_chain(model, sample, loss=loss, optimizer=optimizer)
-
-
-def _model(spec: str) -> tuple[Any, Any, Any] | None:
-    """Return model, sample and loss that SPEC names, None for a file: the one place that decides what a SPEC may be."""
+    """Return the chain that SPEC names: that of a file, or of the model that a function returns."""
     if Path(spec).suffix == ".json" or ":" not in spec:
-        return None
+        return load_chain(spec)
     parts = call_function("SPEC", spec)
     if not isinstance(parts, tuple) or len(parts) not in {2, 3} or not hasattr(parts[0], "named_parameters"):
         raise InputError(
             f"SPEC: {spec} returned {type(parts).__name__}; allowed: a function that returns (model, sample) or "
             "(model, sample, loss), the loss a function of the model's result"
         )
-    return parts[0], parts[1], parts[2] if len(parts) == 3 else None
+    model, sample, loss = (*parts, None)[:3]
+    return load_chain(model, sample, loss=loss, optimizer=optimizer)
 
 
 app = make_group(

@@ -161,6 +161,7 @@ class Deployment:
             **runtime.state(),
             "queue_rows": self.queue_rows,
             "waiting_rows": runtime.rows,
+            "members_alive": len(answering),
             "members": [
                 {
                     "trial": member.trial,

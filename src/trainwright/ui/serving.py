@@ -46,8 +46,6 @@ def serve_page(
                 names=names,
                 headers={"content-security-policy": POLICY},
             )
-            if server is not None:
-                server.start()
             settings = uvicorn.Config(
                 guard,
                 log_level="warning",
@@ -60,8 +58,6 @@ def serve_page(
             uvicorn.Server(settings).run(sockets=[listener])
     finally:
         registry.close()
-        if server is not None:
-            server.close()
 
 
 def _page_address(listener: socket.socket, host: str, token: str | None) -> str:

@@ -103,7 +103,7 @@ class SingleRank:
         return now or wish, end
 
     def publish(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
-        """Write and publish a checkpoint. In the writer's thread. Raises `OSError` or `CheckpointError`."""
+        """Write the parts of all ranks. In the writer's thread. Raises `OSError` or `CheckpointError`."""
         return write_checkpoint(layer, job, memory)
 
     def select_tree(self, tree: Mapping[str, Any], manifest: Manifest) -> tuple[dict[str, Any], list[Difference]]:

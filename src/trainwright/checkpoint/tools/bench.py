@@ -90,7 +90,6 @@ def bench(
     *,
     directory: Path | None = None,
     repeats: int = 5,
-    progress: Callable[[str], None] = lambda _: None,
 ) -> Bench:
     """Measure what saving and restoring `state` cost below `directory` (default: the system's temporary folder).
 
@@ -111,7 +110,6 @@ def bench(
             # The first round warms up: imports, memory, the disk's own structures.
             for repeat in range(repeats + 1):
                 for name in [way for way in ways if way not in skipped]:
-                    progress(f"{name}: {'warming up' if repeat == 0 else f'{repeat} of {repeats}'}")
                     try:
                         rounds[name].append(_measure_round(name, ways[name], captured, kept))
                     except (InputError, CheckpointError) as error:

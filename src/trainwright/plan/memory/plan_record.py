@@ -13,7 +13,7 @@ from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Link, Operation, parse_operation
 from trainwright.plan.memory.simulate import Simulation, simulate
 
-__all__ = ["SCHEMA", "CompiledPlan", "Compiler", "Plan", "read_plan"]
+__all__ = ["SCHEMA", "CompiledPlan", "Compiler", "Plan"]
 
 SCHEMA = 1
 _COMPILED, _COMPILED_SCHEMA = "compiled memory plan", 2
@@ -196,11 +196,3 @@ class CompiledPlan:
         """Read a plan from a JSON file."""
         allowed = "a file that CompiledPlan.save wrote"
         return cls.from_json(read_json(path, "plan file", allowed=allowed, error=PlanMismatch))
-
-
-def read_plan(path: str | Path) -> Plan | CompiledPlan:
-    """Return the plan that a file holds, of either back-end."""
-    allowed = "a file that a plan's save or `trainwright memory plan --out` wrote"
-    content = read_json(path, "plan file", allowed=allowed, error=PlanMismatch)
-    compiled = isinstance(content, Mapping) and content.get("kind") == _COMPILED
-    return CompiledPlan.from_json(content) if compiled else Plan.from_json(content)

@@ -2,10 +2,9 @@
 
 import re
 from base64 import b64encode
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from hashlib import sha256
 from importlib import resources
-from typing import Any
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -15,7 +14,7 @@ from starlette.routing import Route
 
 import trainwright
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.http.infer_endpoint import InferenceEndpoint, Refused, json_of
+from trainwright.serve.http.infer_endpoint import InferenceEndpoint, json_of
 from trainwright.serve.http.infer_request import TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE
 
@@ -31,8 +30,8 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
     (TrainwrightError, 500),
 )
 _WORDS = {
-    404: "path: there is nothing here; allowed: the Open Inference Protocol's, /v2/ensembles/NAME, /metrics and /",
-    405: "method: is not allowed here; allowed: POST for inference, GET for all else",
+    "Not Found": "path: nothing is here; allowed: the Open Inference Protocol's, /v2/ensembles/NAME, /metrics and /",
+    "Method Not Allowed": "method: is not allowed here; allowed: POST for inference, GET for all else",
 }
 
 
@@ -43,30 +42,18 @@ def application(endpoint: InferenceEndpoint) -> Starlette:
     policy = {"Content-Security-Policy": _content_policy(page)}
     html = page.replace("{{name}}", endpoint.name)
 
+    def reply(make: Callable[[], object]) -> Callable[[Request], Awaitable[Response]]:
+        """Return the function of a route that answers with JSON."""
+
+        async def respond(request: Request) -> Response:
+            endpoint.check_model(**request.path_params)
+            return Response(json_of(make()), media_type="application/json")
+
+        return respond
+
     async def infer(request: Request) -> Response:
         endpoint.check_model(**request.path_params)
         return await endpoint.infer(request)
-
-    async def server(_request: Request) -> Response:
-        names = {"name": "trainwright", "version": trainwright.__version__}
-        return _reply_json({**names, "extensions": ["binary_tensor_data"]})
-
-    async def live(_request: Request) -> Response:
-        return _reply_json({"live": True})
-
-    async def ready(request: Request) -> Response:
-        endpoint.check_model(**request.path_params)
-        if not endpoint.ready():
-            raise NotReady("the service starts, ends, or has too few members left; ask again", retry_after_seconds=1.0)
-        return _reply_json({"ready": True})
-
-    async def model(request: Request) -> Response:
-        endpoint.check_model(**request.path_params)
-        return _reply_json(endpoint.model())
-
-    async def ensemble(request: Request) -> Response:
-        endpoint.check_model(**request.path_params)
-        return _reply_json(endpoint.ensemble())
 
     async def metrics(_request: Request) -> Response:
         return Response(endpoint.metrics.text(), media_type=CONTENT_TYPE)
@@ -74,23 +61,26 @@ def application(endpoint: InferenceEndpoint) -> Starlette:
     async def try_it(_request: Request) -> Response:
         return HTMLResponse(html, headers=policy)
 
+    about = {"name": "trainwright", "version": trainwright.__version__, "extensions": ["binary_tensor_data"]}
+    models = [f"/v2/models/{{model}}{version}" for version in ("", "/versions/{version}")]
     # Routes are tried in order: what is asked most comes first.
-    routes = [
-        Route(f"/v2/models/{{model}}{version}{ending}", function, methods=[method])
-        for ending, function, method in (("/infer", infer, "POST"), ("/ready", ready, "GET"), ("", model, "GET"))
-        for version in ("", "/versions/{version}")
+    routes = [Route(f"{model}/infer", infer, methods=["POST"]) for model in models]
+    routes += [
+        Route(path, function)
+        for path, function in (
+            *((f"{model}/ready", reply(endpoint.ready)) for model in models),
+            *((model, reply(endpoint.model)) for model in models),
+            ("/v2", reply(lambda: about)),
+            ("/v2/health/live", reply(lambda: {"live": True})),
+            ("/v2/health/ready", reply(endpoint.ready)),
+            ("/v2/ensembles/{model}", reply(endpoint.ensemble)),
+            ("/metrics", metrics),
+            ("/", try_it),
+        )
     ]
-    others = {
-        "/v2": server,
-        "/v2/health/live": live,
-        "/v2/health/ready": ready,
-        "/v2/ensembles/{model}": ensemble,
-        "/metrics": metrics,
-        "/": try_it,
-    }
-    routes += [Route(path, function) for path, function in others.items()]
-    kinds = (TrainwrightError, Refused, HTTPException, Exception)
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, _reply_refusal))
+    return Starlette(
+        routes=routes, exception_handlers=dict.fromkeys((TrainwrightError, HTTPException, Exception), _reply_refusal)
+    )
 
 
 def _content_policy(page: str) -> str:
@@ -108,10 +98,8 @@ async def _reply_refusal(_request: Request, error: Exception) -> Response:
     """Answer an error: the first status that fits it, and its sentence; of a defect only that there is one."""
     headers: Mapping[str, str] = {}
     text = str(error)
-    if isinstance(error, Refused):
-        status = error.status
-    elif isinstance(error, HTTPException):
-        status, headers, text = error.status_code, error.headers or {}, _WORDS.get(error.status_code, error.detail)
+    if isinstance(error, HTTPException):
+        status, headers, text = error.status_code, error.headers or {}, _WORDS.get(error.detail, error.detail)
     else:
         status = next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
         if not isinstance(error, TrainwrightError):
@@ -119,7 +107,3 @@ async def _reply_refusal(_request: Request, error: Exception) -> Response:
         if isinstance(error, Overloaded):
             headers = {"Retry-After": f"{max(1, round(error.retry_after_seconds))}"}
     return Response(json_of({"error": text}), status_code=status, headers=dict(headers), media_type="application/json")
-
-
-def _reply_json(content: Mapping[str, Any]) -> Response:
-    return Response(json_of(content), media_type="application/json")

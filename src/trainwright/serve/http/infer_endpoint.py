@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pydantic_core
+from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response as HttpResponse
 
@@ -17,7 +18,7 @@ from trainwright.serve.http.metrics import PrometheusMetrics
 from trainwright.serve.http.tensors import HEADER_LENGTH, encode_tensor
 from trainwright.serve.service import Limits, Response, Service
 
-__all__ = ["VERSION", "InferenceEndpoint", "Refused", "json_of", "write_reply"]
+__all__ = ["VERSION", "InferenceEndpoint", "json_of", "write_reply"]
 
 VERSION = "1"  # of the one ensemble that is served
 _DEGRADED = "X-Trainwright-Degraded"
@@ -80,14 +81,6 @@ def _make_plain(value: object) -> object:
     return value.item() if isinstance(value, np.generic) else str(value)
 
 
-class Refused(Exception):
-    """A refusal that only HTTP knows, by its status."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
 class InferenceEndpoint:
     """A service under a name, with limits; what its endpoints answer."""
 
@@ -100,13 +93,15 @@ class InferenceEndpoint:
     def check_model(self, model: str | None = None, version: str | None = None) -> None:
         """Refuse the name or version of anything else than what is served."""
         if model not in {None, self.name}:
-            raise Refused(404, f"model: got {str(model)[:80]!r}; allowed: {self.name}")
+            raise HTTPException(404, f"model: got {str(model)[:80]!r}; allowed: {self.name}")
         if version not in {None, VERSION}:
-            raise Refused(404, f"version: got {str(version)[:80]!r}; allowed: {VERSION}")
+            raise HTTPException(404, f"version: got {str(version)[:80]!r}; allowed: {VERSION}")
 
-    def ready(self) -> bool:
-        """Say whether requests are admitted now."""
-        return not self.draining and self.service.ready()
+    def ready(self) -> Mapping[str, Any]:
+        """Say that requests are admitted, or raise NotReady."""
+        if self.draining or not self.service.ready():
+            raise NotReady("the service starts, ends, or has too few members left; ask again", retry_after_seconds=1.0)
+        return {"ready": True}
 
     async def infer(self, request: Request) -> HttpResponse:
         """Return the reply to one inference request; whoever leaves before has the request cancelled."""
@@ -119,7 +114,7 @@ class InferenceEndpoint:
                 async for chunk in request.stream():
                     body += chunk
         except TimeoutError:
-            raise Refused(408, f"body: did not come within {self.limits.body_seconds:g} s") from None
+            raise HTTPException(408, f"body: did not come within {self.limits.body_seconds:g} s") from None
         except ClientDisconnect:
             return self._count_disconnected()
         # The time that a client takes to send is none of the server's.
@@ -144,15 +139,11 @@ class InferenceEndpoint:
 
     def model(self) -> Mapping[str, Any]:
         """Return the metadata of the protocol; -1 stands for any size."""
-        signature, kind = self.signature, self.service.ensemble.output
+        signature = self.signature
         shape = [-1] if signature.shape is None else [-1, *signature.shape]
         outputs = [
-            {
-                "name": name,
-                "datatype": "BOOL" if name == "out_of_range" else "FP64",
-                "shape": _output_shape(name, kind),
-            }
-            for name in signature.outputs
+            {"name": name, "datatype": "BOOL" if name == "out_of_range" else "FP64", "shape": size}
+            for name, size in signature.outputs.items()
         ]
         return {
             "name": self.name,
@@ -174,7 +165,7 @@ class InferenceEndpoint:
             "seconds_per_row": ensemble.cost_seconds,
             "bytes": ensemble.nbytes,
             "members": ensemble.table(),
-            "ready": self.ready(),
+            "ready": not self.draining and self.service.ready(),
             "state": dict(self.service.state()),
         }
 
@@ -215,15 +206,6 @@ class InferenceEndpoint:
         return HttpResponse(json_of({"error": "the client left"}), status_code=400)
 
 
-def _output_shape(name: str, kind: str) -> list[int]:
-    """Return the shape of an output, -1 for any size: rows, then classes or values, then mean and variance."""
-    if name == "out_of_range":
-        return [-1]
-    if name.startswith("uncertainty_"):
-        return [-1] if kind == "classes" else [-1, -1]
-    return [-1, -1, 2] if kind == "moments" else [-1, -1]
-
-
 def _read_header_length(request: Request) -> str | None:
     """Return the length of the JSON part; refuse a body that is something else than JSON and tensors.
 
@@ -234,10 +216,10 @@ def _read_header_length(request: Request) -> str | None:
     if "content-type" in request.headers:
         kind = request.headers["content-type"].partition(";")[0].strip().lower()
         if kind not in {_JSON, _BINARY}:
-            raise Refused(415, f"Content-Type: got {kind[:80]!r}; allowed: {_JSON}, {_BINARY}, or none")
+            raise HTTPException(415, f"Content-Type: got {kind[:80]!r}; allowed: {_JSON}, {_BINARY}, or none")
         if kind == _BINARY and length is None:
             raise RequestError(f"{HEADER_LENGTH}: is missing; allowed: the bytes of the JSON part of {_BINARY}")
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding != "identity":
-        raise Refused(415, f"Content-Encoding: got {encoding[:80]!r}; allowed: none, or identity")
+        raise HTTPException(415, f"Content-Encoding: got {encoding[:80]!r}; allowed: none, or identity")
     return length

@@ -83,21 +83,24 @@ class Signature:
 
     shape: tuple[int, ...] | None  # of one row; None if no sample was left
     dtype: str | None
-    outputs: tuple[str, ...]
+    outputs: Mapping[str, list[int]]  # name → shape, -1 for any size
 
     @classmethod
     def of(cls, ensemble: Ensemble) -> "Signature":
         """Return what the members' samples tell, and the outputs that can be asked for."""
         sampled = next((member for member in ensemble.members if member.input_shape is not None), None)
-        names = ["prediction", "uncertainty_total", "uncertainty_epistemic"]
+        # Rows, then classes or values, then mean and variance.
+        prediction = [-1, -1, 2] if ensemble.output == "moments" else [-1, -1]
+        uncertainty = [-1] if ensemble.output == "classes" else [-1, -1]
+        shapes = {"prediction": prediction, "uncertainty_total": uncertainty, "uncertainty_epistemic": uncertainty}
         if ensemble.output != "values":
-            names.append("uncertainty_aleatoric")
+            shapes["uncertainty_aleatoric"] = uncertainty
         if ensemble.threshold is not None:
-            names.append("out_of_range")
+            shapes["out_of_range"] = [-1]
         return cls(
             shape=sampled.input_shape if sampled else None,
             dtype=sampled.input_dtype if sampled else None,
-            outputs=(*names, *(f"member_{member.trial}" for member in ensemble.members)),
+            outputs=shapes | {f"member_{member.trial}": prediction for member in ensemble.members},
         )
 
     @property

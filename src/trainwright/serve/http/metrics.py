@@ -65,27 +65,6 @@ class PrometheusMetrics(Collector):
         for name, words in _COUNTS.items():
             yield CounterMetricFamily(f"trainwright_{name}", words, value=self.counts[name])
         # Gauges are read when they are asked for, and cost requests nothing.
-        state = self._state()
-        for name, value in state.items():
+        for name, value in self._state().items():
             if isinstance(value, bool | int | float):
                 yield GaugeMetricFamily(f"trainwright_{name}", "Of the service's state.", value=float(value))
-        for name, numbers in _list_gauges(state):
-            family = GaugeMetricFamily(f"trainwright_{name}", "Of the service's state.", labels=["place"])
-            for place, number in numbers:
-                family.add_metric([place], number)
-            yield family
-
-
-def _list_gauges(state: Mapping[str, Any]) -> Iterator[tuple[str, list[tuple[str, float]]]]:
-    """Yield per list of records in the state, such as its instances, each number by the record's place in the list."""
-    for name, records in state.items():
-        if not isinstance(records, list | tuple) or not all(isinstance(each, Mapping) for each in records):
-            continue
-        for key in sorted({key for each in records for key in each}):
-            numbers = [
-                (str(place), float(each[key]))
-                for place, each in enumerate(records)
-                if isinstance(each.get(key), bool | int | float) and key not in {"pid", "trial"}
-            ]
-            if numbers:
-                yield f"{name.removesuffix('s')}_{key}", numbers

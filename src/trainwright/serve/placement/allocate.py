@@ -133,7 +133,6 @@ def _search(
         matrix=solution.matrix,
         objective=objective,
         expected=expected,
-        search={"times": tables.source},
         tables=tables,
         memory=memory,
     )

@@ -2,9 +2,8 @@
 
 import hashlib
 import json
-import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +18,11 @@ from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.time_tables import TimeTables
 from trainwright.serve.placement.units import Unit, check_units, packed_units
 from trainwright.serve.placement.worst_fit import worst_fit
+from trainwright.validators import check, integer, one_of
 
 __all__ = ["BATCHES", "DeploymentPlan", "Instance", "Unit", "digest_of"]
 
 _SCHEMA = 1
-_KEYS = ("ensemble", "devices", "units", "matrix", "objective", "expected", "measured", "search", "tables", "memory")
 BATCHES = tuple(1 << power for power in range(10))
 """Batch sizes that a search tries: 1 to 512 rows."""
 
@@ -49,23 +48,19 @@ class DeploymentPlan:
     objective: str = "throughput"
     expected: Mapping[str, float] = field(default_factory=dict)  # from time tables
     measured: Mapping[str, float] = field(default_factory=dict)  # from running it; empty if it was not
-    search: Mapping[str, Any] = field(default_factory=dict)  # how it was found
     tables: TimeTables | None = field(default=None, compare=False, repr=False)  # by which it was found
     memory: MemoryModel | None = field(default=None, repr=False)
     in_process: bool = False  # computed by the process that serves, without worker processes
 
     def __post_init__(self) -> None:
         check_units(self.units, sum(len(unit.members) for unit in self.units))
-        shape = (len(self.devices), len(self.units))
-        if len(self.matrix) != shape[0] or any(len(row) != shape[1] for row in self.matrix):
+        shape = len(self.devices), len(self.units)
+        if [len(row) for row in self.matrix] != [shape[1]] * shape[0]:
             raise AllocationError(
-                f"Plan.matrix: has rows of {', '.join(str(len(row)) for row in self.matrix) or 'nothing'}; allowed: "
-                f"{shape[0]} rows (devices) of {shape[1]} batch sizes (units)"
+                f"Plan.matrix: got {self.matrix}; allowed: {shape[0]} rows (devices) of {shape[1]} batch sizes (units)"
             )
-        for row in self.matrix:
-            for batch in row:
-                if isinstance(batch, bool) or not isinstance(batch, int) or batch < 0:
-                    raise AllocationError(f"Plan.matrix: got {batch!r}; allowed: batch sizes >= 1, or 0 for none")
+        for batch in (batch for row in self.matrix for batch in row):
+            check(batch, integer(minimum=0), "Plan.matrix", AllocationError)
         for place, unit in enumerate(self.units):
             if not any(row[place] for row in self.matrix):
                 raise AllocationError(
@@ -90,12 +85,6 @@ class DeploymentPlan:
         )
 
     @property
-    def slo_seconds(self) -> float:
-        """The latency of the objective, such as 0.05 of "throughput@50"; infinity without one."""
-        _, _, milliseconds = self.objective.partition("@")
-        return float(milliseconds) / 1e3 if milliseconds else math.inf
-
-    @property
     def simulated(self) -> bool:
         """Whether a device of it is simulated, so that it cannot be deployed."""
         return any(device.simulated for device in self.devices)
@@ -111,7 +100,7 @@ class DeploymentPlan:
     ) -> "DeploymentPlan":
         """Return one instance of each member by worst-fit decreasing, without any search.
 
-        Processes on one group of cores get cores of their own. Where there are more members than cores, several share a
+        Processes on one group of cores share its threads. Where there are more members than cores, several share a
         process, which computes them in turn. With `in_process` there are no worker processes: the one that serves
         computes all members in turn, as tests and notebooks like it.
         """
@@ -125,11 +114,6 @@ class DeploymentPlan:
         units = packed_units(weights, room_of(found))
         memory = MemoryModel.assumed(ensemble)
         matrix = worst_fit(found, units, memory, batch=batch)
-        # Instances on a group of cores get cores of their own, so that they do not disturb each other.
-        apart, rows = _divide_cores(found, matrix)
-        # A part of a device's memory may be too little for the largest.
-        if memory.fits(apart, units, rows):
-            found, matrix = apart, rows
         return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix, memory=memory)
 
     def check(self, ensemble: Ensemble, devices: str | Iterable[str | Device] | None = None) -> None:
@@ -156,48 +140,32 @@ class DeploymentPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object, with a digest of what it places where."""
-        content = {
-            "ensemble": self.ensemble,
+        content = {one.name: getattr(self, one.name) for one in fields(self)} | {
             "devices": [device.to_json() for device in self.devices],
-            "units": [unit.to_json() for unit in self.units],
+            "units": [list(unit.members) for unit in self.units],
             "matrix": [list(row) for row in self.matrix],
-            "objective": self.objective,
-            "expected": dict(self.expected),
-            "measured": dict(self.measured),
-            "search": dict(self.search),
             "tables": None if self.tables is None else self.tables.to_json(),
             "memory": None if self.memory is None else self.memory.to_json(),
-            **({"in_process": True} if self.in_process else {}),
         }
         return {"schema": _SCHEMA, **content, "digest": _digest_of_json(content)}
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], *, where: str = "plan") -> "DeploymentPlan":
         """Return the plan that `to_json` wrote; raises AllocationError for one that was changed or is newer."""
-        if not isinstance(content, Mapping) or any(key not in content for key in ("schema", "digest", *_KEYS)):
+        names = {one.name for one in fields(cls)}
+        if not isinstance(content, Mapping) or not content.keys() >= {"schema", "digest", *names}:
             raise AllocationError(f"{where}: is no plan; allowed: what Plan.save or `serve allocate --out` wrote")
-        if content["schema"] != _SCHEMA:
-            raise AllocationError(f"{where}: got schema {content['schema']!r}; allowed: {_SCHEMA}; allocate again")
+        check(content["schema"], one_of(_SCHEMA), f"{where}: schema", AllocationError)
+        found = {name: content[name] for name in names}
         # A plan that was edited by hand might place what does not fit.
-        found = _digest_of_json({key: content[key] for key in (*_KEYS, "in_process") if key in content})
-        if found != content["digest"]:
-            raise AllocationError(
-                f"{where}: its content has the digest {found}, it says {content['digest']}; it was changed; allocate "
-                "again"
-            )
-        return cls(
-            ensemble=content["ensemble"],
-            devices=tuple(map(Device.from_json, content["devices"])),
-            units=tuple(map(Unit.from_json, content["units"])),
-            matrix=tuple(map(tuple, content["matrix"])),
-            objective=content["objective"],
-            expected=content["expected"],
-            measured=content["measured"],
-            search=content["search"],
-            tables=None if content["tables"] is None else TimeTables.from_json(content["tables"]),
-            memory=None if content["memory"] is None else MemoryModel.from_json(content["memory"]),
-            in_process=content.get("in_process", False),
-        )
+        if _digest_of_json(found) != content["digest"]:
+            raise AllocationError(f"{where}: its content and its digest differ; it was changed; allocate again")
+        found["devices"] = tuple(map(Device.from_json, found["devices"]))
+        found["units"] = tuple(Unit(members=tuple(members)) for members in found["units"])
+        found["matrix"] = tuple(map(tuple, found["matrix"]))
+        for name, kind in (("tables", TimeTables), ("memory", MemoryModel)):
+            found[name] = None if found[name] is None else kind.from_json(found[name])
+        return cls(**found)
 
     def save(self, path: str | Path) -> Path:
         """Write the plan to a JSON file, in place of what is there; returns it."""
@@ -227,20 +195,6 @@ def digest_of(ensemble: Ensemble) -> str:
         for member in ensemble.members
     ]
     return _digest_of_json(content)
-
-
-def _divide_cores(devices: tuple[Device, ...], matrix: Matrix) -> tuple[tuple[Device, ...], Matrix]:
-    """Return the devices with groups of cores divided among the instances on them, and the matrix for that."""
-    parts: list[Device] = []
-    rows: list[tuple[int, ...]] = []
-    for device, row in zip(devices, matrix, strict=True):
-        held = [place for place, batch in enumerate(row) if batch]
-        groups = device.parts(len(held))
-        for number, group in enumerate(groups):
-            mine = held[number :: len(groups)]
-            parts.append(group)
-            rows.append(tuple(batch if place in mine else 0 for place, batch in enumerate(row)))
-    return tuple(parts), tuple(rows)
 
 
 def _describe_devices(devices: tuple[Device, ...]) -> str:

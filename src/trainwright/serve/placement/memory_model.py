@@ -83,9 +83,3 @@ class MemoryModel:
     def used(self, device: Device, units: Sequence[Unit], row: Sequence[int]) -> int:
         """Return the bytes of a device's instances, by their batch sizes."""
         return sum(self.needed(unit, device, batch) for unit, batch in zip(units, row, strict=True))
-
-    def fits(self, devices: Sequence[Device], units: Sequence[Unit], matrix: Sequence[Sequence[int]]) -> bool:
-        """Say whether every device holds what the matrix [devices][units] of batch sizes puts on it."""
-        return all(
-            self.used(device, units, row) <= self.free(device) for device, row in zip(devices, matrix, strict=True)
-        )

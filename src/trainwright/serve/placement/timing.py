@@ -7,6 +7,7 @@ process: a request as JSON on its input, the answer as JSON on its output.
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -18,15 +19,16 @@ import numpy as np
 
 from trainwright.ensemble import Ensemble, Member
 from trainwright.errors import AllocationError, ServeError
+from trainwright.randomness import rng
 from trainwright.serve.placement.devices import Device, thread_environment
 from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.repeated_timing import timed
 from trainwright.serve.placement.time_tables import TimeTables
 from trainwright.serve.runtime.member_runners import Runner, describe_member, runner_of
 
-__all__ = ["can_be_timed", "measure_times"]
+__all__ = ["can_be_timed", "measure_times", "time_calls"]
 
-_LEAST, _ENOUGH_SECONDS = 5, 0.8  # rounds of all batches of a member, and when to stop
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 200
+_ENOUGH_SECONDS = 0.8  # of rounds of all batches of a member
 _LONGEST_SECONDS = 2.0  # of a batch beyond which no larger one is tried
 _SLACK = 1.25  # for what an allocator keeps beyond what tensors hold
 _TIMEOUT_SECONDS = 900
@@ -59,6 +61,26 @@ def measure_times(
         context[device.kind] = max(context[device.kind], answers[model]["context"])
     tables = TimeTables(batches=tuple(batches), seconds=seconds, source="measured")
     return tables, MemoryModel(footprints=footprints, context_bytes=context)
+
+
+def time_calls(
+    calls: Sequence[Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Return the median seconds of each call, over rounds that take so many seconds in all; 5 to 200 rounds.
+
+    A disturbance of the machine affects all calls alike, because each round calls them in an order of its own.
+    """
+    found: list[list[float]] = [[] for _ in calls]
+    begun = clock()
+    for number in range(_MOST_ROUNDS):
+        if number >= _LEAST_ROUNDS and clock() - begun > seconds:
+            break
+        # Else what comes and goes hits the same.
+        for place in rng(0, "serve-timing", number).permutation(len(calls)):
+            started = clock()
+            calls[place]()
+            found[place].append(clock() - started)
+    return [statistics.median(one) for one in found]
 
 
 def can_be_timed(ensemble: Ensemble) -> bool:
@@ -156,8 +178,7 @@ def _time_batches(request: Mapping[str, Any], runner: Runner) -> tuple[list[floa
         call()
         if time.perf_counter() - begun > _LONGEST_SECONDS:
             break
-    found: list[float | None] = [one for one, _ in timed(calls, least=_LEAST, seconds=_ENOUGH_SECONDS)]
-    return found + [None] * (len(batches) - len(found)), peaks
+    return time_calls(calls, _ENOUGH_SECONDS) + [None] * (len(batches) - len(calls)), peaks
 
 
 def _peak_bytes(call: Callable[[], None], device: str) -> int:

@@ -1,8 +1,7 @@
 """Unit: the members that one instance computes; a column of the allocation matrix."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from trainwright.errors import AllocationError
 
@@ -26,15 +25,6 @@ class Unit:
         """The unit in a word, such as "0" or "loop(1,2)"."""
         listed = ",".join(map(str, self.members))
         return listed if len(self.members) == 1 else f"loop({listed})"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the unit as a JSON object."""
-        return {"members": list(self.members), "kind": "loop" if len(self.members) > 1 else "process"}
-
-    @classmethod
-    def from_json(cls, content: Mapping[str, Any]) -> "Unit":
-        """Return the unit that `to_json` wrote."""
-        return cls(members=tuple(content["members"]))
 
 
 def packed_units(weights: Sequence[float], most: int | None) -> tuple[Unit, ...]:

@@ -2,13 +2,17 @@
 
 import math
 import time
-from collections import deque
+from collections import Counter, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import DeadlinePassed
+from trainwright.errors import DeadlinePassed, TrainwrightError
 from trainwright.serve.service import Options, Response
+
+if TYPE_CHECKING:
+    from trainwright.serve.runtime.segments import SegmentSlot
 
 __all__ = ["Batcher", "Piece", "Request", "request_of"]
 
@@ -21,9 +25,7 @@ class Piece:
     first: int  # row of the request
     rows: int
     start: int  # row of the slot
-    slot: int = -1
     live: bool = True  # the request counts on it: no longer once it has ended or begun anew
-    leased: bool = True  # its slot may not be used again
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -38,10 +40,12 @@ class Request:
     alone: bool = False  # in segments of its own, because rows that came with it were refused
     taken: int = 0  # rows in segments
     pieces: list[Piece] = field(default_factory=list)
+    slots: "list[SegmentSlot]" = field(default_factory=list)  # in which its pieces lie
     awaited: int = 0  # predictions of members for pieces that have not come
-    came: dict[int, int] = field(default_factory=dict)  # member → rows for which its predictions have come
+    came: Counter[int] = field(default_factory=Counter)  # member → rows for which its predictions have come
+    predictions: dict[int, Array] = field(default_factory=dict)  # member → those that have come, in [N, ...]
     missing: dict[int, str] = field(default_factory=dict)  # member → why it will not come
-    copies: dict[int, Array] = field(default_factory=dict)  # member → predictions [N, ...], if they fill several slots
+    refusal: TrainwrightError | None = None  # what is said instead of an answer
     ended: bool = False  # answered or refused, or being so
 
     @property
@@ -49,17 +53,12 @@ class Request:
         """Rows it has."""
         return len(self.x)
 
-    @property
-    def split(self) -> bool:
-        """Say whether its rows lie in several slots, or will."""
-        return len(self.pieces) > 1 or self.pieces[0].rows < self.rows
-
     def begin_anew(self) -> None:
         """Forget all that was done for it."""
         for piece in self.pieces:
             piece.live = False
         self.taken, self.awaited = 0, 0
-        self.pieces, self.came, self.missing, self.copies = [], {}, {}, {}
+        self.pieces, self.slots, self.came, self.predictions, self.missing = [], [], Counter(), {}, {}
 
     def late_error(self, words: str) -> DeadlinePassed:
         """Return the refusal of a request whose deadline has passed."""

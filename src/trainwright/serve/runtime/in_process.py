@@ -23,7 +23,7 @@ from trainwright.ensemble.library.networks import apply_link, build_network, che
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
-from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.placement.timing import time_calls
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.responses import ENDED, make_answer, overload_refusal
 
@@ -79,7 +79,7 @@ class InProcessRuntime:
             weights = torch.tensor(self._ensemble.weights, dtype=torch.float64)
             self._shares = weights / weights.sum()
         x = np.zeros((self._batch, *self._input_shape), self._dtype)
-        [(self._batch_seconds, _)] = timed([lambda: self._compute_outputs(x)], least=3, seconds=_START_SECONDS)
+        [self._batch_seconds] = time_calls([lambda: self._compute_outputs(x)], _START_SECONDS)
         self.rate = self._batch / max(self._batch_seconds, 1e-9)
         self._thread.start()
 

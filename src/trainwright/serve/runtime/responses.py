@@ -1,7 +1,6 @@
 """Responses from predictions: the ensemble's rule over the members that answered, and the reasons for the others."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.rules import combine_arrived
@@ -14,7 +13,6 @@ from trainwright.serve.service import DeploymentSettings, Response
 
 __all__ = [
     "ENDED",
-    "FinishedRequest",
     "answer_of",
     "answer_request",
     "incomplete_refusal",
@@ -25,26 +23,15 @@ __all__ = [
 ENDED = "service: has ended; nothing is answered any more"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FinishedRequest:
-    """A request for which all has come that counts."""
-
-    request: Request
-    predictions: Mapping[int, Array]  # per member; they may lie in shared memory
-    missing: Mapping[int, str]
-    refusal: TrainwrightError | None  # what is said instead of an answer
-
-
-def answer_request(ensemble: Ensemble, finished: FinishedRequest) -> None:
+def answer_request(ensemble: Ensemble, request: Request) -> None:
     """Set the result of a finished request's future, unless it was cancelled."""
-    request = finished.request
     if not request.future.set_running_or_notify_cancel():
         return
-    if finished.refusal is not None:
-        request.future.set_exception(finished.refusal)
+    if request.refusal is not None:
+        request.future.set_exception(request.refusal)
         return
     try:
-        answer = answer_of(ensemble, request, finished.predictions, finished.missing)
+        answer = answer_of(ensemble, request, request.predictions, request.missing)
     except TrainwrightError as error:
         request.future.set_exception(error)
     except Exception as error:  # noqa: BLE001 - one request's trouble must not end the thread that answers all
@@ -82,16 +69,14 @@ def incomplete_refusal(
 def answer_of(
     ensemble: Ensemble, request: Request, predictions: Mapping[int, Array], missing: Mapping[int, str]
 ) -> Response:
-    """Return the answer of a request from its members' predictions, by position in the ensemble; they are copied.
+    """Return the answer of a request from its members' predictions, by position in the ensemble.
 
     With all members it is what `Ensemble.predict` returns. Raises RequestError for rows to which a member has no valid
     answer.
     """
     try:
         # Members combine in their order, so that the sum does not depend on who was first.
-        found = {
-            member: check_outputs(one.copy(), ensemble.members[member]) for member, one in sorted(predictions.items())
-        }
+        found = {member: check_outputs(one, ensemble.members[member]) for member, one in sorted(predictions.items())}
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
     combined, _ = combine_arrived(ensemble.rule, found, ensemble.weights)

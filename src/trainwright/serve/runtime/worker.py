@@ -21,7 +21,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.serve.placement.repeated_timing import timed
+from trainwright.serve.placement.timing import time_calls
 from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
 from trainwright.serve.runtime.member_runners import Runner
 
@@ -166,7 +166,7 @@ def _load_members(start: Mapping[str, Any]) -> tuple[Runner, dict[str, Any]]:
     x = np.zeros((start["batch"], *start["input_shape"]), start["input_dtype"])
     wanted = range(len(start["places"]))
     shapes = {found.shape[1:] for _, found in runner(x, wanted)}
-    [(seconds, _)] = timed([lambda: list(runner(x, wanted))], least=3, seconds=_START_SECONDS)
+    [seconds] = time_calls([lambda: list(runner(x, wanted))], _START_SECONDS)
     if len(shapes) > 1:
         raise ValueError(f"members answer with different shapes: {', '.join(str(shape) for shape in sorted(shapes))}")
     return runner, {"output_shape": list(*shapes), "seconds": seconds, "rows": start["batch"]}

@@ -23,7 +23,7 @@ from trainwright.errors import NotReady, ServeError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, receive_message
 from trainwright.serve.runtime.batching import Request
-from trainwright.serve.runtime.responses import ENDED, FinishedRequest, answer_request, overload_refusal
+from trainwright.serve.runtime.responses import ENDED, answer_request, overload_refusal
 from trainwright.serve.runtime.segments import Segments
 from trainwright.serve.runtime.worker_pool import WorkerPool, credits_of
 from trainwright.serve.runtime.worker_slots import UnitQueue, WorkerSlot, WorkerState
@@ -31,6 +31,7 @@ from trainwright.serve.service import DeploymentSettings
 
 __all__ = ["WorkerRuntime"]
 
+_COUNTS = ("requests", "rows", "segments", "degraded", "late", "restarts", "moved", "duplicates", "stale")
 _TICK_SECONDS = 0.25
 _WATCH_SECONDS = 0.05  # between looks at the processes; what they say is heard at once
 
@@ -64,7 +65,7 @@ class WorkerRuntime:
         self._ensemble, self._settings, self._arena = ensemble, settings, Arena.create()
         self._pool = WorkerPool(ensemble=ensemble, plan=plan, settings=settings, layout=self._layout, runner=runner)
         # In this dispatch pass.
-        self._finished: list[FinishedRequest] = []
+        self._finished: list[Request] = []
         self._segments = Segments(
             ensemble=ensemble,
             slots=self._layout.slots,
@@ -163,16 +164,12 @@ class WorkerRuntime:
 
     def state(self) -> dict[str, Any]:
         """Return counts and what is in use; may be a moment old."""
-        counts, accumulator = self._segments.counts, self._segments.accumulator
+        segments = self._segments
         return {
-            **{
-                name: counts[name] for name in ("requests", "rows", "segments", "degraded", "late", "restarts", "moved")
-            },
-            "duplicates": accumulator.duplicates,
-            "stale": accumulator.stale,
+            **{name: segments.counts[name] for name in _COUNTS},
             "shed": self.shed,
-            "slots": len(accumulator.slots),
-            "slots_used": len(accumulator.slots) - accumulator.free,
+            "slots": len(segments.slots),
+            "slots_used": len(segments.slots) - len(segments.free),
             "open": self.open,
             "moves": list(self._pool.moves),
         }
@@ -255,20 +252,14 @@ class WorkerRuntime:
         self._form_segments(now)
         for queue in self._pool.queues:
             queue.send(now)
-        released = self._answer_finished()
-        # Slots that were released now may take rows that wait.
-        self._due = now if released and self._segments.batcher.rows else now + self._until_next(now)
+        self._answer_finished()
+        self._due = now + self._until_next(now)
 
-    def _answer_finished(self) -> int:
-        """Answer what is finished, which releases its slots; return how many requests."""
-        count = len(self._finished)
+    def _answer_finished(self) -> None:
         while self._finished:
-            finished = self._finished.pop(0)
-            answer_request(self._ensemble, finished)
+            answer_request(self._ensemble, self._finished.pop(0))
             with self._gate:
                 self.open -= 1
-            self._segments.release(finished.request)
-        return count
 
     def _until_next(self, now: float) -> float:
         # The earliest of all that may be due: deadlines, restarts, rows whose wait for company is over.
@@ -299,7 +290,7 @@ class WorkerRuntime:
         segments, limit = self._segments, self._layout.rows
         queues = [queue for queue in self._pool.queues if not queue.lost]
         # Segments are formed only while every unit has room: rows that wait longer share larger batches.
-        while segments.batcher.rows and segments.accumulator.free and all(queue.has_room for queue in queues):
+        while segments.batcher.rows and segments.free and all(queue.has_room for queue in queues):
             if segments.batcher.rows < limit and now < self._ripe_at():
                 break
             slot = segments.form(limit, self._pool.lost())
@@ -340,13 +331,13 @@ class WorkerRuntime:
         else:
             number, generation = message["failed"]
             trials = ", ".join(str(self._pool.trials[member]) for member in message["members"])
-            if slot := self._segments.accumulator.find(number, generation):
+            if slot := self._segments.find(number, generation):
                 self._segments.refuse(slot, f"trial {trials} refused the rows ({message['why']})")
             self._finish_members(worker, number, generation, set(message["members"]))
 
     def _finish_members(self, worker: WorkerSlot, number: int, generation: int, members: set[int]) -> None:
         if slot := worker.finish_members(number, generation, members):
-            self._segments.accumulator.release(slot, leases=1)
+            self._segments.release(slot, leases=1)
 
     # Processes.
 
@@ -401,7 +392,7 @@ class WorkerRuntime:
         worker.process = None
         queue = self._pool.queue_of(worker)
         for slot in queue.take_back(worker):
-            self._segments.accumulator.release(slot, leases=1)
+            self._segments.release(slot, leases=1)
         worker.why = f"its worker {why or how}" + (f" ({worker.said})" if worker.said and not why else "")
         now = time.monotonic()
         pause = worker.health.failed(now)
@@ -422,8 +413,9 @@ class WorkerRuntime:
             self._refuse_start(f"unit {queue.unit.name}: cannot start: {queue.why}")
         elif self._settings.move:
             self._pool.move_unit(queue)
-        for slot in self._segments.accumulator.used:
-            self._segments.drop_members(slot, dict.fromkeys(slot.awaited & set(queue.unit.members), queue.why))
+        missing = dict.fromkeys(queue.unit.members, queue.why)
+        for slot in self._segments.slots:
+            self._segments.drop_members(slot, missing)
 
 
 def _raise_error(error: Exception) -> NoReturn:

@@ -234,8 +234,8 @@ class UnitQueue:
 
     def add(self, slot: SegmentSlot, now: float) -> None:
         """Append the work on a slot for the members of the unit that it expects."""
-        if wanted := slot.expected & set(self.unit.members):
-            self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=set(wanted)))
+        if wanted := slot.awaited & set(self.unit.members):
+            self.pending.append(UnitWork(slot=slot, generation=slot.generation, members=wanted))
             self.send(now)
 
     def send(self, now: float) -> None:

@@ -1,4 +1,4 @@
-"""Copies of storages to the host and back: on side streams and pinned memory from a CUDA device, at once on a CPU."""
+"""Offload activations: copies to the host and back, on side streams and pinned memory from a CUDA device."""
 
 import time
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The interpreter: a plan's operations carried out inside autograd's own graph, with its gradients to the bit.
+"""Recompute or offload activations: a plan's operations inside autograd's own graph, with its gradients to the bit.
 
 The first forward of every stage is plain: what is kept until its backward costs nothing. Of stages that are run again,
 the graph holds empty slots in the place of saved tensors. When its walk comes to a stage, the operations up to that

@@ -1,4 +1,4 @@
-"""Data parallelism with divided state: ZeRO 1 to 3 by torch's fully_shard.
+"""FSDP: shard weights, gradients and optimizer state (ZeRO 1 to 3) over the data axis by torch's fully_shard.
 
 Source: Rajbhandari et al., arXiv 1910.02054; the API is that of FSDP2.
 """

@@ -1,4 +1,4 @@
-"""A sharded model as a whole one for a while: all weights are gathered, and FSDP's hooks are taken off."""
+"""An FSDP model as a whole one for a while: all weights are gathered, and FSDP's hooks are taken off."""
 
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence

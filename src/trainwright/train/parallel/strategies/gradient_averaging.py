@@ -1,4 +1,4 @@
-"""Gradients averaged over the data axis, for models that torch's DDP does not take: those with divided parameters."""
+"""All-reduce of gradients over the data axis, for models with divided parameters, which torch's DDP does not take."""
 
 import contextlib
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Data parallelism with whole copies: torch's DDP, with gradients summed in proportion to each rank's samples."""
+"""Data parallelism with whole copies: torch's DDP, its all-reduce of gradients weighted by each rank's samples."""
 
 from collections.abc import Callable
 from typing import Any

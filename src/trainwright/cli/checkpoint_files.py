@@ -1,9 +1,10 @@
 """`trainwright checkpoint inspect`, `verify`, `diff` and `convert`: checkpoints of any kind, as files."""
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -16,6 +17,7 @@ from trainwright.checkpoint.tools.verify import verify as check
 from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table, size
 from trainwright.errors import CheckpointFormatError
+from trainwright.report.formatting import count
 
 __all__ = ["convert", "diff", "inspect", "verify"]
 
@@ -24,6 +26,9 @@ _LINES = 100
 
 _DIFFERENCES = 40
 """Nor more tensors that differ."""
+
+_FACTS = ("python", "torch", "cuda", "device", "devices", "cpu")
+"""Of a checkpoint's fingerprint."""
 
 _Path = Annotated[Path, typer.Argument(help="A checkpoint, a folder of them, or a file of a known format.")]
 
@@ -35,10 +40,9 @@ def inspect(
 ) -> Result:
     """Show what is in a checkpoint, without reading any tensor; of a folder of many, in the newest."""
     found = look(path)
-    for line in _show_header(found):
-        print(line)
+    print(found.path, *_describe_checkpoint(found), sep="\n  ")
     print()
-    rows = _show_tree(found.tensors)
+    rows = _list_tree(found.tensors)
     deepest = max((len(parts) for parts, _ in rows), default=0)
     if depth is None:
         # The deepest level at which the whole tree still fits on a screen or two.
@@ -59,9 +63,7 @@ def verify(path: _Path) -> Result:
     """Compute every checksum again, of a checkpoint or of all in a folder; exit 1 if one is wrong."""
     found = check(path)
     for one in found.checkpoints:
-        print(
-            f"{'BAD ' if one.damages else 'good'}  {one.path}: {size(one.bytes)} in {_count_words(one.files, 'file')}"
-        )
+        print(f"{'BAD ' if one.damages else 'good'}  {one.path}: {size(one.bytes)} in {count(one.files, 'file')}")
         for damage in one.damages:
             print(f"      {damage}")
     if not all(one.checksums for one in found.checkpoints):
@@ -102,7 +104,7 @@ def convert(
         print(f"trainwright: {error}", file=sys.stderr)
         raise typer.Exit(1) from None
     print(
-        f"{done.target}: {_count_words(done.tensors, 'tensor')}, {size(done.bytes)} as {done.format}; every bit "
+        f"{done.target}: {count(done.tensors, 'tensor')}, {size(done.bytes)} as {done.format}; every bit "
         f"compared with {done.source}"
     )
     if done.lost:
@@ -110,69 +112,64 @@ def convert(
     return Result(done.to_json())
 
 
-def _show_header(found: "Inspection") -> Iterator[str]:
-    ranks = "" if found.world_size is None else f", saved by {_count_words(found.world_size, 'rank')}"
+def _describe_checkpoint(found: Inspection) -> list[str]:
+    """Return what is known of a checkpoint beside its tensors; a file of another tool may say none of it."""
+    ranks = "" if found.world_size is None else f", saved by {count(found.world_size, 'rank')}"
     form = "" if found.format == "manager" else f", {found.format}"
-    yield found.path
-    yield f"  {_count_words(len(found.tensors), 'tensor')}, {size(found.bytes)}{form}{ranks}"
+    lines = [f"{count(len(found.tensors), 'tensor')}, {size(found.bytes)}{form}{ranks}"]
     if found.step is not None:
-        epochs = f", {_count_words(found.epoch, 'epoch')} done" if found.epoch else ""
-        yield f"  step {found.step}{epochs}{'' if found.screen == 'good' else f', {found.screen}'}"
-        if len(found.steps) > 1:
-            yield f"  other steps there: {_list_some([str(step) for step in found.steps if step != found.step])}"
+        epochs = f", {count(found.epoch, 'epoch')} done" if found.epoch else ""
+        lines.append(f"step {found.step}{epochs}{'' if found.screen == 'good' else f', {found.screen}'}")
+    if others := [str(step) for step in found.steps if step != found.step]:
+        lines.append(f"other steps there: {_list_some(others)}")
     if found.trial is not None:
-        yield f"  trial {found.trial}, run {found.lease} of study {found.study or 'without a name'}"
+        lines.append(f"trial {found.trial}, run {found.lease} of study {found.study or 'without a name'}")
     if found.digest is not None:
         parent = "" if found.parent is None else f", went on from {found.parent[:12]}"
-        yield f"  digest {found.digest[:12]}{parent}"
-    if found.fingerprint:
-        yield f"  {', '.join(f'{name} {value}' for name, value in _list_facts(found.fingerprint))}"
-    if found.metadata:
-        yield f"  metadata: {_list_some(list(found.metadata))}"
-    if found.lost:
-        yield f"  neither tensors nor plain values: {_list_some(found.lost)}"
+        lines.append(f"digest {found.digest[:12]}{parent}")
+    facts = [
+        f"{name} {value}" for name in _FACTS if isinstance(value := (found.fingerprint or {}).get(name), str | int)
+    ]
+    return [
+        *lines,
+        *([", ".join(facts)] if facts else []),
+        *([f"metadata: {_list_some(list(found.metadata))}"] if found.metadata else []),
+        *([f"neither tensors nor plain values: {_list_some(found.lost)}"] if found.lost else []),
+    ]
 
 
-def _list_facts(fingerprint: Any) -> Iterator[tuple[str, object]]:
-    for name in ("python", "torch", "cuda", "device", "devices", "cpu"):
-        value = fingerprint.get(name)
-        if isinstance(value, str | int | float) and value:
-            yield name, value
-
-
-def _show_tree(tensors: "Sequence[Inspected]") -> list[tuple[tuple[str, ...], list[str]]]:
+def _list_tree(tensors: Sequence[Inspected]) -> list[tuple[tuple[str, ...], list[str]]]:
     """Return the rows of the tree, depth first: the parts of a name, and its cells."""
-    sums: dict[tuple[str, ...], list[int]] = {}
+    leaves = {tensor.name: tensor for tensor in tensors}
+    # Each part of a name has a row, with all tensors below it.
+    below: dict[tuple[str, ...], list[Inspected]] = defaultdict(list)
     for tensor in tensors:
         parts = tuple(tensor.name.split("."))
-        for level in range(1, len(parts)):
-            total = sums.setdefault(parts[:level], [0, 0])
-            total[0] += 1
+        for level in range(1, len(parts) + 1):
+            below[parts[:level]].append(tensor)
+    rows = []
+    for parts in sorted(below, key=_sort_key):
+        leaf = leaves.get(".".join(parts))
+        if leaf is None:
             # Tied tensors share their bytes with the one that they are tied to.
-            total[1] += 0 if tensor.tied else tensor.bytes
-    rows, open_parts = [], tuple[str, ...]()
-    for tensor in sorted(tensors, key=lambda one: _sort_key(one.name)):
-        parts = tuple(tensor.name.split("."))
-        for level in range(1, len(parts)):
-            if open_parts[:level] != parts[:level]:
-                count, total_bytes = sums[parts[:level]]
-                rows.append((parts[:level], ["", _count_words(count, "tensor"), size(total_bytes), ""]))
-        open_parts = parts
-        shape = " x ".join(map(str, tensor.shape)) or "scalar"
-        note = f"= {tensor.tied}" if tensor.tied else "" if tensor.shards == 1 else f"in {tensor.shards} shards"
-        rows.append((parts, [tensor.dtype, shape, size(tensor.bytes), note]))
+            total = sum(tensor.bytes for tensor in below[parts] if tensor.tied is None)
+            cells = ["", count(len(below[parts]), "tensor"), size(total), ""]
+        else:
+            note = f"= {leaf.tied}" if leaf.tied else "" if leaf.shards == 1 else f"in {leaf.shards} shards"
+            cells = [leaf.dtype, " x ".join(map(str, leaf.shape)) or "scalar", size(leaf.bytes), note]
+        rows.append((parts, cells))
     return rows
 
 
-def _sort_key(name: str) -> list[tuple[bool, int, str]]:
+def _sort_key(parts: Sequence[str]) -> list[tuple[bool, int, str]]:
     """Sort layer 10 after layer 9."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in name.split(".")]
+    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
-def _show_differences(found: "Diff") -> None:
+def _show_differences(found: Diff) -> None:
     if found.same:
         within = f" beyond {found.tolerance:g}" if found.tolerance else ""
-        print(f"no difference{within}: {_count_words(found.compared, 'tensor')} and all plain values are equal")
+        print(f"no difference{within}: {count(found.compared, 'tensor')} and all plain values are equal")
         return
     for path, names in ((found.a, found.only_a), (found.b, found.only_b)):
         if names:
@@ -198,12 +195,8 @@ def _show_differences(found: "Diff") -> None:
     if found.metadata:
         print(f"plain values that differ: {_list_some(found.metadata)}")
     equal = found.compared - len(found.different)
-    print(f"{_count_words(equal, 'tensor')} equal, {len(found.different)} with other values")
+    print(f"{count(equal, 'tensor')} equal, {len(found.different)} with other values")
 
 
 def _list_some(names: Sequence[str], most: int = 10) -> str:
     return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
-def _count_words(number: int, what: str) -> str:
-    return f"{number:,} {what}{'' if number == 1 else 's'}"
