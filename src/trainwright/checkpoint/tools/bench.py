@@ -108,7 +108,7 @@ def bench(
             ways = dict(_contenders(folder, state, captured, stack))
             rounds: dict[str, list[BenchRow]] = {name: [] for name in ways}
             # The first round warms up: imports, memory, the disk's own structures.
-            for repeat in range(repeats + 1):
+            for _ in range(repeats + 1):
                 for name in [way for way in ways if way not in skipped]:
                     try:
                         rounds[name].append(_measure_round(name, ways[name], captured, kept))
