@@ -259,10 +259,13 @@ class Trial:
     def checkpoint_owner(self) -> Owner:
         """Return this trial as a `Manager` sees it. Raises `TrialError` if the study keeps nothing on disk."""
         if self._checkpoints is None:
+            home = self._study()
             self._checkpoints = TrialCheckpoints(
-                trial=self.number,
+                folder=home / "checkpoints" / f"trial-{self.number:06d}",
                 lease=self.assignment.lease,
-                study=self._study(),
+                study=home.name,
+                trial=self.number,
+                home=home,
                 tell=self._waiting.append,
                 go_on=self._resume_from,
             )
