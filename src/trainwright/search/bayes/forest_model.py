@@ -69,7 +69,7 @@ class Trees:
 
 
 class Forest:
-    """Trees that take what was told since by `update`: new rows extend them, and each is planted anew now and then.
+    """Fits a surrogate of trees: new rows extend them by `update`, and each tree is planted anew now and then.
 
     `recalled` [objectives, rows] are the targets of the view's first rows, if these are another study's. A tree is
     planted from at most `max_rows` rows.

@@ -35,7 +35,7 @@ _PENALTY = 2.0  # of a broken bound, times its excess
 
 
 class Acquisition(ABC):
-    """What a surrogate believes, for one question: the trials `numbers` that share their candidates.
+    """An acquisition function: what a surrogate believes, for the trials `numbers` that share their candidates.
 
     An appetite is a number for each trial by which scores may weigh what is unknown.
     """
