@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import trainwright as tw
-from trainwright.cli.workflow.stage_records import StageRecords
+from trainwright.cli.workflow.stage import StageRecords
 from trainwright.cluster import Cluster
 from trainwright.ledger import open_ledger
 

@@ -139,7 +139,7 @@ class TestFilesOfOthers:
             dcp.save({"model": STATE, "epoch": 3, "path": Path("x")}, checkpoint_id=tmp_path / "theirs")
         with Dcp().open(tmp_path / "theirs") as stored:
             assert equal_bits(stored["model.w"], STATE["w"])
-            assert (stored.metadata, stored.lost) == ({"epoch": "3"}, ("path",))
+            assert (stored.metadata, sorted(stored.lost)) == ({}, ["epoch", "path"])
 
 
 @pytest.mark.parametrize("kind", FORMATS.values(), ids=list(FORMATS))

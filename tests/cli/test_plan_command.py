@@ -177,17 +177,17 @@ def test_cost_of_a_search(tmp_path, monkeypatch):
     said = search(tmp_path, monkeypatch, "searched_study", STUDY, "--json")
     assert said.exit_code == 0, (said.output, said.exception)
     last = json.loads(said.output.splitlines()[-1])
-    assert 0 < last["device_hours"] <= last["device_hours_90"]
-    assert last["infeasible"] == 0
-    assert "nine of ten below" in said.output
+    assert 0 < last["cost"]["device_hours"] <= last["cost"]["device_hours_90"]
+    assert last["cost"]["infeasible"] == 0
+    assert "nine of ten studies below" in said.output
 
 
 @pytest.mark.parametrize(
     ("number", "missing", "sentence"),
     [
-        (1, "def profile_of", "has no profile_of"),
-        (2, "samples", "has no samples"),
-        (3, "scheduler", "has no scheduler"),
+        (1, "def profile_of", "with profile_of(params)"),
+        (2, "samples", "and samples, those of an epoch"),
+        (3, "scheduler", "sets no length of a trial"),
     ],
 )
 def test_searches_refused(tmp_path, monkeypatch, number, missing, sentence):

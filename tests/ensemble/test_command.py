@@ -38,15 +38,14 @@ def test_table_page_and_json(filled, trainwright, tmp_path):
     for text in (
         "selection loss",
         "the pick (best), weighted:",
-        "random-3",
-        "caruana",
+        "best ensemble",
         "calibration: not available, the models left no such rows",
         "test cross entropy:",
         "warning: only 60 rows",
         "cost:",
     ):
         assert text in out
-    assert told["baselines"]["single best"]["test_loss"] == told["single_best"]["test_loss"]
+    assert told["baselines"]["single best"]["members"] == [told["summary"]["single_trial"]]
     assert {"caruana", "random-3", "top-2", "top-3"} < set(told["baselines"])
     content = page.read_text()
     for name in ("plot-ensembles", "plot-reliability", "plot-disagreement"):

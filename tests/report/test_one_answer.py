@@ -12,7 +12,7 @@ import pytest
 
 from trainwright.cli import main
 from trainwright.cli.workflow.ensemble import EnsembleStage
-from trainwright.cli.workflow.stage import StageRun
+from trainwright.cli.workflow.stage import StudyJob
 from trainwright.ensemble import EnsembleSettings, Library, leave
 from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
 from trainwright.ensemble.library.cost import MemberCost
@@ -157,8 +157,8 @@ def test_after_a_run(case, scribe, said):
     fill(folder, draws, kind)
     table = settings_of(draws, kind)
     stage = EnsembleStage.from_table(table, "[ensemble]")
-    outcome = stage.run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
-    summary = stage.summary(outcome.content)
+    outcome = stage.run(StudyJob(file=Path("study.toml"), open_study=None, train=None, directory=folder))
+    summary = outcome.content["summary"]
     expected = dict(zip(summary["ensemble_trials"], summary["ensemble_weights"], strict=True))
     chosen = EnsembleSettings(**table).choose(Library.open(folder))
     assert {m.trial: w for m, w in zip(chosen.ensemble.members, chosen.ensemble.weights, strict=True)} == expected
@@ -183,7 +183,7 @@ def test_without_a_run_the_command_is_the_choice(scribe, said, tmp_path):
     told = said("ensemble", folder, "--max-members", 1, "--html", tmp_path / "look.html")
     assert (len(told["pick"]["members"]), (folder / SETTINGS_FILE).read_bytes()) == (1, before)
     stage = EnsembleStage.from_table({"max_members": 3}, "[ensemble]")
-    stage.run(StageRun(file=Path("study.toml"), job=None, directory=folder, budget={}))
+    stage.run(StudyJob(file=Path("study.toml"), open_study=None, train=None, directory=folder))
     before, pictures = ((folder / name).read_bytes() for name in (SETTINGS_FILE, "ensemble.html"))
     told = said("ensemble", folder, "--max-members", 1)
     assert told["page"] == str(folder / "ensemble-tried.html")

@@ -1,6 +1,7 @@
 """`trainwright plan MODEL`: parallel strategies with speed, memory and limits; `plan calibrate` measures a machine."""
 
-from dataclasses import asdict
+import sys
+from dataclasses import MISSING, asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,16 +9,19 @@ import typer
 from typer.core import TyperGroup
 
 from trainwright.cli._plan_calibrate import calibrate
-from trainwright.cli._plan_search import search
 from trainwright.cli.command import Result, make_group
 from trainwright.cli.formatting import print_table, size
 from trainwright.cli.inputs import OracleSettings, read_costs, read_devices, read_profile
 from trainwright.cli.options import options_of
+from trainwright.cli.workflow.plan import PlanStage
+from trainwright.cli.workflow.study_file import read_job
 from trainwright.cluster import Cluster
+from trainwright.errors import InputError
 from trainwright.model.profile import Profile
 from trainwright.plan import Forecast, Oracle, Saving
 from trainwright.plan.forecast import Ranking
 from trainwright.plan.parallel.precision import precision_of
+from trainwright.settings import settings_of
 
 __all__ = ["app", "model"]
 
@@ -209,6 +213,33 @@ def _describe_division(plan: Forecast) -> str:
 
 def _shorten(seconds: float) -> str:
     return "0" if seconds == 0 else f"{seconds:.3g}"
+
+
+@options_of(PlanStage, *(setting.name for setting in settings_of(PlanStage) if setting.default is not MISSING))
+def search(
+    file: Annotated[
+        Path, typer.Argument(help="A study file with [plan], or one in Python with profile_of(params) and samples.")
+    ],
+    *,
+    changes: dict[str, Any],
+    trials: Annotated[int, typer.Option(min=1, help="Trials of the study.")] = 64,
+) -> Result:
+    """Predict what a study costs, as the stage [plan] of its file does; nothing is trained."""
+    job = read_job(file)
+    job.budget["trials"] = trials
+    stage = next((stage for stage in job.stages if isinstance(stage, PlanStage)), None)
+    if stage is None:
+        values = vars(sys.modules.get(file.stem, typer))
+        if "profile_of" not in values or "samples" not in values:
+            raise InputError(
+                f"plan search: {file} says not what a trial is; allowed: a study file (.toml) with [plan], or a Python "
+                "file with profile_of(params), which returns a profile and a batch, and samples, those of an epoch"
+            )
+        stage = PlanStage(profile=f"{file.stem}:profile_of", samples=values["samples"])
+    stage = replace(stage, **changes)
+    content = stage.run(job).content
+    stage.show(content)
+    return Result({**content, "seeds": stage.seeds})
 
 
 app = make_group(

@@ -8,8 +8,7 @@ import typer
 
 from trainwright.cli.command import Result
 from trainwright.cli.workflow.deployment import DeploymentStage
-from trainwright.cli.workflow.stage import StageRun, WorkflowStage
-from trainwright.cli.workflow.stage_records import StageRecords
+from trainwright.cli.workflow.stage import StageRecords, StudyJob, WorkflowStage
 from trainwright.cli.workflow.study_file import STAGES, read_job
 from trainwright.errors import InputError
 from trainwright.report import write_report, write_summary
@@ -35,48 +34,41 @@ def run(
     """Run a study, or go on with it, and the further stages of its file; what is done and unchanged is skipped."""
     job = read_job(file, directory=directory, workers=workers)
     where = [] if directory is None else ["--directory", str(directory)]
-    work = StageRun(
-        file=file,
-        job=job,
-        directory=job.directory,
-        # Options of the command line override the file.
-        budget={**job.budget, **({} if trials is None else {"trials": trials}), "grace_seconds": grace},
-        progress=not quiet,
-        command=("trainwright", "run", str(file), *where),
-    )
+    job.command = ("trainwright", "run", str(file), *where)
+    job.progress = not quiet
+    # Options of the command line override the file.
+    job.budget |= {**({} if trials is None else {"trials": trials}), "grace_seconds": grace}
     wanted = _choose_stages(job.stages, stage or [], file)
     served = next((item for item in wanted if isinstance(item, DeploymentStage)), None)
     if serve and served is None:
         raise InputError(f"--serve: {file} has no [deployment], or --stage leaves it out; add the table")
     # A study in memory: its result is all there is, and nothing is written.
-    if work.directory is None and len(job.stages) == 1:
-        content = dict(wanted[0].run(work).content)
+    if job.directory is None and len(job.stages) == 1:
+        content = dict(wanted[0].run(job).content)
         if not quiet:
             wanted[0].show(content)
         return Result(content)
     # Before any stage: a file of another study must not change anything in this folder.
-    if work.study_exists:
+    if job.study_exists:
         job.open_study().close()  # refuses a file of another study before anything is done
     # What each stage rested on when it last ran, so that an unchanged one is skipped.
-    stages = StageRecords(work.folder)
-    ran = [_run_stage(each, work, stages, force=force, quiet=quiet, titled=len(job.stages) > 1) for each in wanted]
-    summary: dict[str, Any] = {}
-    report = work.folder / "report.html"
-    if work.study_exists:
-        summary = write_summary(work.folder, also=_summary_entries(job.stages, work, stages))
+    stages = StageRecords(job.folder)
+    ran = [_run_stage(each, job, stages, force=force) for each in wanted]
+    summary = _summary_entries(job, stages)
+    report = job.folder / "report.html"
+    if job.study_exists:
+        summary = write_summary(job.folder, also=summary)
         # The report is drawn again only if a stage has changed something.
         if any(ran) or not report.exists():
-            write_report(work.folder)
+            write_report(job.folder)
         summary["report"] = str(report)
-    else:
-        summary |= _summary_entries(job.stages, work, stages)
-    if not quiet and work.study_exists:
+    if not quiet and job.study_exists:
         print(f"\nreport:     {report}")
         if served is not None and not serve:
-            print(f"to serve:   {shlex.join([*work.command, '--serve'])}")
-        print(f"to go on:   {shlex.join([*work.command, '--trials', str(2 * max(1, summary['finished']))])}")
+            print(f"to serve:   {shlex.join([*job.command, '--serve'])}")
+        print(f"to go on:   {shlex.join([*job.command, '--trials', str(2 * max(1, summary['finished']))])}")
     if serve and served is not None:
-        summary["served"] = served.serve(work)
+        summary["served"] = served.serve(job)
     return Result(summary)
 
 
@@ -91,42 +83,41 @@ def _choose_stages(stages: tuple[WorkflowStage, ...], names: list[str], file: Pa
     return tuple(stage for stage in stages if not names or stage.name in names)
 
 
-def _run_stage(stage: WorkflowStage, work: StageRun, stages: Any, *, force: bool, quiet: bool, titled: bool) -> bool:
+def _run_stage(stage: WorkflowStage, job: StudyJob, stages: StageRecords, *, force: bool) -> bool:
     """Run a stage unless it is unchanged, and show what came out; return whether it ran."""
-    inputs = stage.inputs(work)
+    inputs = stage.inputs(job)
     # Unknown inputs mean that the stage cannot be skipped.
     why = "" if inputs is None else stages.changed(stage.name, inputs)
     record = stages.read(stage.name)
-    if why is None and not force:
-        if not quiet:
+    if why is None and record is not None and not force:
+        if job.progress:
             print(f"\n== {stage.name}: unchanged, skipped")
             stage.show(record.content)
         return False
-    if titled and not quiet:
+    if len(job.stages) > 1 and job.progress:
         again = f": again, {why}" if record is not None and why else ""
         print(f"\n== {stage.name}{again}", flush=True)
-    outcome = stage.run(work)
+    outcome = stage.run(job)
     # The search changes the ledger that it rests on.
     inputs = inputs if outcome.inputs is None else outcome.inputs
     record = stages.write(stage.name, inputs or {}, outputs=outcome.outputs, content=outcome.content)
-    if not quiet:
+    if job.progress:
         stage.show(record.content)
     return True
 
 
-def _summary_entries(all_stages: tuple[WorkflowStage, ...], work: StageRun, stages: Any) -> dict[str, Any]:
+def _summary_entries(job: StudyJob, stages: StageRecords) -> dict[str, Any]:
     """Return what the stages give to the summary that are done, and rest on nothing that changed since."""
     found: dict[str, Any] = {}
-    for stage in all_stages:
+    for stage in job.stages:
         record = stages.read(stage.name)
         if record is None:
             continue
         try:
-            inputs = stage.inputs(work)
-        # A stage whose inputs are gone has nothing to tell, but must not hide what other stages did.
+            inputs = stage.inputs(job)
         except InputError:
-            # What the stage rests on is gone.
+            # A stage whose inputs are gone has nothing to tell, but must not hide what other stages did.
             continue
         if inputs is not None and stages.changed(stage.name, inputs) is None:
-            found |= stage.summary(record.content)
+            found |= record.content.get("summary", {})
     return found

@@ -12,7 +12,7 @@ from trainwright.cli.command import Result, make_group
 from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import find_cluster
 from trainwright.cli.options import EnsembleFolder, Nodes, PlanFile, TokenFile, Trust, options_of
-from trainwright.cli.workflow.allocation import AllocationSettings, show_plan
+from trainwright.cli.workflow.allocation import AllocationStage, show_plan
 from trainwright.cli.workflow.deployment import show_address
 from trainwright.ensemble import Ensemble
 from trainwright.errors import InputError
@@ -30,7 +30,7 @@ __all__ = ["app"]
 _EnsembleName = Annotated[str, typer.Option("--name", help="Of the ensemble in the addresses.")]
 
 
-@options_of(AllocationSettings)
+@options_of(AllocationStage)
 def allocate(
     ensemble: EnsembleFolder,
     *,
@@ -43,7 +43,7 @@ def allocate(
     out: PlanFile = None,
 ) -> Result:
     """Find which member runs where, with which batch size; say what is expected and, if it was run, measured."""
-    settings = AllocationSettings(**changes)
+    settings = AllocationStage(**changes)
     clusters = [find_cluster(name, nodes) for name in cluster or ()]
     # Simulated devices take the place of those of this machine, unless both are asked for.
     devices = settings.devices if "devices" in changes or not clusters else None

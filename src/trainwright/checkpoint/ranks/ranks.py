@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -27,7 +27,7 @@ from trainwright.checkpoint.ranks.merging import (
     tree_of_rank,
 )
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
-from trainwright.checkpoint.ranks.reshard import TensorShare, read_shares, read_targets, share_tensors
+from trainwright.checkpoint.ranks.reshard import read_shares, read_targets, share_tensors
 from trainwright.checkpoint.restore.restored import verify_digests
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed import ProcessGroup
 
-__all__ = ["Findings", "Portion", "Ranks", "SingleRank", "make_ranks"]
+__all__ = ["Findings", "Ranks", "SingleRank", "make_ranks"]
 
 T = TypeVar("T")
 
@@ -53,16 +53,6 @@ class Findings:
     trouble: str = ""
     # Refused by the health check: nothing failed.
     refused: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Portion:
-    """What this rank copies into its buffer, in `layout`, and writes of it: `mine`, the head of the buffer."""
-
-    captured: Captured
-    layout: ShardFile
-    mine: ShardFile
-    shares: Mapping[str, TensorShare] = field(default_factory=dict)
 
 
 class SingleRank:
@@ -84,10 +74,10 @@ class SingleRank:
     def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
         """Learn which ranks have which of the tensors of modules. To be called once, before anything else."""
 
-    def select_portion(self, captured: Captured) -> Portion:
-        """Return what of the state this rank keeps: all."""
+    def plan_write(self, captured: Captured, manifest: Manifest, home: Path) -> WriteJob:
+        """Return what this rank writes of the state: all."""
         layout = plan_shard_file(captured.tensors)
-        return Portion(captured=captured, layout=layout, mine=layout)
+        return WriteJob(home=home, manifest=manifest, captured=captured, layout=layout, mine=layout)
 
     def run_together(self, act: Callable[[], T]) -> T:
         """Do the same on all ranks; where it fails on one it fails on all. In the main thread."""
@@ -113,7 +103,7 @@ class SingleRank:
         return now or wish, end
 
     def publish(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
-        """Write and publish a checkpoint. In the writer's thread. Raises `OSError` or `CheckpointError`."""
+        """Write the parts of all ranks. In the writer's thread. Raises `OSError` or `CheckpointError`."""
         return write_checkpoint(layer, job, memory)
 
     def select_tree(self, tree: Mapping[str, Any], manifest: Manifest) -> tuple[dict[str, Any], list[Difference]]:
@@ -185,8 +175,8 @@ class Ranks(SingleRank):
             optimizers = {item for item, value in state.items() if isinstance(value, torch.optim.Optimizer)}
             self._parts = PipelineParts.of(self._gather(names, self.control), self.rank, modules | optimizers)
 
-    def select_portion(self, captured: Captured) -> Portion:
-        """Return what of the state this rank keeps: its parts of DTensors, and all plain tensors.
+    def plan_write(self, captured: Captured, manifest: Manifest, home: Path) -> WriteJob:
+        """Return what this rank keeps of the state: its parts of DTensors, and all plain tensors.
 
         Of the plain ones it writes some; the others it compares with those of the other ranks. Buffers of modules are
         the first rank's: batch statistics differ between ranks until DDP hands out the first one's with the next batch.
@@ -203,7 +193,7 @@ class Ranks(SingleRank):
         start = -(-mine.size // 8) * 8
         places = (*mine.places, *(place._replace(start=place.start + start) for place in rest.places))
         held = replace(captured, tensors=local, lazy=captured.lazy & local.keys())
-        return Portion(captured=held, layout=ShardFile(places), mine=mine, shares=shares)
+        return WriteJob(home=home, manifest=manifest, captured=held, layout=ShardFile(places), mine=mine, shares=shares)
 
     def run_together(self, act: Callable[[], T]) -> T:
         """Do the same on all ranks; where it fails on one it fails on all, with the first one's error."""
@@ -272,7 +262,7 @@ class Ranks(SingleRank):
         return self._publish_as_first(layer, job, memory) if self.first else self._publish_as_other(layer, job, memory)
 
     def _publish_as_first(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
-        own = {item: _encode_json(value) for item, value in job.tree.items()}
+        own = {item: _encode_json(value) for item, value in job.captured.tree.items()}
         opened = False
 
         def write(folder: Path) -> Manifest:
@@ -281,7 +271,7 @@ class Ranks(SingleRank):
             self._broadcast((folder, {item: digest_bytes(text) for item, text in own.items()}), self._writers)
             reports = self._gather(self._write_report(layer, folder, job, memory, {}), self._writers)
             manifest, tree = merge_reports(job.manifest, reports)
-            whole = self._parts.unite_trees({**job.tree, **tree})
+            whole = self._parts.unite_trees({**job.captured.tree, **tree})
             return replace(manifest, files=(*manifest.files, write_tree(layer, folder, whole)))
 
         ending: Published | Exception
@@ -300,7 +290,9 @@ class Ranks(SingleRank):
             folder, known = opened
             # Plain values are equal on most ranks; only those that differ from the first rank's travel.
             trees = {
-                item: value for item, value in job.tree.items() if known.get(item) != digest_bytes(_encode_json(value))
+                item: value
+                for item, value in job.captured.tree.items()
+                if known.get(item) != digest_bytes(_encode_json(value))
             }
             self._gather(self._write_report(layer, folder, job, memory, trees), self._writers)
         return _unwrap_ending(self._broadcast(None, self._writers))

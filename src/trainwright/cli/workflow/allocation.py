@@ -5,20 +5,21 @@ from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
 from trainwright.cli.formatting import print_table
-from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StudyJob
 from trainwright.ensemble import Ensemble
 from trainwright.serve import DeploymentPlan
 from trainwright.serve.placement.allocate import allocate_or_pack, slo_of
 from trainwright.settings import Settings
 from trainwright.validators import text
 
-__all__ = ["AllocationSettings", "AllocationStage", "show_plan"]
+__all__ = ["AllocationStage", "show_plan"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class AllocationSettings(Settings, label=""):
-    """How members are placed on devices."""
+class AllocationStage(Settings, label=""):
+    """Place the exported ensemble on devices; unchanged while the settings and the ensemble are."""
 
+    name: ClassVar[str] = "allocation"
     devices: Annotated[str, text("a text such as 'cuda:0,cpu:0-7'"), "such as cuda:0,cpu:0-7"] = "cpu"
     objective: Annotated[
         str, text("a text such as 'throughput@50'"), "throughput, or throughput@MS within a latency"
@@ -28,25 +29,22 @@ class AllocationSettings(Settings, label=""):
         """Refuse an objective that is none."""
         slo_of(self.objective)
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AllocationStage(AllocationSettings):
-    """Place the exported ensemble; unchanged while the settings and the ensemble are."""
-
-    name: ClassVar[str] = "allocation"
-
-    def inputs(self, work: StageRun) -> Mapping[str, Any]:
+    def inputs(self, job: StudyJob) -> Mapping[str, Any]:
         """Return the settings and the ensemble's manifest."""
-        return {"settings": asdict(self), "ensemble": work.read(self.name, f"{EXPORT}/manifest.json", "ensemble")}
+        return {"settings": asdict(self), "ensemble": job.read(self.name, f"{EXPORT}/manifest.json", "ensemble")}
 
-    def run(self, work: StageRun) -> StageOutcome:
+    def run(self, job: StudyJob) -> StageOutcome:
         """Place the members and write the plan."""
         # What this very workflow exported, whose training function is the user's own program.
-        ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
+        ensemble = Ensemble.load(job.folder / EXPORT, trust=True)
         plan = allocate_or_pack(ensemble, self.devices, objective=self.objective)
-        plan.save(work.folder / PLACEMENT)
+        plan.save(job.folder / PLACEMENT)
+        content = plan.to_json()
+        summary = {name: content[name] for name in ("matrix", "objective", "expected", "measured")}
+        summary["devices"] = [device["name"] for device in content["devices"]]
         return StageOutcome(
-            content={"plan": plan.to_json(), "file": str(work.folder / PLACEMENT)}, outputs=(PLACEMENT,)
+            content={"plan": content, "file": str(job.folder / PLACEMENT), "summary": {"allocation": summary}},
+            outputs=(PLACEMENT,),
         )
 
     def show(self, content: Mapping[str, Any]) -> None:
@@ -56,19 +54,6 @@ class AllocationStage(AllocationSettings):
         if plan.tables is None:
             print("placed by size alone: trials left no sample batch (tw.ensemble.leave, sample=) to time members with")
         print(f"plan:       {content['file']}")
-
-    def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return devices and matrix."""
-        plan = content["plan"]
-        names = [device["name"] for device in plan["devices"]]
-        return {
-            "allocation": {
-                "devices": names,
-                "matrix": plan["matrix"],
-                "objective": plan["objective"],
-                **{key: plan[key] for key in ("expected", "measured")},
-            }
-        }
 
 
 def show_plan(plan: DeploymentPlan) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
-from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StageRun, read_source, take_base
+from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StudyJob, read_source, take_base
 from trainwright.engine.function_reference import load_function
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
@@ -38,24 +38,24 @@ class DeploymentStage(DeploymentSettings, label=""):
     port: Annotated[int, integer(minimum=0, maximum=65535), "0 takes any that is free"] = 8000
     token_file: Annotated[str | None, optional(text("a text")), "holds the token; chmod 600"] = None
 
-    def inputs(self, work: StageRun) -> Mapping[str, Any]:
+    def inputs(self, job: StudyJob) -> Mapping[str, Any]:
         """Return the settings, the ensemble's manifest and its plan."""
         return {
             # Where it listens matters to --serve alone.
             "settings": {**asdict(self), "host": None, "port": None, "token_file": None},
-            "ensemble": work.read(self.name, f"{EXPORT}/manifest.json", "ensemble"),
-            "allocation": work.read(self.name, PLACEMENT, "allocation"),
+            "ensemble": job.read(self.name, f"{EXPORT}/manifest.json", "ensemble"),
+            "allocation": job.read(self.name, PLACEMENT, "allocation"),
             "code": None if self.rows is None else read_source(self.rows, f"{_WHERE} rows"),
         }
 
-    def run(self, work: StageRun) -> StageOutcome:
+    def run(self, job: StudyJob) -> StageOutcome:
         """Start the workers, ask for one answer, and compare it with that of the ensemble in this process."""
         # What this very workflow exported, whose training function is the user's own program.
-        ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
+        ensemble = Ensemble.load(job.folder / EXPORT, trust=True)
         x = self._make_rows(ensemble)
         expected = ensemble.predict(x)
         begun = time.perf_counter()
-        plan = DeploymentPlan.load(work.folder / PLACEMENT)
+        plan = DeploymentPlan.load(job.folder / PLACEMENT)
         with Deployment(ensemble, plan, sample=x, settings=take_base(self, DeploymentSettings)) as service:
             started = time.perf_counter()
             answer = service.predict(x)
@@ -68,22 +68,21 @@ class DeploymentStage(DeploymentSettings, label=""):
                 f"deployment: the served ensemble answered {len(x)} rows otherwise than the ensemble, by "
                 f"{difference:g}; allowed: rounding; its export or its code differ from what was trained"
             )
-        return StageOutcome(
-            content={
-                "rows": len(x),
-                "difference": difference,
-                "start_seconds": started - begun,
-                "answer_ms": 1e3 * (ended - started),
-                "processes": 0 if plan.in_process else len(plan.instances),
-            }
-        )
+        content = {
+            "rows": len(x),
+            "difference": difference,
+            "start_seconds": started - begun,
+            "answer_ms": 1e3 * (ended - started),
+            "processes": 0 if plan.in_process else len(plan.instances),
+        }
+        return StageOutcome(content={**content, "summary": {"deployment": content}})
 
-    def serve(self, work: StageRun) -> Mapping[str, Any]:
+    def serve(self, job: StudyJob) -> Mapping[str, Any]:
         """Answer requests over HTTP until told to end; return what was answered."""
         token = token_for(self.host, None if self.token_file is None else Path(self.token_file))
         # What this very workflow exported, whose training function is the user's own program.
-        ensemble = Ensemble.load(work.folder / EXPORT, trust=True)
-        plan = DeploymentPlan.load(work.folder / PLACEMENT)
+        ensemble = Ensemble.load(job.folder / EXPORT, trust=True)
+        plan = DeploymentPlan.load(job.folder / PLACEMENT)
         service = Deployment(
             ensemble, plan, sample=self._make_rows(ensemble), settings=take_base(self, DeploymentSettings)
         ).start()
@@ -99,10 +98,6 @@ class DeploymentStage(DeploymentSettings, label=""):
             f"served:     {content['rows']} rows by {count} process{'es' * (count > 1)}, as the ensemble itself "
             f"answers (difference {content['difference']:.1g})"
         )
-
-    def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return what the trial of the service came to."""
-        return {"deployment": dict(content)}
 
     def _make_rows(self, ensemble: Ensemble) -> Array:
         # Inputs of the user's own are the better question.

@@ -4,17 +4,18 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, ClassVar
 
-from trainwright.cli.formatting import size
-from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StageRun, take_base
+from trainwright.cli.formatting import print_table, size
+from trainwright.cli.workflow.stage import EXPORT, StageOutcome, StudyJob, take_base
 from trainwright.ensemble import EnsembleSettings, Library
-from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, StoredSettings
+from trainwright.ensemble.ensemble_settings import SETTINGS_FILE, ChosenEnsemble, StoredSettings
 from trainwright.errors import InputError
 from trainwright.report.html import write_ensemble_page
 from trainwright.validators import flag
 
-__all__ = ["EnsembleStage"]
+__all__ = ["ENSEMBLE_PAGE", "EnsembleStage", "describe_choice", "show_choice"]
 
-_PAGE = "ensemble.html"
+ENSEMBLE_PAGE = "ensemble.html"
+_POINTS = 12  # of the front that are shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,9 +25,9 @@ class EnsembleStage(EnsembleSettings, label=""):
     name: ClassVar[str] = "ensemble"
     self_contained: Annotated[bool, flag(), "export programs, which need no factory, too"] = False
 
-    def inputs(self, work: StageRun) -> Mapping[str, Any]:
+    def inputs(self, job: StudyJob) -> Mapping[str, Any]:
         """Return the settings, and the digests of what the trials left."""
-        state = work.state(self.name)
+        state = job.state(self.name)
         # Digests of what the trials left: the ensemble rests on these files alone.
         library = {
             number: sorted((offer.lease, offer.epoch, dict(offer.digests)) for offer in trial.offered.values())
@@ -34,7 +35,7 @@ class EnsembleStage(EnsembleSettings, label=""):
             if trial.offered
         }
         if not state.trials:
-            raise work.missing(self.name, f"trials in {work.folder}, where there are none", "search")
+            raise job.missing(self.name, f"trials in {job.folder}, where there are none", "search")
         if not library:
             raise InputError(
                 f"stage ensemble needs the predictions of trials, and none of {len(state.trials)} left any; call "
@@ -42,67 +43,126 @@ class EnsembleStage(EnsembleSettings, label=""):
             )
         return {"settings": asdict(self), "library": library}
 
-    def run(self, work: StageRun) -> StageOutcome:
+    def run(self, job: StudyJob) -> StageOutcome:
         """Select, calibrate, draw the page and export."""
-        folder = work.folder
+        folder = job.folder
         settings = take_base(self, EnsembleSettings)
         choice = settings.choose(Library.open(folder))
-        chosen = choice.ensemble
-        page = write_ensemble_page(choice, folder / _PAGE)
+        page = write_ensemble_page(choice, folder / ENSEMBLE_PAGE)
         StoredSettings(settings=settings, by_run=True).write(folder)
+        outputs = [ENSEMBLE_PAGE, SETTINGS_FILE]
         # An export needs weights of every member; without them the choice itself is still reported.
-        without = [member.trial for member in chosen.members if not member.predicts]
-        exported = None if without else chosen.save(folder / EXPORT, replace=True, self_contained=self.self_contained)
-        split = self.test_split
-        content = {
-            "models": len(choice.library.members),
-            "metric": choice.front.metric,
-            "split": split,
-            "summary": {
-                **choice.scores(split),
-                "ensemble_cost": chosen.cost_seconds,
-                "single_cost": choice.front.single_best.cost_seconds,
-                "cost_limit": choice.cost_limit,
-                "single_trial": choice.front.single_best.members[0].trial,
-                "ensemble_trials": [member.trial for member in chosen.members],
-                "ensemble_weights": list(chosen.weights),
-            },
-            "calibrated": chosen.calibration is not None,
-            "bytes": chosen.nbytes,
-            "page": str(page),
-            "export": None if exported is None else str(folder / EXPORT),
-            "without_weights": without,
-        }
-        outputs = (_PAGE, SETTINGS_FILE, *(() if exported is None else (f"{EXPORT}/manifest.json",)))
-        return StageOutcome(content=content, outputs=outputs)
+        without = [member.trial for member in choice.ensemble.members if not member.predicts]
+        if not without:
+            choice.ensemble.save(folder / EXPORT, replace=True, self_contained=self.self_contained)
+            outputs.append(f"{EXPORT}/manifest.json")
+        places = {"page": str(page), "export": None if without else str(folder / EXPORT), "without_weights": without}
+        return StageOutcome(content={**describe_choice(choice), **places}, outputs=tuple(outputs))
 
     def show(self, content: Mapping[str, Any]) -> None:
-        """Print the best single model beside the ensemble, on held-out rows, and where the export is."""
-        description, split = content["summary"], content["split"]
-        names = {"single": "best single", "ensemble": "best ensemble"}
-        members = {"single": [description["single_trial"]], "ensemble": description["ensemble_trials"]}
-        scored = sorted(
-            key.removeprefix(f"single_{split}_") for key in description if key.startswith(f"single_{split}_")
-        )
-        heads = [f"{split} {name.replace('_', ' ')}" for name in scored]
-        widths = [max(15, len(head) + 2) for head in heads]
-        print(f"\n{'':15}{''.join(f'{h:>{w}}' for h, w in zip(heads, widths, strict=True))}{'us per row':>13}  trials")
-        for key, name in names.items():
-            cost = description[f"{key}_cost"]
-            shown = "unknown" if cost is None else f"{1e6 * cost:.1f}"
-            cells = [f"{description[f'{key}_{split}_{item}']:{w}.4f}" for item, w in zip(scored, widths, strict=True)]
-            print(f"{name:15}{''.join(cells)}{shown:>13}  {', '.join(map(str, members[key]))}")
-        if description["cost_limit"] is not None:
-            print(f"(the ensemble may cost {1e6 * description['cost_limit']:.1f} us per row at batch 128)")
-        if content["export"] is None:
-            left = ", ".join(map(str, content["without_weights"]))
-            print(f"not exported: trials {left} left no weights; give factory= to tw.ensemble.leave")
-        else:
-            holding = "" if content["bytes"] is None else f" ({size(content['bytes'])} of weights)"
-            print(f"exported:   {content['export']}{holding}{', calibrated' if content['calibrated'] else ''}")
-        print(f"pictures:   {content['page']}")
+        """Print the front, the pick beside the best single model, on held-out rows, and where the export is."""
+        show_choice(content)
 
-    def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return accuracies, costs and members."""
-        found: Mapping[str, Any] = content["summary"]
-        return found
+
+def describe_choice(choice: ChosenEnsemble) -> dict[str, Any]:
+    """Return the front, the pick and what it is compared with, as JSON."""
+    front, chosen, single = choice.front, choice.ensemble, choice.front.single_best
+    return {
+        "metric": front.metric,
+        "split": front.split,
+        "models": len(choice.library.members),
+        "excluded": front.excluded,
+        # Evenly along the front, from the least loss on.
+        "front": [asdict(point) for point in front.points[:: -(-len(front.points) // _POINTS)]],
+        "baselines": {name: asdict(point) for name, point in front.baselines.items()},
+        "pick": {"how": choice.settings.pick, **choice.report.to_json()},
+        "summary": {
+            **choice.scores(choice.settings.test_split),
+            "ensemble_cost": chosen.cost_seconds,
+            "single_cost": single.cost_seconds,
+            "cost_limit": choice.cost_limit,
+            "single_trial": single.members[0].trial,
+            "ensemble_trials": [member.trial for member in chosen.members],
+            "ensemble_weights": list(chosen.weights),
+        },
+    }
+
+
+def show_choice(content: Mapping[str, Any]) -> None:
+    """Print what `describe_choice` returned, and where `page` and `export` are."""
+    pick, split, summary = content["pick"], content["split"], content["summary"]
+    print(f"{content['models']} models, selected by {content['metric'].replace('_', ' ')} on {split} rows\n")
+    front = [
+        (
+            len(point["members"]),
+            _number(point["loss"]),
+            _microseconds(point["seconds_per_row"]),
+            "unknown" if point["bytes"] is None else size(point["bytes"]),
+            ", ".join(map(str, point["members"])),
+        )
+        for point in content["front"]
+    ]
+    print_table(("members", f"{split} loss", "us per row", "weights", "trials"), front)
+    print(f"\nthe pick ({pick['how']}), {pick['rule']}:")
+    members = [
+        (
+            row["trial"],
+            f"{row['weight']:.0%}",
+            _number(row["loss"]),
+            _number(row["gain"]),
+            _microseconds(row["seconds_per_row"]),
+        )
+        for row in pick["members"]
+    ]
+    print_table(("trial", "weight", f"{split} loss", "gain", "us per row"), members)
+    _show_judged(pick)
+    print()
+    scored = [key.removeprefix("single_") for key in summary if key.startswith(f"single_{pick['rows']}_")]
+    compared = [
+        (
+            f"best {who}",
+            *(_number(summary[f"{who}_{key}"]) for key in scored),
+            _microseconds(summary[f"{who}_cost"]),
+        )
+        for who in ("single", "ensemble")
+    ]
+    print_table(("", *(key.replace("_", " ") for key in scored), "us per row"), compared)
+    if summary["cost_limit"] is not None:
+        print(f"(the ensemble may cost {_microseconds(summary['cost_limit'])} us per row at batch 128)")
+    for warning in content.get("warnings", ()):
+        print(f"warning: {warning}")
+    if pick["cost"]:
+        print(f"cost:       {pick['cost']}")
+    if content["export"]:
+        holding = "" if pick["bytes"] is None else f" ({size(pick['bytes'])} of weights)"
+        print(f"exported:   {content['export']}{holding}{', calibrated' if pick['calibration'] else ''}")
+    elif content.get("without_weights"):
+        left = ", ".join(map(str, content["without_weights"]))
+        print(f"not exported: trials {left} left no weights; give factory= to tw.ensemble.leave")
+    print(f"pictures:   {content['page']}")
+
+
+def _show_judged(pick: Mapping[str, Any]) -> None:
+    metric, rows = pick["metric"].replace("_", " "), pick["rows"]
+    for name, loss in sorted(pick["losses"].items()):
+        print(f"{name} {metric}: {loss:.4f}")
+    if pick["before"] is None:
+        print(f"{rows} rows: not available, so nothing here is of rows that chose nothing")
+    for when in ("before", "after"):
+        table = pick[when]
+        # Only classes have a calibration error.
+        if table is not None and "ece" in table:
+            print(
+                f"{rows} rows, {when} calibration: accuracy {table['accuracy']:.4f}, nll {table['nll']:.4f}, "
+                f"brier {table['brier']:.4f}, calibration error {table['ece']:.4f}"
+            )
+    if pick["calibration"] is None and pick["output"] != "values":
+        print("calibration: not available, the models left no such rows")
+
+
+def _microseconds(seconds: float | None) -> str:
+    return "unknown" if seconds is None else f"{1e6 * seconds:.1f}"
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.4f}"

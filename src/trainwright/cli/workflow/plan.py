@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from trainwright.cli.formatting import size
 from trainwright.cli.inputs import OracleSettings
-from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source, read_text_of
+from trainwright.cli.workflow.stage import StageOutcome, StudyJob, read_source, read_text_of
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, TrainwrightError
 from trainwright.plan import Oracle
@@ -35,30 +35,30 @@ class PlanStage(OracleSettings):
         float | None, optional(number(above=0)), "a search that is forecast to take more is not begun"
     ] = None
 
-    def inputs(self, work: StageRun) -> Mapping[str, Any]:
+    def inputs(self, job: StudyJob) -> Mapping[str, Any]:
         """Return the settings, what they speak of, and the digest of the file that holds the profile's function."""
         # Any of these tables changes what the simulated studies do.
-        tables = {name: work.job.tables.get(name) for name in ("space", "searcher", "rule", "policy")}
+        tables = {name: job.tables.get(name) for name in ("space", "searcher", "rule", "policy")}
         return {
             **tables,
             "settings": asdict(self),
-            "trials": work.budget.get("trials"),
+            "trials": job.budget.get("trials"),
             "code": read_source(self.profile, f"{_WHERE} profile"),
             "cluster": read_text_of(self.cluster) if Path(self.cluster).suffix else self.cluster,
         }
 
-    def run(self, work: StageRun) -> StageOutcome:
+    def run(self, job: StudyJob) -> StageOutcome:
         """Judge, scale and simulate; refuse a search that cannot start or would cost more than allowed."""
-        trials = work.budget.get("trials")
+        trials = job.budget.get("trials")
         if not isinstance(trials, int):
             raise InputError(f"{_WHERE} needs a number of trials to forecast; give [study] trials")
         machine = self.find_cluster()
         found = plan_search(
             Oracle(machine),
             load_function(self.profile, f"{_WHERE} profile"),
-            space=work.job.space,
-            scheduler=Scheduler.of(work.job.scheduler),
-            searcher=work.job.searcher,
+            space=job.space,
+            scheduler=Scheduler.of(job.scheduler),
+            searcher=job.searcher,
             trials=trials,
             samples=self.samples,
             devices=self.devices,
@@ -75,7 +75,9 @@ class PlanStage(OracleSettings):
             )
         state = "calibrated" if machine.verified else "uncalibrated"
         cluster = {"name": machine.name, "devices": machine.devices, "state": state}
-        return StageOutcome(content={**found.to_json(), "cluster": cluster, "trials": trials})
+        content = found.to_json()
+        summary = {"plan": {name: content[name] for name in ("configurations", "cost")}}
+        return StageOutcome(content={**content, "cluster": cluster, "trials": trials, "summary": summary})
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print verdicts, scaling and forecast, a line each."""
@@ -100,7 +102,3 @@ class PlanStage(OracleSettings):
             f"forecast:   {content['trials']} trials take {cost['device_hours']:.3g} device-hours (nine of ten studies "
             f"below {cost['device_hours_90']:.3g}), {duration(cost['wall_seconds'])} of wall time"
         )
-
-    def summary(self, content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return the forecast."""
-        return {"plan": {"configurations": content["configurations"], "cost": content["cost"]}}

@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from trainwright.cli.workflow.stage import StageOutcome, StageRun, read_source
-from trainwright.cli.workflow.stage_records import StageRecords, digest_of
+from trainwright.cli.workflow.stage import StageOutcome, StageRecords, StudyJob, digest_of, read_source
 from trainwright.settings import Settings
 
 __all__ = ["SearchStage"]
@@ -19,10 +18,10 @@ class SearchStage(Settings):
 
     name: ClassVar[str] = "search"
 
-    def inputs(self, work: StageRun) -> Mapping[str, Any] | None:
+    def inputs(self, job: StudyJob) -> Mapping[str, Any] | None:
         """Return the tables that steer the search, the file of its training function, its budget, and the ledger."""
-        tables = work.job.tables
-        if not tables or work.directory is None or "wall_seconds" in work.budget:
+        tables = job.tables
+        if not tables or job.directory is None or "wall_seconds" in job.budget:
             # A Python file's objects have no digest, and another hour is another hour.
             return None
         parts = {name: tables.get(name) for name in ("space", "searcher", "rule", "policy", "stop")}
@@ -30,43 +29,38 @@ class SearchStage(Settings):
         # The ledger itself, so that new or changed trials show.
         trials = (
             None
-            if not work.study_exists
+            if not job.study_exists
             else [
                 (number, str(trial.status), trial.lease, trial.epoch, dict(trial.values))
-                for number, trial in sorted(work.state(self.name).trials.items())
+                for number, trial in sorted(job.state(self.name).trials.items())
             ]
         )
         # Neither changes a result that is there already.
-        budget = {key: value for key, value in work.budget.items() if key not in {"stop_when", "grace_seconds"}}
+        budget = {key: value for key, value in job.budget.items() if key not in {"stop_when", "grace_seconds"}}
         code = read_source(tables["study"]["train"], "train")
         return {**parts, "study": settings, _CODE: code, "budget": budget, "ledger": trials}
 
-    def run(self, work: StageRun) -> StageOutcome:
+    def run(self, job: StudyJob) -> StageOutcome:
         """Run or go on."""
-        job = work.job
-        if work.study_exists and work.progress and self._earlier_code(work):
+        if job.study_exists and job.progress and self._earlier_code(job):
             print("results stay as the earlier code made them; to train all trials anew name a new --directory")
         with job.open_study() as study:
             study.run(
                 job.train,
-                **work.budget,
+                **job.budget,
                 searcher=job.searcher,
                 scheduler=job.scheduler,
                 engine=job.engine,
-                progress=work.progress,
+                progress=job.progress,
             )
             content = {"trials": len(study.trials), "finished": study.state.results}
-        return StageOutcome(content=content, inputs=self.inputs(work))
+        return StageOutcome(content=content, inputs=self.inputs(job))
 
-    def _earlier_code(self, work: StageRun) -> bool:
+    def _earlier_code(self, job: StudyJob) -> bool:
         # A changed training function is no error: earlier results stay, new trials use the new code.
-        record, inputs = StageRecords(work.folder).read(self.name), self.inputs(work)
+        record, inputs = StageRecords(job.folder).read(self.name), self.inputs(job)
         return record is not None and inputs is not None and record.inputs.get(_CODE) != digest_of(inputs[_CODE])
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print how many results there are."""
         print(f"\n{content['finished']} of {content['trials']} trials have a result")
-
-    def summary(self, _content: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return nothing: the summary counts trials itself."""
-        return {}

@@ -1,25 +1,35 @@
-"""What a stage of a workflow is, and what it is given."""
+"""What a stage of a workflow is, what it is given, and the records by which unchanged stages are skipped.
 
+`DIR/stages/NAME.json` holds a digest of each input of the stage, the digest of each file that it wrote, and what it
+said. A stage is unchanged while all of them are the same; one that was killed has no record of it, and runs again.
+"""
+
+import hashlib
+import json
 import shlex
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from trainwright.engine.function_reference import load_function
-from trainwright.errors import InputError
+from trainwright.errors import InputError, StudyError
 from trainwright.ledger import State, open_ledger, state_of
+from trainwright.publishing import write_file
 from trainwright.settings import Settings, settings_of
+from trainwright.strict_json import plain
 from trainwright.study import Study
 
 __all__ = [
     "EXPORT",
     "PLACEMENT",
     "StageOutcome",
-    "StageRun",
+    "StageRecord",
+    "StageRecords",
     "StudyJob",
     "WorkflowStage",
+    "digest_of",
     "read_source",
     "read_text_of",
     "take_base",
@@ -29,12 +39,14 @@ _Base = TypeVar("_Base", bound=Settings)
 
 EXPORT = "ensemble"  # folder of the exported ensemble in the study's
 PLACEMENT = "allocation.json"  # its plan, likewise
+_FOLDER = "stages"  # of the records
 
 
 @dataclass(kw_only=True)
 class StudyJob:
-    """What `trainwright run` is to do: a study, how to run it, and the stages that follow."""
+    """What `trainwright run` is to do: the study of a file, how to run it, and the stages beside the search."""
 
+    file: Path
     open_study: Callable[[], Study]
     train: Callable[..., Any]
     budget: dict[str, Any] = field(default_factory=dict)
@@ -45,16 +57,6 @@ class StudyJob:
     space: Any = None
     stages: "tuple[WorkflowStage, ...]" = ()
     tables: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a .toml file
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class StageRun:
-    """A study file as it is run: its job with the command line's overrides."""
-
-    file: Path
-    job: StudyJob
-    directory: Path | None
-    budget: Mapping[str, Any]
     progress: bool = True
     command: tuple[str, ...] = ()  # that runs this file here
 
@@ -71,7 +73,7 @@ class StageRun:
         stored = self.directory
         return stored is not None and any((stored / "ledger" / name).is_file() for name in ("study.json", "url"))
 
-    def state(self, stage: str) -> "State":
+    def state(self, stage: str) -> State:
         """Return the state of the study, which `stage` needs."""
         if not self.study_exists:
             raise self.missing(stage, f"a study in {self.folder}, where there is none", "search")
@@ -93,11 +95,11 @@ class StageRun:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageOutcome:
-    """What a stage came to: for its record, and for summary.json."""
+    """What a stage came to, for its record; `content["summary"]`, if any, has its entries of summary.json."""
 
     content: Mapping[str, Any]
     outputs: tuple[str, ...] = ()  # files that it wrote, relative to the study's folder
-    inputs: Mapping[str, Any] | None = field(default=None)  # if its own work changed them
+    inputs: Mapping[str, Any] | None = None  # if its own work changed them
 
 
 class WorkflowStage(Protocol):
@@ -109,17 +111,14 @@ class WorkflowStage(Protocol):
     def from_table(cls, table: Mapping[str, Any], where: str) -> Self:
         """Return the stage of a table, as all settings are read."""
 
-    def inputs(self, work: StageRun) -> Mapping[str, Any] | None:
+    def inputs(self, job: StudyJob) -> Mapping[str, Any] | None:
         """Return what it rests on, by name; None if that cannot be told, so that it always runs."""
 
-    def run(self, work: StageRun) -> StageOutcome:
+    def run(self, job: StudyJob) -> StageOutcome:
         """Do it."""
 
     def show(self, content: Mapping[str, Any]) -> None:
         """Print what came out."""
-
-    def summary(self, content: Mapping[str, Any], /) -> Mapping[str, Any]:
-        """Return its entries of summary.json."""
 
 
 def take_base(settings: Settings, base: type[_Base]) -> _Base:
@@ -139,3 +138,78 @@ def read_source(function: str, what: str) -> str | None:
     """Return the source of the module that holds "module:function", which must be there; None if it has no file."""
     load_function(function, what)
     return read_text_of(getattr(sys.modules[function.partition(":")[0]], "__file__", None))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageRecord:
+    """One finished stage."""
+
+    inputs: Mapping[str, str]  # name of an input → digest
+    outputs: Mapping[str, str] = field(default_factory=dict)  # path of a file below the study's folder → digest
+    content: Mapping[str, Any] = field(default_factory=dict)  # what the stage said, as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecords:
+    """The records of the stages of the study in `directory`."""
+
+    directory: Path
+
+    def read(self, name: str) -> StageRecord | None:
+        """Return the record of a stage; None if it never ended, or if its record cannot be read."""
+        try:
+            record = json.loads((self.directory / _FOLDER / f"{name}.json").read_bytes())
+            return StageRecord(inputs=record["inputs"], outputs=record["outputs"], content=record["content"])
+        except (OSError, ValueError, TypeError, KeyError):
+            # A record that cannot be read is none: the stage runs again.
+            return None
+
+    def changed(self, name: str, inputs: Mapping[str, Any]) -> str | None:
+        """Return why a stage has to run with these inputs, such as "library changed"; None if it need not."""
+        record = self.read(name)
+        if record is None:
+            return "not done yet"
+        # Digests are compared, so that a record stays small whatever a stage rests on.
+        now = _digest_inputs(inputs)
+        differing = sorted(key for key in {*now, *record.inputs} if now.get(key) != record.inputs.get(key))
+        if differing:
+            return f"{', '.join(differing)} changed"
+        # A file that was removed or edited since is made again.
+        for path, digest in record.outputs.items():
+            if _file_digest(self.directory / path) != digest:
+                return f"{path} is missing or was changed"
+        return None
+
+    def write(
+        self, name: str, inputs: Mapping[str, Any], *, outputs: tuple[str, ...] = (), content: Mapping[str, Any]
+    ) -> StageRecord:
+        """Record that a stage has ended; `outputs` are the files that it wrote, relative to the study's folder."""
+        record = StageRecord(
+            inputs=_digest_inputs(inputs),
+            outputs={path: _file_digest(self.directory / path) or "" for path in outputs},
+            content=plain(content),
+        )
+        path = self.directory / _FOLDER / f"{name}.json"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_file(path, json.dumps(asdict(record), indent=1, allow_nan=False, default=str))
+        except OSError as error:
+            raise StudyError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+        return record
+
+
+def digest_of(value: Any) -> str:
+    """Return the BLAKE2b-128 of a value of JSON, whatever the order of its keys; other objects count as their text."""
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _digest_inputs(inputs: Mapping[str, Any]) -> dict[str, str]:
+    return {name: digest_of(value) for name, value in inputs.items()}
+
+
+def _file_digest(path: Path) -> str | None:
+    try:
+        return hashlib.blake2b(path.read_bytes(), digest_size=16).hexdigest()
+    except OSError:
+        return None

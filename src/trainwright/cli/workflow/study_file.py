@@ -97,6 +97,7 @@ def _of_python(path: Path, workers: int | None) -> StudyJob:
         raise InputError(f"run: --workers {workers} and {path} both name an engine; leave one out")
     budget = {name: getattr(module, name) for name in ("trials", "wall_seconds", "stop_when") if hasattr(module, name)}
     return StudyJob(
+        file=path,
         open_study=lambda: module.study,
         directory=module.study.directory,
         space=module.study.space,
@@ -135,6 +136,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     # A rule or a policy alone is a scheduler too.
     scheduler = {kind: result[kind] for kind in ("rule", "policy") if kind in result}
     return StudyJob(
+        file=path,
         open_study=lambda: tw.Study(
             space,
             study.objectives,

@@ -1,50 +1,28 @@
-"""Helpers of all formats: dtypes and their stand-ins in NumPy, tied tensors, escaped names."""
+"""Helpers of all formats: dtypes, tied tensors, escaped names."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
-
+from trainwright.checkpoint.save.shard_file import CODES
 from trainwright.errors import CheckpointFormatError
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 __all__ = [
     "DTYPES",
     "TensorInfo",
-    "as_array",
     "as_bytes",
-    "as_tensor",
     "check_dtypes",
     "equal_bits",
     "escape",
     "infos_of",
     "plain",
-    "stand_in",
-    "torch_dtype",
     "unescape",
 ]
 
-_NATIVE: Mapping[str, np.dtype[Any]] = {
-    "bool": np.dtype("?"),
-    **{kind: np.dtype(kind) for kind in ("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64")},
-    **{kind: np.dtype(kind) for kind in ("float16", "float32", "float64", "complex64", "complex128")},
-}
-"""The dtypes that NumPy has too."""
-
-_STAND_INS: Mapping[str, np.dtype[Any]] = {
-    "bfloat16": np.dtype("uint16"),
-    "float8_e4m3fn": np.dtype("uint8"),
-    "float8_e4m3fnuz": np.dtype("uint8"),
-    "float8_e5m2": np.dtype("uint8"),
-    "float8_e5m2fnuz": np.dtype("uint8"),
-    "float8_e8m0fnu": np.dtype("uint8"),
-}
-
-DTYPES = frozenset({*_NATIVE, *_STAND_INS})
+DTYPES = frozenset({*CODES, "complex128"})
 """Every dtype that checkpoints hold, as torch names them."""
 
 
@@ -58,24 +36,6 @@ class TensorInfo:
     tied: str | None = None
 
 
-def stand_in(dtype: str) -> np.dtype[Any]:
-    """Return NumPy's dtype of the same bits: its own, or the unsigned integer that stands in for bf16 and fp8."""
-    return _NATIVE[dtype] if dtype in _NATIVE else _STAND_INS[dtype]
-
-
-def torch_dtype(dtype: str) -> "torch.dtype":
-    """Return torch's dtype of that name."""
-    import torch
-
-    return getattr(torch, dtype)  # type: ignore[no-any-return]  # names come from DTYPES
-
-
-def as_array(tensor: "Tensor") -> "np.ndarray[Any, Any]":
-    """Return a plain tensor as an array that shares its memory, in the stand-in's dtype."""
-    kind = stand_in(str(tensor.dtype).removeprefix("torch."))
-    return as_bytes(tensor).numpy().view(kind).reshape(tuple(tensor.shape))
-
-
 def as_bytes(tensor: "Tensor") -> "Tensor":
     """Return the bytes of a tensor in row-major order, flat; a view if they lie so."""
     import torch
@@ -85,19 +45,6 @@ def as_bytes(tensor: "Tensor") -> "Tensor":
     if flat.numel() < 2:
         flat = flat.clone(memory_format=torch.contiguous_format).as_strided(flat.shape, (1,))
     return flat.view(torch.uint8)
-
-
-def as_tensor(array: "np.ndarray[Any, Any]", dtype: str) -> "Tensor":
-    """Return an array of the stand-in's dtype as a tensor of `dtype` with the same bits; the memory is shared."""
-    import torch
-
-    if array.size == 0:
-        return torch.empty(array.shape, dtype=torch_dtype(dtype))
-    flat = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    # A tensor can always be written to, so it must not share memory that is read-only.
-    if not flat.flags.writeable:
-        flat = flat.copy()
-    return torch.from_numpy(flat).view(torch_dtype(dtype)).reshape(array.shape)
 
 
 def plain(tensor: "Tensor") -> "Tensor":
