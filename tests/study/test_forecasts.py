@@ -1,4 +1,4 @@
-"""Forecasts: many simulated studies, side by side, whatever the number of processes; of a study's own curves too."""
+"""Forecasts: many simulated studies, side by side; of a study's own curves too."""
 
 import math
 
@@ -36,27 +36,6 @@ def test_a_forecast_is_of_the_runs_of_its_seeds(study):
     assert forecast.runs[0].gantt
     assert not forecast.runs[1].gantt
     assert forecast.stalls == forecast.substitutions == 0
-
-
-@pytest.mark.slow
-def test_processes_change_nothing(study):
-    """Two processes give what one gives, also with a searcher that learns."""
-    table = tw.tables(
-        {"valid_loss": [[0.1 * row + 1 / epoch for epoch in range(1, 10)] for row in range(30)],
-         "hp": [[10 ** (-0.1 * row)] for row in range(30)], "hp_names": ["rate"]},
-        missing="nearest",
-    )  # fmt: skip
-    engine = tw.Simulated(cluster=tw.Cluster(2, 4), task=table)
-    schedulers = {"doubling": tw.Scheduler(tw.ASHA(max_epochs=9), tw.Doubling()), "asha": tw.ASHA(max_epochs=9)}
-    found = [
-        study.simulate(
-            schedulers, engine=engine, trials=16, seeds=2, searcher=tw.EvolutionSearcher(), processes=processes
-        )
-        for processes in (1, 2)
-    ]
-    assert list(found[0]) == ["doubling", "asha"]
-    assert found[0] == found[1]
-    assert found[0]["asha"].substitutions > 0
 
 
 def test_searchers_hear_of_results(study):
@@ -129,7 +108,6 @@ def train(trial):
     [
         ({"trials": 0}, "simulate.trials: got 0"),
         ({"trials": 4, "seeds": 0}, "simulate: seeds: got 0"),
-        ({"trials": 4, "processes": 0}, "simulate: processes: got 0"),
         ({"trials": 4, "engine": tw.Local(workers=0)}, r"simulate: engine: got .*allowed: tw.Simulated"),
         ({"trials": 4, "scheduler": {}}, "got no scheduler"),
         ({"trials": 4, "scheduler": tw.Scheduler(tw.FixedEpochs(2), tw.BestStatic(sizes=(64,)))}, "give smaller ones"),

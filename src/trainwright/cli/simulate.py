@@ -12,7 +12,6 @@ import typer
 from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
 from trainwright.cluster import Cluster
-from trainwright.engine.devices import cores
 from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.table import tables
 from trainwright.engine.simulated.task import Parametric, Task
@@ -72,7 +71,6 @@ def simulate(
     gpus: Annotated[list[int] | None, typer.Option(help="Devices of the cluster; may be repeated.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of the study.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many studies to simulate of each kind.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Simulations at once; default: all cores.")] = None,
     gantt: Annotated[Path | None, typer.Option(help="Draw who held which device when, as .html.")] = None,
 ) -> Result:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
@@ -86,7 +84,6 @@ def simulate(
             plan.engine(devices),
             trials=plan.trials,
             seeds=plan.seeds,
-            processes=processes if processes is not None else cores(),
             gantt=gantt is not None,
         )
         _show_forecasts(devices, plan.trials, plan.seeds, found[devices])

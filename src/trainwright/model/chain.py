@@ -28,8 +28,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import ChainError, closest
+from trainwright.errors import ChainError
 from trainwright.files import read_json, write_text
+from trainwright.model.records import read_record
 from trainwright.validators import check, integer, number
 
 __all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Skip", "Stage", "with_least_peaks"]
@@ -222,19 +223,7 @@ class Chain:
             raise ChainError("chain: got no object with 'stages'; allowed: what Chain.to_json writes")
         if content.get("schema", SCHEMA) != SCHEMA:
             raise ChainError(f"chain, schema: got {content['schema']!r}; allowed: {SCHEMA}")
-        _check_names("chain", content, {"schema", *(each.name for each in fields(cls))})
-        for name in ("stages", "skips"):
-            if not isinstance(content.get(name, []), list):
-                raise ChainError(f"chain, {name}: got {content[name]!r}; allowed: a list of {name}")
-        stages = tuple(_stage_from_json(place, each) for place, each in enumerate(content["stages"], start=1))
-        skips = tuple(_skip_from_json(place, each) for place, each in enumerate(content.get("skips", []), start=1))
-        own = ("input_bytes", "input_gradient_bytes", "name", "plain_peak_bytes")
-        rest = {key: content[key] for key in own if key in content}
-        loss = _stage_from_json(len(stages) + 1, content["loss"]) if "loss" in content else NO_LOSS
-        fixed = content.get("fixed", {})
-        if not isinstance(fixed, Mapping):
-            raise ChainError(f"chain, fixed: got {fixed!r}; allowed: an object of bytes by owner")
-        return cls(stages=stages, loss=loss, skips=skips, fixed=dict(fixed), **rest)
+        return read_record(cls, {name: content[name] for name in content if name != "schema"}, "chain", ChainError)
 
     def save(self, path: str | Path) -> None:
         """Write the chain as a JSON file."""
@@ -245,11 +234,6 @@ class Chain:
         """Read a chain from a JSON file."""
         allowed = "a chain file (.json), which Chain.save wrote"
         return cls.from_json(read_json(path, "chain file", allowed=allowed, error=ChainError))
-
-
-_SECONDS = ("forward_seconds", "backward_seconds", "no_grad_forward_seconds")
-_BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_bytes", "backward_temporary_bytes",
-          "no_grad_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
 
 
 def with_least_peaks(stages: Sequence[Stage]) -> list[Stage]:
@@ -298,8 +282,7 @@ def _check_skip(where: str, skip: Skip, steps: Sequence[Stage]) -> None:
     check_stages("holders", skip.holders, (skip.maker, *skip.readers))
     if not skip.readers or list(skip.readers) != sorted({*skip.readers}):
         raise ChainError(f"{where}, readers: got {list(skip.readers)}; allowed: at least one stage, in order")
-    check(skip.value_bytes, _BYTE_COUNT, f"{where}, value_bytes", ChainError)
-    check(skip.shared_bytes, _BYTE_COUNT, f"{where}, shared_bytes", ChainError)
+    _check_fields(where, skip)
     most = min(skip.value_bytes, steps[skip.maker - 1].output_bytes)
     if skip.shared_bytes > most:
         raise ChainError(
@@ -308,17 +291,17 @@ def _check_skip(where: str, skip: Skip, steps: Sequence[Stage]) -> None:
         )
 
 
-def _check_fields(where: str, record: Stage | Option, least: int) -> None:
-    for name in _SECONDS:
-        value = getattr(record, name, None)
-        if value is None and name not in {"forward_seconds", "backward_seconds"}:
+def _check_fields(where: str, record: Stage | Option | Skip, least: int = 0) -> None:
+    """Refuse seconds below 0, and bytes too: those on top of a backward below `least`."""
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if value is None and each.default is None:
             continue
-        check(value, number(minimum=0, of="seconds"), f"{where}, {name}", ChainError)
-    for name in _BYTES:
-        value = getattr(record, name, None)
-        if value is not None or name == "saved_bytes":
-            smallest = least if name == "backward_temporary_bytes" else 0
-            check(value, integer(minimum=smallest, of="bytes"), f"{where}, {name}", ChainError)
+        if each.name.endswith("_seconds"):
+            check(value, number(minimum=0, of="seconds"), f"{where}, {each.name}", ChainError)
+        elif each.name.endswith("_bytes"):
+            smallest = least if each.name == "backward_temporary_bytes" else 0
+            check(value, integer(minimum=smallest, of="bytes"), f"{where}, {each.name}", ChainError)
 
 
 def _record_to_json(record: Stage | Option | Skip) -> dict[str, Any]:
@@ -333,47 +316,3 @@ def _record_to_json(record: Stage | Option | Skip) -> dict[str, Any]:
 
 def _element_to_json(element: Option | int) -> Any:
     return element if isinstance(element, int) else _record_to_json(element)
-
-
-def _stage_from_json(place: int, content: Any) -> Stage:
-    where = f"chain, stage {place}"
-    values = _values(where, content, Stage)
-    options = values.pop("options", [])
-    if not isinstance(options, list):
-        raise ChainError(f"{where}, options: got {options!r}; allowed: a list of options")
-    made = tuple(
-        Option(**_values(f"{where}, option {number}", each, Option)) for number, each in enumerate(options, start=1)
-    )
-    return Stage(**values, options=made)
-
-
-def _skip_from_json(place: int, content: Any) -> Skip:
-    where = f"chain, skip {place}"
-    values = _values(where, content, Skip)
-    for name in ("readers", "holders"):
-        if not isinstance(values.get(name, []), list):
-            raise ChainError(f"{where}, {name}: got {values[name]!r}; allowed: a list of stages")
-    values |= {name: tuple(values[name]) for name in ("readers", "holders") if name in values}
-    return Skip(**values)
-
-
-def _values(where: str, content: Any, record: "type[Stage | Option | Skip]") -> dict[str, Any]:
-    if not isinstance(content, Mapping):
-        raise ChainError(f"{where}: got {content!r}; allowed: an object with {', '.join(_needed(record))}")
-    _check_names(where, content, {each.name for each in fields(record)})
-    missing = [name for name in _needed(record) if content.get(name) is None]
-    if missing:
-        raise ChainError(f"{where}, {missing[0]}: got nothing; allowed: a number >= 0")
-    return dict(content)
-
-
-def _needed(record: "type[Stage | Option | Skip]") -> list[str]:
-    return [each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
-
-
-def _check_names(where: str, content: Mapping[str, Any], known: set[str]) -> None:
-    for name in content:
-        if name not in known:
-            raise ChainError(
-                f"{where}: got the field {name!r}; allowed: {', '.join(sorted(known))}{closest(name, known)}"
-            )

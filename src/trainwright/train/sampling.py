@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from math import isqrt
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -75,17 +75,6 @@ def scrambled(words: Words) -> Words:
     return (words ^ (words >> np.uint64(31))) >> np.uint64(1)
 
 
-class SamplingOrder(Protocol):
-    """The order of the samples. `size` is their number in an epoch."""
-
-    @property
-    def size(self) -> int:
-        """How many places an epoch has."""
-
-    def __call__(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Return the indices of the samples at `places`, and what tells repeats of one index in an epoch apart."""
-
-
 @dataclass(frozen=True)
 class SequentialOrder:
     """The samples as they come, every epoch alike."""
@@ -136,3 +125,7 @@ class WeightedOrder:
 @lru_cache(maxsize=8)
 def _permutation(size: int, seed: int, epoch: int) -> Permutation:
     return Permutation(size, seed, epoch)
+
+
+SamplingOrder: TypeAlias = SequentialOrder | ShuffledOrder | WeightedOrder
+"""From an epoch and places in it to the indices of the samples there, and what tells repeats of one index apart."""

@@ -100,7 +100,7 @@ def test_chain_files(tmp_path):
         ({"maker": 5}, "skip 1, maker: got 5; allowed: a stage of 1 to 4"),
         ({"readers": [1]}, "skip 1, readers: got 1; allowed: a stage of 2 to 5"),
         ({"readers": []}, "at least one stage, in order"),
-        ({"readers": 3}, "allowed: a list of stages"),
+        ({"readers": 3}, "readers: got 3; allowed: a list"),
         ({"holders": [2]}, "holders: got 2; allowed: a stage of 1, 3"),
         ({"value_bytes": -1}, "value_bytes: got -1"),
         ({"shared_bytes": 9}, "shared_bytes: got 9; allowed: at most 1"),

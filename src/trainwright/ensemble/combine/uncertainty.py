@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.ensemble.combine.rules import NormalMixture
+from trainwright.ensemble.combine.rules import mixture_parts
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
@@ -77,15 +77,11 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float]) -> Uncer
 
 
 def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
-    rule, state = NormalMixture(), None
-    for member, (weight, prediction) in enumerate(zip(weights, predictions, strict=True)):
+    pairs = np.stack(list(predictions), dtype=np.float64)
+    if output == "values":
         # Values without variances are a mixture of points: all its variance is disagreement.
-        pair = prediction if output == "moments" else np.stack([prediction, np.zeros_like(prediction)], axis=-1)
-        state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
-    if state is None:
-        raise ValueError("decompose_uncertainty needs at least one prediction")
-    # The mixture's own sums: spread of the means, and mean of the variances.
-    epistemic, noise = state.spread / state.weight, state.noise / state.weight
+        pairs = np.stack([pairs, np.zeros_like(pairs)], axis=-1)
+    _, noise, epistemic = mixture_parts(pairs, np.asarray(weights, dtype=np.float64))
     if output == "values":
         return Uncertainty(measure="variance", total=epistemic, aleatoric=None, epistemic=epistemic)
     return Uncertainty(measure="variance", total=noise + epistemic, aleatoric=noise, epistemic=epistemic)

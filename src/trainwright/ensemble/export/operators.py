@@ -87,7 +87,6 @@ _OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "torch.sym_min": min,
 }
 
-# Methods, for only they see the shape of one member under `vmap`.
 _OF_SHAPES: Mapping[str, Callable[..., Any]] = {
     "torch.ops.aten.sym_size.int": lambda tensor, dim: tensor.size(dim),
     "torch.ops.aten.sym_numel.default": lambda tensor: tensor.numel(),

@@ -12,7 +12,8 @@ fetch what the sweep has saved.
 import math
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
+from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value, operations_of
+from trainwright.plan.memory.persistent import PlanNode, rows_of_nodes
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 from trainwright.plan.memory.skips import SkipGuesses, fold_skips
@@ -38,27 +39,18 @@ def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
 
 
 def _least_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
-    from trainwright.plan.memory._persistent import least_bytes
+    from trainwright.plan.memory._dynamic_programs import least_bytes
 
-    need, choice = least_bytes(sizes_of(chain))
+    need, choices = least_bytes(sizes_of(chain))
     n = len(chain.steps)
-    operations: list[Operation] = []
-    tasks: list[Operation | tuple[int, int]] = [(0, n - 1)]
-    while tasks:
-        task = tasks.pop()
-        if isinstance(task, Operation):
-            operations.append(task)
-            continue
-        s, t = task
-        which = int(choice[s * n - s * (s - 1) // 2 + t - s])
-        if which < 0:
-            operations.append(Operation(OperationKind.FORWARD_ALL, s + 1, None, -1 - which))
-            tasks += [Operation(OperationKind.BACKWARD, s + 1), *([(s + 1, t)] if s < t else [])]
-        else:
-            operations.append(Operation(OperationKind.FORWARD_KEEP, s + 1))
-            operations += [Operation(OperationKind.FORWARD_DROP, stage) for stage in range(s + 2, which + 1)]
-            tasks += [(s, which - 1), Operation(OperationKind.DELETE, which, Value.OUTPUT), (which, t)]
-    return tuple(operations), int(need[n - 1]) + chain.fixed_bytes
+
+    def choose(node: PlanNode) -> tuple[int, int, PlanNode, None]:
+        s, t, *_ = node
+        which = int(choices[s * n - s * (s - 1) // 2 + t - s])
+        return -1 - which, which, PlanNode(max(s + 1, which), t), None
+
+    rows = rows_of_nodes(PlanNode(0, n - 1), choose)
+    return operations_of(rows), int(need[n - 1]) + chain.fixed_bytes
 
 
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
