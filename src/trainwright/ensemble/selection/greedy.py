@@ -5,7 +5,6 @@ libraries of models", ICML 2004. Seconds and bytes count each member once: repea
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
@@ -55,11 +54,6 @@ class Selection:
     def picks(self) -> Picks:
         """Indices of the candidates of the result, in the order of picking."""
         return tuple(step.index for step in self.steps[: self.length])
-
-    @property
-    def weights(self) -> dict[int, float]:
-        """Weight of each candidate of the result, by index; they sum to 1."""
-        return {index: times / self.length for index, times in sorted(Counter(self.picks).items())}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -185,8 +179,8 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         ):
             if column is None and (weight > 0 or budget is not None):
                 raise CostError(
-                    f"BudgetedGreedy: got a weight or budget on {what}, which the members of this library do not know; "
-                    "allowed: without; give model= and sample= to tw.ensemble.leave"
+                    f"BudgetedGreedy: got a weight or budget on {what}, which the members of this library do not know "
+                    "or measured on different devices; allowed: without; give model= and sample= to tw.ensemble.leave"
                 )
             if column is not None and budget is not None and budget < column.min():
                 cheapest = int(column.argmin())
