@@ -16,7 +16,7 @@ from trainwright.plan.memory.operations import Link, Operation, OperationKind, V
 from trainwright.plan.memory.persistent import PlanNode, rows_of_nodes
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.memory.skips import SkipGuesses, fold_skips
+from trainwright.plan.memory.skips import fold_skips
 
 __all__ = ["lowest_plan", "lowest_with_copies", "stage_needs"]
 
@@ -24,21 +24,8 @@ __all__ = ["lowest_plan", "lowest_with_copies", "stage_needs"]
 def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     """Return the persistent plan of the least peak, whatever its time, and that peak in bytes, fixed ones included.
 
-    Where values skip stages: the least of the plans for what is guessed to be alive of them.
+    Where values skip stages, its peak may be less than solvers count.
     """
-    if not chain.skips:
-        return _least_plan(chain)
-    plans = []
-    guesses = SkipGuesses(chain)
-    for guess in guesses:
-        operations, _ = _least_plan(guess)
-        simulation = simulate(chain, operations)
-        guesses.learn(simulation.skip_bytes_by_stage)
-        plans.append((operations, simulation.peak_bytes))
-    return min(plans, key=lambda plan: plan[1])
-
-
-def _least_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
     from trainwright.plan.memory._dynamic_programs import least_bytes
 
     need, choices = least_bytes(sizes_of(chain))
@@ -50,7 +37,8 @@ def _least_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         return -1 - which, which, PlanNode(max(s + 1, which), t), None
 
     rows = rows_of_nodes(PlanNode(0, n - 1), choose)
-    return operations_of(rows), int(need[n - 1]) + chain.fixed_bytes
+    operations = operations_of(rows)
+    return operations, simulate(chain, operations).peak_bytes if chain.skips else int(need[n - 1]) + chain.fixed_bytes
 
 
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:

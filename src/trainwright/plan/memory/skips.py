@@ -4,21 +4,18 @@ The first forward of a reader reads what the maker's first has made; one that is
 A value stays while such a forward is to come, and while the graph of a stage that holds it is there; made twice, it may
 be alive twice.
 
-Solvers count bytes by stage and know no such values, so these are put into the stages' numbers. When a value is alive
-depends on the plan: a solver is given a guess, the bytes alive while each stage's backward is the next, counted with
-the gradient of its output; the simulator decides on what it finds, and says what was alive.
+Solvers count bytes by stage and know no such values, so these are put into the stages' numbers, with the gradients of
+outputs, as if each were alive until its maker's backward; the simulator decides on what they find.
 """
 
-from collections import deque
-from collections.abc import Collection, Hashable, Iterator, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import replace
 
 from trainwright.model.chain import Chain, Skip
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 
-__all__ = ["SkipAccounting", "SkipGuesses", "count_skips", "fold_skips", "without_skips"]
+__all__ = ["SkipAccounting", "fold_skips", "without_skips"]
 
-_ROUNDS = 8
 _Key = tuple[Value, int]
 _BARE = frozenset({OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP})
 _FORWARDS = _BARE | {OperationKind.FORWARD_ALL}
@@ -121,54 +118,25 @@ class _Alive:
         return sum(skip.value_bytes - skip.shared_bytes * (copy in shown) for copy in {*self._holders.values()})
 
 
-class SkipGuesses:
-    """A chain with one guess after the other, each of what was alive in plans for those before; once without skips."""
-
-    def __init__(self, chain: Chain) -> None:
-        self._chain = chain
-        self._waiting = deque([_all_bytes(chain), (0,) * (len(chain.steps) + 1)])
-        self._tried: list[tuple[int, ...]] = []
-
-    def __iter__(self) -> Iterator[Chain]:
-        while self._waiting and len(self._tried) < _ROUNDS:
-            alive = self._waiting.popleft()
-            if alive not in self._tried:
-                self._tried.append(alive)
-                yield count_skips(self._chain, alive)
-
-    def learn(self, found: tuple[int, ...]) -> None:
-        """Note the bytes that were alive in a plan for the latest guess, by stage."""
-        self._waiting += [found, tuple(map(max, found, self._tried[-1]))]
-
-
 def fold_skips(chain: Chain) -> Chain:
     """Return the chain with each value counted from the start of the step to its maker's backward.
 
     That is enough for every plan, unless graphs hold a value and another copy of it.
     """
-    return count_skips(chain, _all_bytes(chain))
-
-
-def without_skips(chain: Chain) -> Chain:
-    """Return the chain without its values: no plan takes less."""
-    return replace(chain, skips=()) if chain.skips else chain
-
-
-def count_skips(chain: Chain, alive: Sequence[int]) -> Chain:
-    """Return the chain with so many bytes while the backward of each stage (the first's at 1) is the next to come."""
     if not chain.skips:
         return chain
-    steps = []
+    steps, before = [], 0
     for number, step in enumerate(chain.steps, start=1):
+        alive = sum(skip.value_bytes for skip in chain.skips if skip.maker <= number)
         # While it runs backward, the gradient that arrives and the one it makes are both there: count this once.
-        twice = min(alive[number], alive[number - 1]) if number > 1 else 0
+        twice, before = min(alive, before), alive
         options = tuple(
             replace(each, backward_temporary_bytes=each.backward_temporary_bytes - twice) for each in step.options
         )
         steps.append(
             replace(
                 step,
-                gradient_bytes=step.output_gradient_bytes + alive[number],
+                gradient_bytes=step.output_gradient_bytes + alive,
                 backward_temporary_bytes=step.backward_temporary_bytes - twice,
                 options=options,
             )
@@ -176,6 +144,6 @@ def count_skips(chain: Chain, alive: Sequence[int]) -> Chain:
     return replace(chain, stages=tuple(steps[:-1]), loss=steps[-1], skips=())
 
 
-def _all_bytes(chain: Chain) -> tuple[int, ...]:
-    numbers = range(len(chain.steps) + 1)
-    return tuple(sum(skip.value_bytes for skip in chain.skips if skip.maker <= number) for number in numbers)
+def without_skips(chain: Chain) -> Chain:
+    """Return the chain without its values: no plan takes less."""
+    return replace(chain, skips=()) if chain.skips else chain
