@@ -9,23 +9,16 @@ backwards fetch their input and run the stage again, or, where the gradient that
 fetch what the sweep has saved.
 """
 
-import math
-
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value, operations_of
+from trainwright.plan.memory.operations import Operation, OperationKind, Value, operations_of
 from trainwright.plan.memory.persistent import PlanNode, rows_of_nodes
-from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.memory.skips import fold_skips
 
 __all__ = ["lowest_plan", "lowest_with_copies", "stage_needs"]
 
 
 def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
-    """Return the persistent plan of the least peak, whatever its time, and that peak in bytes, fixed ones included.
-
-    Where values skip stages, its peak may be less than solvers count.
-    """
+    """Return the persistent plan of the least peak, whatever its time, and that peak in bytes, fixed ones included."""
     from trainwright.plan.memory._dynamic_programs import least_bytes
 
     need, choices = least_bytes(sizes_of(chain))
@@ -37,8 +30,7 @@ def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         return -1 - which, which, PlanNode(max(s + 1, which), t), None
 
     rows = rows_of_nodes(PlanNode(0, n - 1), choose)
-    operations = operations_of(rows)
-    return operations, simulate(chain, operations).peak_bytes if chain.skips else int(need[n - 1]) + chain.fixed_bytes
+    return operations_of(rows), int(need[n - 1]) + chain.fixed_bytes
 
 
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
@@ -69,15 +61,11 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         listed += [back if stage in early else again, Operation(OperationKind.BACKWARD, stage)]
         if stage > 1:
             listed.append(Operation(OperationKind.DELETE, stage - 1, Value.OUTPUT))
-    # The simulator counts what skips stages in this very plan; copies take no time there.
-    if chain.skips:
-        return tuple(listed), simulate(chain, listed, link=Link(to_host=math.inf, to_device=math.inf)).peak_bytes
     return tuple(listed), least + chain.fixed_bytes
 
 
 def stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
     """Return, by stage from 1, the bytes that it needs alone, the option that needs them, and those of its forward."""
-    chain = fold_skips(chain)
     steps, last = chain.steps, len(chain.steps)
     grown, gradient = 0, chain.loss.output_gradient_bytes
     least, options, forward_needs = [0] * (last + 1), [0] * (last + 1), [0] * (last + 1)

@@ -44,8 +44,7 @@ def plan_chain(
 ) -> Plan:
     """Return the fastest plan found for a chain within a budget, with a lower bound on every plan.
 
-    `dp` is the best persistent plan improved by annealing; `exact` searches until nothing better can exist, without
-    the values that skip stages (what it finds is the plan if it fits with them, and a bound in any case); `auto` is
+    `dp` is the best persistent plan improved by annealing; `exact` searches until nothing better can exist; `auto` is
     `dp` and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
     `bandwidth` bytes per second each way. Raises InfeasibleBudget.
     """
@@ -75,7 +74,7 @@ def plan_chain(
         if solver == "exact" and not searched.finished:
             raise ChainError(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
-                "about 14 stages, and where values skip some, plans that need no bytes for these; take 'auto'"
+                "about 14 stages; take 'auto'"
             )
     # With copies: start from the plan without them, and from the one of the least budget.
     if offload and bandwidth is not None:
@@ -113,7 +112,7 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
     found = [(simulate(chain, lowest).seconds, lowest)]
     # Finer slots help where rounding up costs a plan; on long chains they cost too much time.
     counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
-    # Sizes are rounded, so that the simulator decides on each plan that comes out.
+    # Sizes are rounded: the simulator decides on each plan that comes out.
     for count in counts:
         for rounding in ("up", "nearest"):
             solved = solve_persistent(chain, budget_bytes, slots=count, rounding=rounding)
