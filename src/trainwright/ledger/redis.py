@@ -26,6 +26,8 @@ _T = TypeVar("_T")
 
 _FORM = "redis://HOST:PORT/0?study=NAME"
 _NAME = re.compile(r"[\w.-]{1,100}")
+# Without user and password; a host may be an IPv6 address in brackets.
+_SERVER = re.compile(r"rediss?://([^/:]+|\[[^/\]]+\])(:\d+)?(/\d*)?")
 # Of the stream, in one answer.
 _ENTRIES = 1000
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -301,16 +303,12 @@ def _parsed(url: str) -> tuple[str, str]:
     """Return the server's own URL and the study's name."""
     parts = urlsplit(url)
     query = parse_qs(parts.query, keep_blank_values=True)
-    try:
-        whole = parts.scheme in {"redis", "rediss"} and bool(parts.hostname) and (parts.port or 6379) > 0
-    except ValueError:
-        # A port that is no number.
-        whole = False
-    if not whole or not re.fullmatch(r"/?\d*", parts.path) or parts.fragment:
+    if not _SERVER.fullmatch(
+        urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", parts.fragment))
+    ):
         raise StudyError(f"ledger {_shown(url)!r} is not of the form {_FORM}")
-    if set(query) - {"study"}:
-        unknown = min(set(query) - {"study"})
-        raise StudyError(f"ledger {_shown(url)!r}: unknown option {unknown!r}; allowed: study, as in {_FORM}")
+    if unknown := sorted(query.keys() - {"study"}):
+        raise StudyError(f"ledger {_shown(url)!r}: unknown option {unknown[0]!r}; allowed: study, as in {_FORM}")
     names = query.get("study", [])
     if len(names) != 1 or not _NAME.fullmatch(names[0]):
         got = f"study={', '.join(names)}" if names else "no study"
