@@ -1,6 +1,5 @@
 """A ledger on a Redis server, for more writers than a shared file system serves well; needs the extra `redis`."""
 
-import json
 import math
 import re
 import secrets
@@ -12,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
+from trainwright.errors import LedgerError, LedgerFull, MissingExtra, StudyError
 from trainwright.ledger.protocol import Cursor, Dropped
-from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.record import Record, new_identity, read_identity
 from trainwright.ledger.writers import new_writer
 
 if TYPE_CHECKING:
@@ -208,8 +207,7 @@ class RedisLedger:
     # The study.
 
     def _create(self) -> None:
-        content = {"format": FORMAT, "study": secrets.token_hex(8), "created": time.time()}
-        made = self._trying(partial(self._server.set, self._keys["study"], json.dumps(content), nx=True))
+        made = self._trying(partial(self._server.set, self._keys["study"], new_identity(), nx=True))
         if made and not self._trying(partial(self._server.info, "persistence")).get("aof_enabled"):
             warnings.warn(
                 f"{self.url}: the server's append-only file is off, so its crash loses what it has not saved; start it "
@@ -226,14 +224,7 @@ class RedisLedger:
             )
             listed = f"; studies there: {', '.join(names[:5])}" if names else ""
             raise StudyError(f"no study {self.study!r} in {self.url}{listed}")
-        try:
-            content = json.loads(text)
-            version, study = int(content["format"]), str(content["study"])
-        except (ValueError, KeyError, TypeError):
-            raise StudyError(f"{self._keys['study']} in {self.url} is damaged: expected a JSON object") from None
-        if version > FORMAT:
-            raise LedgerTooNew(f"{self.url}: format {version}; this version reads up to {FORMAT}; upgrade trainwright")
-        return study
+        return read_identity(text, f"{self._keys['study']} in {self.url}")
 
     def _check(self) -> None:
         try:
