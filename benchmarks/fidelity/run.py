@@ -252,7 +252,7 @@ def _theirs(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
 
 def _column(name: str, parameter: Any) -> Column:
     if isinstance(parameter, tw.Choice):
-        return Column(name=name, kind="choice", values=parameter.options)
+        return Column(name=name, kind="choice", values=parameter.values)
     log = "log_" if isinstance(parameter.axis, Log | RoundedLog) else ""
     kind: Any = log + ("int" if isinstance(parameter, tw.Int) else "float")
     return Column(name=name, kind=kind, low=parameter.low, high=parameter.high)

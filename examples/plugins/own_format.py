@@ -11,8 +11,17 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trainwright.checkpoint.tools.formats.format import Format, Stored, document, head, read_document
-from trainwright.checkpoint.tools.formats.tensors import DTYPES, TensorInfo, as_bytes, plain
+from trainwright.checkpoint.tools.formats.format import (
+    DTYPES,
+    Format,
+    Stored,
+    TensorInfo,
+    as_bytes,
+    document,
+    head,
+    plain,
+    read_document,
+)
 
 __all__ = ["Plain"]
 

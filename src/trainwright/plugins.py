@@ -73,8 +73,14 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         # Strategies are named by the axis that they divide along.
         "strategy": {
-            axis: f"trainwright.plan.parallel.strategies.{axis}:{axis.title()}Strategy"
-            for axis in ("channel", "context", "data", "expert", "filter", "pipeline", "spatial", "tensor")
+            "channel": "trainwright.plan.parallel.strategies.channel:ChannelStrategy",
+            "context": "trainwright.plan.parallel.strategies.context:ContextStrategy",
+            "data": "trainwright.plan.parallel.strategies.data:DataStrategy",
+            "expert": "trainwright.plan.parallel.strategies.expert:ExpertStrategy",
+            "filter": "trainwright.plan.parallel.strategies.filter:FilterStrategy",
+            "pipeline": "trainwright.plan.parallel.strategies.pipeline:PipelineStrategy",
+            "spatial": "trainwright.plan.parallel.strategies.spatial:SpatialStrategy",
+            "tensor": "trainwright.plan.parallel.strategies.tensor:TensorStrategy",
         },
     }
 )

@@ -12,9 +12,8 @@ from torch import nn
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.tools.convert import convert
 from trainwright.checkpoint.tools.diff import diff
-from trainwright.checkpoint.tools.formats.format import FORMATS, format_named
+from trainwright.checkpoint.tools.formats.format import FORMATS, TensorInfo, equal_bits, format_named
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
-from trainwright.checkpoint.tools.formats.tensors import TensorInfo, equal_bits
 from trainwright.checkpoint.tools.formats.torch_zip import TorchZip
 from trainwright.checkpoint.tools.inspect import inspect
 from trainwright.checkpoint.tools.sources import open_source

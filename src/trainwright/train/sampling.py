@@ -7,7 +7,6 @@ until it is back below n (Black & Rogaway, "Ciphers with arbitrary finite domain
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import isqrt
 from typing import TypeAlias
 
@@ -95,7 +94,7 @@ class ShuffledOrder:
 
     def __call__(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], None]:
         """Return what the epoch's permutation has at `places`."""
-        return _permutation(self.size, self.seed, epoch)(places), None
+        return Permutation(self.size, self.seed, epoch)(places), None
 
 
 class WeightedOrder:
@@ -120,11 +119,6 @@ class WeightedOrder:
         indices = np.searchsorted(self._edges, words / 2.0**63, side="right")
         # Rounding may leave the last edge below 1.
         return np.minimum(indices, self.size - 1), places
-
-
-@lru_cache(maxsize=8)
-def _permutation(size: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(size, seed, epoch)
 
 
 SamplingOrder: TypeAlias = SequentialOrder | ShuffledOrder | WeightedOrder

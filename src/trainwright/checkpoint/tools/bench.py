@@ -17,8 +17,7 @@ from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.policy.interval import Costs, exact_interval, wait_for_commit
 from trainwright.checkpoint.state.captured import Captured, capture_state
-from trainwright.checkpoint.tools.formats.format import FORMATS
-from trainwright.checkpoint.tools.formats.tensors import equal_bits
+from trainwright.checkpoint.tools.formats.format import FORMATS, equal_bits
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointError,

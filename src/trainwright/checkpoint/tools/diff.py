@@ -4,8 +4,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint.tools.formats.format import Stored
-from trainwright.checkpoint.tools.formats.tensors import as_bytes
+from trainwright.checkpoint.tools.formats.format import Stored, as_bytes
 from trainwright.checkpoint.tools.sources import open_source
 from trainwright.errors import CheckpointConfigError
 from trainwright.validators import check, number

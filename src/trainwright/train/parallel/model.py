@@ -3,8 +3,7 @@
 The mesh has one axis for each degree above 1, the first field of `Degrees` changing fastest.
 """
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields
 from functools import partial
@@ -131,11 +130,9 @@ class Parallel(nn.Module):
         """Return what the model returns, whole."""
         return self._setup.call(*args, **kwargs)
 
-    @contextlib.contextmanager
-    def no_sync(self) -> Iterator[None]:
+    def no_sync(self) -> AbstractContextManager[Any]:
         """Let gradients of micro-batches add up; those of the first backward pass outside are exchanged."""
-        with self._setup.alone():
-            yield
+        return self._setup.alone()
 
     def backward(self, loss: Loss, parts: list[tuple[float, Any]]) -> torch.Tensor:
         """Leave the gradient of a batch, given in micro-batches with their weights; return its mean loss, detached."""

@@ -11,8 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.checkpoint.tools.formats.format import Format, Stored, document, read_document
-from trainwright.checkpoint.tools.formats.tensors import DTYPES, TensorInfo, escape, plain, unescape
+from trainwright.checkpoint.tools.formats.format import (
+    DTYPES,
+    Format,
+    Stored,
+    TensorInfo,
+    document,
+    escape,
+    plain,
+    read_document,
+    unescape,
+)
 from trainwright.errors import CheckpointFormatError
 
 if TYPE_CHECKING:

@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainwright.checkpoint.save.shard_file import CODES
-from trainwright.checkpoint.tools.formats.format import Format, Stored, head
-from trainwright.checkpoint.tools.formats.tensors import TensorInfo, as_bytes, escape, plain, unescape
+from trainwright.checkpoint.tools.formats.format import (
+    Format,
+    Stored,
+    TensorInfo,
+    as_bytes,
+    escape,
+    head,
+    plain,
+    unescape,
+)
 from trainwright.errors import MissingExtra
 
 if TYPE_CHECKING:

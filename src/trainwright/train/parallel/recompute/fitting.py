@@ -84,7 +84,7 @@ def _cut_model(
     row = split_model(model, form, skips=skips, deep=False)
     if not _find_difference(own, row, model, sample, loss):
         return row, own
-    return whole_row(model, f"{type(model).__name__}, traced, is not what it is ({difference})"), own
+    return whole_row(model, why=f"{type(model).__name__}, traced, is not what it is ({difference})"), own
 
 
 def _find_difference(own: StepResult, row: StageRow, model: nn.Module, sample: Any, loss: Loss | None) -> str:
@@ -113,7 +113,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """Return a module that trains as a plan says; raise PlanMismatch if the plan was made for other stages."""
     names = tuple(stage.name for stage in plan.chain.stages)
     if names == _WHOLE:
-        return _apply_plan(model, whole_row(model, "so is the plan's"), plan)
+        return _apply_plan(model, whole_row(model, why="so is the plan's"), plan)
     row = split_model(model)
     # The sample had what has a default, or modules are not looked into.
     if row.names != names:

@@ -102,11 +102,11 @@ def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool =
         graph = tracer.trace(model)
     except Exception as error:  # noqa: BLE001  tracing fails in as many ways as models are written
         said = str(error).strip().splitlines() or [type(error).__name__]
-        return whole_row(model, f"{type(model).__name__} cannot be traced: {said[0]}")
+        return whole_row(model, why=f"{type(model).__name__} cannot be traced: {said[0]}")
     return _cut(tracer.root, graph, tracer, skips=skips, deep=deep)
 
 
-def whole_row(model: nn.Module, why: str) -> StageRow:
+def whole_row(model: nn.Module, _: CallForm | None = None, *, why: str) -> StageRow:
     """Return a model as one stage."""
     return StageRow(
         stages=(_Whole(model),),
@@ -114,12 +114,8 @@ def whole_row(model: nn.Module, why: str) -> StageRow:
         tuples=True,
         bind=lambda *args, **kwargs: (args, kwargs),
         whole=why,
-        again=partial(_whole_again, why),
+        again=partial(whole_row, why=why),
     )
-
-
-def _whole_again(why: str, model: nn.Module, _: CallForm) -> StageRow:
-    return whole_row(model, why)
 
 
 def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
