@@ -57,7 +57,7 @@ class TraceOptions:
         """What the device's allocator rounds storages up to."""
         return 512 if self.place.type == "cuda" else 64
 
-    def step(self, *, fake: bool, lean: bool = False) -> TrainingStep:
+    def step(self, *, fake: bool) -> TrainingStep:
         """Return the prepared step."""
         return prepare_step(
             self.model,
@@ -67,7 +67,6 @@ class TraceOptions:
             precision=self.precision,
             device=self.place,
             fake=fake,
-            lean=lean,
         )
 
     def profile(
@@ -89,7 +88,7 @@ class TraceOptions:
 def trace_model(request: TraceOptions) -> ProfileFields:
     """Return the profile of a step on fake tensors, or of one that is run and timed if that cannot be."""
     try:
-        step = request.step(fake=True, lean=True)
+        step = request.step(fake=True)
         return request.profile(step, record_step(step, granule_bytes=request.granule_bytes))
     except Untraceable as why:
         try:

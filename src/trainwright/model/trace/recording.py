@@ -81,7 +81,7 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
                 gradients = recorder.marks(step.gradients)
                 trained = step.trained
                 # State of parameters that got no gradient: a real optimizer would not have made it.
-                idle = recorder.marks([step.state_of(p) for p in set(step.parameters).difference(trained)])
+                idle = recorder.marks(step.state_of(*set(step.parameters).difference(trained)))
                 parts["backward"] = (parts["forward"][1], len(operations))
                 recorder.start("update")
                 with recorder.owner("update"):
