@@ -13,8 +13,7 @@ from trainwright.errors import ProfileError
 from trainwright.model.cut.stages import batch_size, make_profile
 from trainwright.model.layer import ProfileFields
 from trainwright.model.measure.operation_times import time_operations
-from trainwright.model.trace.failures import Untraceable
-from trainwright.model.trace.recording import Recording, record_step
+from trainwright.model.trace.recording import Recording, Untraceable, record_step
 from trainwright.model.trace.step import Loss, MakeOptimizer, TrainingStep, prepare_step
 from trainwright.validators import check, integer
 
