@@ -9,10 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from trainwright.cli._plan_calibrate import calibrate
-from trainwright.cli.command import Result, make_group
+from trainwright.cli.command import Result, make_group, options_of
 from trainwright.cli.formatting import print_table, size
 from trainwright.cli.inputs import OracleSettings, read_costs, read_devices, read_profile
-from trainwright.cli.options import options_of
 from trainwright.cli.workflow.plan import PlanStage
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.cluster import Cluster

@@ -88,7 +88,8 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
 
     @app.get("/api/studies/{study}/trials/{number}")
     def trial(study: str, number: int) -> Response:
-        table = trial_page(found(study), number)
+        with found(study).reading() as overview:
+            table = trial_page(overview, number)
         if table is None:
             raise HTTPException(404, "the study has no trial of that number")
         return _send_json(table)
@@ -119,19 +120,14 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
             streams.of(follower, request), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    _add_server_load(app, server)
-    _add_files(app)
-    return app
-
-
-def _add_server_load(app: FastAPI, server: ServerLoad | None) -> None:
-    """Add the view of a served ensemble's load."""
-
     @app.get("/api/server")
     def load() -> Response:
         if server is None:
             raise HTTPException(404, "no server was named; start with --server URL")
         return _send_json(server.content())
+
+    _add_files(app)
+    return app
 
 
 def _add_files(app: FastAPI) -> None:
