@@ -11,6 +11,7 @@ import typer
 
 from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
+from trainwright.cli.workflow.stage import A_TABLE
 from trainwright.cluster import Cluster
 from trainwright.engine.devices import cores
 from trainwright.engine.simulated.settings import Scaling, Simulated
@@ -30,7 +31,6 @@ from trainwright.validators import check, each, instance_of, integer, number
 __all__ = ["simulate"]
 
 _OWN = "this file"
-_A_TABLE = instance_of(dict, words="a table, its entries below its name in brackets")
 _COUNT = integer(minimum=1)
 _SCALING = "an exponent such as 0.9, or speed-ups such as {2 = 1.8, 4 = 3}"
 
@@ -43,11 +43,11 @@ class SimulateTable(Settings, label=""):
     gpus_per_node: Annotated[int, _COUNT, "devices of a node"] = 8
     trials: Annotated[int, _COUNT, "trials of the study"]
     seeds: Annotated[int, _COUNT, "how many studies to simulate of each kind"] = 30
-    task: Annotated[dict[str, Any], _A_TABLE, "what a trial does"] = field(default_factory=dict)
+    task: Annotated[dict[str, Any], A_TABLE, "what a trial does"] = field(default_factory=dict)
     scaling: Annotated[float | dict[str, float], number() | instance_of(dict, words=_SCALING), "speed by devices"] = (
         field(default_factory=dict)
     )
-    schedulers: Annotated[dict[str, Any], _A_TABLE, "what is compared"] = field(default_factory=dict)
+    schedulers: Annotated[dict[str, Any], A_TABLE, "what is compared"] = field(default_factory=dict)
 
 
 _ENGINE = tuple(each.name for each in settings_of(Simulated) if each.name not in {"cluster", "task", "scaling"})
@@ -172,7 +172,7 @@ def _read_table(
 ) -> tuple[SimulateTable, dict[str, Any]]:
     """Return [simulate] and the engine's settings in it; `changes` that are not None override its entries."""
     entries = content.get("simulate", {})
-    check(entries, _A_TABLE, where)
+    check(entries, A_TABLE, where)
     refuse_unknown(entries, [*(each.name for each in settings_of(SimulateTable)), *_ENGINE], where)
     study = content.get("study", {})
     known = {"trials": study["trials"]} if "trials" in study else {}
@@ -208,7 +208,7 @@ def _make_schedulers(content: Mapping[str, Any], table: SimulateTable, where: st
         raise InputError(f"{where}: no scheduler; give a [rule], or [simulate.schedulers.NAME] with rule and policy")
     found = {_OWN: _make_scheduler(source)} if source else {}
     for name, parts in table.schedulers.items():
-        check(parts, _A_TABLE, f"{where} schedulers.{name}")
+        check(parts, A_TABLE, f"{where} schedulers.{name}")
         refuse_unknown(parts, ("rule", "policy"), f"{where} schedulers.{name}")
         # A named scheduler inherits what it does not name.
         found[name] = _make_scheduler({**source, **parts})
@@ -217,7 +217,7 @@ def _make_schedulers(content: Mapping[str, Any], table: SimulateTable, where: st
 
 def _make_scheduler(parts: Mapping[str, Any]) -> Scheduler:
     for kind, table in parts.items():
-        check(table, _A_TABLE, f"[{kind}]")
+        check(table, A_TABLE, f"[{kind}]")
     return Scheduler(**{kind: make(kind, table) for kind, table in parts.items()})
 
 
