@@ -211,13 +211,14 @@ def search(
     job.budget["trials"] = trials
     stage = next((stage for stage in job.stages if isinstance(stage, PlanStage)), None)
     if stage is None:
-        values = vars(sys.modules.get(file.stem, typer))
-        if "profile_of" not in values or "samples" not in values:
+        module = sys.modules.get(file.stem)
+        samples = getattr(module, "samples", None)
+        if samples is None or not hasattr(module, "profile_of"):
             raise InputError(
                 f"plan search: {file} says not what a trial is; allowed: a study file (.toml) with [plan], or a Python "
                 "file with profile_of(params), which returns a profile and a batch, and samples, those of an epoch"
             )
-        stage = PlanStage(profile=f"{file.stem}:profile_of", samples=values["samples"])
+        stage = PlanStage(profile=f"{file.stem}:profile_of", samples=samples)
     stage = replace(stage, **changes)
     content = stage.run(job).content
     stage.show(content)
