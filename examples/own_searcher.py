@@ -1,15 +1,16 @@
 """A searcher of your own: every other proposal is a step from the best one so far, the rest are random."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 import trainwright as tw
-from trainwright.errors import SearchError, SpaceExhausted
+from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search import SearchView
+from trainwright.search.searcher import draw_new, propose
 
 __all__ = ["HillClimber"]
 
@@ -27,23 +28,12 @@ class HillClimber:
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[tw.Configuration]:
         """Return a new configuration for each number: a function of settings, view and number alone."""
         taken: set[bytes] = set()
-        proposals = []
-        for number in numbers:
-            rows = self._candidates(view, number)
-            keys = view.space.row_keys(rows)
-            new = next((i for i, key in enumerate(keys) if key not in view.tried and key not in taken), None)
-            if new is None:
-                raise SpaceExhausted(f"all {len(view.tried)} configurations found have been tried")
-            taken.add(keys[new])
-            found = view.space.configuration(rows[new])
-            proposals.append(replace(found, number=number, origin={"searcher": "hill"}))
-        return proposals
+        return [propose(view, self._find_row(view, number, taken), number, searcher="hill") for number in numbers]
 
-    def _candidates(self, view: SearchView, number: int) -> NDArray[np.float64]:
-        """Return rows in the order in which they are wanted: steps, draws, and whatever a small space has left."""
-        space, generator = view.space, rng(view.seed, "hill", number)
-        wanted = [space.sample(generator, 100)]
+    def _find_row(self, view: SearchView, number: int, taken: set[bytes]) -> NDArray[np.float64]:
+        """Return a legal row that is new: the first of 100 steps from the best one, else a draw."""
         if number % 2 and view.count_results:
+            space, generator = view.space, rng(view.seed, "hill", number)
             best = view.rows[np.argmin(view.losses[:, 0])]
             fresh = space.latent(generator, 100)  # for inactive parameters, which the step may bring to life
             start = np.where(np.isnan(best), fresh, best)
@@ -51,10 +41,12 @@ class HillClimber:
             redrawn = np.where(generator.random(start.shape) < self.step, fresh, start)
             numeric = np.array([column.kind == "unit" for column in space.columns])
             steps = space.settle(np.where(numeric, moved, redrawn))
-            wanted.insert(0, steps[space.legal(steps)])
-        if space.size is not None and space.size <= 10_000:
-            wanted.append(space.enumerate())
-        return np.concatenate(wanted)
+            steps = steps[space.legal(steps)]
+            for row, key in zip(steps, space.row_keys(steps), strict=True):
+                if key not in view.tried and key not in taken:
+                    taken.add(key)
+                    return row
+        return draw_new(view, number, taken, "hill")
 
 
 if __name__ == "__main__":

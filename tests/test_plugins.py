@@ -10,7 +10,7 @@ from trainwright import plugins
 from trainwright.errors import InputError
 from trainwright.plugins import describe, load, make, names_of
 
-BUILT_IN = [(kind, name) for kind in plugins._KINDS for name in plugins._KINDS[kind].built_in]
+BUILT_IN = [(kind, name) for kind in plugins._BUILT_IN for name in plugins._BUILT_IN[kind]]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -124,10 +124,10 @@ def idle_step_seconds(folder: Path, steps: int = 20_000) -> float:
 def _restores(manager: Any, file: Path) -> dict[str, Callable[[], object]]:
     import torch
 
-    from trainwright.checkpoint.digest import digest_file, fastest_kind
+    from trainwright.checkpoint.digest import XXH3, digest_file
 
     def hashed() -> None:
-        digest_file(file, kind=fastest_kind())
+        digest_file(file, kind=XXH3)
         torch.load(file, weights_only=True)
 
     return {

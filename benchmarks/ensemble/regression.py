@@ -263,8 +263,8 @@ def _scored(found: Mapping[str, tuple[list[Array], Sequence[float]]], targets: M
         "nll": metric.score(pooled, targets["test"]),
         "scaled_nll": metric.score(scale.apply(pooled), targets["test"]),
         "crps": crps(pooled, targets["test"]),
-        "coverage": inside.empirical,
-        "length": inside.length,
+        "coverage": inside["empirical"],
+        "length": inside["length"],
         "members": len(members),
     }
 

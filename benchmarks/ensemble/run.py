@@ -169,7 +169,7 @@ def _scored(
     return {
         "accuracy": float((pooled.argmax(axis=1) == targets).mean()),
         "nll": float(losses.mean()),
-        "ece": score_probabilities(pooled, targets).ece,
+        "ece": score_probabilities(pooled, targets)["ece"],
         "members": len(answer),
         "seconds_per_row": float(sum(seconds[member] for member in answer)),
         "hypervolume": hypervolume(axes, reference) / float(np.prod(reference)),

@@ -31,9 +31,8 @@ from benchmarks.memory.integer_program import Integer, Terms
 from numpy.typing import NDArray
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.exact import SearchResult, keep_within, list_operations
+from trainwright.plan.memory.exact import SearchResult, list_operations
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skips import without_skips
 
 __all__ = ["solve_milp"]
 
@@ -52,8 +51,7 @@ def solve_milp(
     room = budget_bytes - chain.fixed_bytes
     if room <= 0:
         return SearchResult(operations=None, seconds=math.inf, lower_seconds=0.0, finished=True)
-    searched = _Programme(without_skips(chain), room).solve(better_than_seconds, limit_seconds)
-    return keep_within(searched, chain, budget_bytes)
+    return _Programme(chain, room).solve(better_than_seconds, limit_seconds)
 
 
 class _Programme:

@@ -157,32 +157,22 @@ class _Checkpointed(nn.Module):
 
     def forward(self, batch: torch.Tensor) -> Any:
         value: Any = self.bind(batch)
-        skips: dict[str, Any] = {}
         for segment in self.segments:
-            given = value, *(skips[name] for name in segment.reads)
             last = segment is self.segments[-1]
-            value, *made = segment(*given) if last else checkpoint(segment, *given, use_reentrant=False)
-            skips |= zip(segment.makes, made, strict=True)
+            value = segment(value) if last else checkpoint(segment, value, use_reentrant=False)
         return value
 
 
 class _Segment:
-    """Stages first..last of a row; what it reads of earlier segments, and makes for later ones, goes by place."""
+    """Stages first..last of a row."""
 
     def __init__(self, row: StageRow, first: int, last: int) -> None:
         self.row, self.numbers = row, range(first, last + 1)
-        inside = {name for number in self.numbers for name in row.makes[number - 1]}
-        outside = {name for names in row.reads[last:] for name in names}
-        read = [name for number in self.numbers for name in row.reads[number - 1] if name not in inside]
-        self.reads = list(dict.fromkeys(read))
-        self.makes = [name for number in self.numbers for name in row.makes[number - 1] if name in outside]
 
-    def __call__(self, value: Any, *read: Any) -> tuple[Any, ...]:
-        skips = dict(zip(self.reads, read, strict=True))
+    def __call__(self, value: Any) -> Any:
         for number in self.numbers:
-            value, made = self.row.run(number, value, [skips[name] for name in self.row.reads[number - 1]])
-            skips |= made
-        return value, *(skips[name] for name in self.makes)
+            value = self.row.run(number, value)
+        return value
 
 
 def _step(model: nn.Module, batch: torch.Tensor) -> None:

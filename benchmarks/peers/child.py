@@ -9,7 +9,11 @@
 | {"do": "load", "rows": [..], "losses": [..]} | {}: finished trials told in the cheapest way that the peer has  |
 | {"do": "ask", "count": 1}                    | {"tokens": [..], "rows": [[..]], "seconds": 0.002}              |
 | {"do": "tell", "tokens": [..], "losses": [..]} | {"seconds": 0.001}: losses are minimised                      |
+| {"do": "start"}                              | {"trial": 3, "row": [..], "seconds": 0.002}: new, or to go on   |
+| {"do": "report", "trial": 3, "epoch": 1,     | {"goes_on": false, "seconds": 0.001}: its worker starts another |
+|  "loss": 0.5}                                |                                                                 |
 
+A search over configurations has `load`, `ask` and `tell`, one over trials that report has `start` and `report`.
 Seconds are taken around the peer's own calls, so no pipe and no JSON is charged to anybody.
 """
 
@@ -29,7 +33,7 @@ Row = list[float]
 
 
 class Search(Protocol):
-    """What an adapter gives: one search over columns; a token names an asked row until it is told."""
+    """What an adapter gives: one search over columns, of rows or of trials; a token names a row until it is told."""
 
     version: str
 
@@ -41,6 +45,12 @@ class Search(Protocol):
 
     def tell(self, tokens: Sequence[Any], losses: Sequence[float]) -> None:
         """Take the losses of asked rows."""
+
+    def start(self) -> tuple[int, Row]:
+        """Return the trial that a free worker trains, a new one or one that was paused, and its row."""
+
+    def report(self, trial: int, epoch: int, loss: float) -> bool:
+        """Take the loss after an epoch; return whether the trial goes on at once."""
 
 
 def main(method: str) -> None:
@@ -72,6 +82,14 @@ def main(method: str) -> None:
             answer["rows"] = [row for _, row in proposals]
             asked.update(zip(answer["tokens"], [token for token, _ in proposals], strict=True))
             count += len(proposals)
+        elif request["do"] == "start":
+            start = time.perf_counter()
+            answer["trial"], answer["row"] = search.start()
+            answer["seconds"] = time.perf_counter() - start
+        elif request["do"] == "report":
+            start = time.perf_counter()
+            answer["goes_on"] = search.report(request["trial"], request["epoch"], request["loss"])
+            answer["seconds"] = time.perf_counter() - start
         else:
             tokens = [asked.pop(token) for token in request["tokens"]]
             start = time.perf_counter()

@@ -29,6 +29,7 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
         "tensorboardX==2.6.5",
     ),
     "smac": ("swig==4.4.1", "smac==2.4.1"),  # swig compiles the forest that SMAC needs
+    "syne-tune": ("syne-tune[gpsearchers]==0.13.0",),  # the last with MOBSTER and DyHPO
 }
 
 # A searcher's name on the command line -> the environment (empty: this Python) and the method that the child serves.
@@ -50,6 +51,11 @@ METHODS: dict[str, tuple[str, str]] = {
     "deephyper": ("deephyper", "deephyper"),
     "deephyper-values": ("deephyper", "deephyper-values"),
     "deephyper-default": ("deephyper", "deephyper-default"),
+    "tpe+hyperband": ("optuna", "trials_optuna-hyperband"),
+    "tpe+median": ("optuna", "trials_optuna-median"),
+    "smac+hyperband": ("smac", "trials_smac-hyperband"),
+    "mobster": ("syne-tune", "trials_synetune-mobster"),
+    "dyhpo": ("syne-tune", "trials_synetune-dyhpo"),
     "several-forest": ("", "several_own-forest"),
     "several-random": ("", "several_own-random"),
     "several-nsga2": ("optuna", "several_optuna-nsga2"),
@@ -124,6 +130,15 @@ class Peer:
     def tell(self, tokens: Sequence[int], losses: Sequence[float]) -> float:
         """Tell losses; gives the seconds that the peer took."""
         return float(self._call({"do": "tell", "tokens": list(tokens), "losses": list(losses)})["seconds"])
+
+    def start(self) -> tuple[int, list[float]]:
+        """Return the trial that a free worker trains, a new one or one that was paused, and its row."""
+        answer = self._call({"do": "start"})
+        return answer["trial"], answer["row"]
+
+    def report(self, trial: int, epoch: int, loss: float) -> bool:
+        """Tell the loss after an epoch; return whether the trial goes on at once."""
+        return bool(self._call({"do": "report", "trial": trial, "epoch": epoch, "loss": loss})["goes_on"])
 
     def close(self) -> None:
         """End the child."""

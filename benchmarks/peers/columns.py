@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 __all__ = ["Column", "Kind"]
 
-Kind = Literal["float", "log_float", "int", "ordinal", "choice"]
+Kind = Literal["float", "log_float", "int", "log_int", "ordinal", "choice"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,7 +22,7 @@ class Column:
     @property
     def numeric(self) -> bool:
         """Whether the parameter is a number between `low` and `high`."""
-        return self.kind in {"float", "log_float", "int"}
+        return self.kind in {"float", "log_float", "int", "log_int"}
 
     def json(self) -> dict[str, Any]:
         """Give the column as plain data."""

@@ -101,14 +101,12 @@ def settings() -> Iterator[Setting]:
 
 
 def forecasts(
-    setting: Setting, seeds: int, processes: int, *, trials: int | None = None, wall_seconds: float | None = None
+    setting: Setting, seeds: int, *, trials: int | None = None, wall_seconds: float | None = None
 ) -> dict[str, Forecast]:
     """Simulate all schedulers, under the same draws."""
     study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", seed=0)
     engine = setting.engine()
-    return study.simulate(
-        SCHEDULERS, engine=engine, trials=trials, wall_seconds=wall_seconds, seeds=seeds, processes=processes
-    )
+    return study.simulate(SCHEDULERS, engine=engine, trials=trials, wall_seconds=wall_seconds, seeds=seeds)
 
 
 def values(found: Forecast, measure: str) -> np.ndarray:
@@ -121,14 +119,14 @@ def ratio(over: Forecast, under: Forecast, measure: str = "makespan_seconds") ->
     return average(values(over, measure) / values(under, measure))
 
 
-def measure_speeds(seeds: int, processes: int) -> tuple[dict[str, float], list[list[str]]]:
+def measure_speeds(seeds: int) -> tuple[dict[str, float], list[list[str]]]:
     """Return the numbers and rows of the table of makespans."""
     numbers: dict[str, float] = {}
     rows = []
     for setting in settings():
         for queue in (False, True):
             trials = setting.devices if queue else setting.devices // START
-            found = forecasts(setting, seeds, processes, trials=trials)
+            found = forecasts(setting, seeds, trials=trials)
             asha = found["ASHA"]
             ratios = {name: ratio(asha, each) for name, each in found.items() if name != "ASHA"}
             hours = [ratio(found[name], asha, "device_seconds") for name in OURS]
@@ -145,14 +143,14 @@ def measure_speeds(seeds: int, processes: int) -> tuple[dict[str, float], list[l
     return numbers, rows
 
 
-def measure_deadlines(seeds: int, processes: int) -> tuple[dict[str, float], list[list[str]]]:
+def measure_deadlines(seeds: int) -> tuple[dict[str, float], list[list[str]]]:
     """Return the numbers and rows of the table of the best complete model in time."""
     numbers: dict[str, float] = {}
     rows = []
     for setting in (Setting("held", "ImageNet", "DGX"), Setting("grown", "ImageNet", "DGX")):
         for deadline in DEADLINES:
             wall = deadline * EPOCHS * EPOCH_SECONDS
-            found = forecasts(setting, seeds, processes, wall_seconds=wall)
+            found = forecasts(setting, seeds, wall_seconds=wall)
             asha = values(found["ASHA"], "full_loss")
             texts = []
             for name, each in found.items():
@@ -182,7 +180,6 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="speeds,speed,ray", help="speeds, speed and ray with commas, or deadline")
     parser.add_argument("--seeds", type=int, default=20, help="studies of a setting")
-    parser.add_argument("--processes", type=int, default=1)
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     parts = [part for part in arguments.parts.split(",") if part]
@@ -195,10 +192,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     rows: list[list[str]] = old.get("table", {}).get("rows", [])
     header = DEADLINE_HEADER if "deadline" in parts else HEADER
     if "speeds" in parts:
-        found, rows = measure_speeds(arguments.seeds, arguments.processes)
+        found, rows = measure_speeds(arguments.seeds)
         numbers |= found
     if "deadline" in parts:
-        found, rows = measure_deadlines(arguments.seeds, arguments.processes)
+        found, rows = measure_deadlines(arguments.seeds)
         numbers |= found
     if "speed" in parts:
         numbers["simulated_seconds_10000_workers"] = simulated_seconds()

@@ -5,14 +5,14 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainwright.ensemble import AllMembersRule
+from trainwright.ensemble import CombinationRule
 from trainwright.ensemble.metrics import Array
 
 __all__ = ["Trimmed"]
 
 
 @dataclass(frozen=True)
-class Trimmed(AllMembersRule):
+class Trimmed(CombinationRule):
     """Leave out the extremes where there are three members or more."""
 
     name: ClassVar[str] = "trimmed"

@@ -8,11 +8,20 @@ from math import prod
 from pathlib import Path
 from typing import ClassVar
 
-import numpy as np
+import torch
 from torch import Tensor
 
-from trainwright.checkpoint.tools.formats.format import Format, Stored, document, head, read_document
-from trainwright.checkpoint.tools.formats.tensors import DTYPES, TensorInfo, as_bytes, as_tensor, plain, stand_in
+from trainwright.checkpoint.tools.formats.format import (
+    DTYPES,
+    Format,
+    Stored,
+    TensorInfo,
+    as_bytes,
+    document,
+    head,
+    plain,
+    read_document,
+)
 
 __all__ = ["Plain"]
 
@@ -52,7 +61,7 @@ class Plain(Format):
             places, end = {}, file.tell()
             for name, info in infos.items():
                 if info.tied is None:
-                    size = prod(info.shape) * stand_in(info.dtype).itemsize
+                    size = prod(info.shape) * getattr(torch, info.dtype).itemsize
                     places[name], end = (end, size), end + size
             if path.stat().st_size != end:
                 raise ValueError(f"{path.stat().st_size} bytes, where the header tells of {end}")
@@ -60,7 +69,9 @@ class Plain(Format):
             def fetch(name: str) -> Tensor:
                 place, size = places[name]
                 file.seek(place)
-                array = np.frombuffer(file.read(size), stand_in(infos[name].dtype)).reshape(infos[name].shape)
-                return as_tensor(array, infos[name].dtype)
+                dtype = getattr(torch, infos[name].dtype)
+                content = bytearray(file.read(size))
+                flat = torch.frombuffer(content, dtype=dtype) if content else torch.empty(0, dtype=dtype)
+                return flat.reshape(infos[name].shape)
 
             yield Stored(infos=infos, metadata=text, fetch=fetch)

@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from trainwright.ensemble import AllMembersRule
-from trainwright.ensemble.combine.rules import CombinationRule, WeightedMean, combine
+from trainwright.ensemble import CombinationRule
+from trainwright.ensemble.combine.rules import WeightedMean, combine
 from trainwright.ensemble.metrics import SMALLEST, Array
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
@@ -19,7 +19,7 @@ FOLDS = 5
 
 
 @dataclass(frozen=True)
-class Stacking(AllMembersRule):
+class Stacking(CombinationRule):
     """p is proportional to exp(b + sum a_k log p_k): one power a member, one offset a class (Wolpert 1992)."""
 
     powers: tuple[float, ...] = ()

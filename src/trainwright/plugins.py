@@ -13,7 +13,6 @@ distribution and its version, so that a process that lacks it can say what to in
 import dataclasses
 import inspect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
 from importlib import import_module
@@ -32,93 +31,64 @@ _ORIGIN = "from"
 """The entry of a table that names a plug-in's distribution; no argument can be called so."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Kind:
-    """A kind of plug-in: the group of its entry points (None: built-in ones only), and the built-in ones by name."""
-
-    group: str | None
-    built_in: Mapping[str, str]
+_OPTUNA = "trainwright.integrations.optuna.searcher:OptunaSearcher"
+_RULES = "trainwright.ensemble.combine.rules"
 
 
 def _list_names(module: str, names: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
-_KINDS: Mapping[str, _Kind] = MappingProxyType(
+# The built-in ones of each kind, as "module:Class".
+_BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        "searcher": _Kind(
-            group="trainwright.searchers",
-            built_in={
-                **_list_names(
-                    "trainwright.search",
-                    "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher "
-                    "QuasiRandomSearcher RandomSearcher",
-                ),
-                **_list_names("trainwright.integrations.optuna.searcher", "OptunaSearcher"),
-            },
+        "searcher": _list_names(
+            "trainwright.search",
+            "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher "
+            "QuasiRandomSearcher RandomSearcher",
+        )
+        | {"OptunaSearcher": _OPTUNA},
+        "rule": _list_names(
+            "trainwright.schedule",
+            "ASHA AnyOf Extrapolate FixedEpochs Hyperband IEpoch Median MultiObjectiveASHA PASHA Patience Plateau "
+            "SuccessiveHalving",
         ),
-        "rule": _Kind(
-            group="trainwright.rules",
-            built_in=_list_names(
-                "trainwright.schedule",
-                "ASHA AnyOf Extrapolate FixedEpochs Hyperband IEpoch Median MultiObjectiveASHA PASHA Patience Plateau "
-                "SuccessiveHalving",
-            ),
-        ),
-        "policy": _Kind(
-            group="trainwright.policies",
-            built_in=_list_names("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),
-        ),
-        "stop": _Kind(group=None, built_in=_list_names("trainwright.search", "ExpectedGain")),
-        "engine": _Kind(
-            group="trainwright.engines",
-            built_in={"Local": "trainwright.engine:Local", "Ray": "trainwright.engine.ray.engine:Ray"},
-        ),
+        "policy": _list_names("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),
+        "stop": _list_names("trainwright.search", "ExpectedGain"),
+        "engine": {"Local": "trainwright.engine:Local", "Ray": "trainwright.engine.ray.engine:Ray"},
         # Ledgers are named by the scheme of their URLs, and called with the URL.
-        "ledger": _Kind(
-            group="trainwright.ledgers",
-            built_in={"redis": "trainwright.ledger:RedisLedger", "rediss": "trainwright.ledger:RedisLedger"},
-        ),
-        "format": _Kind(
-            group="trainwright.formats",
-            built_in={
-                "torch": "trainwright.checkpoint.tools.formats.torch_zip:TorchZip",
-                "safetensors": "trainwright.checkpoint.tools.formats.safetensors:SafeTensors",
-                "dcp": "trainwright.checkpoint.tools.formats.dcp:Dcp",
-            },
-        ),
-        "combination": _Kind(
-            group="trainwright.combinations",
-            built_in={
-                "weighted": "trainwright.ensemble.combine.rules:WeightedMean",
-                "mean": "trainwright.ensemble.combine.rules:PlainMean",
-                "geometric": "trainwright.ensemble.combine.rules:GeometricMean",
-                "vote": "trainwright.ensemble.combine.rules:MajorityVote",
-                "median": "trainwright.ensemble.combine.rules:MedianRule",
-                "mixture": "trainwright.ensemble.combine.rules:NormalMixture",
-            },
-        ),
+        "ledger": dict.fromkeys(("redis", "rediss"), "trainwright.ledger:RedisLedger"),
+        "format": {
+            "torch": "trainwright.checkpoint.tools.formats.torch_zip:TorchZip",
+            "safetensors": "trainwright.checkpoint.tools.formats.safetensors:SafeTensors",
+            "dcp": "trainwright.checkpoint.tools.formats.dcp:Dcp",
+        },
+        "combination": {
+            "weighted": f"{_RULES}:WeightedMean",
+            "mean": f"{_RULES}:PlainMean",
+            "geometric": f"{_RULES}:GeometricMean",
+            "vote": f"{_RULES}:MajorityVote",
+            "median": f"{_RULES}:MedianRule",
+            "mixture": f"{_RULES}:NormalMixture",
+        },
         # Strategies are named by the axis that they divide along.
-        "strategy": _Kind(
-            group="trainwright.strategies",
-            built_in={
-                "channel": "trainwright.plan.parallel.strategies.channel:ChannelStrategy",
-                "context": "trainwright.plan.parallel.strategies.context:ContextStrategy",
-                "data": "trainwright.plan.parallel.strategies.data:DataStrategy",
-                "expert": "trainwright.plan.parallel.strategies.expert:ExpertStrategy",
-                "filter": "trainwright.plan.parallel.strategies.filter:FilterStrategy",
-                "pipeline": "trainwright.plan.parallel.strategies.pipeline:PipelineStrategy",
-                "spatial": "trainwright.plan.parallel.strategies.spatial:SpatialStrategy",
-                "tensor": "trainwright.plan.parallel.strategies.tensor:TensorStrategy",
-            },
-        ),
+        "strategy": {
+            "channel": "trainwright.plan.parallel.strategies.channel:ChannelStrategy",
+            "context": "trainwright.plan.parallel.strategies.context:ContextStrategy",
+            "data": "trainwright.plan.parallel.strategies.data:DataStrategy",
+            "expert": "trainwright.plan.parallel.strategies.expert:ExpertStrategy",
+            "filter": "trainwright.plan.parallel.strategies.filter:FilterStrategy",
+            "pipeline": "trainwright.plan.parallel.strategies.pipeline:PipelineStrategy",
+            "spatial": "trainwright.plan.parallel.strategies.spatial:SpatialStrategy",
+            "tensor": "trainwright.plan.parallel.strategies.tensor:TensorStrategy",
+        },
     }
 )
 
 
 def names_of(kind: str) -> tuple[str, ...]:
     """Return the names of a kind: the built-in ones, then those of installed plug-ins in alphabetical order."""
-    built_in = _KINDS[kind].built_in
+    built_in = _BUILT_IN[kind]
     return (*built_in, *sorted(_plug_ins(kind).keys() - built_in.keys()))
 
 
@@ -128,7 +98,7 @@ def load(kind: str, name: str, where: str, error: type[InputError] = InputError)
     Raises `error`, whose sentence begins with `where`, for a name that is unknown or offered by two distributions, and
     for a plug-in that cannot be imported.
     """
-    target = _KINDS[kind].built_in.get(name)
+    target = _BUILT_IN[kind].get(name)
     if target is not None:
         module, _, attribute = target.partition(":")
         return getattr(import_module(module), attribute)
@@ -228,7 +198,7 @@ def _describe_object(kind: str, item: Any) -> dict[str, Any]:
 
 def _identify_class(kind: str, cls: type) -> tuple[str | None, str | None]:
     """Return the name of a class among those of a kind, and of a plug-in its distribution and version."""
-    if cls.__module__.startswith("trainwright.") and cls.__name__ in _KINDS[kind].built_in:
+    if cls.__module__.startswith("trainwright.") and cls.__name__ in _BUILT_IN[kind]:
         return cls.__name__, None
     package = cls.__module__.partition(".")[0]
     for name, offers in _plug_ins(kind).items():
@@ -258,8 +228,8 @@ def _to_plain(kind: str, value: Any) -> Any:
 
 def _plug_ins(kind: str) -> Mapping[str, tuple[EntryPoint, ...]]:
     """Return the entry points of a kind by name."""
-    group = _KINDS[kind].group
-    return {} if group is None else _read_group(group)
+    plural = {"policy": "policies", "strategy": "strategies"}.get(kind, f"{kind}s")
+    return _read_group(f"trainwright.{plural}")
 
 
 @cache

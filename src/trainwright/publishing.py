@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["FileLayer", "discarding", "make_folder", "publish", "sync_folder", "write_file", "write_new"]
+__all__ = ["FileLayer", "make_folder", "publish", "sync_folder", "write_file", "write_new"]
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _EXCHANGE = 2  # renameat2's flag
@@ -51,11 +51,7 @@ class FileLayer:
 
     def sync_folder(self, path: Path) -> None:
         """Make the names in a folder durable."""
-        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync_folder(path)
 
     def remove(self, path: Path) -> None:
         """Remove a folder and all in it; it is no error if it is gone or cannot be removed."""
@@ -78,20 +74,14 @@ def write_file(path: str | Path, data: bytes | str, *, mode: int | None = None) 
         with target.open("wb") as device:
             device.write(content)
         return
-    temporary = _beside(target)
-    with discarding(temporary):
-        handle = os.open(
-            temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666 if mode is None else mode
-        )
+    with publish(target) as temporary:
+        handle = os.open(temporary, _NEW, 0o666 if mode is None else mode)
         try:
             if mode is None and there is not None:
                 os.fchmod(handle, stat.S_IMODE(there))
             _FILES.write(handle, memoryview(content))
-            _FILES.sync(handle)
         finally:
             _FILES.close(handle)
-        temporary.replace(target)
-        sync_folder(target.parent)
 
 
 @contextmanager
@@ -104,7 +94,7 @@ def publish(path: str | Path, *, replace: bool = True) -> Iterator[Path]:
     """
     target = Path(path).resolve()
     temporary = _beside(target)
-    with discarding(temporary):
+    try:
         yield temporary
         _sync_all(temporary)
         if not replace and os.path.lexists(target):
@@ -116,16 +106,10 @@ def publish(path: str | Path, *, replace: bool = True) -> Iterator[Path]:
         else:
             temporary.rename(target)
         sync_folder(target.parent)
-
-
-@contextmanager
-def discarding(temporary: Path, layer: FileLayer = _FILES) -> Iterator[None]:
-    """Remove a temporary file or folder in the end, if it is still there: then it was not published."""
-    try:
-        yield
     finally:
+        # Still there: it was not published.
         if temporary.is_dir():
-            layer.remove(temporary)
+            _FILES.remove(temporary)
         else:
             temporary.unlink(missing_ok=True)
 
@@ -150,8 +134,12 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
-    _FILES.sync_folder(path)
+    """Bring the names in a folder, or the content of a file, to the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def _beside(target: Path) -> Path:
@@ -170,11 +158,7 @@ def _sync_all(path: Path) -> None:
     """Bring a file, or all below a folder, to the disk."""
     for below in sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else ():
         _sync_all(below)
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(path)
 
 
 def _exchange(new: Path, old: Path) -> None:

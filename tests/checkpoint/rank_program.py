@@ -26,7 +26,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.nn.parallel import DistributedDataParallel
 
 from trainwright.checkpoint import CheckpointConfig, Manager
-from trainwright.checkpoint.tools.formats.tensors import equal_bits
+from trainwright.checkpoint.tools.formats.format import equal_bits
 from trainwright.errors import CheckpointCorruptError, CheckpointError, CheckpointMismatchError
 from trainwright.publishing import FileLayer
 

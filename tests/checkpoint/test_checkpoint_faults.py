@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from trainwright.checkpoint import CheckpointConfig, Manager
-from trainwright.checkpoint.owner import DirectoryOwner
+from trainwright.checkpoint.owner import Owner
 from trainwright.errors import CheckpointSpaceError
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks/checkpoint"))
@@ -60,22 +60,10 @@ def test_a_thousand_damages(tmp_path):
     assert damage_at_random(tmp_path / "others", 500, seed=5, kinds=tuple(DAMAGES)).undetected == 0
 
 
-class TrialFolder(DirectoryOwner):
-    """One run of many in a folder, told apart by its lease."""
-
-    def __init__(self, folder, lease):
-        super().__init__(folder)
-        self.number = lease
-
-    @property
-    def lease(self):
-        return self.number
-
-
 def begun(folder, lease):
     """Begin or go on under a lease; return its manager, its state and the step that it went on from."""
     x = torch.zeros(4)
-    manager = Manager(TrialFolder(folder, lease), config=SYNC, x=x)
+    manager = Manager(Owner(folder=folder, lease=lease), config=SYNC, x=x)
     restored = manager.restore()
     step = 0 if restored is None else restored.step
     assert torch.equal(x, torch.full((4,), float(step)))

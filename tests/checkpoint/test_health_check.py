@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from trainwright.checkpoint.save.health_check import find_nonfinite
 from trainwright.checkpoint.save.shard_file import plan_shard_file
+from trainwright.checkpoint.save.snapshot import find_nonfinite
 
 
 def find(**tensors):

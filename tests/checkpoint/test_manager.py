@@ -443,13 +443,13 @@ def test_ranks_meet_before_anything_is_saved(tmp_path, monkeypatch):
             happened.append(("together", happened[0][0]))
             return act()
 
-        def select_portion(self, captured):
-            happened.append(("portion", happened[0][0]))
-            return super().select_portion(captured)
+        def plan_write(self, captured, manifest, home):
+            happened.append(("plan", happened[0][0]))
+            return super().plan_write(captured, manifest, home)
 
     monkeypatch.setattr("trainwright.checkpoint.manager.make_ranks", lambda *_: Ranks())
     with Manager(tmp_path, x=torch.ones(2), model=torch.nn.Linear(1, 1)) as manager:
         manager.save(wait=True)
     assert happened[0] == ("meet", ["model", "x"], ["model.bias", "model.weight", "x"])
     assert [name for name, *_ in happened].count("meet") == 1
-    assert ("portion", "meet") in happened
+    assert ("plan", "meet") in happened

@@ -14,7 +14,7 @@ import pytest
 from trainwright.checkpoint import CheckpointConfig
 from trainwright.checkpoint.policy.save_policy import SavePolicy
 from trainwright.checkpoint.policy.signals import SignalFlag
-from trainwright.checkpoint.ranks.agreement import Agreement
+from trainwright.checkpoint.ranks.ranks import Agreement
 from trainwright.errors import CheckpointConfigError, CheckpointError
 
 HUNG = """
@@ -27,7 +27,7 @@ HUNG = """
 RANK = """
     import sys, time
     import torch.distributed as dist
-    from trainwright.checkpoint.ranks.agreement import Agreement
+    from trainwright.checkpoint.ranks.ranks import Agreement
     from trainwright.checkpoint.policy.signals import SignalFlag
 
     rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from trainwright.checkpoint.digest import digest_bytes
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
 from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
-from trainwright.checkpoint.tools.formats.tensors import equal_bits
+from trainwright.checkpoint.tools.formats.format import equal_bits
 from trainwright.errors import CheckpointCorruptError
 from trainwright.testing.checkpoint_format import bits
 

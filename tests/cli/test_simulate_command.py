@@ -52,7 +52,7 @@ def file(tmp_path):
 
 
 def simulated(trainwright, path, *more):
-    said = trainwright("simulate", path, "--processes", 1, "--json", *more)
+    said = trainwright("simulate", path, "--json", *more)
     assert said.status == 0, said.err
     content = json.loads(said.out.splitlines()[-1])
     return said.out, {(each["gpus"], each["scheduler"]): each for each in content["forecasts"]}
@@ -162,7 +162,7 @@ def test_run_leaves_it_alone(trainwright, study_file):
 )
 def test_refusals(trainwright, file, replacement, sentence):
     """Each in one sentence, with status 2, before anything is simulated."""
-    said = trainwright("simulate", file(replacement), "--processes", 1)
+    said = trainwright("simulate", file(replacement))
     assert said.status == 2
     assert re.search(sentence, said.err), said.err
     assert said.err.count("\n") == 1

@@ -43,11 +43,11 @@ class TestTemperature:
         assert found.fitted == pytest.approx(2.5, rel=0.1)
         assert found.applied == pytest.approx(found.fitted, rel=0.01)  # shrunk, by less the more rows there are
         before, after = score_probabilities(told, labels), score_probabilities(found.apply(told), labels)
-        assert after.nll < before.nll - 0.1
-        assert after.ece < before.ece / 3
-        assert after.brier < before.brier
-        assert before.ece_low < before.ece < before.ece_high
-        assert after.accuracy == before.accuracy
+        assert after["nll"] < before["nll"] - 0.1
+        assert after["ece"] < before["ece"] / 3
+        assert after["brier"] < before["brier"]
+        assert before["ece_low"] < before["ece"] < before["ece_high"]
+        assert after["accuracy"] == before["accuracy"]
         np.testing.assert_array_equal(found.apply(told).argmax(axis=1), told.argmax(axis=1))
 
     def test_kept_only_if_it_helps(self):
@@ -80,14 +80,14 @@ class TestMeasures:
     def test_ece_by_hand(self):
         """Each row a bin: |0.6 - 1|, |0.6 - 0| and twice |0.9 - 1|; in two bins of two rows the means of these."""
         told = np.array([[0.6, 0.4], [0.4, 0.6], [0.9, 0.1], [0.9, 0.1]])
-        assert score_probabilities(told, np.array([0, 0, 0, 0])).ece == pytest.approx(0.3)
+        assert score_probabilities(told, np.array([0, 0, 0, 0]))["ece"] == pytest.approx(0.3)
         found = reliability(told, np.array([0, 0, 0, 0]), bins=2)
-        assert found.rows == (2, 2)
-        assert found.confidence == pytest.approx((0.6, 0.9))
-        assert found.accuracy == (0.5, 1.0)
+        assert found["rows"] == [2, 2]
+        assert found["confidence"] == pytest.approx([0.6, 0.9])
+        assert found["accuracy"] == [0.5, 1.0]
 
     def test_ece_of_right_probabilities_falls_with_rows(self):
-        few, many = (score_probabilities(*classes(1.0, rows=rows)).ece for rows in (100, 20_000))
+        few, many = (score_probabilities(*classes(1.0, rows=rows))["ece"] for rows in (100, 20_000))
         assert many < 0.02 < few
 
     def test_crps_against_integral(self):
@@ -111,8 +111,8 @@ class TestMeasures:
         found = mixture_quantiles(members, weights, [0.1, 0.5, 0.9])[:, 0, 0]
         np.testing.assert_allclose(found, np.quantile(targets, [0.1, 0.5, 0.9]), atol=0.12)
         for each in coverage(members, weights, targets[:, None]):
-            assert each.empirical == pytest.approx(each.nominal, abs=0.03)
-            assert each.length > 0
+            assert each["empirical"] == pytest.approx(each["nominal"], abs=0.03)
+            assert each["length"] > 0
         normal = combine(NormalMixture(), members, weights)
         alone = mixture_quantiles([normal], [1], [0.5])
         np.testing.assert_allclose(alone[0], normal[..., 0], atol=1e-9)

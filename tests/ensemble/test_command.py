@@ -61,26 +61,6 @@ def test_budget_and_library_top(filled, trainwright, tmp_path):
     assert all(point["seconds_per_row"] <= 0.0035 for point in told["front"])
 
 
-def test_measure(study, trainwright, tmp_path):
-    """`--measure` times networks whose trials left no batch, with one of the user's; without it that is asked for."""
-    networks = pytest.importorskip("networks_for_tests")
-    for number in range(3):
-        trial = study.trial(number, params={"outputs": 4})
-        kept = {"predictions": study.predictions(number), "targets": study.targets}
-        leave(trial, networks.linear({"outputs": 4}), **kept, factory=networks.linear)
-    arguments = (study.directory, "--html", tmp_path / "page.html", "--json")
-    status, out, _ = trainwright(*arguments, "--measure", "--sample", "networks_for_tests:batch")
-    assert status == 0
-    assert all(0 < point["seconds_per_row"] < 1 for point in json.loads(out.splitlines()[-1])["front"])
-    for wrong, sentence in (
-        (("--measure",), "trial 0 has left no sample batch"),
-        (("--sample", "networks_for_tests:batch"), "--sample: got networks_for_tests:batch without --measure"),
-    ):
-        status, _, said = trainwright(*arguments, *wrong)
-        assert status == 2
-        assert sentence in said
-
-
 def test_validation_rows_alone(study, trainwright, tmp_path):
     """They are divided, and it is said that every number is too good."""
     for number in range(3):

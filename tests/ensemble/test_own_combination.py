@@ -89,8 +89,8 @@ class TestStackingFit:
 
     def test_missing_member(self):
         head = Stacking(powers=(1.0, 1.0), offsets=(0.0, 0.0))
-        _, used = combine_arrived(head, {1: np.array([[0.9, 0.1]])}, [0.5, 0.5])
-        assert used.name == "weighted"
+        assert head.without(frozenset({0})).name == "weighted"
+        np.testing.assert_allclose(combine_arrived(head, {1: np.array([[0.9, 0.1]])}, [0.5, 0.5]), [[0.9, 0.1]])
 
     def test_refusals(self):
         head, value = Stacking(powers=(1.0, 1.0), offsets=(0.0, 0.0)), np.array([[0.9, 0.1]])

@@ -7,13 +7,13 @@ import zlib
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from known_records import known_records
 
 from trainwright.ledger import DirectoryLedger, MemoryLedger, Record, blocks, facts, fold, state_of
 from trainwright.ledger.facts import note
 from trainwright.ledger.journal import END
 from trainwright.ledger.kinds import KINDS, NOTES
 from trainwright.ledger.record import LONGEST
-from trainwright.testing.ledger import known_records
 
 slow_to_make = settings(
     deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]

@@ -5,6 +5,7 @@ import itertools
 from histories import histories, interleavings
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from known_records import known_records
 from late_ledger import LateLedger
 
 import trainwright as tw
@@ -12,7 +13,7 @@ from trainwright.ledger import Record, State, Status, blocks, facts, fold
 from trainwright.ledger.objectives import parse_objectives
 from trainwright.space.configuration import Configuration
 from trainwright.study.study_log import StudyLog
-from trainwright.testing.ledger import LedgerConformance
+from trainwright.testing.ledger import LedgerConformance, records
 
 thorough = settings(max_examples=60)
 
@@ -27,6 +28,7 @@ class Clock:
 
 class TestLateLedger(LedgerConformance):
     examples = 10
+    records = known_records | records
 
     def make(self):
         return LateLedger(clock=Clock())

@@ -4,14 +4,17 @@ import itertools
 from typing import get_args
 
 import pytest
+from known_records import known_records
 
 from trainwright.errors import StudyError
 from trainwright.ledger import DirectoryLedger, MemoryLedger
 from trainwright.ledger.journal import Fsync
-from trainwright.testing.ledger import LedgerConformance
+from trainwright.testing.ledger import LedgerConformance, records
 
 
 class TestMemoryLedger(LedgerConformance):
+    records = known_records | records
+
     def make(self):
         return MemoryLedger()
 
@@ -22,6 +25,7 @@ class TestMemoryLedger(LedgerConformance):
 @pytest.mark.parametrize("policy", get_args(Fsync), scope="class")
 class TestDirectoryLedger(LedgerConformance):
     examples = 10
+    records = known_records | records
 
     @pytest.fixture(autouse=True)
     def _home(self, tmp_path, policy):

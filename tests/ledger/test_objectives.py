@@ -67,19 +67,6 @@ def test_losses():
         assert low.loss(value) == high.loss(value) == math.inf
 
 
-@pytest.mark.parametrize("value", ["abc", "0.3", b"1", None, True, [1.0], object()])
-def test_values_that_are_no_numbers(value):
-    with pytest.raises(ObjectiveError, match=r"trial 7: val_loss must be a number, got .* \("):
-        Objective("val_loss", "min").number(value, "trial 7")
-
-
-def test_numbers_of_other_libraries():
-    import numpy as np
-
-    for value in (1, np.float32(1), np.int8(1), np.array(1.0)):
-        assert type(Objective("x", "min").number(value, "tell")) is float
-
-
 def test_refusals():
     goals = parse_objectives(["min loss", "max accuracy"])
     assert refusal(goals, {"loss": 1.0, "accuracy": 0.5, "other": math.nan}, "at epoch 1") is None

@@ -8,12 +8,13 @@ import time
 from collections import Counter
 
 import pytest
+from known_records import known_records
 
 from servers import CuttingProxy, Server, needs_redis
 from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
 from trainwright.ledger import Record, RedisLedger, blocks, open_ledger
 from trainwright.ledger.record import FORMAT
-from trainwright.testing.ledger import LedgerConformance
+from trainwright.testing.ledger import LedgerConformance, records
 
 needs_redis()
 pytestmark = pytest.mark.outside("Redis")
@@ -54,6 +55,7 @@ def values(records):
 
 class TestRedisLedger(LedgerConformance):
     examples = 10
+    records = known_records | records
     numbers = itertools.count()
 
     @pytest.fixture(autouse=True)

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from trainwright.search.bayes import targets as scaling
 from trainwright.search.bayes import trees as compiled
+from trainwright.search.bayes.loss_scale import LossScale
 
 WORDS = 2**64 - 1
 GOLDEN = 0x9E3779B97F4A7C15
@@ -108,7 +108,7 @@ class Grown:
         self.count = count
         self.order = np.zeros((1, room), np.int32)
         self.targets = np.zeros((1, room))
-        self.bounds, self.limits, self.bads = np.full(1, np.inf), np.empty(1), np.empty(1)
+        self.bound, self.limit = np.inf, np.inf
         self.leaf_of = np.zeros((trees, room), np.int32)
         self.heads, self.chain = np.zeros((trees, 2 * room), np.int32), np.zeros((trees, room), np.int32)
         self.sizes = np.ones(trees, np.int64)
@@ -137,10 +137,10 @@ class Grown:
         compiled.leaf_means(self.targets[0, :stop], self.leaf_of, self.sizes, self.means)
 
     def scale(self, count):
-        scaling.scale(
-            self.losses, self.failed, self.order, self.finite, count,
-            self.targets, self.bounds, self.limits, self.bads,
-        )  # fmt: skip
+        order = self.order[0, : self.finite]
+        scale = LossScale.of(self.losses[order, 0], self.bound)
+        self.targets[0, :count], self.limit = scale.bad, scale.limit
+        self.targets[0, order] = scale.targets
 
     @property
     def y(self):
@@ -265,8 +265,8 @@ def test_scaling_of_huge_losses_stays_finite():
 def test_the_limit_parts_targets_as_the_bound_parts_losses(losses, bound):
     """A loss within the bound has a target within the limit, and one beyond it none below."""
     grown = Grown(np.zeros((len(losses), 1)), np.array(losses), [0])
-    grown.bounds[0] = bound
+    grown.bound = bound
     grown.scale(len(losses))
     kept = np.array(losses) <= bound
-    assert np.all(grown.y[kept] <= grown.limits[0] + 1e-9)
-    assert np.all(grown.y[~kept] >= grown.limits[0] - 1e-9)
+    assert np.all(grown.y[kept] <= grown.limit + 1e-9)
+    assert np.all(grown.y[~kept] >= grown.limit - 1e-9)

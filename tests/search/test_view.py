@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainwright.search import ForestSearcher, RandomSearcher, SearchView
-from trainwright.search.bayes.rung_scale import RungScale
+from trainwright.search.bayes.loss_scale import RungScale
 from trainwright.space import Choice, Float, Space, equals
 
 SPACE = Space(x=Float(0.0, 1.0), o=Choice("a", "b"), m=Float(0.0, 1.0, when=equals("o", "b")))

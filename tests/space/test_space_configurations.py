@@ -58,17 +58,17 @@ class TestChecks:
         ],
     )
     def test_sentences(self, space, change, sentences):
-        assert [str(violation) for violation in space.check(GOOD | change)] == sentences
+        assert space.check(GOOD | change) == sentences
         if sentences:
             with pytest.raises(TrialError) as caught:
                 space.configuration_of(GOOD | change)
             assert str(caught.value) == "; ".join(sentences)
 
     def test_what_is_missing_is_named(self, space):
-        assert [v.rule for v in space.check({})] == ["lr", "batch", "accumulation", "optimizer"]
+        assert [v.split("'")[1] for v in space.check({})] == ["lr", "batch", "accumulation", "optimizer"]
 
     def test_a_parent_that_is_wrong_raises_no_doubts_about_its_children(self, space):
-        assert [v.rule for v in space.check(GOOD | {"optimizer": 3, "momentum": 0.5})] == ["optimizer"]
+        assert [v.split("=")[0] for v in space.check(GOOD | {"optimizer": 3, "momentum": 0.5})] == ["optimizer"]
 
     def test_encode_takes_rows_that_only_break_requirements(self, space):
         row = space.encode(GOOD | {"batch": 1024, "accumulation": 16})
@@ -214,17 +214,29 @@ class TestDocuments:
     @pytest.mark.parametrize(
         ("other", "sentences"),
         [
-            (Space(require("w < 9"), w=Int(16, 512), o=Choice("a", "b")), ["w in [16, 256], now [16, 512]"]),
-            (Space(require("w < 9"), w=Int(16, 256), o=Choice("a", "c")), ["o in ['a', 'b'], now ['a', 'c']"]),
-            (Space(require("w < 9"), w=Int(16, 256, log=True), o=Choice("a", "b")), ["w with log=None, now True"]),
-            (Space(require("w < 9"), w=Float(16, 256), o=Choice("a", "b")), ["w as int, now float"]),
-            (Space(require("w < 9"), w=Int(16, 256)), ["o, now absent"]),
-            (Space(require("w < 9"), w=Int(16, 256), o=Choice("a", "b"), x=Float(0, 1)), ["no x, now float"]),
+            (Space(require("w < 9"), w=Int(16, 512), o=Choice("a", "b")), ["w = Int(16, 256), now Int(16, 512)"]),
+            (
+                Space(require("w < 9"), w=Int(16, 256), o=Choice("a", "c")),
+                ["o = Choice('a', 'b'), now Choice('a', 'c')"],
+            ),
+            (
+                Space(require("w < 9"), w=Int(16, 256, log=True), o=Choice("a", "b")),
+                ["w = Int(16, 256), now Int(16, 256, log=True)"],
+            ),
+            (
+                Space(require("w < 9"), w=Float(16, 256), o=Choice("a", "b")),
+                ["w = Int(16, 256), now Float(16.0, 256.0)"],
+            ),
+            (Space(require("w < 9"), w=Int(16, 256)), ["o = Choice('a', 'b'), now absent"]),
+            (
+                Space(require("w < 9"), w=Int(16, 256), o=Choice("a", "b"), x=Float(0, 1)),
+                ["x = absent, now Float(0.0, 1.0)"],
+            ),
             (Space(require("w < 9"), o=Choice("a", "b"), w=Int(16, 256)), ["the order w, o, now o, w"]),
-            (Space(w=Int(16, 256), o=Choice("a", "b")), ["requirement 'w < 9', now absent"]),
+            (Space(w=Int(16, 256), o=Choice("a", "b")), ["requirements ['w < 9'], now []"]),
             (
                 Space(require("w < 9"), require("w > 1"), w=Int(16, 256), o=Choice("a", "b")),
-                ["no requirement 'w > 1', now required"],
+                ["requirements ['w < 9'], now ['w < 9', 'w > 1']"],
             ),
         ],
     )

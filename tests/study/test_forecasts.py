@@ -1,4 +1,4 @@
-"""Forecasts: many simulated studies, side by side, whatever the number of processes; of a study's own curves too."""
+"""Forecasts: many simulated studies, side by side; of a study's own curves too."""
 
 import math
 
@@ -38,27 +38,6 @@ def test_a_forecast_is_of_the_runs_of_its_seeds(study):
     assert forecast.stalls == forecast.substitutions == 0
 
 
-@pytest.mark.slow
-def test_processes_change_nothing(study):
-    """Two processes give what one gives, also with a searcher that learns."""
-    table = tw.tables(
-        {"valid_loss": [[0.1 * row + 1 / epoch for epoch in range(1, 10)] for row in range(30)],
-         "hp": [[10 ** (-0.1 * row)] for row in range(30)], "hp_names": ["rate"]},
-        missing="nearest",
-    )  # fmt: skip
-    engine = tw.Simulated(cluster=tw.Cluster(2, 4), task=table)
-    schedulers = {"doubling": tw.Scheduler(tw.ASHA(max_epochs=9), tw.Doubling()), "asha": tw.ASHA(max_epochs=9)}
-    found = [
-        study.simulate(
-            schedulers, engine=engine, trials=16, seeds=2, searcher=tw.EvolutionSearcher(), processes=processes
-        )
-        for processes in (1, 2)
-    ]
-    assert list(found[0]) == ["doubling", "asha"]
-    assert found[0] == found[1]
-    assert found[0]["asha"].substitutions > 0
-
-
 def test_searchers_hear_of_results(study):
     """Searched trials come to be better than drawn ones, as what they came to is told."""
     rates = [10 ** (-3 + 0.03 * row) for row in range(100)]
@@ -75,6 +54,16 @@ def test_searchers_hear_of_results(study):
     }
     assert found["EvolutionSearcher"].best_loss.mean <= found["RandomSearcher"].best_loss.mean
     assert found["EvolutionSearcher"].failed.mean > 0
+
+
+def test_a_space_of_few_configurations_ends_in_promotions(study):
+    """As in a real study: what has been tried is not tried again, and the rule goes on with what there is."""
+    rows = {"valid_loss": [[5.0 - row] * 9 for row in range(5)], "hp": [[row] for row in range(5)], "hp_names": ["row"]}
+    few = tw.Study(tw.Space(row=tw.Int(0, 4)), "min loss")
+    engine = tw.Simulated(cluster=tw.Cluster(1, 2), task=tw.tables(rows))
+    found = few.simulate(tw.ASHA(max_epochs=9), engine=engine, trials=40, seeds=2, searcher=tw.RandomSearcher())
+    assert found.best_loss.mean == 1.0
+    assert found.full.mean <= 5
 
 
 def test_best_static_is_the_best_of_its_sizes(study):
@@ -119,7 +108,6 @@ def train(trial):
     [
         ({"trials": 0}, "simulate.trials: got 0"),
         ({"trials": 4, "seeds": 0}, "simulate: seeds: got 0"),
-        ({"trials": 4, "processes": 0}, "simulate: processes: got 0"),
         ({"trials": 4, "engine": tw.Local(workers=0)}, r"simulate: engine: got .*allowed: tw.Simulated"),
         ({"trials": 4, "scheduler": {}}, "got no scheduler"),
         ({"trials": 4, "scheduler": tw.Scheduler(tw.FixedEpochs(2), tw.BestStatic(sizes=(64,)))}, "give smaller ones"),

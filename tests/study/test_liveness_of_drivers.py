@@ -169,7 +169,7 @@ def test_a_closed_study_leaves_nothing_running(tmp_path, monkeypatch):
         worker = tw.Worker(where=other, train=train, engine=HERE, other_job=True)
         worker.run(trials=1, wall_seconds=60, progress=False)
         assert other.state.results == 1
-        assert all(writer.left for name, writer in other.state.writers.items() if not other._log.ours(name))
+        assert all(writer.left for name, writer in other.state.writers.items() if name not in other._log.mine)
 
 
 def test_whoever_writes_first_again_says_goodbye_for_who_it_was(tmp_path):

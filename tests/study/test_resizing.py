@@ -215,7 +215,7 @@ def test_a_start_is_measured_at_the_first_report(monkeypatch):
         EAGER, Source([0, 1]), EAGER.free_slots(4, 4), slots=4, rungs=(4, 8), survival=lambda _: (0.5,)
     )
     allocator = Allocator()
-    allocator.open(device_allocator)
+    allocator.device_allocator = device_allocator
     allocator.plan()
     now[0] = 30.0
     allocator.note_report(0, 1, 0.5, 24.0)  # entered after 6 s; its first epoch took 24 s
@@ -239,7 +239,7 @@ def test_a_trial_without_checkpoints_is_measured_too(monkeypatch):
         EAGER, Source([0]), EAGER.free_slots(4, 4), slots=4, rungs=(2, 8), survival=lambda _: (0.5,)
     )
     allocator = Allocator()
-    allocator.open(device_allocator)
+    allocator.device_allocator = device_allocator
     allocator.plan()
     for epoch in (1, 2):
         now[0] += 10.0

@@ -14,9 +14,8 @@ from trainwright.errors import TrialError
 from trainwright.train import Loader, Trial
 from trainwright.train.assignment import Assignment
 from trainwright.train.batch_slicing import samples_in, slice_batch
-from trainwright.train.batching import Batching, BatchStep, portion
+from trainwright.train.batching import Batching, BatchStep, Rescaling, portion
 from trainwright.train.loader_sharding import batches_of
-from trainwright.train.rescaling import Rescaling
 from trainwright.train.run import Run
 
 counts = st.integers(1, 64)

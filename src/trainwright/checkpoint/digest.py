@@ -1,21 +1,16 @@
 """Digests of files and buffers in chunks of at most 16 MiB, computed from memory when a checkpoint is written.
 
-BLAKE2b-128 where a digest names something, and for everything if there is nothing faster; XXH3-128 ("xxh3:...") for
-data where the package xxhash is there, at a twentieth of the cost or less. A file is cut into chunks of at most 16 MiB;
-files of our own are cut at the edges of tensors too, so that one pass over the bytes gives the digests of chunks and of
-tensors: a tensor of several chunks has the digest of their digests.
+BLAKE2b-128 where a digest names something; XXH3-128 ("xxh3:...") for data, at a twentieth of the cost or less. A file
+is cut into chunks of at most 16 MiB; files of our own are cut at the edges of tensors too, so that one pass over the
+bytes gives the digests of chunks and of tensors: a tensor of several chunks has the digest of their digests.
 """
 
 import hashlib
-import importlib.util
 import itertools
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
-
-from trainwright.errors import MissingExtra
 
 __all__ = [
     "BLAKE2B",
@@ -25,7 +20,6 @@ __all__ = [
     "combine_digests",
     "digest_bytes",
     "digest_file",
-    "fastest_kind",
     "kind_of",
     "read_at",
 ]
@@ -38,15 +32,12 @@ CHUNK_BYTES = 16 << 20
 
 
 def digest_bytes(data: bytes | bytearray | memoryview, kind: str = BLAKE2B) -> str:
-    """Return the digest of a buffer in hexadecimal digits, of a kind that `fastest_kind` or `kind_of` gave."""
+    """Return the digest of a buffer in hexadecimal digits, of a kind that `kind_of` gave, or XXH3 for large data."""
     if kind == XXH3:
-        return f"{XXH3}:{_xxhash().xxh3_128_hexdigest(data)}"
+        import xxhash
+
+        return f"{XXH3}:{xxhash.xxh3_128_hexdigest(data)}"
     return hashlib.blake2b(data, digest_size=16).hexdigest()
-
-
-def fastest_kind() -> str:
-    """Return the kind for large data: XXH3 if xxhash is installed."""
-    return BLAKE2B if importlib.util.find_spec("xxhash") is None else XXH3
 
 
 def kind_of(known: str) -> str:
@@ -106,11 +97,3 @@ def read_at(handle: int, start: int, memory: memoryview) -> int:
             break
         done += count
     return done
-
-
-def _xxhash() -> Any:
-    try:
-        import xxhash
-    except ImportError:
-        raise MissingExtra.of("a checkpoint with XXH3 digests", "xxhash", "torch") from None
-    return xxhash

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, Self
 
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.owner import DirectoryOwner, HasCheckpoints, Owner
+from trainwright.checkpoint.owner import HasCheckpoints, Owner
 from trainwright.checkpoint.policy.retention import NO_ROOM, RetainedCheckpoints
 from trainwright.checkpoint.policy.save_policy import SavePolicy
 from trainwright.checkpoint.policy.signals import FORCED_EXIT
@@ -81,7 +81,7 @@ class Manager:
         self._owner = _owner_of(owner)
         self._layer = files or FileLayer()
         self._state = state
-        self._folder = self._owner.checkpoint_directory()
+        self._folder = self._owner.folder
         self._owner.claim_checkpoints(self)
         self._home = self._folder / f"lease-{self._owner.lease}" if self._owner.lease else self._folder
         self._ranks = make_ranks(self.config.timeout_seconds)
@@ -147,8 +147,8 @@ class Manager:
             epoch=self._owner.epoch,
             samples_seen=next((v.samples_seen for v in self._state.values() if hasattr(v, "samples_seen")), 0),
             serial=max([self._serial, *(one.manifest.serial for one in kept)]) + 1,
-            study=str(self._owner.identity.get("study", "")),
-            trial=self._owner.identity.get("trial"),
+            study=self._owner.study,
+            trial=self._owner.trial,
             lease=self._owner.lease,
             parent=self._parent,
             pin=pin,
@@ -161,9 +161,8 @@ class Manager:
         # Serials order checkpoints, since steps may repeat after a restore and clocks are not compared.
         self._serial = manifest.serial
         self._policy.note_save(self.steps)
-        handle = self._saver.save(
-            self._ranks.select_portion(captured), manifest, self._home, wait=wait, started=started
-        )
+        job = self._ranks.plan_write(captured, manifest, self._home)
+        handle = self._saver.save(job, wait=wait, started=started)
         if handle.committed.done():
             self._settle_saves()
         return handle
@@ -313,7 +312,7 @@ class Manager:
         return list(read_lineage(self._layer, self._folder, self._owner.lease, self._owner.damaged))
 
     def _write(self, handle: SaveHandle, job: WriteJob, memory: memoryview) -> Published:
-        """Publish a checkpoint and apply retention; in the writer's thread."""
+        """Write a checkpoint and apply retention; in the writer's thread."""
         try:
             published = self._retained.publish_with_room(lambda: self._ranks.publish(self._layer, job, memory))
         except OSError as error:
@@ -361,5 +360,5 @@ class Manager:
 
 def _owner_of(given: Owner | HasCheckpoints | Path | str) -> Owner:
     if isinstance(given, Path | str):
-        return DirectoryOwner(given)
+        return Owner(folder=Path(given))
     return given.checkpoint_owner() if hasattr(given, "checkpoint_owner") else given

@@ -178,20 +178,17 @@ def _show_differences(found: Diff) -> None:
         print(f"{changed.name}: {changed.a} became {changed.b}")
     if found.different:
         print_table(
-            ["tensor", "first, where", "differing", "largest", "relative"],
+            ["tensor", "differing", "largest", "relative"],
             [
                 [
                     one.name,
-                    f"{_show_value(one.a)} -> {_show_value(one.b)} at {list(one.first)}"
-                    if one.first
-                    else f"{one.a} -> {one.b}",
                     f"{one.different:,} of {one.values:,}",
                     f"{one.max_abs:.3g}",
                     f"{one.max_rel:.2g}",
                 ]
                 for one in found.different[:_DIFFERENCES]
             ],
-            left=2,
+            left=1,
         )
     if len(found.different) > _DIFFERENCES:
         print(f"... and {len(found.different) - _DIFFERENCES} more; --json has all")
@@ -199,14 +196,6 @@ def _show_differences(found: Diff) -> None:
         print(f"plain values that differ: {_list_some(found.metadata)}")
     equal = found.compared - len(found.different)
     print(f"{count(equal, 'tensor')} equal, {len(found.different)} with other values")
-
-
-def _show_value(text: str) -> str:
-    try:
-        return f"{float(text):.6g}"
-    except ValueError:
-        # A complex number, or a truth value.
-        return text
 
 
 def _list_some(names: Sequence[str], most: int = 10) -> str:

@@ -7,11 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli.command import Result, StudyFolder, options_of
-from trainwright.cli.inputs import call_function
 from trainwright.cli.workflow.ensemble import ENSEMBLE_PAGE, describe_choice, show_choice
 from trainwright.ensemble.ensemble_settings import EnsembleSettings, StoredSettings
 from trainwright.ensemble.library.library import Library
-from trainwright.errors import InputError
 from trainwright.report.html import write_ensemble_page
 
 __all__ = ["ensemble"]
@@ -24,14 +22,6 @@ def ensemble(
     directory: StudyFolder,
     *,
     changes: dict[str, Any],
-    measure: Annotated[
-        bool, typer.Option("--measure", help="Time all models anew, here, in place of what the trials measured.")
-    ] = False,
-    sample: Annotated[
-        str | None,
-        typer.Option(help="With --measure: MODULE:FUNCTION that returns a batch."),
-    ] = None,
-    trust: Annotated[bool, typer.Option("--trust", help="With --measure: as in serve run.")] = False,
     out: Annotated[Path | None, typer.Option(help="Export the ensemble into this new folder.")] = None,
     self_contained: Annotated[
         bool, typer.Option("--self-contained", help="Export networks too, so that loading needs no factory.")
@@ -46,17 +36,12 @@ def ensemble(
     by this command. It is kept for the report and the live page, which show the same ensemble, unless it is only to
     be looked at: with --html, or other than a run chose (then the pictures go to DIR/ensemble-tried.html).
     """
-    if sample is not None and not measure:
-        raise InputError(f"--sample: got {sample} without --measure; allowed: both; the batch is for timing")
     # Start from the stored settings, so that command, report, page and status choose the same ensemble.
     stored = StoredSettings.read(directory)
     settings = replace(StoredSettings.settings_of(directory), **changes)
-    library = Library.open(directory, trust=trust)
-    if measure:
-        library = library.measured(None if sample is None else call_function("--sample", sample))
-    choice = settings.choose(library)
+    choice = settings.choose(Library.open(directory))
     # An ensemble that a run chose and exported must not be replaced by a look at another.
-    tried = measure or (stored is not None and stored.by_run and stored.settings != settings)
+    tried = stored is not None and stored.by_run and stored.settings != settings
     page = write_ensemble_page(choice, html or directory / (_TRIED_PAGE if tried else ENSEMBLE_PAGE))
     if html is None and not tried:
         StoredSettings(settings=settings, by_run=stored is not None and stored.by_run).write(directory)

@@ -13,7 +13,6 @@ from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
 from trainwright.cli.workflow.stage import A_TABLE
 from trainwright.cluster import Cluster
-from trainwright.engine.devices import cores
 from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.table import tables
 from trainwright.engine.simulated.task import Parametric, Task
@@ -60,7 +59,6 @@ def simulate(
     gpus: Annotated[list[int] | None, typer.Option(help="Devices of the cluster; may be repeated.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of the study.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many studies to simulate of each kind.")] = None,
-    processes: Annotated[int | None, typer.Option(help="Simulations at once; default: all cores.")] = None,
     gantt: Annotated[Path | None, typer.Option(help="Draw who held which device when, as .html.")] = None,
 ) -> Result:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
@@ -78,7 +76,6 @@ def simulate(
             engine(_make_cluster(devices, table.gpus_per_node)),
             trials=table.trials,
             seeds=table.seeds,
-            processes=processes if processes is not None else cores(),
             gantt=gantt is not None,
         )
         _show_forecasts(devices, table, found[devices])

@@ -1,6 +1,6 @@
 """Ensembles: what trials leave behind, selection of members under budgets, and held-out scores."""
 
-from trainwright.ensemble.combine.rules import AllMembersRule
+from trainwright.ensemble.combine.rules import CombinationRule
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.ensemble_settings import EnsembleSettings
 from trainwright.ensemble.library.library import Library
@@ -10,8 +10,8 @@ from trainwright.ensemble.selection.front import Front
 from trainwright.ensemble.selection.greedy import BudgetedGreedy
 
 __all__ = [
-    "AllMembersRule",
     "BudgetedGreedy",
+    "CombinationRule",
     "Ensemble",
     "EnsembleSettings",
     "Front",

@@ -70,12 +70,12 @@ def make_report(
     after = None
     curves: dict[str, Any] = {}
     if split in pooled and first.output == "classes":
-        curves["before"] = asdict(reliability(pooled[split], targets[split]))
+        curves["before"] = reliability(pooled[split], targets[split])
     if split in pooled and calibration is not None:
         mended = content[split]
         after = _measure_prediction(first.output, mended, targets[split], None, weights)
         if first.output == "classes":
-            curves["after"] = asdict(reliability(mended, targets[split]))
+            curves["after"] = reliability(mended, targets[split])
     wrong = _member_errors(predictions[split], targets[split]) if split in predictions else None
     seconds = [member.seconds_per_row for member in members]
     sizes = [member.weight_bytes for member in members]
@@ -106,7 +106,7 @@ def _measure_prediction(
     if pooled is None or targets is None:
         return None
     if output == "classes":
-        return asdict(score_probabilities(pooled, targets))
+        return score_probabilities(pooled, targets)
     # Of moments the means alone; the likelihood below judges the variances.
     squared = float(METRICS["squared_error"].per_row(pooled, targets).mean())
     if output == "values":
@@ -119,7 +119,7 @@ def _measure_prediction(
         "squared_error": squared,
         "nll": nll,
         "crps": crps(pooled, targets),
-        "coverage": [asdict(one) for one in intervals],
+        "coverage": intervals,
     }
 
 

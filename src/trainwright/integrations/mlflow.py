@@ -7,18 +7,18 @@ run that was left unfinished is deleted and written anew.
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import Status, TrialState
-from trainwright.ledger.rows import final_metrics
-from trainwright.report.finished_trials import FinishedTrials
+from trainwright.ledger.rows import first_start
+from trainwright.report.finished_trials import FinishedTrials, metric_points
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    pass
 
 __all__ = ["MLflowRuns"]
 
@@ -94,10 +94,9 @@ class MLflowRuns:
         return str(run.info.run_id)
 
     def _write_trial(self, trial: TrialState) -> None:
-        from mlflow.entities import Param
+        from mlflow.entities import Metric, Param
 
-        starts = [lease.started_at for lease in trial.leases.values() if lease.started_at is not None]
-        ended = _to_milliseconds(trial.end.at) if trial.end is not None else 0
+        started, ended = first_start(trial), _to_milliseconds(trial.end.at) if trial.end is not None else 0
         tags = {
             _STUDY: self.finished.study_id,
             _TRIAL: str(trial.number),
@@ -108,12 +107,16 @@ class MLflowRuns:
             tags["trainwright.failure"] = f"{trial.failure.kind}: {trial.failure.message}"
         run = self._client.create_run(
             self.experiment,
-            start_time=_to_milliseconds(min(starts)) if starts else ended,
+            start_time=ended if started is None else _to_milliseconds(started),
             tags=tags,  # with it from the start: a run that is left half written is found again
             run_name=f"trial-{trial.number:06d}",
         ).info.run_id
         params = [Param(_metric_key(name), _param_text(value)) for name, value in trial.params.items()]
-        metrics = list(_list_metrics(trial, ended))
+        metrics = [
+            Metric(_metric_key(name), value, _to_milliseconds(at), epoch)
+            for at, epoch, values in metric_points(trial)
+            for name, value in values.items()
+        ]
         chunks = max(math.ceil(len(params) / _MOST_PARAMS), math.ceil(len(metrics) / _MOST_METRICS))
         for i in range(chunks):  # mostly one, which is one transaction
             self._client.log_batch(
@@ -134,20 +137,6 @@ class MLflowRuns:
         except MlflowException as error:
             said = str(error).split("\n", 1)[0].split(". ", 1)[0]
             raise InputError(f"MLflow at {self.uri}: {said}") from error
-
-
-def _list_metrics(trial: TrialState, ended: int) -> Iterator["Metric"]:
-    """Yield each metric of each report at its epoch, then what the result holds beyond the last of them."""
-    from mlflow.entities import Metric
-
-    reports = [trial.reports[epoch] for epoch in sorted(trial.reports)]
-    for report in reports:
-        for name, value in report.metrics.items():
-            yield Metric(_metric_key(name), value, _to_milliseconds(report.at), report.epoch)
-    last: Mapping[str, float] = reports[-1].metrics if reports else {}
-    for name, value in final_metrics(trial).items():
-        if last.get(name) != value and not math.isnan(value):
-            yield Metric(_metric_key(name), value, ended, trial.epoch)
 
 
 def _metric_key(name: str) -> str:

@@ -13,10 +13,10 @@ from typing import Any
 
 from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import State, Status, TrialState
-from trainwright.ledger.rows import final_metrics
+from trainwright.ledger.rows import first_start
 from trainwright.publishing import write_file
 from trainwright.report.files import folder
-from trainwright.report.finished_trials import FinishedTrials
+from trainwright.report.finished_trials import FinishedTrials, metric_points
 from trainwright.space import Choice, Constant, Float, Int, Space
 from trainwright.space.parameters import Parameter
 
@@ -41,8 +41,7 @@ class TensorBoardLog:
         self.path = folder(directory, path)
         self._suffix = f".trainwright-{self.finished.study_id}"
         state = self.finished.state
-        # Without requirements, which may be functions of modules that are not here.
-        self._parameters = Space.from_json({"parameters": (state.space or {})["parameters"]}).parameters
+        self._parameters = Space.from_json(state.space or {}).parameters
         self._write_trial(self.path, 0.0, [_experiment_event(self.finished.name, state, self._parameters)])
         self.update()
 
@@ -84,8 +83,8 @@ class TensorBoardLog:
 
 def _start_time(trial: TrialState) -> float:
     """Return when a trial began, or when it was told of; 0 if nobody knows."""
-    starts = [lease.started_at for lease in trial.leases.values() if lease.started_at is not None]
-    return min(starts) if starts else trial.end.at if trial.end is not None else 0.0
+    started = first_start(trial)
+    return started if started is not None else trial.end.at if trial.end is not None else 0.0
 
 
 def _make_events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list[Any]:
@@ -106,14 +105,9 @@ def _make_events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list
         else:
             start.hparams[name].string_value = shown
     end = SessionEndInfo(end_time_secs=ended, status=STATUS_SUCCESS if trial.status in _GOOD else STATUS_FAILURE)
-    reports = [trial.reports[epoch] for epoch in sorted(trial.reports)]
-    reported = reports[-1].metrics if reports else {}
-    # What the last report has already said would be a second point at the end of the curve.
-    result = {name: value for name, value in final_metrics(trial).items() if reported.get(name) != value}
     return [
         _plugin_metadata(began, SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=start)),
-        *(_scalar_events(report.at, report.epoch, report.metrics) for report in reports),
-        *([_scalar_events(ended, trial.epoch, result)] if result else []),
+        *(_scalar_events(at, epoch, metrics) for at, epoch, metrics in metric_points(trial)),
         _plugin_metadata(ended, SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end)),
     ]
 

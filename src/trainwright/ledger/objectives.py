@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, cast
+from typing import ClassVar, Literal, cast
 
 from trainwright.errors import ObjectiveError
 
@@ -61,17 +61,6 @@ class Objective:
     def limit(self) -> float:
         """The greatest loss that keeps the bound; inf without one."""
         return math.inf if self.bound is None else self.loss(self.bound)
-
-    def number(self, value: Any, where: str) -> float:
-        """Return a reported value as a float, or raise `ObjectiveError` naming `where` it was given."""
-        try:
-            if isinstance(value, str | bytes | bool):
-                raise TypeError
-            return float(value)
-        except (TypeError, ValueError):
-            raise ObjectiveError(
-                f"{where}: {self.metric} must be a number, got {value!r} ({type(value).__name__})"
-            ) from None
 
     def __str__(self) -> str:
         sign = "<=" if self.direction == "min" else ">="

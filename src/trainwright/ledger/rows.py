@@ -7,7 +7,7 @@ from typing import Any
 from trainwright.ledger.fold import State
 from trainwright.ledger.trials import TrialState
 
-__all__ = ["columns", "final_metrics", "rows"]
+__all__ = ["columns", "final_metrics", "first_start", "rows"]
 
 _FIXED = ("number", "state", "epochs", "seconds", "device_seconds", "started_at", "ended_at", "failure")
 
@@ -34,7 +34,7 @@ def rows(state: State) -> list[dict[str, Any]]:
             "epochs": trial.epoch,
             "seconds": trial.seconds,
             "device_seconds": trial.device_seconds,
-            "started_at": _first_start(trial),
+            "started_at": first_start(trial),
             "ended_at": trial.end.at if trial.status.ended and trial.end is not None else None,
             "failure": f"{trial.failure.kind}: {trial.failure.message}" if trial.failure is not None else None,
         }
@@ -61,7 +61,8 @@ def _space_names(state: State) -> list[str]:
     return [parameter["name"] for parameter in (state.space or {}).get("parameters", [])]
 
 
-def _first_start(trial: TrialState) -> float | None:
+def first_start(trial: TrialState) -> float | None:
+    """Return when a trial began to run for the first time, None if nobody knows."""
     return min((lease.started_at for lease in trial.leases.values() if lease.started_at is not None), default=None)
 
 

@@ -78,7 +78,7 @@ class Writer:
 
 
 class Liveness:
-    """Holds a writer dead when its process is gone or its beats have not moved for `lease_seconds`.
+    """Finds dead workers: a writer whose process is gone, or whose heartbeats have not moved for `lease_seconds`.
 
     Clocks of different hosts are never compared: the time is that of the observer's own monotonic clock, from when it
     first saw the count. A newcomer therefore waits the whole time. Of the time between two looks no more than a quarter

@@ -9,8 +9,8 @@ Conventions, everywhere in this package (Beaumont et al., arXiv 1911.13214, with
 - `gradient_bytes` is the gradient of a^l, alive from the backward of stage l+1 to the end of the backward of l, and
   whatever else is alive just then; that of the loss stage what is from the start of the step to its backward's end.
 - `parameter_gradient_bytes` are the gradients of a stage's parameters, alive from its backward to the end of the step.
-- What a stage makes for others behind the next is a `Skip`; the simulator counts it while the plan needs it. Its
-  gradient is part of `gradient_bytes`; while its maker runs forward, it is one of the temporaries.
+- What a stage makes for others behind the next rides along with the outputs in between, which share it: it is among
+  what is fixed, and its gradient part of their `gradient_bytes`.
 - Temporaries come on top of inputs, outputs and everything else that is alive: while a stage runs backward, its saved
   bytes, the gradient that arrives and the gradient that it makes are all alive and are not part of the temporaries.
 - The temporaries of a backward may be negative: one that frees what it has read while it makes its gradients needs
@@ -28,11 +28,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from trainwright.errors import ChainError, closest
+from trainwright.errors import ChainError
 from trainwright.files import read_json, write_text
+from trainwright.model.records import read_record
 from trainwright.validators import check, integer, number
 
-__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Skip", "Stage", "with_least_peaks"]
+__all__ = ["NO_LOSS", "SCHEMA", "Chain", "Option", "Stage", "with_least_peaks"]
 
 SCHEMA = 1
 _BYTE_COUNT = integer(minimum=0, of="bytes")
@@ -116,25 +117,6 @@ class Stage:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Skip:
-    """A value that a stage makes for others behind the next, which read it beside their input.
-
-    Every forward of the maker makes it, and it stays while a forward to come reads it: the first forward of a reader
-    the maker's first, one that is run again its latest. It never goes to the host.
-    """
-
-    name: str = ""
-    maker: int
-    readers: tuple[int, ...]
-    """In order, all behind the maker."""
-    value_bytes: int
-    shared_bytes: int = 0
-    """So many of them are in the maker's output: they count once while that is there."""
-    holders: tuple[int, ...] = ()
-    """The stages, of maker and readers, whose graphs hold it too, as long as their saved values are there."""
-
-
 NO_LOSS = Stage(name="loss", forward_seconds=0.0, backward_seconds=0.0, output_bytes=0, saved_bytes=0)
 
 
@@ -145,7 +127,6 @@ class Chain:
     stages: tuple[Stage, ...]
     loss: Stage = NO_LOSS
     """Without one, the output's gradient arrives from outside at no cost, and the loss's own peak is not planned."""
-    skips: tuple[Skip, ...] = ()
     input_bytes: int = 0
     input_gradient_bytes: int = 0
     """Other than 0 only if the input wants a gradient."""
@@ -169,8 +150,6 @@ class Chain:
                 f"chain, loss, gradient_bytes: got none, with output_bytes={self.loss.output_bytes}; allowed: "
                 "gradient_bytes=0, for nothing comes after the loss, or what is alive until its backward"
             )
-        for place, skip in enumerate(self.skips, start=1):
-            _check_skip(f"chain, skip {place}" + (f" ({skip.name})" if skip.name else ""), skip, self.steps)
         if self.plain_peak_bytes is not None:
             check(self.plain_peak_bytes, _BYTE_COUNT, "chain, plain_peak_bytes", ChainError)
         check(self.input_bytes, _BYTE_COUNT, "chain, input_bytes", ChainError)
@@ -195,9 +174,9 @@ class Chain:
 
     @cached_property
     def digest(self) -> str:
-        """Hash of everything that a plan depends on: all but the names of chain, stages, loss and skips."""
+        """Hash of everything that a plan depends on: all but the names of chain, stages and loss."""
         content = self.to_json()
-        for part in (content, *content["stages"], content["loss"], *content.get("skips", ())):
+        for part in (content, *content["stages"], content["loss"]):
             part.pop("name", None)
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -211,7 +190,6 @@ class Chain:
             "fixed": dict(self.fixed),
             "stages": [_record_to_json(stage) for stage in self.stages],
             "loss": _record_to_json(self.loss),
-            **({"skips": [_record_to_json(skip) for skip in self.skips]} if self.skips else {}),
             **({} if self.plain_peak_bytes is None else {"plain_peak_bytes": self.plain_peak_bytes}),
         }
 
@@ -222,19 +200,7 @@ class Chain:
             raise ChainError("chain: got no object with 'stages'; allowed: what Chain.to_json writes")
         if content.get("schema", SCHEMA) != SCHEMA:
             raise ChainError(f"chain, schema: got {content['schema']!r}; allowed: {SCHEMA}")
-        _check_names("chain", content, {"schema", *(each.name for each in fields(cls))})
-        for name in ("stages", "skips"):
-            if not isinstance(content.get(name, []), list):
-                raise ChainError(f"chain, {name}: got {content[name]!r}; allowed: a list of {name}")
-        stages = tuple(_stage_from_json(place, each) for place, each in enumerate(content["stages"], start=1))
-        skips = tuple(_skip_from_json(place, each) for place, each in enumerate(content.get("skips", []), start=1))
-        own = ("input_bytes", "input_gradient_bytes", "name", "plain_peak_bytes")
-        rest = {key: content[key] for key in own if key in content}
-        loss = _stage_from_json(len(stages) + 1, content["loss"]) if "loss" in content else NO_LOSS
-        fixed = content.get("fixed", {})
-        if not isinstance(fixed, Mapping):
-            raise ChainError(f"chain, fixed: got {fixed!r}; allowed: an object of bytes by owner")
-        return cls(stages=stages, loss=loss, skips=skips, fixed=dict(fixed), **rest)
+        return read_record(cls, {name: content[name] for name in content if name != "schema"}, "chain", ChainError)
 
     def save(self, path: str | Path) -> None:
         """Write the chain as a JSON file."""
@@ -245,11 +211,6 @@ class Chain:
         """Read a chain from a JSON file."""
         allowed = "a chain file (.json), which Chain.save wrote"
         return cls.from_json(read_json(path, "chain file", allowed=allowed, error=ChainError))
-
-
-_SECONDS = ("forward_seconds", "backward_seconds", "no_grad_forward_seconds")
-_BYTES = ("output_bytes", "saved_bytes", "gradient_bytes", "forward_temporary_bytes", "backward_temporary_bytes",
-          "no_grad_forward_temporary_bytes", "parameter_gradient_bytes", "parameter_bytes")  # fmt: skip
 
 
 def with_least_peaks(stages: Sequence[Stage]) -> list[Stage]:
@@ -285,43 +246,20 @@ def _check_stage(place: int, stage: Stage, below: int) -> None:
             )
 
 
-def _check_skip(where: str, skip: Skip, steps: Sequence[Stage]) -> None:
-    def check_stages(name: str, numbers: Sequence[int], allowed: Sequence[int]) -> None:
-        # True and False are ints too, but no numbers of stages.
-        odd = next((each for each in numbers if type(each) is not int or each not in allowed), None)
-        if odd is not None:
-            some = f"{allowed[0]} to {allowed[-1]}" if isinstance(allowed, range) else ", ".join(map(str, allowed))
-            raise ChainError(f"{where}, {name}: got {odd!r}; allowed: a stage of {some}")
-
-    check_stages("maker", (skip.maker,), range(1, len(steps)))
-    check_stages("readers", skip.readers, range(skip.maker + 1, len(steps) + 1))
-    check_stages("holders", skip.holders, (skip.maker, *skip.readers))
-    if not skip.readers or list(skip.readers) != sorted({*skip.readers}):
-        raise ChainError(f"{where}, readers: got {list(skip.readers)}; allowed: at least one stage, in order")
-    check(skip.value_bytes, _BYTE_COUNT, f"{where}, value_bytes", ChainError)
-    check(skip.shared_bytes, _BYTE_COUNT, f"{where}, shared_bytes", ChainError)
-    most = min(skip.value_bytes, steps[skip.maker - 1].output_bytes)
-    if skip.shared_bytes > most:
-        raise ChainError(
-            f"{where}, shared_bytes: got {skip.shared_bytes}; allowed: at most {most}, for they are part of the value "
-            "and of its maker's output"
-        )
-
-
-def _check_fields(where: str, record: Stage | Option, least: int) -> None:
-    for name in _SECONDS:
-        value = getattr(record, name, None)
-        if value is None and name not in {"forward_seconds", "backward_seconds"}:
+def _check_fields(where: str, record: Stage | Option, least: int = 0) -> None:
+    """Refuse seconds below 0, and bytes too: those on top of a backward below `least`."""
+    for each in fields(record):
+        value = getattr(record, each.name)
+        if value is None and each.default is None:
             continue
-        check(value, number(minimum=0, of="seconds"), f"{where}, {name}", ChainError)
-    for name in _BYTES:
-        value = getattr(record, name, None)
-        if value is not None or name == "saved_bytes":
-            smallest = least if name == "backward_temporary_bytes" else 0
-            check(value, integer(minimum=smallest, of="bytes"), f"{where}, {name}", ChainError)
+        if each.name.endswith("_seconds"):
+            check(value, number(minimum=0, of="seconds"), f"{where}, {each.name}", ChainError)
+        elif each.name.endswith("_bytes"):
+            smallest = least if each.name == "backward_temporary_bytes" else 0
+            check(value, integer(minimum=smallest, of="bytes"), f"{where}, {each.name}", ChainError)
 
 
-def _record_to_json(record: Stage | Option | Skip) -> dict[str, Any]:
+def _record_to_json(record: Stage | Option) -> dict[str, Any]:
     written: dict[str, Any] = {}
     for each in fields(record):
         value = getattr(record, each.name)
@@ -333,47 +271,3 @@ def _record_to_json(record: Stage | Option | Skip) -> dict[str, Any]:
 
 def _element_to_json(element: Option | int) -> Any:
     return element if isinstance(element, int) else _record_to_json(element)
-
-
-def _stage_from_json(place: int, content: Any) -> Stage:
-    where = f"chain, stage {place}"
-    values = _values(where, content, Stage)
-    options = values.pop("options", [])
-    if not isinstance(options, list):
-        raise ChainError(f"{where}, options: got {options!r}; allowed: a list of options")
-    made = tuple(
-        Option(**_values(f"{where}, option {number}", each, Option)) for number, each in enumerate(options, start=1)
-    )
-    return Stage(**values, options=made)
-
-
-def _skip_from_json(place: int, content: Any) -> Skip:
-    where = f"chain, skip {place}"
-    values = _values(where, content, Skip)
-    for name in ("readers", "holders"):
-        if not isinstance(values.get(name, []), list):
-            raise ChainError(f"{where}, {name}: got {values[name]!r}; allowed: a list of stages")
-    values |= {name: tuple(values[name]) for name in ("readers", "holders") if name in values}
-    return Skip(**values)
-
-
-def _values(where: str, content: Any, record: "type[Stage | Option | Skip]") -> dict[str, Any]:
-    if not isinstance(content, Mapping):
-        raise ChainError(f"{where}: got {content!r}; allowed: an object with {', '.join(_needed(record))}")
-    _check_names(where, content, {each.name for each in fields(record)})
-    missing = [name for name in _needed(record) if content.get(name) is None]
-    if missing:
-        raise ChainError(f"{where}, {missing[0]}: got nothing; allowed: a number >= 0")
-    return dict(content)
-
-
-def _needed(record: "type[Stage | Option | Skip]") -> list[str]:
-    return [each.name for each in fields(record) if each.default is MISSING and each.default_factory is MISSING]
-
-
-def _check_names(where: str, content: Mapping[str, Any], known: set[str]) -> None:
-    for name in content:
-        if name not in known:
-            raise ChainError(
-                f"{where}: got the field {name!r}; allowed: {', '.join(sorted(known))}{closest(name, known)}"
-            )

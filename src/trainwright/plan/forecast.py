@@ -1,12 +1,11 @@
 """Forecast: what a layout should cost in seconds and bytes, with its interval, and what limits it."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from pathlib import Path
-from typing import Any, Self, overload
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields
+from typing import overload
 
-from trainwright.plan.layout import Layout, read_plan, read_record, write_plan
+from trainwright.plan.layout import Layout
 from trainwright.plan.parallel.collective import Collective
 
 __all__ = ["Bottleneck", "Breakdown", "Forecast", "Ranking", "Rejection"]
@@ -93,29 +92,6 @@ class Forecast(Layout):
         """Return the seconds until so many samples have been trained on, with checkpoints and failures."""
         seconds = self.seconds_per_iteration - self.breakdown.checkpoint
         return math.ceil(samples / self.batch) * seconds * self.inflation
-
-    def save(self, path: str | Path) -> None:
-        """Write a JSON file: training reads its layout with `Layout.load`, a report all of it with `Forecast.load`."""
-        costs = asdict(self)
-        write_plan(
-            path, self, {name: costs[name] for name in costs if name not in {column.name for column in fields(Layout)}}
-        )
-
-    @classmethod
-    def load(cls, path: str | Path) -> Self:
-        """Return the forecast of a file that `save` wrote. Raises `InputError` for others."""
-        layout, costs = read_plan(path)
-        where = f"plan {str(path)!r}, forecast"
-        values: dict[str, Any] = {**costs, "breakdown": read_record(Breakdown, costs.get("breakdown", {}), where)}
-        for name, kind in (("collectives", Collective), ("bottlenecks", Bottleneck)):
-            values[name] = tuple(_read_records(kind, costs.get(name, ()), f"{where}, {name}"))
-        values["interval"] = tuple(costs.get("interval", (0.0, 0.0)))
-        return read_record(cls, {**layout, **values}, where)
-
-
-def _read_records(kind: type[Any], rows: Sequence[Mapping[str, Any]], where: str) -> Iterator[Any]:
-    for place, row in enumerate(rows):
-        yield read_record(kind, row, f"{where}, {place}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,18 +13,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Self, TypeVar
 
 from trainwright.errors import InputError
 from trainwright.files import read_json, write_text
+from trainwright.model.records import check_schema, read_record
 from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.settings import Settings
 from trainwright.validators import check, flag, integer, one_of
 
-__all__ = ["Degrees", "Layout", "read_plan", "read_record", "write_plan"]
+__all__ = ["Degrees", "Layout"]
 
 _SCHEMA = 2
-_TUPLES = ("stages", "cuts", "recomputed", "placement", "order")
-_ADVICE = "make it again: trainwright plan MODEL ... --out FILE"
+_ADVICE = "; make it again: trainwright plan MODEL ... --out FILE"
 _Class = TypeVar("_Class", bound=type)
-_Record = TypeVar("_Record")
 
 
 def _with_axes(cls: _Class) -> _Class:
@@ -116,48 +115,24 @@ class Layout(Settings, error=InputError):
         return Layout(**{field.name: getattr(self, field.name) for field in fields(Layout)})
 
     def save(self, path: str | Path) -> None:
-        """Write a JSON file, from which `load` makes the layout again. Raises `InputError` where none can be."""
-        write_plan(path, self, {})
+        """Write a JSON file: training reads its layout with `Layout.load`, a report all of it with `Forecast.load`.
+
+        Raises `InputError` where none can be written.
+        """
+        if not isinstance(self.memory, str | int | float | None):
+            raise InputError("plan, memory: got a memory plan; allowed in a file: a budget, such as '8 GiB'")
+        layout = asdict(self.layout)
+        forecast = {name: value for name, value in asdict(self).items() if name not in layout}
+        content = {"schema": _SCHEMA, "layout": layout, "forecast": forecast}
+        write_text(path, "plan", json.dumps(content, indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Return the layout of a file that `save` or `trainwright plan --out` wrote. Raises `InputError` for others."""
-        layout, _ = read_plan(path)
-        return cls(**layout)
-
-
-def write_plan(path: str | Path, layout: Layout, forecast: Mapping[str, Any]) -> None:
-    """Write the file of a layout and of its forecast, {} for none."""
-    if not isinstance(layout.memory, str | int | float | None):
-        raise InputError("plan, memory: got a memory plan; allowed in a file: a budget, such as '8 GiB'")
-    content = {"schema": _SCHEMA, "layout": asdict(layout.layout), "forecast": forecast}
-    write_text(path, "plan", json.dumps(content, indent=1) + "\n")
-
-
-def read_plan(path: str | Path) -> tuple[dict[str, Any], Mapping[str, Any]]:
-    """Return the fields of the layout in a plan's file, and the forecast's part of the document as it is."""
-    document = read_json(path, "plan", allowed="a file that `trainwright plan MODEL ... --out FILE` wrote")
-    where = f"plan {str(path)!r}"
-    if not isinstance(document, Mapping):
-        raise InputError(f"{where}: got {type(document).__name__}; allowed: an object; {_ADVICE}")
-    if document.get("schema") != _SCHEMA:
-        raise InputError(f"{where}, schema: got {document.get('schema')!r}; allowed: {_SCHEMA}; {_ADVICE}")
-    values = document.get("layout")
-    degrees = values.get("degrees", {}) if isinstance(values, Mapping) else {}
-    if isinstance(values, Mapping):
-        tuples = {name: tuple(values[name]) for name in _TUPLES if name in values}
-        values = {**values, **tuples, "degrees": read_record(Degrees, degrees, f"{where}, degrees")}
-    layout = read_record(Layout, values, where)
-    return {field.name: getattr(layout, field.name) for field in fields(Layout)}, document.get("forecast") or {}
-
-
-def read_record(kind: type[_Record], values: Any, where: str) -> _Record:
-    """Return a dataclass made of a JSON object. Raises `InputError` for unknown, missing and wrong fields."""
-    known = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # only dataclasses are asked for
-    if not isinstance(values, Mapping) or set(values) - set(known):
-        extra = min(set(values) - set(known)) if isinstance(values, Mapping) else type(values).__name__
-        raise InputError(f"{where}: got {extra!r}; allowed: {', '.join(known)}; {_ADVICE}")
-    try:
-        return kind(**values)
-    except (TypeError, InputError) as error:
-        raise InputError(f"{where}: {error}; {_ADVICE}") from error
+        """Return what a file holds that `save` or `trainwright plan --out` wrote. Raises `InputError` for others."""
+        document = read_json(path, "plan", allowed="a file that `trainwright plan MODEL ... --out FILE` wrote")
+        where = f"plan {str(path)!r}"
+        content = check_schema(document, _SCHEMA, where, InputError, _ADVICE)
+        values = content.get("layout")
+        if cls is not Layout and isinstance(values, Mapping):
+            values = {**values, **(content.get("forecast") or {})}
+        return read_record(cls, values, where, InputError, _ADVICE)

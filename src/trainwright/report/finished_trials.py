@@ -1,15 +1,17 @@
 """The ended trials of a study, each told once: what exports write that grow while the study runs."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 from trainwright.errors import InputError, StudyError
 from trainwright.ledger import Cursor, State, Status, TrialState, blocks, fold, open_ledger
+from trainwright.ledger.rows import final_metrics
 from trainwright.study.notes import JobNote
 
-__all__ = ["FinishedTrials", "Growing", "follow"]
+__all__ = ["FinishedTrials", "Growing", "follow", "metric_points"]
 
 _ENDS = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDONED})
 
@@ -79,3 +81,17 @@ def follow(exports: Sequence[Growing], *, poll_seconds: float = 2.0) -> None:
         time.sleep(poll_seconds)
         for export in exports:
             export.update()
+
+
+def metric_points(trial: TrialState) -> Iterator[tuple[float, int, Mapping[str, float]]]:
+    """Yield time, epoch and metrics of each report, then what the result of an ended trial holds beyond the last."""
+    reported: Mapping[str, float] = {}
+    for epoch in sorted(trial.reports):
+        report = trial.reports[epoch]
+        reported = report.metrics
+        yield report.at, epoch, reported
+    # What the last report has already said would be a second point at the end of the curve.
+    final = final_metrics(trial).items()
+    result = {name: value for name, value in final if reported.get(name) != value and not math.isnan(value)}
+    if result:
+        yield trial.end.at if trial.end is not None else 0.0, trial.epoch, result

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search.bayes.candidates import fill_gaps, make_legal
+from trainwright.search.bayes.candidates import fill_gaps, make_legal, moves_of
 from trainwright.search.quasirandom import draw_spread
 from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
@@ -86,12 +86,6 @@ def _mutants(view: SearchView, generator: np.random.Generator, parent: Array) ->
     chosen = active[generator.integers(len(active), size=_BROOD)]
     latent = fill_gaps(space, np.tile(parent, (_BROOD, 1)), generator)
     steps, others = generator.standard_normal(_BROOD) * _STEP, generator.random(_BROOD)
-    for row, c, step, other in zip(latent, chosen, steps, others, strict=True):
-        column = space.columns[c]
-        points = column.points or 0
-        if column.kind == "choice":
-            row[c] = (row[c] + 1.0 + np.floor(other * (points - 1))) % points
-        else:
-            moved = row[c] + np.copysign(max(abs(step), 1.0 / points if points else 0.0), step)
-            row[c] = moved if 0.0 <= moved <= 1.0 else 2.0 * row[c] - moved  # back in, from a bound
+    rows = np.arange(_BROOD)
+    latent[rows, chosen] = moves_of(view).change(latent[rows, chosen], chosen, steps, others)
     return make_legal(space, latent, generator)

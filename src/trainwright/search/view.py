@@ -225,7 +225,7 @@ class SearchView:
 
     @property
     def pending(self) -> NDArray[np.float64]:
-        """Rows [pending, dimension] of the trials that are under way."""
+        """The pending points: rows [pending, dimension] of the trials that are under way."""
         self.settle()
         rows = [self._proposed[number] for number in self._pending]
         return np.array(rows).reshape(len(rows), self.space.dimension)

@@ -14,18 +14,7 @@ from trainwright.space.parameters import Constant
 from trainwright.space.row_schema import names_in
 from trainwright.space.rules import BoundRule, BoundRules, RowTable
 
-__all__ = ["Reading", "RuleViolation", "describe_breach", "read_params"]
-
-
-@dataclass(frozen=True, slots=True)
-class RuleViolation:
-    """One rule that parameters break, and the sentence that says so."""
-
-    rule: str  # the parameter's name, or the requirement's text
-    message: str
-
-    def __str__(self) -> str:
-        return self.message
+__all__ = ["Reading", "describe_breach", "read_params"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +23,8 @@ class Reading:
 
     row: Array  # NaN where inactive, absent or refused
     params: dict[str, Any]  # the clean values of active parameters, with constants and derived values
-    violations: list[RuleViolation]
+    mistakes: list[str]  # wrong, missing and unknown values
+    breaches: list[str]  # broken requirements
 
 
 def read_params(rules: BoundRules, params: Mapping[str, Any]) -> Reading:
@@ -57,7 +47,8 @@ class _ParamsReader:
         self.params = params
         self.clean: dict[str, Any] = {}
         self.doubtful: set[str] = set()  # activity of what depends on these is not known
-        self.violations: list[RuleViolation] = []
+        self.mistakes: list[str] = []
+        self.breaches: list[str] = []
         self.numbers = np.full((1, len(self.layout.columns)), np.nan)
 
     def reading(self) -> Reading:
@@ -70,18 +61,18 @@ class _ParamsReader:
             self._check_activity(name, row)
         rows = RowTable(self.rules, row, self.numbers)
         # Rules are judged only on values that are legal one by one.
-        if not self.violations:
+        if not self.mistakes:
             self._add_derived(rows)
             self._check_rules(rows)
         params = {name: self.clean[name] for name in self.layout.parameters if name in self.clean}
-        return Reading(row[0], params, self.violations)
+        return Reading(row[0], params, self.mistakes, self.breaches)
 
     def _read_value(self, name: str, value: Any) -> None:
         parameter = self.layout.parameters.get(name)
         if parameter is None:
             near = closest(str(name), self.layout.parameters)
-            self._add_violation(
-                str(name), f"{name!r} is no parameter of the space; known: {', '.join(self.layout.parameters)}{near}"
+            self.mistakes.append(
+                f"{name!r} is no parameter of the space; known: {', '.join(self.layout.parameters)}{near}"
             )
         elif name in self.layout.varying:
             varying = self.layout.varying[name]
@@ -90,9 +81,9 @@ class _ParamsReader:
                 self.numbers[0, self.layout.index[name]] = varying.number(self.clean[name])
             except TrialError as error:
                 self.doubtful.add(name)
-                self._add_violation(name, str(error))
+                self.mistakes.append(str(error))
         elif isinstance(parameter, Constant) and not _is_same_value(value, parameter.value):
-            self._add_violation(name, f"{name}={value!r} differs from the constant {parameter.value!r}")
+            self.mistakes.append(f"{name}={value!r} differs from the constant {parameter.value!r}")
 
     def _check_activity(self, name: str, row: Array) -> None:
         """Refuse values of inactive parameters and missing values of active ones."""
@@ -105,12 +96,12 @@ class _ParamsReader:
         if active and name not in self.params:
             self.doubtful.add(name)
             why = "" if when is None else f", and it is active {self._describe_cause(when)}"
-            self._add_violation(name, f"{name!r} is missing{why}")
+            self.mistakes.append(f"{name!r} is missing{why}")
         elif not active and name in self.params:
             # The value is taken out, so that rules see the row as the space would have it.
             row[0, index] = self.numbers[0, index] = np.nan
             self.clean.pop(name, None)
-            self._add_violation(name, f"{name!r} is inactive {self._describe_cause(when)}")
+            self.mistakes.append(f"{name!r} is inactive {self._describe_cause(when)}")
 
     def _describe_cause(self, when: Condition | None) -> str:
         values = self.clean | {n: p.value for n, p in self.layout.parameters.items() if isinstance(p, Constant)}
@@ -126,20 +117,17 @@ class _ParamsReader:
             if mask is None or mask.all():
                 [self.clean[name]] = formula.values(rows[name])
                 if name in self.params and to_python(self.params[name]) != self.clean[name]:
-                    self._add_violation(
-                        name, f"{name}={self.params[name]!r} differs from its derived value {self.clean[name]!r}"
+                    self.mistakes.append(
+                        f"{name}={self.params[name]!r} differs from its derived value {self.clean[name]!r}"
                     )
             elif name in self.params:
-                self._add_violation(name, f"{name!r} is derived, and inactive here")
+                self.mistakes.append(f"{name!r} is derived, and inactive here")
 
     def _check_rules(self, rows: RowTable) -> None:
         passed = self.rules.verdicts(rows)[0]
         for rule, good in zip(self.rules.rules, passed, strict=True):
             if not good:
-                self._add_violation(rule.text, describe_breach(rule, self.clean))
-
-    def _add_violation(self, rule: str, message: str) -> None:
-        self.violations.append(RuleViolation(rule, message))
+                self.breaches.append(describe_breach(rule, self.clean))
 
 
 def _is_same_value(value: Any, constant: Any) -> bool:

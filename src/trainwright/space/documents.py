@@ -1,4 +1,4 @@
-"""Spaces as data: reading what `to_json` wrote, and telling two spaces apart in words."""
+"""Spaces as data: writing them, and reading what was written."""
 
 from collections.abc import Mapping
 from dataclasses import MISSING
@@ -11,7 +11,7 @@ from trainwright.space.numeric import Float, Int, prior_from_json
 from trainwright.space.parameters import Constant, Derived, Parameter
 from trainwright.space.rules import Requirement, requirement_from_json
 
-__all__ = ["describe_differences", "parameter_from_json", "space_from_json", "space_to_json"]
+__all__ = ["parameter_from_json", "space_from_json", "space_to_json"]
 
 Document = Mapping[str, Any]
 
@@ -69,51 +69,6 @@ def parameter_from_json(name: str, document: Any) -> Parameter:
             raise SpaceError(f"{name}: values must be a list, got {values!r}")
         return Choice(*map(_freeze_list, values), **arguments)
     return kind(**arguments)
-
-
-def describe_differences(old: Document, new: Document) -> list[str]:
-    """Return what a new space has otherwise than an old one: "width in [16, 256], now [16, 512]"."""
-    # By name: a parameter that moved is the same parameter.
-    before = {entry["name"]: entry for entry in old["parameters"]}
-    after = {entry["name"]: entry for entry in new["parameters"]}
-    found = [f"{name}, now absent" for name in before if name not in after]
-    found += [f"no {name}, now {after[name]['kind']}" for name in after if name not in before]
-    for name, entry in before.items():
-        found += _describe_changes(name, entry, after.get(name, entry))
-    # Order matters: columns follow it, and so do rows of a ledger.
-    if not found and list(before) != list(after):
-        found.append(f"the order {', '.join(before)}, now {', '.join(after)}")
-    rules, others = old["requirements"], new["requirements"]
-    found += [f"requirement {_describe_rule(rule)}, now absent" for rule in rules if rule not in others]
-    found += [f"no requirement {_describe_rule(rule)}, now required" for rule in others if rule not in rules]
-    if not found and rules != others:
-        found.append("its requirements in another order")
-    return found
-
-
-def _describe_changes(name: str, old: Document, new: Document) -> list[str]:
-    if old["kind"] != new["kind"]:
-        return [f"{name} as {old['kind']}, now {new['kind']}"]
-    found = []
-    # Bounds are named together: "in [16, 256]" reads better than two changes.
-    if "low" in old and [old["low"], old["high"]] != [new["low"], new["high"]]:
-        found.append(f"{name} in [{old['low']!r}, {old['high']!r}], now [{new['low']!r}, {new['high']!r}]")
-    if "values" in old and _typed_repr(old["values"]) != _typed_repr(new["values"]):
-        found.append(f"{name} in {old['values']!r}, now {new['values']!r}")
-    for key in dict.fromkeys([*old, *new]):
-        # An argument at its default is not written, so it may be absent on either side.
-        was, now = old.get(key), new.get(key)
-        if key not in ("low", "high", "values") and _typed_repr(was) != _typed_repr(now):
-            found.append(f"{name} with {key}={was!r}, now {now!r}")
-    return found
-
-
-def _typed_repr(value: Any) -> str:
-    return repr(value)  # tells 1, 1.0 and True apart, as the fingerprint does
-
-
-def _describe_rule(document: Document) -> str:
-    return repr(document["text"])
 
 
 def _freeze_list(value: Any) -> Any:

@@ -16,10 +16,10 @@ import numpy as np
 from trainwright.errors import SpaceError, TrialError
 from trainwright.space.axes import Array, Mask
 from trainwright.space.canonical import hash_json
-from trainwright.space.checking import RuleViolation, describe_breach, read_params
+from trainwright.space.checking import describe_breach, read_params
 from trainwright.space.columns import Column
 from trainwright.space.configuration import Configuration
-from trainwright.space.documents import describe_differences, space_from_json, space_to_json
+from trainwright.space.documents import space_from_json, space_to_json
 from trainwright.space.parameters import Constant, Derived, Parameter
 from trainwright.space.row_schema import RowSchema
 from trainwright.space.rules import BoundRules, Requirement, RowTable
@@ -125,9 +125,8 @@ class Space:
         # Read as a user's: a searcher may be told configurations that no space of ours made.
         reading = read_params(self._rules, params)
         # A broken requirement still has a row; a wrong, missing or unknown value has none.
-        outside = [str(v) for v in reading.violations if v.rule in self.parameters or v.rule in params]
-        if outside:
-            raise TrialError("; ".join(outside))
+        if reading.mistakes:
+            raise TrialError("; ".join(reading.mistakes))
         return reading.row
 
     def encode_all(self, many: Sequence[Mapping[str, Any]]) -> Array:
@@ -140,9 +139,10 @@ class Space:
             numbers[places, index] = [varying.number(varying.clean(name, many[i][name])) for i in places]
         return self._layout.maps.to_units(numbers)
 
-    def check(self, params: Mapping[str, Any]) -> list[RuleViolation]:
-        """Return every way in which parameters are not a configuration of this space."""
-        return read_params(self._rules, params).violations
+    def check(self, params: Mapping[str, Any]) -> list[str]:
+        """Return every way in which parameters are not a configuration of this space, a sentence each."""
+        reading = read_params(self._rules, params)
+        return reading.mistakes + reading.breaches
 
     def configuration(self, row: Array) -> Configuration:
         """Return the configuration of a settled row."""
@@ -156,8 +156,8 @@ class Space:
     def configuration_of(self, params: Mapping[str, Any]) -> Configuration:
         """Return the configuration of parameters that a user gives, or raise TrialError that says what is wrong."""
         reading = read_params(self._rules, params)
-        if reading.violations:
-            raise TrialError("; ".join(map(str, reading.violations)))
+        if reading.mistakes or reading.breaches:
+            raise TrialError("; ".join(reading.mistakes + reading.breaches))
         return Configuration(params=reading.params, key=self._key_of(reading.params))
 
     def default(self) -> Configuration | None:
@@ -229,8 +229,20 @@ class Space:
         return hash_json(self.to_json())
 
     def differences(self, other: "Space") -> list[str]:
-        """Return what `other` has otherwise: "width in [16, 256], now [16, 512]"."""
-        return describe_differences(self.to_json(), other.to_json())
+        """Return what `other` has otherwise: "width = Int(16, 256), now Int(16, 512)"."""
+        # From their documents, in which 1 and 1.0 are written alike.
+        old, new = (type(self).from_json(space.to_json()) for space in (self, other))
+        found = []
+        for name in {**old.parameters, **new.parameters}:
+            was, now = (repr(s.parameters[name]) if name in s.parameters else "absent" for s in (old, new))
+            found += [f"{name} = {was}, now {now}"] if was != now else []
+        # Order matters: columns follow it, and so do rows of a ledger.
+        if not found and list(old.parameters) != list(new.parameters):
+            found.append(f"the order {', '.join(old.parameters)}, now {', '.join(new.parameters)}")
+        rules, others = (list(map(str, space.requirements)) for space in (old, new))
+        if rules != others:
+            found.append(f"requirements {rules}, now {others}")
+        return found
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Space) and self.fingerprint == other.fingerprint

@@ -8,11 +8,15 @@ import itertools
 import math
 import time
 from bisect import bisect
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from trainwright.ledger import Ledger, State, Status
+from trainwright.ledger import Status
 from trainwright.ledger.writers import Liveness
 from trainwright.randomness import rng
+
+if TYPE_CHECKING:
+    from trainwright.study.study_log import StudyLog
 
 __all__ = ["Claims"]
 
@@ -27,22 +31,10 @@ _STRANGERS = 64  # of whom nothing is known yet: so many are looked at beside th
 class Claims:
     """What this process has claimed in a study, and what it knows of the other claimers."""
 
-    def __init__(
-        self,
-        ledger: Ledger,
-        state: State,
-        *,
-        join: Callable[[], None],
-        claim: Callable[[str], str],
-        refresh: Callable[[], None],
-        mine: Collection[str],
-    ) -> None:
-        self._ledger = ledger
-        self._state = state
-        self._join = join  # makes us known before our first claim
-        self._claim = claim  # tells who has a key: we, unless it was claimed before
-        self._refresh = refresh  # reads what was written
-        self._mine = mine  # the writers that we are and were
+    def __init__(self, log: "StudyLog") -> None:
+        self._log = log
+        self._ledger = log.ledger
+        self._state = log.state
         self.slot = 0  # where the draws of numbers start from
         self._draws = 0
         self._new: set[int] = set()  # trials that we proposed and nobody has started: their first lease is ours
@@ -53,7 +45,7 @@ class Claims:
         self._dead: set[str] = set()
         self._silent: set[str] = set()  # those of them of whom only their silence tells it: they may come back
         self._told: set[str] = set()  # those of the dead that `newly_dead` has told
-        self._liveness = Liveness(ledger.lease_seconds)
+        self._liveness = Liveness(log.ledger.lease_seconds)
         self._looked: dict[str, tuple[float, bool | None]] = {}  # when at a writer's beats, and what they told
         self._heard: dict[str, tuple[float, bool]] = {}  # likewise, of processes that live
 
@@ -68,7 +60,7 @@ class Claims:
         self._taken = {n: owner for n, owner in self._taken.items() if n not in self._state.trials}
         for number, owner in sorted(self._taken.items()):
             # A number whose claimer died before its proposal would be missing from the study for ever.
-            left_over = owner in self._mine or self.dead(owner)
+            left_over = owner in self._log.mine or self.dead(owner)
             if left_over and (limit is None or number < limit) and self._win_number(number):
                 return number
         if not team:
@@ -78,7 +70,7 @@ class Claims:
         ours = next((n for n in self._free_numbers(limit, self.slot % turns, turns) if self._win_number(n)), None)
         if ours is not None:
             return ours
-        self._refresh()
+        self._log.refresh()
         while free := list(itertools.islice(self._free_numbers(limit), 2 * turns)):
             while free:
                 self._draws += 1
@@ -105,7 +97,7 @@ class Claims:
         turn, owner = self._take_over(f"number/{number}")
         if turn is not None and owner != self._ledger.writer:
             # We had it before a failed write, and perhaps that was written.
-            self._refresh()
+            self._log.refresh()
         if number in self._state.trials:
             # Its owner, dead by now, had proposed it, which we had not read yet.
             return False
@@ -159,9 +151,9 @@ class Claims:
 
         Returns the turn, or None if somebody else has it, and the owner.
         """
-        self._join()
+        self._log.join()
         # Claims are never given back: the turn after a dead owner's is another key.
-        while (owner := self._claim(f"{key}/{turn}")) not in self._mine:
+        while (owner := self._log.claim(f"{key}/{turn}")) not in self._log.mine:
             if not self.dead(owner):
                 return None, owner
             turn += 1
@@ -172,12 +164,12 @@ class Claims:
     @property
     def others(self) -> int:
         """About how many other writers are at work."""
-        gone = self._dead.union(self._mine)
+        gone = self._dead.union(self._log.mine)
         return sum(not writer.left and name not in gone for name, writer in self._state.writers.items())
 
     def dead(self, writer: str) -> bool | None:
         """Return whether a writer is known to be gone (we never are); None while that cannot be known yet."""
-        if writer in self._mine:
+        if writer in self._log.mine:
             return False
         if writer in self._dead and writer not in self._silent:
             return True
@@ -206,7 +198,7 @@ class Claims:
                 self._silent.add(writer)
             if not known.left:
                 # It may have written more before it died than we have read.
-                self._refresh()
+                self._log.refresh()
         return verdict
 
     def stands_still(self, writer: str) -> bool:
@@ -214,7 +206,7 @@ class Claims:
 
         Whoever runs trials beats: so it has ended by an error and could not write that, or it was stopped.
         """
-        if writer in self._mine:
+        if writer in self._log.mine:
             return False
         now = time.monotonic()
         looked, verdict = self._heard.get(writer, (-math.inf, False))
@@ -222,7 +214,7 @@ class Claims:
             verdict = self._liveness.silent(writer, self._ledger.heartbeats([writer])[writer]) is True
             self._heard[writer] = now, verdict
             if verdict:
-                self._refresh()
+                self._log.refresh()
         return verdict
 
     def take(self, key: str) -> bool:
@@ -235,7 +227,7 @@ class Claims:
         Watching is a ring: each looks at those after it, in the order of their names, up to the second live one. So
         every death is seen by somebody, at a cost that does not grow with the number of writers.
         """
-        names = sorted(self._state.writers.keys() - self._dead - set(self._mine))
+        names = sorted(self._state.writers.keys() - self._dead - set(self._log.mine))
         start = bisect(names, self._ledger.writer)
         live = strangers = 0
         for name in names[start:] + names[:start]:

@@ -6,8 +6,9 @@ import re
 import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
+from operator import itemgetter
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, ClassVar, Self, cast
 
 from trainwright.engine import TrainFunction
 from trainwright.engine.function_reference import FunctionReference, load_reference
@@ -15,32 +16,43 @@ from trainwright.errors import EngineError, StudyError
 from trainwright.ledger import Record, State, facts
 from trainwright.plugins import describe, make
 from trainwright.schedule import Scheduler
-from trainwright.search import DefaultSearcher, ExpectedGain, Searcher
+from trainwright.search import DefaultSearcher, Searcher
 from trainwright.study.driver.budget import Budget
 from trainwright.study.study_log import StudyLog
 from trainwright.train.optuna import OptunaObjective
 
 __all__ = ["JobNote", "SearcherNote", "Searching"]
 
-_JOB, _SEARCHER = "job", "searcher"
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 
 
-def _latest_note(state: State, name: str) -> Mapping[str, Any] | None:
-    """Return the note of some name that the latest session wrote, or None."""
-    noted = [
-        (value["session"], key, value) for key, (_, noted_name, value) in state.notes.items() if noted_name == name
-    ]
-    return max(noted, key=lambda item: item[:2])[2] if noted else None
+class _StudyNote:
+    """A note of the study in its ledger: a dataclass whose fields are the note's value, beside the session."""
+
+    kind: ClassVar[str]
+
+    @classmethod
+    def last(cls, state: State) -> Self | None:
+        """Return the note that the latest session wrote, or None."""
+        noted = [(value["session"], key, value) for key, (_, kind, value) in state.notes.items() if kind == cls.kind]
+        if not noted:
+            return None
+        value = max(noted, key=itemgetter(0, 1))[2]
+        return cls(**{field.name: value.get(field.name) for field in fields(cls)})  # type: ignore[arg-type]  # dataclasses
+
+    def record(self, session: int) -> Record:
+        """Return the record that notes it."""
+        return facts.note(self.kind, {**asdict(self), "session": session})  # type: ignore[call-overload]  # likewise
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class JobNote:
+@dataclass(frozen=True, kw_only=True)
+class JobNote(_StudyNote):
     """The training function by name and source, the budget in trials, the scheduler as tables.
 
     None stands for what has no name (a function typed into a session, a rule of the user's own).
     """
 
+    kind = "job"
     module: str | None = None
     name: str | None = None
     script: str | None = None
@@ -53,24 +65,19 @@ class JobNote:
     stop: Mapping[str, Any] | None = None
 
     @classmethod
-    def of(
-        cls,
-        train: TrainFunction,
-        trials: int | None,
-        scheduler: Scheduler,
-        stop_when: ExpectedGain | None = None,
-    ) -> Self:
+    def of(cls, train: TrainFunction, scheduler: Scheduler, budget: Budget) -> Self:
         """Return the job of running `train` so."""
         parts: dict[str, Any] = {
+            "trials": budget.trials,
             "rule": describe("rule", scheduler.rule),
             "policy": describe("policy", scheduler.policy),
-            "stop": describe("stop", stop_when),
+            "stop": describe("stop", budget.stop_when),
         }
         try:
             reference = FunctionReference.of(train)
             source = Path(inspect.getfile(train.objective if isinstance(train, OptunaObjective) else train)).resolve()
         except (EngineError, TypeError):  # no other process finds it
-            return cls(trials=trials, **parts)
+            return cls(**parts)
         digest = hashlib.blake2b(source.read_bytes(), digest_size=8).hexdigest() if source.is_file() else None
         # The folder from which the module is imported: as many levels up as its name has dots.
         depth = reference.module.count(".") + (source.name == "__init__.py")
@@ -81,19 +88,8 @@ class JobNote:
             folder=str(source.parents[depth]),
             digest=digest,
             optuna=reference.optuna,
-            trials=trials,
             **parts,
         )
-
-    @classmethod
-    def last(cls, state: State) -> Self | None:
-        """Return the job that the latest session noted, or None."""
-        value = _latest_note(state, _JOB)
-        return None if value is None else cls(**{field.name: value.get(field.name) for field in fields(cls)})
-
-    def note(self, session: int) -> tuple[str, dict[str, Any]]:
-        """Return name and value of the note that keeps it."""
-        return _JOB, {**asdict(self), "session": session}
 
     @property
     def text(self) -> str:
@@ -143,10 +139,11 @@ class JobNote:
         return None
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class SearcherNote:
+@dataclass(frozen=True, kw_only=True)
+class SearcherNote(_StudyNote):
     """A searcher by name and settings, points and warm start included; `table` is None for a user's own class."""
 
+    kind = "searcher"
     table: Mapping[str, Any] | None
     text: str  # as a person would write it
 
@@ -161,16 +158,6 @@ class SearcherNote:
         # What prints itself by its address prints another one in each process.
         plain = kind.__repr__ is object.__repr__
         return cls(table=None, text=kind.__qualname__ if plain else _ADDRESS.sub("", repr(searcher)))
-
-    @classmethod
-    def last(cls, state: State) -> Self | None:
-        """Return the fact that was noted last, or None."""
-        value = _latest_note(state, _SEARCHER)
-        return None if value is None else cls(table=value["table"], text=value["text"])
-
-    def record(self, session: int) -> Record:
-        """Return the record that notes it."""
-        return facts.note(_SEARCHER, {**asdict(self), "session": session})
 
     def difference(self, other: "SearcherNote") -> str | None:
         """Return how `other` would search otherwise, or None."""

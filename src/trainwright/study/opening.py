@@ -7,34 +7,31 @@ from trainwright.ledger import Constraint, Ledger, MemoryLedger, Objective, open
 from trainwright.space import Space
 from trainwright.study.study_log import StudyLog
 
-__all__ = ["compare", "found_ledger", "made_ledger"]
+__all__ = ["compare", "open_study_ledger"]
 
 _OURS = frozenset({"ledger", "checkpoints", "library", "logs", "report.html", "summary.json", "stages"})
 
 
-def made_ledger(directory: Path | None, ledger: Ledger | str | None) -> Ledger:
-    """Return the ledger of a study in a new or empty directory or at a URL, or of the one that is there."""
+def open_study_ledger(where: str | Path | None, ledger: Ledger | str | None, *, create: bool) -> Ledger:
+    """Return the ledger of the study in a directory or at a URL; without a place one in memory.
+
+    With `create` it is made in a new or empty directory; else `StudyError` names what is near.
+    """
     if ledger is not None and not isinstance(ledger, str):
         return ledger
-    if directory is None:
+    if where is None:
         return MemoryLedger() if ledger is None else open_ledger(ledger, create=True)
-    if directory.is_file():
+    directory = Path(where)
+    if create and directory.is_file():
         raise StudyError(f"{directory} is a file; give a directory for the study")
-    if directory.is_dir() and not (directory / "ledger").is_dir():
+    if create and directory.is_dir() and not (directory / "ledger").is_dir():
         # A study writes many files: never among somebody's own.
         foreign = sorted({path.name for path in directory.iterdir()} - _OURS)
         if foreign:
             raise StudyError(
                 f"{directory} is no study and holds other files ({foreign[0]}); give a new or empty directory"
             )
-    return open_ledger(directory, url=ledger, create=True)
-
-
-def found_ledger(where: str | Path, ledger: Ledger | str | None = None) -> Ledger:
-    """Return the ledger of the study that is there; raises `StudyError` naming what is near."""
-    if ledger is not None and not isinstance(ledger, str):
-        return ledger
-    return open_ledger(where, url=ledger)
+    return open_ledger(where, url=ledger, create=create)
 
 
 def compare(

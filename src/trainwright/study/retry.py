@@ -58,16 +58,13 @@ class RetryOnFullDisk:
         left = self._since + self._give_up_seconds - now
         if left <= 0:
             raise error
+        until = now + min(self._pause, left)
         try:
-            self._sleep_until(min(self._pause, left))
+            while (rest := until - time.monotonic()) > 0:
+                if self.interrupted():
+                    raise KeyboardInterrupt
+                time.sleep(min(_LOOK_SECONDS, rest))
         except KeyboardInterrupt:
             self._give_up_seconds = 0.0
             raise
         self._pause = min(2 * self._pause, _LONGEST_PAUSE_SECONDS)
-
-    def _sleep_until(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            if self.interrupted():
-                raise KeyboardInterrupt
-            time.sleep(min(_LOOK_SECONDS, left))

@@ -1,9 +1,10 @@
 """The simulating part of a study: forecasts on a simulated cluster, from given curves or its own."""
 
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import attrgetter
 from statistics import median, mode
-from typing import TypedDict, Unpack, overload
+from typing import Required, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -25,13 +26,14 @@ AnyScheduler = Scheduler | PromotionRule | AllocationPolicy
 
 
 class SimulationOptions(TypedDict, total=False):
-    """What `Study.simulate` takes beside schedulers and engine; see there."""
+    """What `Study.simulate` takes beside schedulers; see there."""
 
+    engine: Required[Simulated]
+    searcher: Searcher | None
     trials: int | None
     wall_seconds: float | None
     device_seconds: float | None
     seeds: int
-    processes: int
     gantt: bool
 
 
@@ -39,47 +41,29 @@ class Simulating(Inspecting):
     """The part of a study that simulates."""
 
     @overload
-    def simulate(
-        self,
-        scheduler: AnyScheduler,
-        *,
-        engine: Simulated,
-        searcher: Searcher | None = None,
-        **options: Unpack[SimulationOptions],
-    ) -> Forecast: ...
+    def simulate(self, scheduler: AnyScheduler, **options: Unpack[SimulationOptions]) -> Forecast: ...
     @overload
     def simulate(
-        self,
-        scheduler: Mapping[str, AnyScheduler],
-        *,
-        engine: Simulated,
-        searcher: Searcher | None = None,
-        **options: Unpack[SimulationOptions],
+        self, scheduler: Mapping[str, AnyScheduler], **options: Unpack[SimulationOptions]
     ) -> dict[str, Forecast]: ...
     def simulate(
-        self,
-        scheduler: AnyScheduler | Mapping[str, AnyScheduler],
-        *,
-        engine: Simulated,
-        searcher: Searcher | None = None,
-        **options: Unpack[SimulationOptions],
+        self, scheduler: AnyScheduler | Mapping[str, AnyScheduler], **options: Unpack[SimulationOptions]
     ) -> Forecast | dict[str, Forecast]:
         """Forecast a study of so many `trials`, or of so much time, under a scheduler or several by name on `engine`.
 
         At the end of `wall_seconds`, or when `device_seconds` are used, all that runs is cut off. `seeds` studies (30)
         are simulated, under the same draws for each scheduler; nothing is trained and nothing recorded. With a
-        `searcher` trials have the parameters that it proposes, which the engine's task must know (a table). So many
-        `processes` (1) simulate at once, with the same result. With `gantt` the first study of each keeps who held
-        what.
+        `searcher` trials have the parameters that it proposes, which the engine's task must know (a table). With
+        `gantt` the first study of each keeps who held what.
         """
         by_name = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
         search = None
-        if searcher is not None:
+        if (searcher := options.pop("searcher", None)) is not None:
             count = len(self.objectives)
             bounds = tuple(self.state.limits[:count])
             search = SearchSetup(searcher=searcher, space=self.space, objectives=count, bounds=bounds)
         schedulers = {name: Scheduler.of(each) for name, each in by_name.items()}
-        found = forecasts(schedulers, engine, first_seed=self.seed, search=search, **options)
+        found = forecasts(schedulers, first_seed=self.seed, search=search, **options)
         return found if isinstance(scheduler, Mapping) else found[""]
 
     def measured(self, cluster: Cluster) -> Simulated:
@@ -93,13 +77,17 @@ class Simulating(Inspecting):
 def _measure_study(state: State, cluster: Cluster) -> Simulated:
     """Return the simulated cluster of a study's own curves, times of epochs and times of restarts."""
     objectives = [outcome for outcome in state.outcomes if isinstance(outcome, Objective)]
-    curves, times, params = [], [], []
+    curves, times, params, restarts = [], [], [], []
     for number in sorted(state.trials):
         trial = state.trials[number]
         losses = [losses_of(objectives, trial.reports[epoch].metrics) for epoch in sorted(trial.reports)]
-        if sorted(trial.reports) == list(range(1, len(losses) + 1)) and losses and None not in losses:
+        if not losses:
+            continue
+        seconds, starts = _measure_epochs(trial)
+        restarts.append(starts)
+        if sorted(trial.reports) == list(range(1, len(losses) + 1)) and None not in losses:
             curves.append(np.array(losses, dtype=float))
-            times.append(_epoch_seconds(trial))
+            times.append(seconds)
             params.append(trial.params)
     if not curves:
         raise StudyError("measured: no trial of this study has reported yet; simulate with tw.Parametric() instead")
@@ -108,14 +96,12 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
     full = [curve for curve in curves if len(curve) == longest]
     # Curves of stopped trials are continued as the longest ones went on, in the median.
     further = np.median([_make_finite(curve) for curve in full], axis=0)
-    sizes = [max(1, len(lease.devices)) for trial in state.trials.values() for lease in trial.leases.values()]
-    trials = state.trials.values()
+    leases = [lease for trial in state.trials.values() for lease in trial.leases.values()]
     start = median(_measure_gaps(state) or [0.0])
     # A study without restarts knows at least what a start takes.
-    starts = [(lease > min(trial.leases), cost) for trial in trials for lease, cost in _measure_starts(trial)]
-    restarts = [cost for again, cost in starts if again] or [cost for _, cost in starts]
+    costs = [cost for _, *later in restarts for cost in later] or [first for first, *_ in restarts]
     # Without checkpoints every restart began at the first epoch, and will in the simulation.
-    again = [lease for trial in trials for lease in trial.leases.values() if lease.number > 1]
+    again = [lease for lease in leases if lease.number > 1]
     return Simulated(
         cluster=cluster,
         task=Table(
@@ -125,9 +111,9 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
             measured=known,
             missing="nearest",
         ),
-        task_devices=mode(sizes) if sizes else 1,
+        task_devices=mode([max(1, len(lease.devices)) for lease in leases]),
         start_seconds=start,
-        restart_seconds=start + median(restarts),
+        restart_seconds=start + median(costs),
         resume=not again or any(lease.resumed_epoch for lease in again),
     )
 
@@ -146,19 +132,19 @@ def _continue_curve(curve: np.ndarray, further: np.ndarray) -> np.ndarray:
     return onwards
 
 
-def _epoch_seconds(trial: TrialState) -> list[float]:
-    """Return the seconds of each epoch; the first after a restart is as long as most, as the start is part of it."""
-    found: list[float | None] = []
-    before = None
-    for epoch in sorted(trial.reports):
-        report = trial.reports[epoch]
-        same = before is not None and before.lease == report.lease
-        found.append(max(0.0, report.wall_seconds - (before.wall_seconds if same and before else 0.0)))
-        if not same and before is not None:
-            found[-1] = None
-        before = report
-    usual = median([each for each in found if each is not None])
-    return [max(1e-9, usual if each is None else each) for each in found]
+def _measure_epochs(trial: TrialState) -> tuple[list[float], list[float]]:
+    """Return the seconds of each epoch, and how much longer than most the first epoch of each run took.
+
+    The first epoch after a restart counts as long as most, as the start is part of it.
+    """
+    reports = [trial.reports[epoch] for epoch in sorted(trial.reports)]
+    runs = [[report.wall_seconds for report in run] for _, run in groupby(reports, key=attrgetter("lease"))]
+    seconds = [np.diff(run, prepend=0.0) for run in runs]
+    usual = float(np.median(np.concatenate([seconds[0], *(run[1:] for run in seconds[1:])])))
+    firsts = [max(0.0, float(run[0]) - usual) for run in seconds]
+    for run in seconds[1:]:
+        run[0] = usual
+    return np.maximum(1e-9, np.concatenate(seconds)).tolist(), firsts
 
 
 def _measure_gaps(state: State) -> list[float]:
@@ -174,15 +160,3 @@ def _measure_gaps(state: State) -> list[float]:
                 runs.setdefault((lease.writer, lease.slot), []).append((began, max(report.at for report in reports)))
     pairs = [pair for each in runs.values() for pair in pairwise(sorted(each))]
     return [max(0.0, after[0] - before[1]) for before, after in pairs]
-
-
-def _measure_starts(trial: TrialState) -> list[tuple[int, float]]:
-    """Return each run of a trial that has reported, and how much longer than most its first epoch took."""
-    if not trial.reports:
-        return []
-    usual = median(_epoch_seconds(trial))
-    firsts: dict[int, float] = {}
-    for epoch in sorted(trial.reports):
-        report = trial.reports[epoch]
-        firsts.setdefault(report.lease, report.wall_seconds)
-    return [(lease, max(0.0, seconds - usual)) for lease, seconds in firsts.items()]

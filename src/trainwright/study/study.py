@@ -11,9 +11,9 @@ import numpy as np
 
 from trainwright.engine import Engine, Local, TrainFunction
 from trainwright.engine.function_reference import script_boundary
-from trainwright.errors import StudyError, TrialError
+from trainwright.errors import ObjectiveError, StudyError, TrialError
 from trainwright.ledger import Ledger, TrialState, facts
-from trainwright.ledger.objectives import parse_constraints, parse_objectives, refusal
+from trainwright.ledger.objectives import Outcome, parse_constraints, parse_objectives, refusal
 from trainwright.ledger.opening import is_url
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
 from trainwright.search import ExpectedGain, Searcher, SearchView
@@ -23,13 +23,13 @@ from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
-from trainwright.study.metric_validation import second_result_error, validate_metrics
 from trainwright.study.notes import JobNote, Searching
-from trainwright.study.opening import compare, found_ledger, made_ledger
+from trainwright.study.opening import compare, open_study_ledger
 from trainwright.study.projections import RuleProjection, SearchProjection, rungs_of
 from trainwright.study.retry import RetryOnFullDisk
 from trainwright.study.simulating import Simulating
 from trainwright.study.study_log import ENQUEUED, StudyLog
+from trainwright.train.trial import as_number
 from trainwright.validators import check, instance_of, integer, optional
 
 __all__ = ["Study"]
@@ -61,12 +61,13 @@ class Study(Simulating):
         limits = parse_constraints(constraints, goals)
         check(seed, integer(minimum=0), "seed", StudyError)
         self.directory = None if directory is None else Path(directory)
-        log = StudyLog(made_ledger(self.directory, ledger), self.directory)
+        log = StudyLog(open_study_ledger(self.directory, ledger, create=True), self.directory)
         self.resumed = log.state.space is not None
         if self.resumed:
             compare(log, space, goals, limits, seed)
         else:
-            log.create(space, goals, limits, seed, _read_versions())
+            texts = {"objectives": [*map(str, goals)], "constraints": [*map(str, limits)]}
+            log.append(facts.created(space=space.to_json(), seed=seed, versions=_read_versions(), **texts))
         self._set_up(log, space, searcher)
 
     @classmethod
@@ -81,7 +82,7 @@ class Study(Simulating):
         study = cls.__new__(cls)
         study.directory = None if is_url(where) else Path(where)
         study.resumed = True
-        log = StudyLog(found_ledger(where, ledger), study.directory)
+        log = StudyLog(open_study_ledger(where, ledger, create=False), study.directory)
         study._set_up(log, log.space(), searcher)  # noqa: SLF001 -- it is one of us
         return study
 
@@ -165,8 +166,8 @@ class Study(Simulating):
             # A configuration with the number of another study.
             trial = None
         if trial is not None and trial.status.ended and not repeat:
-            raise second_result_error(trial, metrics)
-        values = {} if failed is not None else validate_metrics(self._log.state.outcomes, metrics, number)
+            raise _second_result_error(trial, metrics)
+        values = {} if failed is not None else _validate_metrics(self._log.state.outcomes, metrics, number)
         if trial is None or trial.status.ended:
             trial = self._enter_trial(configuration, "told")
         lease = max(1, trial.lease)
@@ -280,9 +281,9 @@ class Study(Simulating):
             for record in log.replay(rule.kinds):
                 rule.fold(record, state.trials.get(record.trial) if record.trial is not None else None)
             rule.open()
-            job = JobNote.of(train, budget.trials, scheduler, budget.stop_when)
-            if JobNote.last(state) != job and (team is None or JobNote.last(state) is None):
-                log.append(facts.note(*job.note(state.sessions)))
+            job, last = JobNote.of(train, scheduler, budget), JobNote.last(state)
+            if last != job and (team is None or last is None):
+                log.append(job.record(state.sessions))
             self.searching.note(searcher, again=team is None)
             seen = SearchProjection(view, state.outcomes)
             seen.catch_up(state.trials)
@@ -291,11 +292,11 @@ class Study(Simulating):
             with log.running(rule, seen, retry=retry):
                 self._greet_user(shown)
                 driver = Driver(
-                    log,
-                    rule,
-                    view,
-                    searcher,
-                    heartbeat,
+                    log=log,
+                    rule=rule,
+                    view=view,
+                    searcher=searcher,
+                    heartbeat=heartbeat,
                     scheduler=scheduler,
                     engine=engine if engine is not None else Local(),
                     budget=budget,
@@ -303,7 +304,7 @@ class Study(Simulating):
                     team=team,
                 )
                 driver.run(train)
-        ours = sum(trial.has_result and log.ours(trial.holder) for trial in self.trials)
+        ours = sum(trial.has_result and trial.holder in log.mine for trial in self.trials)
         return WorkerResult(results=ours, out_of_time=driver.leaving.out_of_time and budget.trials is not None)
 
     def _greet_user(self, shown: Progress) -> None:
@@ -334,3 +335,28 @@ def _read_versions() -> dict[str, str]:
     from trainwright import __version__
 
     return {"trainwright": __version__, "python": platform.python_version(), "numpy": np.__version__}
+
+
+def _validate_metrics(outcomes: Sequence[Outcome], metrics: Mapping[str, Any], number: int | None) -> dict[str, float]:
+    """Return the metrics of trial `number` as floats; raises `ObjectiveError` naming what is missing or no number."""
+    where = "tell" if number is None else f"trial {number}"
+    for outcome in outcomes:
+        if outcome.metric not in metrics:
+            got = ", ".join(sorted(metrics)) or "nothing"
+            raise ObjectiveError(f"{where}: {outcome.word} {outcome.metric!r} is missing; got: {got}")
+    numbers = {}
+    for name, value in metrics.items():
+        if isinstance(value, bool) or (found := as_number(value)) is None:
+            raise ObjectiveError(f"{where}: {name} must be a number, got {value!r} ({type(value).__name__})")
+        numbers[name] = found
+    return numbers
+
+
+def _second_result_error(trial: TrialState, metrics: Mapping[str, Any]) -> TrialError:
+    now = ", ".join(f"{name}={value!r}" for name, value in metrics.items())
+    had = ", ".join(f"{name}={value:g}" for name, value in trial.values.items())
+    has = f"already has {had}" if had else f"has already ended ({trial.status})"
+    return TrialError(
+        f"trial {trial.number} {has}; pass repeat=True to record {now or 'this'} as a new trial of the same "
+        "configuration"
+    )

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 from trainwright.errors import LedgerError, StudyError
-from trainwright.ledger import Constraint, Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
+from trainwright.ledger import Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.claims import Claims
@@ -44,17 +44,10 @@ class StudyLog:
         self.state = State()
         self._projections: list[Projection] = []
         self._cursor: object = None
-        self._mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
+        self.mine: set[str] = set()  # the writer that this object is, and those it was before a failed write
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
         self.retry = RetryOnFullDisk()
-        self.claims = Claims(
-            ledger,
-            self.state,
-            join=self.join,
-            claim=self.claim,
-            refresh=self.refresh,
-            mine=self._mine,
-        )
+        self.claims = Claims(self)
         self._next_read = 0.0
         self._refereed = False  # whether the reference point is fixed
         self._next_referee = 0.0
@@ -122,9 +115,9 @@ class StudyLog:
         self.retry(self._join)
 
     def _join(self) -> None:
-        if self.ledger.writer not in self._mine:
+        if self.ledger.writer not in self.mine:
             (record,) = self.ledger.append([facts.joined(Writer.here(), session=self.state.sessions + 1)])
-            self._mine.add(record.writer)
+            self.mine.add(record.writer)
             self._fold_records([record])
 
     def _append_joined(self, records: Sequence[Record]) -> list[Record]:
@@ -145,10 +138,6 @@ class StudyLog:
             self.refresh()
             self._next_read = (now := time.monotonic()) + min(_SELDOM_SECONDS, 49.0 * (now - began))
 
-    def ours(self, writer: str) -> bool:
-        """Whether a writer is or was this object."""
-        return writer in self._mine
-
     def _fold_records(self, records: Sequence[Record]) -> None:
         # The projections of each kind of record.
         by_kind: dict[str, list[Callable[[Record, TrialState | None], None]]] = {}
@@ -165,14 +154,14 @@ class StudyLog:
     def close(self) -> None:
         """Say goodbye and let go of the ledger's files."""
         # Writers that this process was before a failed write have left as well.
-        former = sorted(self._mine - {self.ledger.writer})
-        if self.ledger.writer in self._mine:
+        former = sorted(self.mine - {self.ledger.writer})
+        if self.ledger.writer in self.mine:
             self._fold_records(self.retry(lambda: self.ledger.append([facts.left(former)])))
         elif former:
             # What failed may work again; if not, our process tells it by its end.
             with suppress(LedgerError):
                 self._fold_records(self._append_joined([facts.left(former)]))
-        self._mine.clear()
+        self.mine.clear()
         self.ledger.close()
 
     @property
@@ -188,20 +177,6 @@ class StudyLog:
                 "it again with tw.Study(space, objectives, directory=...)"
             )
         return Space.from_json(self.state.space)
-
-    def create(
-        self,
-        space: Space,
-        objectives: Sequence[Objective],
-        constraints: Sequence[Constraint],
-        seed: int,
-        versions: dict[str, str],
-    ) -> None:
-        """Write the record that makes this a study."""
-        goals, limits = ([str(outcome) for outcome in outcomes] for outcomes in (objectives, constraints))
-        self.append(
-            facts.created(space=space.to_json(), objectives=goals, constraints=limits, seed=seed, versions=versions)
-        )
 
     def proposal(self, number: int, configuration: Configuration) -> Record:
         """Return the record of a proposal that the caller will append: with how much its searcher has seen."""
@@ -243,6 +218,6 @@ class StudyLog:
         if self.offered(trial):
             return True
         holder, status = trial.holder, trial.status
-        dead = holder in self._mine or self.claims.dead(holder) is True
+        dead = holder in self.mine or self.claims.dead(holder) is True
         dead = dead or (status is Status.RUNNING and self.claims.stands_still(holder))
         return dead and (trial.holder, trial.status) == (holder, status)

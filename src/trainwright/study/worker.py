@@ -85,7 +85,7 @@ class Worker(Settings, error=StudyError):
             if budget.endless:
                 raise StudyError("worker: the study has no budget yet; give --trials, or --wall-seconds")
             # A worker that would run something else would mix two studies in one ledger.
-            different = None if known is None else known.difference(JobNote.of(train, budget.trials, scheduler))
+            different = None if known is None else known.difference(JobNote.of(train, scheduler, budget))
             if (fact := SearcherNote.last(study.state)) is not None and different is None:
                 different = fact.difference(SearcherNote.of(searcher))
             if different is not None and not self.other_job:

@@ -22,8 +22,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainwright.checkpoint.tools.formats.format import FORMATS, Format
-from trainwright.checkpoint.tools.formats.tensors import DTYPES, equal_bits
+from trainwright.checkpoint.tools.formats.format import DTYPES, FORMATS, Format, equal_bits
 from trainwright.errors import CheckpointError, CheckpointFormatError, CheckpointMismatchError
 
 __all__ = ["FormatConformance", "bits"]

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from trainwright.ledger import Record
 
-__all__ = ["Assignment", "Channel", "TrialEnd"]
+__all__ = ["Assignment", "Channel", "TrialEnd", "is_pruning"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,3 +44,8 @@ class Channel(Protocol):
 
 class TrialEnd(BaseException):
     """Ends a training function quietly. No `Exception`, so that a user's `except Exception` lets it pass."""
+
+
+def is_pruning(error: BaseException) -> bool:
+    """Whether an error is Optuna's `TrialPruned`, by name, as Optuna itself need not be there."""
+    return any(kind.__name__ == "TrialPruned" for kind in type(error).__mro__)

@@ -1,6 +1,6 @@
 """Batches as trees of tensors: counted, cut along their first axis, trained part by part, placed on a device."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -13,16 +13,17 @@ def samples_in(batch: Any) -> int:
     """Return how many samples a batch has. Raises `TrialError` if its parts differ, or if it has no such parts."""
     import torch
 
-    if isinstance(batch, torch.Tensor):
-        if batch.ndim == 0:
-            raise TrialError("a batch of one number cannot be cut; allowed: tensors whose first axis is the samples")
-        return len(batch)
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    if not isinstance(batch, Mapping | list | tuple) or not parts:
+    from trainwright.train.parallel.recompute.trees import leaves_of
+
+    leaves = leaves_of(batch)
+    odd = next((leaf for leaf in leaves if not isinstance(leaf, torch.Tensor)), None if leaves else batch)
+    if odd is not None:
         raise TrialError(
-            f"a batch of {type(batch).__name__} cannot be cut into parts; allowed: tensors in lists and dicts"
+            f"a batch of {type(odd).__name__} cannot be cut into parts; allowed: tensors in lists and dicts"
         )
-    counts = {samples_in(part) for part in parts}
+    if any(leaf.ndim == 0 for leaf in leaves):
+        raise TrialError("a batch of one number cannot be cut; allowed: tensors whose first axis is the samples")
+    counts = {len(leaf) for leaf in leaves}
     if len(counts) > 1:
         raise TrialError(f"a batch whose tensors have {sorted(counts)} samples cannot be cut; give them all as many")
     return counts.pop()
@@ -30,15 +31,10 @@ def samples_in(batch: Any) -> int:
 
 def slice_batch(batch: Any, size: int) -> list[Any]:
     """Return the parts of a batch, of `size` samples each; the last may have fewer."""
-    import torch
+    from trainwright.train.parallel.recompute.trees import flatten_tree, unflatten_tree
 
-    if isinstance(batch, torch.Tensor):
-        return list(batch.split(size))
-    if isinstance(batch, Mapping):
-        parts = {key: slice_batch(item, size) for key, item in batch.items()}
-        return [dict(zip(parts, row, strict=True)) for row in zip(*parts.values(), strict=True)]
-    rows = zip(*(slice_batch(item, size) for item in batch), strict=True)
-    return [type(batch)(*row) if hasattr(batch, "_fields") else type(batch)(row) for row in rows]
+    leaves, spec = flatten_tree(batch)
+    return [unflatten_tree(row, spec) for row in zip(*(leaf.split(size) for leaf in leaves), strict=True)]
 
 
 def train_parts(
@@ -68,13 +64,9 @@ def train_parts(
 
 
 def place_batch(batch: Any, device: str) -> Any:
-    """Return a batch with its tensors on `device`: tensors, mappings, named tuples, tuples and lists of them."""
+    """Return a batch with its tensors on `device`, and all else that can be moved there by `to`."""
     if hasattr(batch, "to"):
         return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: place_batch(item, device) for key, item in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(place_batch(item, device) for item in batch))
-    if isinstance(batch, list | tuple):
-        return type(batch)(place_batch(item, device) for item in batch)
-    return batch
+    from trainwright.train.parallel.recompute.trees import map_only
+
+    return map_only(object, lambda leaf: leaf.to(device, non_blocking=True) if hasattr(leaf, "to") else leaf, batch)

@@ -1,7 +1,7 @@
 """The batches of the user's own loader, shared by the ranks of a trial without changing a sample of any of them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from trainwright.errors import TrialError
 from trainwright.train.batch_slicing import place_batch
@@ -11,27 +11,10 @@ from trainwright.train.loader import Loader
 __all__ = ["PlacedBatches", "ShardedBatches", "batches_of"]
 
 
-class ShardedBatches(Protocol):
-    """Batches of which each rank gets its share; a pass over them is an epoch."""
-
-    @property
-    def share(self) -> float:
-        """The part of its global batch that the batch handed out last is."""
-
-    def arrange(self, batch: int) -> None:
-        """Let the next pass have `batch` samples in a global batch."""
-
-    def __iter__(self) -> Iterator[Any]:
-        """Pass over this rank's batches, one a step."""
-
-    def __len__(self) -> int:
-        """Return how many steps a pass has."""
-
-
 class PlacedBatches:
     """Batches that arrive on a device; `arrange` is called before each pass."""
 
-    def __init__(self, batches: ShardedBatches, device: str, arrange: Callable[[], None]) -> None:
+    def __init__(self, batches: "ShardedBatches", device: str, arrange: Callable[[], None]) -> None:
         self._batches = batches
         self._device = device
         self._arrange = arrange
@@ -44,7 +27,7 @@ class PlacedBatches:
         return len(self._batches)
 
 
-def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> tuple[ShardedBatches, int | None]:
+def batches_of(loader: Any, *, rank: int, world: int, ranks: int | None = None) -> "tuple[ShardedBatches, int | None]":
     """Return the batches of a loader for this rank, and how many samples each has over all ranks, if that is known.
 
     `ranks` processes go through them together, more than `world` where several take the same samples. Raises
@@ -109,6 +92,7 @@ class _Shared:
         self.share = 1 / world
 
     def arrange(self, batch: int) -> None:
+        """Let the next pass have `batch` samples in a global batch."""
         self._batch = batch
 
     def __len__(self) -> int:
@@ -180,6 +164,9 @@ class _Shared:
             **{name: getattr(loader, name) for name in _KEPT},
         )
 
+
+ShardedBatches = Loader | _Shared | _AsTheyAre
+"""Batches of which each rank gets its share; a pass over them is an epoch."""
 
 _KEPT = (
     "num_workers",

@@ -5,11 +5,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
-from trainwright.errors import TrialError
+from trainwright.errors import MissingExtra, TrialError
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
-from trainwright.train.batching import Batching, BatchRule, BatchStep
+from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
-from trainwright.train.rescaling import RateRule, Rescaling
 from trainwright.train.slots import Slots
 
 if TYPE_CHECKING:
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from trainwright.train.parallel.model import Parallel
     from trainwright.train.trial import Trial
 
-__all__ = ["Run"]
+__all__ = ["Run", "parallelise"]
 
 
 class Run:
@@ -279,3 +278,18 @@ class Run:
         if count <= size:
             return [(1.0, batch)]
         return [(samples_in(part) / count, part) for part in slice_batch(batch, size)]
+
+
+def parallelise(model: "torch.nn.Module", plan: "Layout", *, sync_bn: bool = False) -> "Parallel":
+    """Return the model as the ranks of torch.distributed train it together by `plan`; call it on every rank.
+
+    Weights are those of rank 0. Make the optimizer afterwards, of the returned model's parameters: its state is no part
+    of the plan's memory budget, as it is with `trial.prepare(plan=...)`.
+    `sync_bn` takes batch statistics over all ranks, as one device would. Raises `UnsupportedPlan`, naming the strategy,
+    for what cannot be set up.
+    """
+    try:
+        from trainwright.train.parallel.setup import set_up_model
+    except ImportError as error:
+        raise MissingExtra.of("a parallel plan", "torch", "torch") from error
+    return set_up_model(model, plan, sync_bn=sync_bn)

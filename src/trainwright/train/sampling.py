@@ -7,9 +7,8 @@ until it is back below n (Black & Rogaway, "Ciphers with arbitrary finite domain
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from math import isqrt
-from typing import Protocol, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -75,17 +74,6 @@ def scrambled(words: Words) -> Words:
     return (words ^ (words >> np.uint64(31))) >> np.uint64(1)
 
 
-class SamplingOrder(Protocol):
-    """The order of the samples. `size` is their number in an epoch."""
-
-    @property
-    def size(self) -> int:
-        """How many places an epoch has."""
-
-    def __call__(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
-        """Return the indices of the samples at `places`, and what tells repeats of one index in an epoch apart."""
-
-
 @dataclass(frozen=True)
 class SequentialOrder:
     """The samples as they come, every epoch alike."""
@@ -106,7 +94,7 @@ class ShuffledOrder:
 
     def __call__(self, epoch: int, places: NDArray[np.int64]) -> tuple[NDArray[np.int64], None]:
         """Return what the epoch's permutation has at `places`."""
-        return _permutation(self.size, self.seed, epoch)(places), None
+        return Permutation(self.size, self.seed, epoch)(places), None
 
 
 class WeightedOrder:
@@ -133,6 +121,5 @@ class WeightedOrder:
         return np.minimum(indices, self.size - 1), places
 
 
-@lru_cache(maxsize=8)
-def _permutation(size: int, seed: int, epoch: int) -> Permutation:
-    return Permutation(size, seed, epoch)
+SamplingOrder: TypeAlias = SequentialOrder | ShuffledOrder | WeightedOrder
+"""From an epoch and places in it to the indices of the samples there, and what tells repeats of one index apart."""

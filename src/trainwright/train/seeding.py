@@ -1,4 +1,4 @@
-"""Seeding all generators of a process, torch's too when it is not loaded yet."""
+"""Set the random seeds of a process: Python, NumPy, and torch too when it is not loaded yet."""
 
 import importlib.util
 import random

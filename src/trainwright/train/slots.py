@@ -5,7 +5,7 @@ otherwise than one over M. Here each slot is a forward and backward pass of its 
 slots are gathered and summed in the order of the slots, wherever they were made.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import TrialError
@@ -70,9 +70,7 @@ class Slots:
         slots_here = self.count // self._world
         parts = _slice(batch, slots_here)
         before = [buffer.clone() for buffer in self._model.buffers()]
-        gradients = _Sum(self._parameters, self)
-        buffers = _Sum(self._buffers, self)
-        losses = []
+        gradients, buffers, losses = [], [], []
         with generators_kept():
             for place, part in enumerate(parts):
                 # Every slot starts from the same buffers and from generators of its own, whatever ran before it.
@@ -84,25 +82,20 @@ class Slots:
                 for parameter in self._parameters:
                     # Autograd would add up the slots of this rank first: the order would depend on the ranks.
                     parameter.grad = None
-                value = loss(self._model, part)
-                value.backward()
-                losses.append(value.detach().reshape(1))
-                gradients.add(
-                    torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
-                    for parameter in self._parameters
-                )
-                buffers.add(self._buffers)
+                loss_value = loss(self._model, part)
+                loss_value.backward()
+                losses.append([_wide(loss_value)])
+                gradients.append([_wide(_gradient_of(parameter)) for parameter in self._parameters])
+                buffers.append([_wide(buffer) for buffer in self._buffers])
         # The loss is averaged as gradients are: in the order of the slots.
-        total = _Sum(losses[:1], self)
-        for value in losses:
-            total.add([value])
+        [mean_loss] = self._means(losses, [loss_value.detach()])
         with torch.no_grad():
-            for parameter, mean in zip(self._parameters, gradients.means(), strict=True):
+            for parameter, mean in zip(self._parameters, self._means(gradients, self._parameters), strict=True):
                 parameter.grad = mean
-            for buffer, mean in zip(self._buffers, buffers.means(), strict=True):
+            for buffer, mean in zip(self._buffers, self._means(buffers, self._buffers), strict=True):
                 buffer.copy_(mean)
         self.steps += 1
-        return total.means()[0][0]
+        return mean_loss
 
     def state_dict(self) -> dict[str, int]:
         """Return the number of steps and of slots."""
@@ -114,73 +107,43 @@ class Slots:
             raise TrialError(f"Slots: the checkpoint has {state['count']} slots, got count={self.count}")
         self.steps = state["steps"]
 
-    def gathered(self, rows: "torch.Tensor") -> "torch.Tensor":
-        """Return the rows of all ranks, a row a slot, in the slots' order."""
+    def _means(self, rows: "Sequence[Sequence[torch.Tensor]]", like: "Sequence[torch.Tensor]") -> "list[torch.Tensor]":
+        """Return the means over all slots of what those of this rank gave, a row a slot, in the types of `like`."""
         import torch
         import torch.distributed as dist
 
-        found = [torch.empty_like(rows) for _ in range(self._world)]
-        dist.all_gather(found, rows.contiguous())
-        return torch.cat(found)
-
-    @property
-    def world_size(self) -> int:
-        """How many ranks share the slots."""
-        return self._world
-
-
-class _Sum:
-    """Sums tensors over all slots, one after the other: alone as they come, with other ranks when all are there."""
-
-    def __init__(self, like: "Sequence[torch.Tensor]", slots: Slots) -> None:
-        self._slots = slots
-        self._like = like
-        self._total: list[torch.Tensor] = []
-        self._rows: list[list[torch.Tensor]] = []
-
-    def add(self, tensors: "Iterable[torch.Tensor]") -> None:
-        """Take what this rank's next slot gave."""
-        wide = [_wide(tensor.detach()) for tensor in tensors]
-        # The sum begins with the first slot, which another rank may have: all wait for the exchange.
-        if self._slots.world_size > 1:
-            self._rows.append(wide)
-        elif self._total:
-            for total, value in zip(self._total, wide, strict=True):
-                total.add_(value)
-        else:
-            self._total = wide
-
-    def means(self) -> "list[torch.Tensor]":
-        """Return the means over all slots, in the type of what was added."""
-        totals = self._total if self._slots.world_size == 1 else self._gather()
-        return [(total / self._slots.count).to(tensor.dtype) for total, tensor in zip(totals, self._like, strict=True)]
-
-    def _gather(self) -> "list[torch.Tensor]":
-        import torch
-
-        if not self._like:
+        if not like:
             return []
-        flat = torch.stack([torch.cat([tensor.reshape(-1) for tensor in row]) for row in self._rows])
-        self._rows.clear()
+        flat = torch.stack([torch.cat([tensor.reshape(-1) for tensor in row]) for row in rows])
         # In pieces, so that the gradients of all slots are never in memory together.
-        width = max(1, _GATHERED_BYTES // (self._slots.count * flat.element_size()))
-        parts = []
-        for start in range(0, flat.shape[1], width):
-            rows = self._slots.gathered(flat[:, start : start + width])
-            total = rows[0].clone()
+        width = max(1, _GATHERED_BYTES // (self.count * flat.element_size()))
+        totals = []
+        for piece in flat.split(width, dim=1):
+            everyone = [piece]
+            if self._world > 1:
+                everyone = [torch.empty_like(piece).contiguous() for _ in range(self._world)]
+                dist.all_gather(everyone, piece.contiguous())
+            first, *others = torch.cat(everyone)
+            total = first.clone()
             # One by one: a sum over an axis may take another order.
-            for row in rows[1:]:
+            for row in others:
                 total.add_(row)
-            parts.append(total)
-        pieces = torch.cat(parts).split([tensor.numel() for tensor in self._like])
-        return [piece.view(tensor.shape) for piece, tensor in zip(pieces, self._like, strict=True)]
+            totals.append(total / self.count)
+        pieces = torch.cat(totals).split([tensor.numel() for tensor in like])
+        return [mean.view(tensor.shape).to(tensor.dtype) for mean, tensor in zip(pieces, like, strict=True)]
 
 
 def _wide(tensor: "torch.Tensor") -> "torch.Tensor":
     """Return a copy in a type in which many may be summed."""
     import torch
 
-    return tensor.to(torch.float64 if tensor.dtype == torch.float64 else torch.float32, copy=True)
+    return tensor.detach().to(torch.float64 if tensor.dtype == torch.float64 else torch.float32, copy=True)
+
+
+def _gradient_of(parameter: "torch.Tensor") -> "torch.Tensor":
+    import torch
+
+    return torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
 
 
 def _seed_devices(parameters: "Sequence[torch.Tensor]") -> None:

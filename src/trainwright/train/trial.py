@@ -6,7 +6,7 @@ import operator
 import reprlib
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from trainwright.checkpoint import CheckpointConfig, Manager, Restored
 from trainwright.checkpoint.owner import Owner
 from trainwright.checkpoint.state.differences import Effect, settle_differences
-from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute
+from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute, closest
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment, Channel, TrialEnd
-from trainwright.train.batching import BatchRule
+from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.group import WAIT_SECONDS, meet
-from trainwright.train.misuse import instead_of
-from trainwright.train.rescaling import RateRule
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial_checkpoints import TrialCheckpoints
@@ -186,7 +184,7 @@ class Trial:
         # Python's own questions, such as that of copy.
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnknownAttribute(f"trial.{name}: no such attribute; {instead_of(name, dir(Trial))}")
+        raise UnknownAttribute(f"trial.{name}: no such attribute; {_instead_of(name, dir(Trial))}")
 
     def prepare(
         self,
@@ -261,10 +259,13 @@ class Trial:
     def checkpoint_owner(self) -> Owner:
         """Return this trial as a `Manager` sees it. Raises `TrialError` if the study keeps nothing on disk."""
         if self._checkpoints is None:
+            home = self._study()
             self._checkpoints = TrialCheckpoints(
-                trial=self.number,
+                folder=home / "checkpoints" / f"trial-{self.number:06d}",
                 lease=self.assignment.lease,
-                study=self._study(),
+                study=home.name,
+                trial=self.number,
+                home=home,
                 tell=self._waiting.append,
                 go_on=self._resume_from,
             )
@@ -399,3 +400,27 @@ def as_number(value: Any) -> float | None:
         return float(value.detach() if hasattr(value, "requires_grad") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's word for more than one element
         return None
+
+
+def _instead_of(name: str, known: Collection[str]) -> str:
+    """Return what to use instead of a name that `Trial` does not have, of those that are `known`."""
+    optuna = "or run an Optuna objective as it is by tw.from_optuna"
+    if name.startswith("suggest_"):
+        return f"the values are in trial.params: give the study a Space, tw.Space(x=tw.Float(0, 1)), {optuna}"
+    if name in _INSTEAD:
+        return f"use {_INSTEAD[name]}, {optuna}"
+    public = [item for item in known if not item.startswith("_")]
+    return f"a Trial has {', '.join(public)}{closest(name, public)}; {optuna.removeprefix('or ')}"
+
+
+_INSTEAD = {
+    "set_user_attr": "trial.note",
+    "set_system_attr": "trial.note",
+    "user_attrs": "trial.note, and study.state.notes",
+    "system_attrs": "trial.note, and study.state.notes",
+    "distributions": "the study's Space",
+    "relative_params": "trial.params",
+    "study": "the Study outside the training function",
+    "datetime_start": "study.state.trials[number].leases",
+}
+"""Our names, by Optuna's."""

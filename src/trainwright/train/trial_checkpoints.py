@@ -1,12 +1,11 @@
 """A trial as the owner of its checkpoints: where they lie, and what the ledger is told of them."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from trainwright.checkpoint import Restored
-from trainwright.checkpoint.owner import Saves
+from trainwright.checkpoint import Manager, Restored
+from trainwright.checkpoint.owner import Owner
 from trainwright.checkpoint.save.publish import Published
 from trainwright.errors import CheckpointStateError
 from trainwright.ledger import Record, facts
@@ -15,35 +14,23 @@ __all__ = ["TrialCheckpoints"]
 
 
 @dataclass(slots=True, kw_only=True)
-class TrialCheckpoints:
-    """What a manager asks of a trial. `tell` takes records for the ledger, `go_on` a restored checkpoint."""
+class TrialCheckpoints(Owner):
+    """A trial of the study in `home`. `tell` takes records for the ledger, `go_on` a restored checkpoint."""
 
     trial: int
-    lease: int
-    study: Path
+    home: Path
     tell: Callable[[Record], None]
     go_on: Callable[[Restored], None]
-    epoch: int = 0
-    last_report: Mapping[str, Any] = field(default_factory=dict)
-    manager: Saves | None = None
+    manager: Manager | None = None
 
-    @property
-    def identity(self) -> Mapping[str, Any]:
-        """The study by the name of its folder, and the trial's number."""
-        return {"study": self.study.name, "trial": self.trial}
-
-    def checkpoint_directory(self) -> Path:
-        """Return the trial's folder of checkpoints."""
-        return self.study / "checkpoints" / f"trial-{self.trial:06d}"
-
-    def claim_checkpoints(self, saves: Saves) -> None:
+    def claim_checkpoints(self, manager: Manager) -> None:
         """Save by this manager, before each report; one trial has one."""
         if self.manager is not None:
             raise CheckpointStateError(
                 f"trial {self.trial} has a manager of its checkpoints; make one, with all that is to be kept, or call "
                 "trial.prepare, which makes one"
             )
-        self.manager = saves
+        self.manager = manager
 
     def committed(self, published: Published, *, blocking_seconds: float, persist_seconds: float) -> None:
         """Tell the ledger of a checkpoint, with the next report at the latest."""
@@ -57,7 +44,7 @@ class TrialCheckpoints:
 
     def resumed(self, restored: Restored) -> None:
         """Go on after its epoch; the ledger is told what differs from when it was saved."""
-        self.epoch = restored.epoch
+        Owner.resumed(self, restored)
         self.last_report = restored.manifest.report
         if restored.differences:
             note = [str(difference) for difference in restored.differences]
@@ -79,5 +66,5 @@ class TrialCheckpoints:
         )
 
     def _named(self, path: Path) -> str:
-        """Return a path as the ledger has it: below the study; one in a tier of the node as it is."""
-        return path.relative_to(self.study).as_posix() if path.is_relative_to(self.study) else str(path)
+        """Return a path as the ledger has it: below the study, if it is there."""
+        return path.relative_to(self.home).as_posix() if path.is_relative_to(self.home) else str(path)

@@ -86,16 +86,14 @@ def generators_kept() -> Iterator[None]:
     """Leave the global generators as they were, CUDA's too where it is in use."""
     import torch
 
-    python, numpy, pytorch = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002 -- likewise
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
+    from trainwright.train.parallel.recompute.run_context import read_generators, set_generators
+
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    states = read_generators(["cpu", "python", "numpy", *(f"cuda:{index}" for index in devices)])
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 -- likewise
-        torch.set_rng_state(pytorch)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
+        set_generators(states)
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainwright.errors import InputError
 from trainwright.ledger import Status, TrialState
+from trainwright.ledger.rows import first_start
 from trainwright.ledger.standing import SILENT
 from trainwright.report.overview import Overview
 
@@ -84,7 +85,7 @@ def _make_row(overview: Overview, at: int) -> dict[str, Any]:
         "seconds": trial.seconds,
         "devices": list(lease.devices) if lease is not None else [],
         "attempts": len(trial.leases),
-        "started": _start_time(trial),
+        "started": first_start(trial),
     }
 
 
@@ -111,7 +112,7 @@ _COLUMNS: dict[str, Callable[[Overview, TrialState], Any]] = {
     "state": lambda overview, trial: overview.word(trial),
     "epochs": lambda _overview, trial: trial.epoch,
     "seconds": lambda _overview, trial: trial.seconds,
-    "started": lambda _overview, trial: _start_time(trial),
+    "started": lambda _overview, trial: first_start(trial),
 }
 
 
@@ -170,7 +171,3 @@ def _equals_text(value: Any, text: str) -> bool:
         except ValueError:
             return False
     return str(value) == text
-
-
-def _start_time(trial: TrialState) -> float | None:
-    return min((lease.started_at for lease in trial.leases.values() if lease.started_at is not None), default=None)

@@ -1,4 +1,4 @@
-"""Signals before the end of an allocation: handlers that set a flag, and a forced exit for a step that hangs.
+"""SIGTERM and other signals before the end of an allocation: handlers that set a flag, a forced exit if a step hangs.
 
 Batch systems send a signal some time before they kill. Its handler sets a flag, which the training loop reads at a step
 boundary. A thread sees the signal too, by way of `signal.set_wakeup_fd`, which works while the main thread hangs in a

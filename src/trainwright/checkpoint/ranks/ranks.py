@@ -9,7 +9,7 @@ import json
 import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -18,7 +18,6 @@ import numpy as np
 
 from trainwright.checkpoint.digest import digest_bytes
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.ranks.agreement import Agreement
 from trainwright.checkpoint.ranks.merging import (
     RankReport,
     merge_reports,
@@ -27,7 +26,7 @@ from trainwright.checkpoint.ranks.merging import (
     tree_of_rank,
 )
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
-from trainwright.checkpoint.ranks.reshard import TensorShare, read_shares, read_targets, share_tensors
+from trainwright.checkpoint.ranks.reshard import read_shares, read_targets, share_tensors
 from trainwright.checkpoint.restore.restored import verify_digests
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
@@ -39,9 +38,9 @@ from trainwright.publishing import FileLayer
 
 if TYPE_CHECKING:
     import torch
-    from torch.distributed import ProcessGroup
+    from torch.distributed import ProcessGroup, Work
 
-__all__ = ["Findings", "Portion", "Ranks", "SingleRank", "make_ranks"]
+__all__ = ["Agreement", "Findings", "Ranks", "SingleRank", "make_ranks"]
 
 T = TypeVar("T")
 
@@ -53,16 +52,6 @@ class Findings:
     trouble: str = ""
     # Refused by the health check: nothing failed.
     refused: bool = False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Portion:
-    """What this rank copies into its buffer, in `layout`, and writes of it: `mine`, the head of the buffer."""
-
-    captured: Captured
-    layout: ShardFile
-    mine: ShardFile
-    shares: Mapping[str, TensorShare] = field(default_factory=dict)
 
 
 class SingleRank:
@@ -84,10 +73,10 @@ class SingleRank:
     def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
         """Learn which ranks have which of the tensors of modules. To be called once, before anything else."""
 
-    def select_portion(self, captured: Captured) -> Portion:
-        """Return what of the state this rank keeps: all."""
+    def plan_write(self, captured: Captured, manifest: Manifest, home: Path) -> WriteJob:
+        """Return what this rank writes of the state: all."""
         layout = plan_shard_file(captured.tensors)
-        return Portion(captured=captured, layout=layout, mine=layout)
+        return WriteJob(home=home, manifest=manifest, captured=captured, layout=layout, mine=layout)
 
     def run_together(self, act: Callable[[], T]) -> T:
         """Do the same on all ranks; where it fails on one it fails on all. In the main thread."""
@@ -113,7 +102,7 @@ class SingleRank:
         return now or wish, end
 
     def publish(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
-        """Write and publish a checkpoint. In the writer's thread. Raises `OSError` or `CheckpointError`."""
+        """Write the parts of all ranks. In the writer's thread. Raises `OSError` or `CheckpointError`."""
         return write_checkpoint(layer, job, memory)
 
     def select_tree(self, tree: Mapping[str, Any], manifest: Manifest) -> tuple[dict[str, Any], list[Difference]]:
@@ -159,6 +148,51 @@ class SingleRank:
         return read_shares(published, read_targets(state, captured.tensors), places=places, check=check, skip=skip)
 
 
+class Agreement:
+    """What at least one rank wishes, known to all at the same step.
+
+    Every `every` steps each rank starts an asynchronous max-reduce of its wishes and reads the one before it, so a wish
+    is heard by all ranks at the same step, at most two times `every` steps later, and nobody waits for the network in
+    between. `group` is a gloo group for this alone, None where one process trains: then wishes come true at once.
+    """
+
+    def __init__(self, group: "ProcessGroup | None" = None, *, every: int = 8) -> None:
+        self.every = every
+        self._group = group
+        self._steps = 0
+        self._pending: tuple[Work, torch.Tensor] | None = None
+
+    def step(self, *wishes: bool) -> tuple[bool, ...]:
+        """Count a step; return for each wish whether all ranks follow it now. All ranks call this at each step."""
+        if self._group is None:
+            return wishes
+        self._steps += 1
+        # Between two reduces nobody communicates, so a step costs nothing.
+        if self._steps % self.every:
+            return (False,) * len(wishes)
+        import torch
+        import torch.distributed as dist
+
+        # The reduce before this one has had `every` steps to finish, so waiting for it is free.
+        agreed = self._read_pending(len(wishes))
+        values = torch.tensor(wishes, dtype=torch.int32)
+        work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._pending = work, values
+        return agreed
+
+    def _read_pending(self, count: int) -> tuple[bool, ...]:
+        if self._pending is None:
+            return (False,) * count
+        work, values = self._pending
+        try:
+            work.wait()
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the ranks could not agree on a step, one of them seems gone: {_first_line(error)}"
+            ) from error
+        return tuple(bool(value) for value in values)
+
+
 class Ranks(SingleRank):
     """All ranks of the default process group, which all make this object, in the same order as other groups."""
 
@@ -185,8 +219,8 @@ class Ranks(SingleRank):
             optimizers = {item for item, value in state.items() if isinstance(value, torch.optim.Optimizer)}
             self._parts = PipelineParts.of(self._gather(names, self.control), self.rank, modules | optimizers)
 
-    def select_portion(self, captured: Captured) -> Portion:
-        """Return what of the state this rank keeps: its parts of DTensors, and all plain tensors.
+    def plan_write(self, captured: Captured, manifest: Manifest, home: Path) -> WriteJob:
+        """Return what this rank keeps of the state: its parts of DTensors, and all plain tensors.
 
         Of the plain ones it writes some; the others it compares with those of the other ranks. Buffers of modules are
         the first rank's: batch statistics differ between ranks until DDP hands out the first one's with the next batch.
@@ -203,7 +237,7 @@ class Ranks(SingleRank):
         start = -(-mine.size // 8) * 8
         places = (*mine.places, *(place._replace(start=place.start + start) for place in rest.places))
         held = replace(captured, tensors=local, lazy=captured.lazy & local.keys())
-        return Portion(captured=held, layout=ShardFile(places), mine=mine, shares=shares)
+        return WriteJob(home=home, manifest=manifest, captured=held, layout=ShardFile(places), mine=mine, shares=shares)
 
     def run_together(self, act: Callable[[], T]) -> T:
         """Do the same on all ranks; where it fails on one it fails on all, with the first one's error."""
@@ -272,7 +306,7 @@ class Ranks(SingleRank):
         return self._publish_as_first(layer, job, memory) if self.first else self._publish_as_other(layer, job, memory)
 
     def _publish_as_first(self, layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
-        own = {item: _encode_json(value) for item, value in job.tree.items()}
+        own = {item: _encode_json(value) for item, value in job.captured.tree.items()}
         opened = False
 
         def write(folder: Path) -> Manifest:
@@ -281,7 +315,7 @@ class Ranks(SingleRank):
             self._broadcast((folder, {item: digest_bytes(text) for item, text in own.items()}), self._writers)
             reports = self._gather(self._write_report(layer, folder, job, memory, {}), self._writers)
             manifest, tree = merge_reports(job.manifest, reports)
-            whole = self._parts.unite_trees({**job.tree, **tree})
+            whole = self._parts.unite_trees({**job.captured.tree, **tree})
             return replace(manifest, files=(*manifest.files, write_tree(layer, folder, whole)))
 
         ending: Published | Exception
@@ -300,7 +334,9 @@ class Ranks(SingleRank):
             folder, known = opened
             # Plain values are equal on most ranks; only those that differ from the first rank's travel.
             trees = {
-                item: value for item, value in job.tree.items() if known.get(item) != digest_bytes(_encode_json(value))
+                item: value
+                for item, value in job.captured.tree.items()
+                if known.get(item) != digest_bytes(_encode_json(value))
             }
             self._gather(self._write_report(layer, folder, job, memory, trees), self._writers)
         return _unwrap_ending(self._broadcast(None, self._writers))

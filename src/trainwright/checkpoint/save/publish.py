@@ -1,4 +1,4 @@
-"""Publishing a checkpoint: a temporary folder, synced, the manifest last, renamed into place.
+"""Publish a checkpoint: a temporary folder, synced, the manifest last, renamed into place.
 
 FOLDER/step-000000001200/            a folder with a valid manifest is a checkpoint; a step saved again is -...1200.2
 FOLDER/.tmp-step-000000001200.1.../  being written: lease, host, process

@@ -5,15 +5,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
-from trainwright.checkpoint.ranks.ranks import Findings, Portion, SingleRank
-from trainwright.checkpoint.save.health_check import find_nonfinite
+from trainwright.checkpoint.ranks.ranks import Findings, SingleRank
 from trainwright.checkpoint.save.publish import Published
-from trainwright.checkpoint.save.snapshot import Buffer, Snapshot
+from trainwright.checkpoint.save.snapshot import Buffer, Snapshot, find_nonfinite
 from trainwright.checkpoint.save.writer import WriteJob
 from trainwright.errors import CheckpointError
 
@@ -71,25 +69,16 @@ class Saver:
         self.redo = False
         """Whether a snapshot came to nothing because its tensors changed meanwhile."""
 
-    def save(self, portion: Portion, manifest: Manifest, home: Path, *, wait: bool, started: float) -> SaveHandle:
+    def save(self, job: WriteJob, *, wait: bool, started: float) -> SaveHandle:
         """Take a snapshot and write it; with `wait` it is over when this returns. Training waits since `started`."""
-        handle = SaveHandle(manifest.step)
+        handle = SaveHandle(job.manifest.step)
         self._open.append(handle)
         self._buffer_free.acquire()
-        captured, layout = portion.captured, portion.layout
+        captured, layout = job.captured, job.layout
         handle.bytes = layout.size
         snapshot = Snapshot(captured, layout, self.buffer.reserve(layout.size)[: layout.size])
         # Counters, generators and the like may change at any time, so they are copied before this returns.
         snapshot.copy_small()
-        job = WriteJob(
-            home=home,
-            manifest=manifest,
-            tree=captured.tree,
-            layout=layout,
-            mine=portion.mine,
-            shares=portion.shares,
-            screened=captured.lazy,
-        )
         synchronous = self._config.writer == "sync"
         # Without an optimizer whose step a hook could delay, nothing would protect a copy in the background.
         if wait or synchronous or self.eager or not captured.optimizers:
@@ -197,7 +186,7 @@ class Saver:
     def _check_health(self, step: int, job: WriteJob, memory: memoryview) -> Findings:
         if self._config.on_nonfinite == "save":
             return Findings()
-        found = find_nonfinite(job.layout, memory, job.screened)
+        found = find_nonfinite(job.layout, memory, job.captured.lazy)
         if not found:
             return Findings()
         shown = ", ".join(found[:3]) + (", ..." if len(found) > 3 else "")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from trainwright.checkpoint.digest import CHUNK_BYTES, chunk_ranges, combine_digests, digest_bytes, fastest_kind
+from trainwright.checkpoint.digest import CHUNK_BYTES, XXH3, chunk_ranges, combine_digests, digest_bytes
 from trainwright.checkpoint.manifest import FileRecord, ShardRecord, TensorRecord
 
 if TYPE_CHECKING:
@@ -104,8 +104,7 @@ def write_shard(
     """
     header = layout.header()
     origin = len(header)
-    kind = fastest_kind()
-    digests = [digest_bytes(header[start:stop], kind) for start, stop in chunk_ranges(0, origin)]
+    digests = [digest_bytes(header[start:stop], XXH3) for start, stop in chunk_ranges(0, origin)]
     ends = [stop for _, stop in chunk_ranges(0, origin)]
     tensors = []
     write(memoryview(header))
@@ -113,7 +112,7 @@ def write_shard(
     for place in layout.places:
         own = []
         for start, stop in chunk_ranges(place.start, place.start + place.size):
-            own.append(digest_bytes(data[start:stop], kind))
+            own.append(digest_bytes(data[start:stop], XXH3))
             ends.append(origin + stop)
             # Digests follow tensor edges, writes do not: small tensors go out together in one large write.
             if stop - written >= CHUNK_BYTES:
@@ -124,7 +123,7 @@ def write_shard(
             file=name,
             start=origin + place.start,
             bytes=place.size,
-            digest=combine_digests(own) if own else digest_bytes(b"", kind),
+            digest=combine_digests(own) if own else digest_bytes(b"", XXH3),
             offsets=whole,
             lengths=place.shape,
         )

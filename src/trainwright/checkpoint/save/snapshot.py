@@ -7,20 +7,22 @@ versions that torch counts for each tensor tell whether one changed meanwhile al
 
 import collections
 import ctypes
+import math
 import mmap
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from trainwright.checkpoint.save.shard_file import ShardFile
+from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace
 from trainwright.checkpoint.state.captured import Captured
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Buffer", "Snapshot"]
+__all__ = ["Buffer", "Snapshot", "find_nonfinite"]
 
 _PIECE_BYTES = 8 << 20
+_CHECKED = 32_768  # values at a time
 
 
 class Buffer:
@@ -118,3 +120,33 @@ class Snapshot:
         if place.size:
             target = self._flat[place.start : place.start + place.size].view(tensor.dtype).view(tensor.shape)
             target.copy_(tensor)
+
+
+def find_nonfinite(layout: ShardFile, memory: memoryview, names: Collection[str]) -> list[str]:
+    """Return the floating-point tensors among `names` in which a value is NaN or infinite: the health check.
+
+    A checkpoint of a network that has diverged would take the place of the last one that is worth resuming from.
+    """
+    import torch
+
+    flat = torch.frombuffer(memory, dtype=torch.uint8) if len(memory) else torch.empty(0, dtype=torch.uint8)
+    checked = [place for place in layout.places if place.name in names and place.size]
+    return [
+        place.name for place in checked if getattr(torch, place.dtype).is_floating_point and not _is_finite(flat, place)
+    ]
+
+
+def _is_finite(flat: "torch.Tensor", place: TensorPlace) -> bool:
+    """Look at the norm piece by piece: each stays in cache, and is too small for torch to spread over threads."""
+    import torch
+
+    values = flat[place.start : place.start + place.size].view(getattr(torch, place.dtype))
+    # Eight-bit floats know no arithmetic.
+    if values.element_size() == 1:
+        values = values.float()
+    kind = torch.float64 if values.dtype == torch.float64 else torch.float32
+    # One pass in the cache: a norm is finite only if all values are.
+    if all(math.isfinite(float(torch.linalg.vector_norm(piece, dtype=kind))) for piece in values.split(_CHECKED)):
+        return True
+    # A norm can be too large for its type where no value is.
+    return bool(torch.isfinite(values).all())

@@ -11,6 +11,7 @@ from trainwright.checkpoint.manifest import FileRecord, Manifest, TensorRecord
 from trainwright.checkpoint.ranks.reshard import TensorShare
 from trainwright.checkpoint.save.publish import Published, publish
 from trainwright.checkpoint.save.shard_file import ShardFile, write_shard
+from trainwright.checkpoint.state.captured import Captured
 from trainwright.publishing import FileLayer, write_new
 
 __all__ = ["STATE", "WriteJob", "Written", "shard_name", "write_checkpoint", "write_data", "write_tree"]
@@ -24,19 +25,18 @@ Written = tuple[FileRecord, tuple[TensorRecord, ...]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WriteJob:
-    """One checkpoint to write below `home`: a manifest without files and tensors, the tree, the layout of the buffer.
+    """One checkpoint to write below `home`: a manifest without files and tensors, the state, the layout of the buffer.
 
     Of the buffer this process writes `mine`, its head; `shares` says what part of each tensor that is, if others have
-    parts too. `screened` names the tensors that must be finite.
+    parts too.
     """
 
     home: Path
     manifest: Manifest
-    tree: Mapping[str, Any]
+    captured: Captured
     layout: ShardFile
     mine: ShardFile
     shares: Mapping[str, TensorShare] = field(default_factory=dict)
-    screened: frozenset[str] = frozenset()
 
 
 def shard_name(rank: int) -> str:
@@ -49,7 +49,7 @@ def write_checkpoint(layer: FileLayer, job: WriteJob, memory: memoryview) -> Pub
 
     def write(folder: Path) -> Manifest:
         shard, tensors = write_data(layer, folder, job.mine, memory)
-        return replace(job.manifest, files=(shard, write_tree(layer, folder, job.tree)), tensors=tensors)
+        return replace(job.manifest, files=(shard, write_tree(layer, folder, job.captured.tree)), tensors=tensors)
 
     return publish(layer, job.home, job.manifest.step, job.manifest.lease, write)
 

@@ -36,9 +36,6 @@ ENVIRONMENT = (
 """The environment variables that are kept with a checkpoint; no others are read."""
 
 
-_EFFECTS = {"trainwright": Effect.CODE}
-
-
 def capture_fingerprint() -> dict[str, Any]:
     """Return the fingerprint of this process as plain values; None for what is not here.
 
@@ -69,30 +66,24 @@ def capture_fingerprint() -> dict[str, Any]:
 
 def compare_fingerprints(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Return what differs between two fingerprints; code that only one of them has loaded is no difference."""
-    differences = [
+    before, after = _flatten(saved), _flatten(now)
+    return [
         Difference(
             item=name,
-            saved=saved[name],
-            now=now[name],
-            effect=Effect.CODE if name == "trainwright" else Effect.ROUNDING,
+            saved=before.get(name),
+            now=after.get(name),
+            effect=Effect.CODE if name == "trainwright" or name.startswith("code of ") else Effect.ROUNDING,
         )
-        for name in saved
-        if name in now and name not in {"code", "environment"} and saved[name] != now[name]
-    ]
-    before, after = saved.get("environment", {}), now.get("environment", {})
-    differences += [
-        Difference(item=f"${name}", saved=before.get(name), now=after.get(name), effect=Effect.ROUNDING)
         for name in sorted(before.keys() | after.keys())
-        if before.get(name) != after.get(name)
+        if before.get(name) != after.get(name) and (name.startswith("$") or (name in before and name in after))
     ]
-    # Only modules that both runs loaded can be compared.
-    before, after = saved.get("code", {}), now.get("code", {})
-    differences += [
-        Difference(item=f"code of {name}", saved=before[name], now=after[name], effect=Effect.CODE)
-        for name in sorted(before.keys() & after.keys())
-        if before[name] != after[name]
-    ]
-    return differences
+
+
+def _flatten(fingerprint: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a fingerprint with a name for each variable of the environment and each module."""
+    plain = {name: value for name, value in fingerprint.items() if name not in {"code", "environment"}}
+    plain |= {f"${name}": value for name, value in fingerprint.get("environment", {}).items()}
+    return plain | {f"code of {name}": value for name, value in fingerprint.get("code", {}).items()}
 
 
 def _digest_code() -> dict[str, str]:

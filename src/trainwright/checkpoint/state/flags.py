@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -30,8 +31,9 @@ _BACKENDS = (
     "mkldnn.rnn.fp32_precision",
 )
 _ATTENTION = ("flash", "mem_efficient", "math", "cudnn")
-_AUTOCAST = ("cpu", "cuda")
-_UNSETTABLE = ("hash_seed", "cublas_workspace")
+
+Flag = tuple[Callable[[], Any], Callable[[Any], object] | None]
+"""What reads a flag as a plain value, and what sets it; None: nothing does in a process that runs."""
 
 
 def capture_flags() -> dict[str, Any]:
@@ -39,29 +41,54 @@ def capture_flags() -> dict[str, Any]:
 
     The hash seed is None where Python draws one, and the workspace of cuBLAS where there is no CUDA.
     """
+    return {name: read() for name, (read, _) in _list_flags().items()}
+
+
+def _list_flags() -> dict[str, Flag]:
     import torch
 
-    flags: dict[str, Any] = {name: attrgetter(name)(torch.backends) for name in _BACKENDS}
-    flags |= {f"attention.{kind}": getattr(torch.backends.cuda, f"{kind}_sdp_enabled")() for kind in _ATTENTION}
-    flags |= {
-        f"autocast.{device}": [torch.is_autocast_enabled(device), _dtype_name(torch.get_autocast_dtype(device))]
-        for device in _AUTOCAST
-    }
-    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    deterministic: Any = torch.utils.deterministic
+    flags: dict[str, Flag] = {}
+    for name in _BACKENDS:
+        owner, _, last = name.rpartition(".")
+        home = attrgetter(owner)(torch.backends) if owner else torch.backends
+        flags[name] = partial(getattr, home, last), partial(setattr, home, last)
+    for kind in _ATTENTION:
+        switches: Any = torch.backends.cuda
+        flags[f"attention.{kind}"] = getattr(switches, f"{kind}_sdp_enabled"), getattr(switches, f"enable_{kind}_sdp")
+    for device in ("cpu", "cuda"):
+        flags[f"autocast.{device}"] = partial(_read_autocast, device), partial(_set_autocast, device)
     return flags | {
-        "deterministic_algorithms": [torch.are_deterministic_algorithms_enabled(), warn_only],
-        "fill_uninitialized_memory": getattr(torch.utils.deterministic, "fill_uninitialized_memory"),  # noqa: B009 -- untyped
-        "default_dtype": _dtype_name(torch.get_default_dtype()),
-        "threads": torch.get_num_threads(),
-        "hash_seed": None if sys.flags.ignore_environment else os.environ.get("PYTHONHASHSEED"),
-        "cublas_workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG") if torch.cuda.is_available() else None,
+        "deterministic_algorithms": (
+            lambda: [
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            ],
+            lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
+        ),
+        "fill_uninitialized_memory": (
+            lambda: deterministic.fill_uninitialized_memory,
+            lambda value: setattr(deterministic, "fill_uninitialized_memory", value),
+        ),
+        "default_dtype": (
+            lambda: _dtype_name(torch.get_default_dtype()),
+            lambda value: torch.set_default_dtype(getattr(torch, value)),
+        ),
+        "threads": (torch.get_num_threads, torch.set_num_threads),
+        "hash_seed": (lambda: None if sys.flags.ignore_environment else os.environ.get("PYTHONHASHSEED"), None),
+        "cublas_workspace": (_read_workspace, None),
     }
 
 
 def compare_flags(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[Difference]:
     """Return the flags whose values differ; one that either side does not know is none."""
     return [
-        Difference(item=f"flags.{name}", saved=saved[name], now=now[name], effect=_effect_of(name))
+        Difference(
+            item=f"flags.{name}",
+            saved=saved[name],
+            now=now[name],
+            effect=Effect.DRAWS if name == "hash_seed" else Effect.ROUNDING,
+        )
         for name in saved
         if name in now and saved[name] != now[name]
     ]
@@ -75,6 +102,7 @@ def restore_flags(saved: Mapping[str, Any]) -> list[Difference]:
     """
     import torch
 
+    flags = _list_flags()
     found = compare_flags(saved, capture_flags())
     # A switch of TF32 moves those below it: the second pass sets what the first moved.
     for _ in range(2):
@@ -86,44 +114,30 @@ def restore_flags(saved: Mapping[str, Any]) -> list[Difference]:
             if name == "cublas_workspace" and not torch.cuda.is_initialized() and saved[name] is not None:
                 # Read by cuBLAS when CUDA starts.
                 os.environ["CUBLAS_WORKSPACE_CONFIG"] = saved[name]
-            elif name not in _UNSETTABLE:
-                _find_setter(name)(saved[name])
+            elif (set_flag := flags[name][1]) is not None:
+                set_flag(saved[name])
         found = compare_flags(saved, capture_flags())
     return found
 
 
-def _find_setter(name: str) -> Callable[[Any], None]:
+def _read_workspace() -> str | None:
     import torch
 
-    kind, _, last = name.rpartition(".")
-    if kind == "attention":
-        return getattr(torch.backends.cuda, f"enable_{last}_sdp")  # type: ignore[no-any-return]  # untyped there
-    if kind == "autocast":
-        return lambda value: _set_autocast(last, *value)
-    if name in _BACKENDS:
-        owner = attrgetter(kind)(torch.backends) if kind else torch.backends
-        return lambda value: setattr(owner, last, value)
-    others: dict[str, Callable[[Any], None]] = {
-        "deterministic_algorithms": lambda value: torch.use_deterministic_algorithms(value[0], warn_only=value[1]),
-        "fill_uninitialized_memory": lambda value: setattr(
-            torch.utils.deterministic, "fill_uninitialized_memory", value
-        ),
-        "default_dtype": lambda value: torch.set_default_dtype(getattr(torch, value)),
-        "threads": torch.set_num_threads,
-    }
-    return others[name]
+    return os.environ.get("CUBLAS_WORKSPACE_CONFIG") if torch.cuda.is_available() else None
 
 
-def _set_autocast(device: str, enabled: bool, dtype: str) -> None:
+def _read_autocast(device: str) -> list[Any]:
     import torch
 
-    torch.set_autocast_enabled(device, enabled)
-    torch.set_autocast_dtype(device, getattr(torch, dtype))
+    return [torch.is_autocast_enabled(device), _dtype_name(torch.get_autocast_dtype(device))]
+
+
+def _set_autocast(device: str, value: list[Any]) -> None:
+    import torch
+
+    torch.set_autocast_enabled(device, value[0])
+    torch.set_autocast_dtype(device, getattr(torch, value[1]))
 
 
 def _dtype_name(dtype: Any) -> str:
     return str(dtype).removeprefix("torch.")
-
-
-def _effect_of(name: str) -> Effect:
-    return Effect.DRAWS if name == "hash_seed" else Effect.ROUNDING

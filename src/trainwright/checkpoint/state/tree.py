@@ -1,13 +1,11 @@
 """Values as a tree of JSON and back, with their types: other kinds are objects with one mark.
 
-A value comes back with its type, or is refused when it is saved. Nothing that a tree names is imported: a named tuple's
-class has to be there already, and is filled without calling it.
+A value comes back with its type, or is refused when it is saved. Nothing is imported or called for a tree.
 """
 
 import base64
 import collections
 import math
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -25,10 +23,7 @@ _FACTORIES = {"None": None} | {kind.__name__: kind for kind in (bool, dict, floa
 
 
 def decode_tree(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
-    """Return the value that a tree stands for, with the tensors in their places.
-
-    Raises `CheckpointStateError` for a named tuple whose class is not to be found.
-    """
+    """Return the value that a tree stands for, with the tensors in their places."""
     if isinstance(tree, list):
         return [decode_tree(item, tensors) for item in tree]
     if not isinstance(tree, dict):
@@ -49,17 +44,6 @@ def _decode_ordered(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
     found = collections.OrderedDict(_pairs(pairs, tensors))
     vars(found).update(decode_tree(attributes, tensors))
     return found
-
-
-def _decode_named_tuple(tree: Any, tensors: "Mapping[str, torch.Tensor]") -> Any:
-    name, fields, values = tree
-    kind = _class_called(name)
-    if not _is_named_tuple(kind) or list(kind._fields) != fields:
-        raise CheckpointStateError(
-            f"restore: a named tuple {name} with the fields {', '.join(fields)} was saved, and there is none now; "
-            "import its module first, or give it the fields that it had"
-        )
-    return tuple.__new__(kind, decode_tree(values, tensors))
 
 
 def _decode_scalar(tree: Any, _: Any) -> Any:
@@ -94,7 +78,6 @@ _DECODERS: dict[str, Any] = {
     "$array": lambda name, tensors: tensors[name].cpu().numpy(),
     "$scalar": _decode_scalar,
     "$tuple": lambda tree, tensors: tuple(decode_tree(tree, tensors)),
-    "$namedtuple": _decode_named_tuple,
     "$size": _decode_size,
     "$dict": lambda tree, tensors: dict(_pairs(tree, tensors)),
     "$ordered": _decode_ordered,
@@ -141,9 +124,6 @@ class Encoder:
             return {"$tuple": self._encode_each(value, path)}
         if kind is torch.Size:
             return {"$size": list(value)}
-        # Only a class that is found again under its name can be restored as itself.
-        if _is_named_tuple(kind) and _class_called(name := f"{kind.__module__}:{kind.__qualname__}") is kind:
-            return {"$namedtuple": [name, list(kind._fields), self._encode_each(value, path)]}
         # A longlong comes back as the int64 that it is: both have one name in files.
         if isinstance(value, np.generic) and value.dtype.kind in "biufcmM":
             return {"$scalar": [value.dtype.str, base64.b64encode(value.tobytes()).decode()]}
@@ -158,7 +138,7 @@ class Encoder:
         raise CheckpointStateError(
             f"{path}: a checkpoint cannot keep {kind.__name__} {_shorten(value)}; allowed: objects with state_dict and "
             "load_state_dict, tensors, arrays and scalars of NumPy, and plain values in lists, tuples and dicts, also "
-            "ordered ones, Counters, named tuples of a module's top level and defaultdicts of built-in types"
+            "ordered ones, Counters and defaultdicts of built-in types"
         )
 
     def _encode_each(self, values: Any, path: str) -> list[Any]:
@@ -226,26 +206,6 @@ def _tensor_of(array: Any) -> "torch.Tensor | None":
     except TypeError:
         # Such as long double.
         return None
-
-
-def _class_called(name: str) -> Any:
-    """Return what "module:A.B" names among the modules that are loaded; None if there is nothing."""
-    module, _, path = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in path.split("."):
-        # Not getattr, by which a module may load others.
-        found = getattr(found, "__dict__", {}).get(part)
-    return found
-
-
-def _is_named_tuple(kind: Any) -> bool:
-    """Tell a class whose objects hold the values of a tuple under names, and nothing else."""
-    return (
-        isinstance(kind, type)
-        and issubclass(kind, tuple)
-        and isinstance(getattr(kind, "_fields", None), tuple)
-        and not kind.__dictoffset__
-    )
 
 
 def _shorten(value: Any) -> str:

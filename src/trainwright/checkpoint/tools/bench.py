@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -17,8 +17,7 @@ from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.manager import Manager
 from trainwright.checkpoint.policy.interval import Costs, exact_interval, wait_for_commit
 from trainwright.checkpoint.state.captured import Captured, capture_state
-from trainwright.checkpoint.tools.formats.format import FORMATS
-from trainwright.checkpoint.tools.formats.tensors import equal_bits
+from trainwright.checkpoint.tools.formats.format import FORMATS, equal_bits
 from trainwright.errors import (
     CheckpointConfigError,
     CheckpointError,
@@ -80,29 +79,6 @@ class Bench:
         )
 
 
-@dataclass(slots=True)
-class _Times:
-    """What the rounds of one contender took."""
-
-    blocking: list[float] = field(default_factory=list)
-    total: list[float] = field(default_factory=list)
-    restore: list[float] = field(default_factory=list)
-    files: list[Path] = field(default_factory=list)
-    bytes: int = 0
-    bitwise: bool = True
-
-    def row(self, name: str) -> BenchRow:
-        return BenchRow(
-            name=name,
-            blocking=statistics.median(self.blocking),
-            total=statistics.median(self.total),
-            restore=statistics.median(self.restore),
-            bytes=self.bytes,
-            files=len(self.files),
-            bitwise=self.bitwise,
-        )
-
-
 _Save = Callable[[], tuple[float, float, Path]]
 """Saves; returns the seconds of blocking and in all, and the file or folder that it made."""
 _Restore = Callable[[Path], object]
@@ -129,12 +105,12 @@ def bench(
         try:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="trainwright-bench-", dir=directory)))
             ways = dict(_contenders(folder, state, captured, stack))
-            times = {name: _Times() for name in ways}
+            rounds: dict[str, list[BenchRow]] = {name: [] for name in ways}
             # The first round warms up: imports, memory, the disk's own structures.
-            for repeat in range(repeats + 1):
+            for _ in range(repeats + 1):
                 for name in [way for way in ways if way not in skipped]:
                     try:
-                        _measure_round(ways[name], times[name] if repeat else _Times(), captured, kept)
+                        rounds[name].append(_measure_round(name, ways[name], captured, kept))
                     except (InputError, CheckpointError) as error:
                         skipped[name] = str(error)
                         _restore_kept(captured, kept)
@@ -142,7 +118,7 @@ def bench(
             reason = (error.strerror or str(error)).lower()
             raise CheckpointSpaceError(f"bench, directory: got {directory}: it cannot be written: {reason}") from error
     return Bench(
-        rows=tuple(found.row(name) for name, found in times.items() if name not in skipped),
+        rows=tuple(_median_row(found[1:]) for name, found in rounds.items() if name not in skipped),
         raw_bytes=sum(tensor.nbytes for tensor in kept.values()),
         tensors=len(kept),
         repeats=repeats,
@@ -217,25 +193,38 @@ def _manager_ways(manager: Manager, captured: Captured) -> tuple[_Save, _Restore
 
 
 def _measure_round(
-    ways: tuple[_Save, _Restore], times: _Times, captured: Captured, kept: "Mapping[str, torch.Tensor]"
-) -> None:
-    """Save, restore and compare; add the times to `times`."""
+    name: str, ways: tuple[_Save, _Restore], captured: Captured, kept: "Mapping[str, torch.Tensor]"
+) -> BenchRow:
+    """Save, restore and compare."""
     import torch
 
     save, restore = ways
     blocking, total, path = save()
     # Overwrite the state first: a restore that reads nothing must not pass the comparison.
     with torch.no_grad():
-        for name in captured.lazy:
-            captured.tensors[name].zero_()
+        for lazy in captured.lazy:
+            captured.tensors[lazy].zero_()
     began = time.perf_counter()
     restore(path)
-    times.restore.append(time.perf_counter() - began)
-    times.bitwise &= _restore_kept(captured, kept)
-    times.blocking.append(blocking)
-    times.total.append(total)
-    times.files = _files_at(path)
-    times.bytes = sum(file.stat().st_size for file in times.files)
+    seconds = time.perf_counter() - began
+    files = _files_at(path)
+    return BenchRow(
+        name=name,
+        blocking=blocking,
+        total=total,
+        restore=seconds,
+        bytes=sum(file.stat().st_size for file in files),
+        files=len(files),
+        bitwise=_restore_kept(captured, kept),
+    )
+
+
+def _median_row(rounds: list[BenchRow]) -> BenchRow:
+    """Return the medians of rounds, of which any may have come back otherwise."""
+    seconds = {
+        each: statistics.median(getattr(one, each) for one in rounds) for each in ("blocking", "total", "restore")
+    }
+    return replace(rounds[-1], **seconds, bitwise=all(one.bitwise for one in rounds))
 
 
 def _fill_optimizers(state: Mapping[str, Any]) -> None:

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from trainwright.checkpoint.tools.formats.format import Format, Stored, format_named
-from trainwright.checkpoint.tools.formats.tensors import equal_bits
+from trainwright.checkpoint.tools.formats.format import Format, Stored, equal_bits, format_named
 from trainwright.checkpoint.tools.sources import open_source
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointSpaceError
 from trainwright.publishing import publish

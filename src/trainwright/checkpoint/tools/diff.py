@@ -1,12 +1,10 @@
 """Compares two checkpoints: names, dtypes, shapes and values."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.checkpoint.tools.formats.format import Stored
-from trainwright.checkpoint.tools.formats.tensors import as_bytes
+from trainwright.checkpoint.tools.formats.format import Stored, as_bytes
 from trainwright.checkpoint.tools.sources import open_source
 from trainwright.errors import CheckpointConfigError
 from trainwright.validators import check, number
@@ -33,9 +31,9 @@ class ChangedTensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DifferentTensor:
-    """A tensor of other values: how many of them, how far they are apart, and the first one.
+    """A tensor of other values: how many of them, and how far they are apart.
 
-    `max_abs` and `max_rel` are over all values that are numbers on both sides; `first` is an index.
+    `max_abs` and `max_rel` are over all values that are numbers on both sides.
     """
 
     name: str
@@ -43,9 +41,6 @@ class DifferentTensor:
     different: int
     max_abs: float
     max_rel: float
-    first: tuple[int, ...]
-    a: str
-    b: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -120,8 +115,9 @@ def _compare_stored(path_a: str, a: Stored, path_b: str, b: Stored, tolerance: f
 def _tensor_diff(name: str, a: "Tensor", b: "Tensor", tolerance: float) -> DifferentTensor | None:
     import torch
 
-    count, first, max_abs, max_rel = 0, -1, 0.0, 0.0
-    for at, one, other in _cut_pieces(a, b):
+    count, max_abs, max_rel = 0, 0.0, 0.0
+    # Piece by piece, so that memory stays small beside that of the tensors.
+    for one, other in zip(a.reshape(-1).split(_PIECE), b.reshape(-1).split(_PIECE), strict=True):
         # In double precision, so that the differences of small floats do not overflow.
         wide = [piece.to(torch.complex128 if piece.is_complex() else torch.float64) for piece in (one, other)]
         apart = (wide[0] - wide[1]).abs()
@@ -131,33 +127,13 @@ def _tensor_diff(name: str, a: "Tensor", b: "Tensor", tolerance: float) -> Diffe
         else:
             size = one.element_size()
             equal = (as_bytes(one).view(-1, size) == as_bytes(other).view(-1, size)).all(dim=1)
-        unequal = (~equal).nonzero().reshape(-1)
-        if not len(unequal):
+        if equal.all():
             continue
-        count += len(unequal)
-        first = at + int(unequal[0]) if first < 0 else first
+        count += int((~equal).sum())
         # Relative to the larger of the two, so that it does not matter which checkpoint comes first.
         scale = torch.maximum(wide[0].abs(), wide[1].abs())
         max_abs = max(max_abs, float(apart.nan_to_num(0.0, posinf=0.0).max()))
         max_rel = max(max_rel, float((apart / scale).nan_to_num(0.0, posinf=0.0).max()))
     if not count:
         return None
-    shown = [str(tensor.reshape(-1)[first].item()) for tensor in (a, b)]
-    index = tuple(int(place) for place in torch.unravel_index(torch.tensor(first), a.shape))
-    return DifferentTensor(
-        name=name,
-        values=a.numel(),
-        different=count,
-        max_abs=max_abs,
-        max_rel=max_rel,
-        first=index,
-        a=shown[0],
-        b=shown[1],
-    )
-
-
-def _cut_pieces(a: "Tensor", b: "Tensor") -> "Iterator[tuple[int, Tensor, Tensor]]":
-    """Yield where each piece begins, and the pieces of both; memory stays small beside that of the tensors."""
-    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
-    for at in range(0, len(flat_a), _PIECE):
-        yield at, flat_a[at : at + _PIECE], flat_b[at : at + _PIECE]
+    return DifferentTensor(name=name, values=a.numel(), different=count, max_abs=max_abs, max_rel=max_rel)

@@ -13,8 +13,7 @@ from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
 from trainwright.checkpoint.restore.restored import find_damages
 from trainwright.checkpoint.save.publish import list_published
 from trainwright.checkpoint.save.writer import STATE
-from trainwright.checkpoint.tools.formats.format import Stored, format_of
-from trainwright.checkpoint.tools.formats.tensors import TensorInfo
+from trainwright.checkpoint.tools.formats.format import Stored, TensorInfo, format_of
 from trainwright.errors import CheckpointCorruptError, CheckpointNotFoundError
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Examine the devices and limits of this machine: processors, memory, GPUs, shared memory, open files.
+"""Examine the devices and limits of this machine: processors, memory, GPUs, /dev/shm, open files.
 
 Each finding is a name, a state, what is told, and what would mend it.
 """

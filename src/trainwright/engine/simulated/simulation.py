@@ -4,13 +4,14 @@ import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from trainwright.engine.simulated.record import SimulatedStudy, Stall, StudyRecorder
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedTrial
 from trainwright.engine.simulated.task import Draws
-from trainwright.errors import ScheduleError
+from trainwright.errors import ScheduleError, SpaceExhausted
 from trainwright.schedule import (
     DeviceAllocator,
     Pause,
@@ -229,7 +230,13 @@ class _Simulation:
             return None
         if isinstance(answer, New):
             number = len(self.trials)
-            self.trials[number] = SimulatedTrial(number, self.learning_curves.of(number, self.configure(number)))
+            try:
+                params = self.configure(number)
+            except SpaceExhausted:
+                # As in a real study: those that were tried are all there are, and their promotions go on.
+                self.limits = replace(self.limits, trials=number)
+                return self.next_trial(new=False)
+            self.trials[number] = SimulatedTrial(number, self.learning_curves.of(number, params))
             return PendingTrial(number)
         self.nothing = True
         if answer.until_seconds is not None:

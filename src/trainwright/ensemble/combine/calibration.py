@@ -13,14 +13,7 @@ from trainwright.ensemble.metrics import SMALLEST, Array, cross_entropy, normal_
 from trainwright.errors import EnsembleError
 from trainwright.randomness import rng
 
-__all__ = [
-    "Calibration",
-    "ProbabilityScores",
-    "Reliability",
-    "calibrate",
-    "reliability",
-    "score_probabilities",
-]
+__all__ = ["Calibration", "calibrate", "reliability", "score_probabilities"]
 
 _LEAST, _MOST = 0.05, 20.0  # temperatures
 _BINS = 15
@@ -114,66 +107,47 @@ def _variance_factor(prediction: Array, targets: Array) -> float:
     return max(float(((targets - prediction[..., 0]) ** 2 / prediction[..., 1]).mean()), _SMALLEST_FACTOR)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ProbabilityScores:
-    """How good a prediction of classes is on some rows, in every way that matters for its probabilities."""
+def score_probabilities(prediction: Array, targets: Array, seed: int = 0) -> dict[str, float]:
+    """Return figures of probabilities [N, C] by name, and the number of rows.
 
-    rows: int
-    accuracy: float
-    nll: float  # nats
-    brier: float  # sum over classes
-    ece: float  # 15 bins of equal mass, of the likeliest class
-    ece_low: float  # ends of the bootstrap interval of 95 %
-    ece_high: float
-
-
-def score_probabilities(prediction: Array, targets: Array, seed: int = 0) -> ProbabilityScores:
-    """Return accuracy, negative log-likelihood, Brier score and calibration error of probabilities [N, C]."""
+    Those are accuracy, nll (nats), brier (sum over classes), ece (of the likeliest class, in 15 bins of equal mass),
+    and the ends of its bootstrap interval of 95 %, ece_low and ece_high.
+    """
     # The interval is of the error itself, whose estimate is biased upwards on few rows.
     confidence, right = _find_likeliest(prediction, targets)
     draws = rng(seed, "calibration error", 0).integers(0, len(right), (_DRAWS, len(right)))
     low, high = np.quantile(
         [_calibration_error(confidence[rows], right[rows], _BINS) for rows in draws], [0.025, 0.975]
     )
-    return ProbabilityScores(
-        rows=len(targets),
-        accuracy=float(right.mean()),
-        nll=float(cross_entropy(prediction, targets).mean()),
-        brier=float(squared_error(prediction, targets).mean()),
-        ece=_calibration_error(confidence, right, _BINS),
-        ece_low=float(low),
-        ece_high=float(high),
-    )
+    return {
+        "rows": len(targets),
+        "accuracy": float(right.mean()),
+        "nll": float(cross_entropy(prediction, targets).mean()),
+        "brier": float(squared_error(prediction, targets).mean()),
+        "ece": _calibration_error(confidence, right, _BINS),
+        "ece_low": float(low),
+        "ece_high": float(high),
+    }
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reliability:
-    """A reliability diagram: per bin of equal mass the mean confidence, the share of right answers, the rows."""
+def reliability(prediction: Array, targets: Array, bins: int = _BINS) -> dict[str, list[float]]:
+    """Return the reliability diagram of the likeliest class of probabilities [N, C].
 
-    confidence: tuple[float, ...]
-    accuracy: tuple[float, ...]
-    rows: tuple[int, ...]
-
-
-def reliability(prediction: Array, targets: Array, bins: int = _BINS) -> Reliability:
-    """Return the reliability diagram of the likeliest class of probabilities [N, C]."""
+    Per bin of equal mass the mean confidence, the share of right answers ("accuracy"), and the rows.
+    """
     confidence, right = _find_likeliest(prediction, targets)
-    parts = _split_bins(confidence, bins)
-    return Reliability(
-        confidence=tuple(float(confidence[part].mean()) for part in parts),
-        accuracy=tuple(float(right[part].mean()) for part in parts),
-        rows=tuple(len(part) for part in parts),
-    )
+    # Equal mass: bins of equal width would be nearly empty but for the last.
+    order = confidence.argsort(kind="stable")
+    parts = [part for part in np.array_split(order, bins) if len(part)]
+    return {
+        "confidence": [float(confidence[part].mean()) for part in parts],
+        "accuracy": [float(right[part].mean()) for part in parts],
+        "rows": [len(part) for part in parts],
+    }
 
 
 def _find_likeliest(prediction: Array, targets: Array) -> tuple[Array, Array]:
     return prediction.max(axis=1), (prediction.argmax(axis=1) == targets).astype(np.float64)
-
-
-def _split_bins(confidence: Array, bins: int) -> list[Array]:
-    # Equal mass: bins of equal width would be nearly empty but for the last.
-    order = confidence.argsort(kind="stable")
-    return [part for part in np.array_split(order, bins) if len(part)]
 
 
 def _calibration_error(confidence: Array, right: Array, bins: int) -> float:

@@ -1,4 +1,4 @@
-"""Combination rules fold the predictions of several members into one: their contract, the fold, and the built-in rules.
+"""Combination rules make one prediction of several members': their contract, and the built-in rules.
 
 Rules of other distributions come in by entry points of the group "trainwright.combinations".
 """
@@ -16,7 +16,6 @@ from trainwright.plugins import Registry
 
 __all__ = [
     "RULES",
-    "AllMembersRule",
     "CombinationRule",
     "GeometricMean",
     "MajorityVote",
@@ -29,14 +28,19 @@ __all__ = [
     "default_rule",
     "find_rule",
     "make_rule",
+    "mixture_parts",
 ]
 
 
+_TIE = 1e-9  # share of the mean probability in a vote
+_HALF_WIDTH = 1e-12  # by which a share of the weights may differ from one half and still be one half
+
+
 class CombinationRule(ABC):
-    """A fold: `init`, then `add` once per member in member order, then `finish` for the combined prediction.
+    """A rule is one method, `combine_all`, of all members' predictions and weights in member order.
 
     Predictions are class probabilities or real values [N, C], or pairs of mean and variance [N, T, 2]. A missing
-    member is not added: rules renormalise over the weights of the members that were.
+    member is left out: weights count relative to each other.
     """
 
     name: ClassVar[str]  # in study files, manifests and tables
@@ -44,16 +48,8 @@ class CombinationRule(ABC):
     linear: ClassVar[bool] = False  # whether each class is combined from the predictions for that class alone
 
     @abstractmethod
-    def init(self, rows: int, outputs: int) -> Any:
-        """Return the state before any member, for N rows and C classes or T outputs."""
-
-    @abstractmethod
-    def add(self, state: Any, member: int, prediction: Array, weight: float) -> Any:
-        """Return the state with the prediction of member number `member` folded in; `state` is not changed."""
-
-    @abstractmethod
-    def finish(self, state: Any) -> Array:
-        """Return the combined prediction, in the shape of the members', in float64."""
+    def combine_all(self, predictions: Array, weights: Array) -> Array:
+        """Return the combination [N, ...] of float64 predictions [K, N, ...] with weights [K], in member order."""
 
     def without(self, missing: frozenset[int]) -> "CombinationRule":  # noqa: ARG002 - for subclasses
         """Return the rule to use when these members are missing: itself unless it cannot do without."""
@@ -68,71 +64,22 @@ class CombinationRule(ABC):
         return {"name": self.name, **{key: list(value) for key, value in asdict(self).items()}}  # type: ignore[call-overload]
 
 
-class AllMembersRule(CombinationRule):
-    """A rule of one method, `combine_all`: its state is every member's prediction and weight, by member number."""
-
-    @abstractmethod
-    def combine_all(self, predictions: Array, weights: Array) -> Array:
-        """Return the combination of predictions [K, N, C] with weights [K], in member order."""
-
-    def init(self, rows: int, outputs: int) -> Mapping[int, tuple[Array, float]]:  # noqa: ARG002 - the fold's form
-        """Return the state before any member."""
-        return {}
-
-    def add(
-        self, state: Mapping[int, tuple[Array, float]], member: int, prediction: Array, weight: float
-    ) -> Mapping[int, tuple[Array, float]]:
-        """Return the state with one member's prediction."""
-        return {**state, member: (prediction.astype(np.float64), weight)}
-
-    def finish(self, state: Mapping[int, tuple[Array, float]]) -> Array:
-        """Return the combined prediction."""
-        members = [state[number] for number in sorted(state)]
-        return self.combine_all(
-            np.stack([prediction for prediction, _ in members]), np.array([weight for _, weight in members])
-        )
+def combine(rule: CombinationRule, predictions: Iterable[Array], weights: Sequence[float]) -> Array:
+    """Return the combination of all members' predictions, in member order, in float64."""
+    # float64 throughout: sums of many float16 predictions must not depend on their order.
+    return rule.combine_all(np.stack(list(predictions), dtype=np.float64), np.asarray(weights, dtype=np.float64))
 
 
-def combine_arrived(
-    rule: CombinationRule, arrived: Mapping[int, Array], weights: Sequence[float]
-) -> tuple[Array, CombinationRule]:
-    """Return the combination of the members that have answered, by number, and the rule that was applied.
+def combine_arrived(rule: CombinationRule, arrived: Mapping[int, Array], weights: Sequence[float]) -> Array:
+    """Return the combination of the members that have answered, by number.
 
-    They are reduced in member order, so that every order of arrival gives the same bits. A fitted rule may have no
+    They are combined in member order, so that every order of arrival gives the same bits. A fitted rule may have no
     meaning for fewer members; it then names the rule that takes its place.
     """
     missing = frozenset(range(len(weights))) - arrived.keys()
     used = rule.without(missing) if missing else rule
-    return _fold_members(used, ((member, arrived[member], weights[member]) for member in sorted(arrived))), used
-
-
-def combine(rule: CombinationRule, predictions: Iterable[Array], weights: Sequence[float]) -> Array:
-    """Fold the predictions of all members, taken one at a time in member order, into one by `rule`."""
-    pairs = enumerate(zip(predictions, weights, strict=True))
-    return _fold_members(rule, ((member, prediction, weight) for member, (prediction, weight) in pairs))
-
-
-def _fold_members(rule: CombinationRule, members: Iterable[tuple[int, Array, float]]) -> Array:
-    state: Any = None
-    for member, prediction, weight in members:
-        # The first prediction says how many rows and outputs there are.
-        state = rule.init(*prediction.shape[:2]) if state is None else state
-        state = rule.add(state, member, prediction, weight)
-    if state is None:
-        raise ValueError("combine needs at least one prediction")
-    return np.asarray(rule.finish(state))
-
-
-_TIE = 1e-9  # share of the mean probability in a vote
-_HALF_WIDTH = 1e-12  # by which a share of the weights may differ from one half and still be one half
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WeightedSum:
-    """The state of a mean: the weighted sum of the members' terms in float64, and the sum of weights."""
-
-    total: Array
-    weight: float
+    members = sorted(arrived)
+    return combine(used, [arrived[member] for member in members], [weights[member] for member in members])
 
 
 @dataclass(frozen=True)
@@ -143,56 +90,41 @@ class WeightedMean(CombinationRule):
     outputs: ClassVar[tuple[str, ...]] = ("classes", "values")
     linear: ClassVar[bool] = True
 
-    def init(self, rows: int, outputs: int) -> WeightedSum:
-        """Return the state before any member."""
-        return WeightedSum(total=np.zeros((rows, outputs)), weight=0.0)
-
-    def add(self, state: WeightedSum, member: int, prediction: Array, weight: float) -> WeightedSum:  # noqa: ARG002
-        """Return the state with one member's prediction [N, C] folded in."""
-        # float64 throughout: sums of many float16 predictions must not depend on their order.
-        term = self._transform_prediction(prediction.astype(np.float64))
-        return WeightedSum(total=state.total + weight * term, weight=state.weight + weight)
-
-    def finish(self, state: WeightedSum) -> Array:
+    def combine_all(self, predictions: Array, weights: Array) -> Array:
         """Return the combined prediction [N, C]."""
-        return np.asarray(state.total / state.weight)
-
-    def _transform_prediction(self, prediction: Array) -> Array:
-        return prediction
+        return _weighted_mean(predictions, weights)
 
 
 @dataclass(frozen=True)
-class PlainMean(WeightedMean):
+class PlainMean(CombinationRule):
     """The plain mean: every member counts once, whatever its weight."""
 
     name: ClassVar[str] = "mean"
+    outputs: ClassVar[tuple[str, ...]] = ("classes", "values")
+    linear: ClassVar[bool] = True
 
-    def add(self, state: WeightedSum, member: int, prediction: Array, weight: float) -> WeightedSum:  # noqa: ARG002
-        """Return the state with one member's prediction [N, C] folded in."""
-        return super().add(state, member, prediction, 1.0)
+    def combine_all(self, predictions: Array, weights: Array) -> Array:
+        """Return the combined prediction [N, C]."""
+        return _weighted_mean(predictions, np.ones_like(weights))
 
 
 @dataclass(frozen=True)
-class GeometricMean(WeightedMean):
+class GeometricMean(CombinationRule):
     """The logarithmic opinion pool: softmax of the weighted mean of log p, clipped at 1e-7 (Genest, Zidek 1986)."""
 
     name: ClassVar[str] = "geometric"
     outputs: ClassVar[tuple[str, ...]] = ("classes",)
-    linear: ClassVar[bool] = False
 
-    def finish(self, state: WeightedSum) -> Array:
+    def combine_all(self, predictions: Array, weights: Array) -> Array:
         """Return the combined probabilities [N, C]."""
+        logs = _weighted_mean(np.log(np.maximum(predictions, SMALLEST)), weights)
         # Subtracting the row's maximum keeps exp from overflowing, and cancels in the shares.
-        logs = state.total / state.weight
         odds = np.exp(logs - logs.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
-    def _transform_prediction(self, prediction: Array) -> Array:
-        return np.log(np.maximum(prediction, SMALLEST))
-
 
 @dataclass(frozen=True)
-class MajorityVote(WeightedMean):
+class MajorityVote(CombinationRule):
     """Shares of the weighted votes for each member's likeliest class; ties go to the greater mean p, then lower class.
 
     The mean p enters the shares with a weight of 1e-9, which is what decides between equal shares.
@@ -200,16 +132,16 @@ class MajorityVote(WeightedMean):
 
     name: ClassVar[str] = "vote"
     outputs: ClassVar[tuple[str, ...]] = ("classes",)
-    linear: ClassVar[bool] = False
 
-    def _transform_prediction(self, prediction: Array) -> Array:
-        votes = np.zeros_like(prediction)
-        votes[np.arange(len(prediction)), prediction.argmax(axis=1)] = 1.0
-        return np.asarray((1.0 - _TIE) * votes + _TIE * prediction)
+    def combine_all(self, predictions: Array, weights: Array) -> Array:
+        """Return the shares [N, C] of the votes."""
+        votes = np.zeros_like(predictions)
+        np.put_along_axis(votes, predictions.argmax(axis=2, keepdims=True), 1.0, axis=2)
+        return _weighted_mean((1.0 - _TIE) * votes + _TIE * predictions, weights)
 
 
 @dataclass(frozen=True)
-class MedianRule(AllMembersRule):
+class MedianRule(CombinationRule):
     """The weighted median of each class's probability, rows then divided by their sum.
 
     Where half of the weights lie on either side of a gap it is the gap's middle, so with equal weights the plain
@@ -232,18 +164,7 @@ class MedianRule(AllMembersRule):
         middle = (ends[0] + ends[1]) / 2
         # Medians of the classes need not sum to 1, and may all be 0 where members disagree.
         sums = middle.sum(axis=1, keepdims=True)
-        mean = np.tensordot(weights / weights.sum(), predictions, axes=1)
-        return np.where(sums > 0, middle / np.where(sums > 0, sums, 1.0), mean)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MixtureMoments:
-    """Sum of weights, and per row and output [N, T] the mean, squared deviations from it, and variances, weighted."""
-
-    weight: float
-    mean: Array
-    spread: Array  # sum w (mu_k - mean)^2
-    noise: Array  # sum w sigma_k^2
+        return np.where(sums > 0, middle / np.where(sums > 0, sums, 1.0), _weighted_mean(predictions, weights))
 
 
 @dataclass(frozen=True)
@@ -257,29 +178,26 @@ class NormalMixture(CombinationRule):
     name: ClassVar[str] = "mixture"
     outputs: ClassVar[tuple[str, ...]] = ("moments",)
 
-    def init(self, rows: int, outputs: int) -> MixtureMoments:
-        """Return the state before any member."""
-        nothing = np.zeros((rows, outputs))
-        return MixtureMoments(weight=0.0, mean=nothing, spread=nothing, noise=nothing)
-
-    def add(self, state: MixtureMoments, member: int, prediction: Array, weight: float) -> MixtureMoments:  # noqa: ARG002
-        """Return the state with one member's means and variances [N, T, 2] folded in."""
-        wide = prediction.astype(np.float64)
-        mean, variance = wide[..., 0], wide[..., 1]
-        if state.weight == 0.0:
-            return MixtureMoments(weight=weight, mean=mean, spread=np.zeros_like(mean), noise=weight * variance)
-        total, difference = state.weight + weight, mean - state.mean
-        # Updated as by Welford (1962): nothing cancels however far the means lie from 0.
-        return MixtureMoments(
-            weight=total,
-            mean=state.mean + difference * (weight / total),
-            spread=state.spread + difference**2 * (state.weight * weight / total),
-            noise=state.noise + weight * variance,
-        )
-
-    def finish(self, state: MixtureMoments) -> Array:
+    def combine_all(self, predictions: Array, weights: Array) -> Array:
         """Return means and variances [N, T, 2]."""
-        return np.stack([state.mean, (state.noise + state.spread) / state.weight], axis=-1)
+        mean, noise, spread = mixture_parts(predictions, weights)
+        return np.stack([mean, noise + spread], axis=-1)
+
+
+def mixture_parts(predictions: Array, weights: Array) -> tuple[Array, Array, Array]:
+    """Return mean, mean variance and variance of the means [N, T] of a mixture of normal distributions [K, N, T, 2]."""
+    first = predictions[0, ..., 0]
+    # Distances from the first mean: nothing cancels however far the means lie from 0.
+    distances = predictions[..., 0] - first
+    distance = _weighted_mean(distances, weights)
+    spread = _weighted_mean((distances - distance) ** 2, weights)
+    return first + distance, _weighted_mean(predictions[..., 1], weights), spread
+
+
+def _weighted_mean(terms: Array, weights: Array) -> Array:
+    # Added in member order, so that the bits do not depend on how many rows there are.
+    total = sum(weight * term for weight, term in zip(weights, terms, strict=True))
+    return np.asarray(total / weights.sum())
 
 
 RULES: Mapping[str, CombinationRule] = Registry("combination", EnsembleError)

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from trainwright.ensemble.combine.rules import NormalMixture
+from trainwright.ensemble.combine.rules import mixture_parts
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
-__all__ = ["Coverage", "Uncertainty", "coverage", "crps", "decompose_uncertainty", "mixture_quantiles"]
+__all__ = ["Uncertainty", "coverage", "crps", "decompose_uncertainty", "mixture_quantiles"]
 
 _ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part
 
@@ -77,15 +77,11 @@ def _of_classes(predictions: Iterable[Array], weights: Sequence[float]) -> Uncer
 
 
 def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: str) -> Uncertainty:
-    rule, state = NormalMixture(), None
-    for member, (weight, prediction) in enumerate(zip(weights, predictions, strict=True)):
+    pairs = np.stack(list(predictions), dtype=np.float64)
+    if output == "values":
         # Values without variances are a mixture of points: all its variance is disagreement.
-        pair = prediction if output == "moments" else np.stack([prediction, np.zeros_like(prediction)], axis=-1)
-        state = rule.add(rule.init(*pair.shape[:2]) if state is None else state, member, pair, weight)
-    if state is None:
-        raise ValueError("decompose_uncertainty needs at least one prediction")
-    # The mixture's own sums: spread of the means, and mean of the variances.
-    epistemic, noise = state.spread / state.weight, state.noise / state.weight
+        pairs = np.stack([pairs, np.zeros_like(pairs)], axis=-1)
+    _, noise, epistemic = mixture_parts(pairs, np.asarray(weights, dtype=np.float64))
     if output == "values":
         return Uncertainty(measure="variance", total=epistemic, aleatoric=None, epistemic=epistemic)
     return Uncertainty(measure="variance", total=noise + epistemic, aleatoric=noise, epistemic=epistemic)
@@ -100,27 +96,23 @@ _LEVELS = (0.5, 0.8, 0.9, 0.95)
 _HALVINGS = 60
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Coverage:
-    """Central intervals: the share of targets that should lie inside, the share that does, the mean length."""
-
-    nominal: float
-    empirical: float
-    length: float
-
-
 def coverage(
     members: Sequence[Array], weights: Sequence[float], targets: Array, levels: Sequence[float] = _LEVELS
-) -> tuple[Coverage, ...]:
-    """Return the coverage of targets [N, T] by central intervals of the mixture of members, K times [N, T, 2]."""
+) -> list[dict[str, float]]:
+    """Return the coverage of targets [N, T] by central intervals of the mixture of members, K times [N, T, 2].
+
+    Per interval the share of targets that should lie inside ("nominal"), the share that does ("empirical"), and the
+    mean "length".
+    """
     found = []
     for level in levels:
         # Quantiles of the mixture itself, which may have several modes, not of a normal distribution with its
         # variance.
         low, high = mixture_quantiles(members, weights, [0.5 - level / 2, 0.5 + level / 2])
         inside = (targets >= low) & (targets <= high)
-        found.append(Coverage(nominal=level, empirical=float(inside.mean()), length=float((high - low).mean())))
-    return tuple(found)
+        length = float((high - low).mean())
+        found.append({"nominal": level, "empirical": float(inside.mean()), "length": length})
+    return found
 
 
 def mixture_quantiles(members: Sequence[Array], weights: Sequence[float], levels: Sequence[float]) -> Array:

@@ -10,6 +10,7 @@ import math
 import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from typing import TYPE_CHECKING, Any
 
 from trainwright.errors import ExportError
@@ -19,75 +20,24 @@ if TYPE_CHECKING:
 
 __all__ = ["OPERATORS", "NeedsTrust", "arguments_of", "find_check", "find_operator", "refuse_target"]
 
-# Of each name any overload that returns tensors and writes to none but, where the name ends so, its first argument.
-_NAMES = """
-abs absolute acos acosh adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool1d
-adaptive_max_pool2d adaptive_max_pool3d add add_ addbmm addcdiv addcmul addmm addmv addr adjoint all alpha_dropout
-amax amin aminmax angle any arange argmax argmin argsort asin asinh _assert_tensor_metadata atan atan2 atanh
-atleast_1d atleast_2d atleast_3d avg_pool1d avg_pool2d avg_pool3d baddbmm batch_norm bilinear bitwise_and
-bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor block_diag bmm broadcast_to bucketize cat
-cdist ceil celu celu_ channel_shuffle chunk clamp clamp_ clamp_max clamp_max_ clamp_min clamp_min_ clip clip_ clone
-column_stack concat concatenate conj constant_pad_nd contiguous conv1d conv2d conv3d conv_transpose1d
-conv_transpose2d conv_transpose3d convolution copy_ cos cosh cosine_similarity count_nonzero cross cummax cummin
-cumprod cumsum deg2rad detach detach_ diag diag_embed diagonal diff dist div div_ divide dot dropout dropout_ dstack
-einsum elu elu_ embedding eq eq_ erf erfc erfinv exp exp_ exp2 expand expand_as expm1 eye feature_alpha_dropout
-feature_dropout feature_dropout_ fft_fft fft_fft2 fft_fftn fft_fftshift fft_hfft fft_ifft fft_ifft2 fft_ifftn
-fft_ifftshift fft_ihfft fft_irfft fft_irfft2 fft_irfftn fft_rfft fft_rfft2 fft_rfftn fill fill_ fix flatten flip
-fliplr flipud float_power floor floor_divide fmax fmin fmod frac full full_like gather ge ge_ gelu gelu_ glu greater
-greater_equal group_norm gru gru_cell gt gt_ hardshrink hardsigmoid hardsigmoid_ hardswish hardswish_ hardtanh
-hardtanh_ heaviside hstack hypot im2col imag index index_add index_fill index_select inner instance_norm isclose
-isfinite isinf isnan isneginf isposinf kron layer_norm le le_ leaky_relu leaky_relu_ lerp lerp_ less less_equal
-lift_fresh lift_fresh_copy linalg_cross linalg_matmul linalg_multi_dot linalg_vecdot linalg_vector_norm linear
-linspace log log_ log10 log1p log2 log_sigmoid _log_softmax log_softmax logaddexp logaddexp2 logcumsumexp
-logical_and logical_not logical_or logical_xor logsumexp lstm lstm_cell lt lt_ mT masked_fill masked_fill_ matmul
-matrix_H max max_pool1d max_pool2d max_pool2d_with_indices max_pool3d maximum mean median meshgrid min minimum mish
-mish_ mm moveaxis movedim mul mul_ multiply mv nan_to_num nan_to_num_ nanmean nanmedian nansum narrow
-native_group_norm native_layer_norm ne ne_ neg neg_ negative new_full new_ones new_zeros norm not_equal numpy_T
-one_hot ones ones_like outer pad pairwise_distance permute pixel_shuffle pixel_unshuffle polar pow pow_ prelu prod
-rad2deg real reciprocal reciprocal_ reflection_pad1d reflection_pad2d reflection_pad3d relu relu_ relu6 relu6_
-remainder repeat replication_pad1d replication_pad2d replication_pad3d reshape reshape_as resolve_conj resolve_neg
-rms_norm rnn_relu rnn_relu_cell rnn_tanh rnn_tanh_cell roll rot90 round rrelu rsqrt rsqrt_ rsub scalar_tensor
-scaled_dot_product_attention scatter scatter_add scatter_reduce select select_scatter selu selu_ sgn sigmoid
-sigmoid_ sign signbit silu silu_ sin sinc sinh slice slice_scatter _softmax softmax softplus softshrink sort
-special_entr special_erf special_erfc special_exp2 special_expit special_expm1 special_log1p special_log_softmax
-special_logit special_logsumexp special_round special_sinc special_softmax special_xlogy split split_with_sizes sqrt
-sqrt_ square squeeze squeeze_ stack std std_mean sub sub_ subtract sum swapaxes swapdims t take_along_dim tan tanh
-tanh_ tensordot threshold threshold_ tile to _to_copy topk trace transpose transpose_ tril triu true_divide trunc
-type_as unbind unflatten unfold unsafe_chunk unsafe_split _unsafe_view unsqueeze unsqueeze_ upsample_bicubic2d
-upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_trilinear3d
-var var_mean vdot view view_as view_as_complex view_as_real vstack _weight_norm where xlogy zero_ zeros zeros_like
-"""
-OPERATORS = frozenset(_NAMES.split())
+OPERATORS = frozenset(resources.files(__package__).joinpath("operators.txt").read_text(encoding="ascii").split())
+"""Names in torch.ops.aten: of each any overload that writes to none but, where the name ends so, its first argument."""
 
 _SPELLING = re.compile(r"torch\.ops\.aten\.([A-Za-z0-9_]+)\.([A-Za-z0-9_]+)")
 _PIECES = 1 << 16  # that a tensor is cut into, or steps of a sequence
 _LARGEST = 1 << 62  # of a whole number that the graph computes from sizes
 
 # Arithmetic of sizes. There is no power in it: a few of them fill the memory.
+_ARITHMETIC = ("add", "sub", "mul", "floordiv", "truediv", "mod", "neg", "eq", "ne", "lt", "le", "gt", "ge")
 _OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
-    "_operator.add": operator.add,
-    "_operator.sub": operator.sub,
-    "_operator.mul": operator.mul,
-    "_operator.floordiv": operator.floordiv,
-    "_operator.truediv": operator.truediv,
-    "_operator.mod": operator.mod,
-    "_operator.neg": operator.neg,
-    "_operator.eq": operator.eq,
-    "_operator.ne": operator.ne,
-    "_operator.lt": operator.lt,
-    "_operator.le": operator.le,
-    "_operator.gt": operator.gt,
-    "_operator.ge": operator.ge,
-    "math.ceil": math.ceil,
-    "math.floor": math.floor,
-    "math.trunc": math.trunc,
+    **{f"_operator.{name}": getattr(operator, name) for name in _ARITHMETIC},
+    **{f"math.{name}": getattr(math, name) for name in ("ceil", "floor", "trunc")},
     "torch.sym_float": float,
     "torch.sym_int": int,
     "torch.sym_max": max,
     "torch.sym_min": min,
 }
 
-# Methods, for only they see the shape of one member under `vmap`.
 _OF_SHAPES: Mapping[str, Callable[..., Any]] = {
     "torch.ops.aten.sym_size.int": lambda tensor, dim: tensor.size(dim),
     "torch.ops.aten.sym_numel.default": lambda tensor: tensor.numel(),

@@ -4,7 +4,6 @@ Symbolic expressions, ranges, guards and the other metadata of the file are not 
 evaluate, and none is needed to compute.
 """
 
-import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -38,7 +37,6 @@ class _Device:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Step:
-    target: str
     function: Callable[..., Any]
     check: Callable[..., None] | None
     args: tuple[Any, ...]
@@ -48,7 +46,7 @@ class _Step:
 
 
 class ProgramNetwork(torch.nn.Module):
-    """The network of a `model.pt2`: one tensor [rows, ...] in, one out. Two of one graph have one structure."""
+    """The network of a `model.pt2`: one tensor [rows, ...] in, one out."""
 
     def __init__(self, archive: Archive) -> None:
         """Check the graph and try it on shapes alone; raises ExportError or `NeedsTrust`, and runs nothing."""
@@ -63,14 +61,9 @@ class ProgramNetwork(torch.nn.Module):
             else:
                 self.register_buffer(name, weight.tensor)
             self._weight_names[place] = name
-        self._text = reader.text
         # Shapes are computed on the meta device: it allocates nothing, however large the graph claims to be.
         self._try_shapes(reader.row_shape, reader.row_dtype)
         self.eval()
-
-    def extra_repr(self) -> str:
-        """Return a digest of the graph, so that two networks print alike if and only if they compute alike."""
-        return self._text
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the network's output for a batch."""
@@ -150,10 +143,6 @@ class _Reader:
         # Each node is checked as it is read; nothing has run so far.
         steps = [self._read_step(node) for node in nodes]
         self.answer = self.places[graph["outputs"][0]["as_tensor"]["name"]]
-        # Equal graphs print alike, which is how serving finds members that can share one `vmap`.
-        digest = hashlib.blake2b(digest_size=16)
-        digest.update(repr([(item.target, item.args, item.kwargs, item.puts) for item in steps]).encode())
-        self.text = f"graph={digest.hexdigest()}, steps={len(steps)}"
         self.steps = _with_frees(steps, {self.answer})
 
     def _new_place(self, name: str) -> int:
@@ -189,7 +178,6 @@ class _Reader:
                 elif one.name in options:
                     kwargs[one.name] = options[one.name]
         return _Step(
-            target=target,
             function=function,
             check=find_check(target),
             args=tuple(args),
@@ -217,9 +205,9 @@ class _Reader:
         if read is not None:
             return read(value)
         if kind == "as_tensor":
-            return self._find_value(value["name"])
+            return _Value(self.places[value["name"]])
         if kind == "as_tensors":
-            return [self._find_value(one["name"]) for one in value]
+            return [_Value(self.places[one["name"]]) for one in value]
         if kind in ("as_optional_tensor", "as_sym_int", "as_sym_float", "as_sym_bool"):
             return self._read_either(value)
         if kind in ("as_optional_tensors", "as_sym_ints", "as_sym_floats", "as_sym_bools"):
@@ -228,10 +216,7 @@ class _Reader:
 
     def _read_either(self, content: Mapping[str, Any]) -> Any:
         ((kind, value),) = content.items()
-        return self._find_value(value) if kind == "as_name" else self._read_argument(content)
-
-    def _find_value(self, name: str) -> _Value:
-        return _Value(self.places[name])
+        return _Value(self.places[value]) if kind == "as_name" else self._read_argument(content)
 
 
 _ASSERTS = "torch.ops.aten._assert_tensor_metadata.default"

@@ -1,20 +1,18 @@
 """The library: what the trials of a study have left, checked to be of the same rows, ready for selection."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from trainwright.ensemble.library.cost import measure
 from trainwright.ensemble.library.member import Member, Split, read_member
-from trainwright.ensemble.library.networks import build_network
 from trainwright.ensemble.library.predictions import Output, check_stored, digest_of
 from trainwright.ensemble.metrics import Array, Metric, default_metric, find_metric
 from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 from trainwright.ensemble.selection.front import Front, find_front, make_point
 from trainwright.ensemble.selection.greedy import BudgetedGreedy, cost_columns, find_baselines
-from trainwright.errors import CostError, EmptyLibraryError, EnsembleError, MixedSplitsError
+from trainwright.errors import EmptyLibraryError, EnsembleError, MixedSplitsError
 from trainwright.ledger import State, TrialState, open_ledger, state_of
 from trainwright.ledger.trials import Offer
 from trainwright.pareto import non_dominated
@@ -92,25 +90,6 @@ class Library:
         trials = set(candidates.trials[stay].tolist())
         return Library([member for member in self.members if member.trial in trials], self.excluded)
 
-    def measured(self, sample: object | Callable[[], object] | None = None, *, device: str = "cpu") -> "Library":
-        """Return this library with the seconds and bytes of every member as measured now, on one device.
-
-        For trials that ran on different kinds of devices or on busy ones, or left no sample. `sample` is as in `leave`;
-        without it the shape that each trial's own sample had is taken. Members whose network cannot be built (see
-        `leave`, factory and export) are excluded, with the reason; nothing on disk changes. Raises `CostError` where no
-        sample is known.
-        """
-        members: list[Member] = []
-        excluded = dict(self.excluded)
-        for member in self.members:
-            try:
-                members.append(_measure_member(member, sample, device))
-            except CostError:
-                raise
-            except EnsembleError as error:
-                excluded[member.trial] = str(error)
-        return Library(members, excluded)
-
     def select(self, strategy: BudgetedGreedy, metric: str | None = None, split: str = "selection") -> Front:
         """Return the front of the ensembles that a strategy finds, by a metric on one split's kept predictions.
 
@@ -171,13 +150,14 @@ class Library:
             raise EmptyLibraryError(
                 f"Library.select: got no usable member (trial {trial}: {why}); allowed: at least one"
             )
-        _refuse_mixed_devices(members)
+        # Seconds on different kinds of devices cannot be compared, so they count as unknown.
+        devices = {member.device for member in members if member.device is not None}
         return Candidates(
             trials=np.array([member.trial for member in members]),
             targets=members[0].targets(split),
             true=np.stack(true) if true else None,
             read=None if true else lambda index: members[index].mapped(split),
-            seconds=_make_column([member.seconds_per_row for member in members]),
+            seconds=None if len(devices) > 1 else _make_column([member.seconds_per_row for member in members]),
             sizes=_make_column([member.weight_bytes for member in members]),
         ), excluded
 
@@ -185,30 +165,6 @@ class Library:
 def find_newest_offer(trial: TrialState) -> Offer:
     """Return what counts of a trial that has left entries: the latest epoch of the highest lease."""
     return max(trial.offered.values(), key=lambda offer: (offer.lease, offer.epoch))
-
-
-def _measure_member(member: Member, sample: object | Callable[[], object] | None, device: str) -> Member:
-    """Return a member with its costs measured on a device at batch 128, without a sample on rows of zeros."""
-    import torch
-
-    if sample is None:
-        if member.input_shape is None or member.input_dtype is None:
-            raise CostError(
-                f"Library.measured: trial {member.trial} has left no sample batch, so the shape of its input is not "
-                "known; allowed: a sample for all members; give sample="
-            )
-        sample = torch.zeros((1, *member.input_shape), dtype=getattr(torch, member.input_dtype))
-    # Measured as a trial measures its own: the same batch, the same number of calls.
-    cost = measure(build_network(member).to(device), sample)
-    return replace(
-        member,
-        device=cost.device,
-        seconds_per_row=None if cost.seconds is None else cost.seconds / cost.rows,
-        weight_bytes=cost.weight_bytes,
-        parameter_count=cost.parameter_count,
-        input_shape=cost.input_shape,
-        input_dtype=cost.input_dtype,
-    )
 
 
 def _make_column(values: list[float | None] | list[int | None]) -> Array | None:
@@ -233,19 +189,6 @@ def _refuse_mixed(members: tuple[Member, ...]) -> None:
 def _list_trials(trials: list[int]) -> str:
     more = f" and {len(trials) - 5} more" if len(trials) > 5 else ""
     return f"trial{'s' if len(trials) > 1 else ''} {', '.join(map(str, trials[:5]))}{more}"
-
-
-def _refuse_mixed_devices(members: list[Member]) -> None:
-    groups: dict[str, list[int]] = {}
-    for member in members:
-        if member.device is not None:
-            groups.setdefault(member.device, []).append(member.trial)
-    if len(groups) > 1:
-        listed = "; ".join(f"{device}: {_list_trials(trials)}" for device, trials in groups.items())
-        raise CostError(
-            f"Library.select: got seconds measured on different devices ({listed}); allowed: one kind of device; "
-            "time them all here: Library.measured, or trainwright ensemble --measure"
-        )
 
 
 def split_rows(members: Sequence[Member], seed: int = 0) -> tuple[Member, ...]:

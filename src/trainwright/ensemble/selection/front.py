@@ -61,40 +61,35 @@ class Front:
         """
         if how not in PICKS:
             raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(PICKS)}{closest(how, PICKS)}")
-        # Without limits the cross-validation is the cached one.
-        if how == "fallback" and max_seconds is None and max_bytes is None:
-            return self._pick_fallback(self.protection)
         # Limits are checked against the cheapest point first, so that the error can name what is possible.
-        points = self.points
-        for what, limit, costs in (
-            ("seconds", max_seconds, [point.seconds_per_row for point in points]),
-            ("bytes", max_bytes, [point.bytes for point in points]),
-        ):
-            if limit is not None:
-                known = [cost for cost in costs if cost is not None]
-                if not known:
-                    raise CostError(
-                        f"Front.pick, max_{what}: got {limit!r}, but the members' {what} are not known; "
-                        "allowed: no limit; give model= and sample= to tw.ensemble.leave"
-                    )
-                # Written so that a limit of NaN is refused too.
-                if not min(known) <= limit:
-                    raise EnsembleError(
-                        f"Front.pick, max_{what}: got {limit!r}; allowed: at least {min(known):g}, the cheapest point's"
-                    )
-        within = [
-            point
-            for point in points
-            if (max_seconds is None or (point.seconds_per_row or 0.0) <= max_seconds)
-            and (max_bytes is None or (point.bytes or 0) <= max_bytes)
-        ]
+        within = self.points
+        for what, limit in (("seconds", max_seconds), ("bytes", max_bytes)):
+            if limit is None:
+                continue
+            costs = [point.seconds_per_row if what == "seconds" else point.bytes for point in self.points]
+            known = [cost for cost in costs if cost is not None]
+            if not known:
+                raise CostError(
+                    f"Front.pick, max_{what}: got {limit!r}, but the members' {what} are not known; "
+                    "allowed: no limit; give model= and sample= to tw.ensemble.leave"
+                )
+            # Written so that a limit of NaN is refused too.
+            if not min(known) <= limit:
+                raise EnsembleError(
+                    f"Front.pick, max_{what}: got {limit!r}; allowed: at least {min(known):g}, the cheapest point's"
+                )
+            cheap = {point for point, cost in zip(self.points, costs, strict=True) if cost is None or cost <= limit}
+            within = tuple(point for point in within if point in cheap)
         if not within:
             raise EnsembleError(
                 f"Front.pick: got max_seconds={max_seconds!r} and max_bytes={max_bytes!r}, which no point keeps both; "
                 "allowed: limits that one point keeps; raise either"
             )
         if how == "fallback":
-            return self._pick_fallback(self.protect(max_seconds=max_seconds, max_bytes=max_bytes))
+            # Without limits the cross-validation is the cached one.
+            free = max_seconds is None and max_bytes is None
+            found = self.protection if free else self.protect(max_seconds=max_seconds, max_bytes=max_bytes)
+            return self.ensemble(make_point(self.candidates, found.picks, found.checked[found.chosen].loss))
         # Points are in order of loss, so the first within the limits is the best.
         return self.ensemble(within[0])
 
@@ -112,9 +107,6 @@ class Front:
         """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
         # The strategy gets the same limits, so that every fold chooses under them too.
         return protect(self.candidates, METRICS[self.metric], self.strategy.within(max_seconds, max_bytes))
-
-    def _pick_fallback(self, protection: Protection) -> Ensemble:
-        return self.ensemble(make_point(self.candidates, protection.picks, protection.checked[protection.chosen].loss))
 
     @property
     def single_best(self) -> Ensemble:

@@ -5,7 +5,6 @@ libraries of models", ICML 2004. Seconds and bytes count each member once: repea
 """
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Self
@@ -56,11 +55,6 @@ class Selection:
         """Indices of the candidates of the result, in the order of picking."""
         return tuple(step.index for step in self.steps[: self.length])
 
-    @property
-    def weights(self) -> dict[int, float]:
-        """Weight of each candidate of the result, by index; they sum to 1."""
-        return {index: times / self.length for index, times in sorted(Counter(self.picks).items())}
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BudgetedGreedy(Settings, error=EnsembleError):
@@ -92,7 +86,10 @@ class BudgetedGreedy(Settings, error=EnsembleError):
             # What the ensemble would cost with each candidate: members share one device, so each further one adds its
             # seconds, and one that is in it already adds nothing.
             cost, size = np.where(inside, spent, spent + seconds), np.where(inside, weight, weight + sizes)
-            wanted = np.flatnonzero(self._find_allowed(inside, cost, size))
+            allowed = self._within_budgets(cost, size)
+            if inside.sum() >= self.max_members:
+                allowed &= inside
+            wanted = np.flatnonzero(allowed)
             if len(wanted) == 0:
                 break
             # The loss of the mean of all picks so far and one candidate more, for every candidate that
@@ -170,12 +167,8 @@ class BudgetedGreedy(Settings, error=EnsembleError):
     def admits(self, candidates: Candidates, picks: Picks) -> bool:
         """Say whether picks keep `max_members` and the budgets."""
         members = np.array(sorted(set(picks)))
-        seconds, sizes = cost_columns(candidates)
-        return (
-            len(members) <= self.max_members
-            and bool(seconds[members].sum() <= _limit_of(self.budget_seconds))
-            and bool(sizes[members].sum() <= _limit_of(self.budget_bytes))
-        )
+        seconds, sizes = (column[members].sum() for column in cost_columns(candidates))
+        return len(members) <= self.max_members and bool(self._within_budgets(seconds, sizes))
 
     def check(self, candidates: Candidates) -> None:
         """Refuse weights and budgets for which costs are missing, and budgets that no member keeps."""
@@ -185,8 +178,8 @@ class BudgetedGreedy(Settings, error=EnsembleError):
         ):
             if column is None and (weight > 0 or budget is not None):
                 raise CostError(
-                    f"BudgetedGreedy: got a weight or budget on {what}, which the members of this library do not know; "
-                    "allowed: without; give model= and sample= to tw.ensemble.leave"
+                    f"BudgetedGreedy: got a weight or budget on {what}, which the members of this library do not know "
+                    "or measured on different devices; allowed: without; give model= and sample= to tw.ensemble.leave"
                 )
             if column is not None and budget is not None and budget < column.min():
                 cheapest = int(column.argmin())
@@ -194,21 +187,14 @@ class BudgetedGreedy(Settings, error=EnsembleError):
                     f"BudgetedGreedy.budget_{what}: got {budget:g}; allowed: at least {column[cheapest]:g}, the "
                     f"cheapest member's (trial {candidates.trials[cheapest]})"
                 )
-        if not self._find_affordable(candidates).any():
+        if not self._within_budgets(*cost_columns(candidates)).any():
             raise EnsembleError(
                 f"BudgetedGreedy: got budget_seconds={self.budget_seconds:g} and budget_bytes={self.budget_bytes:g}, "
                 "which no member keeps both; allowed: budgets that one member keeps; raise either"
             )
 
-    def _find_affordable(self, candidates: Candidates) -> Array:
-        seconds, sizes = cost_columns(candidates)
+    def _within_budgets(self, seconds: Array, sizes: Array) -> Array:
         return np.asarray((seconds <= _limit_of(self.budget_seconds)) & (sizes <= _limit_of(self.budget_bytes)))
-
-    def _find_allowed(self, inside: Array, cost: Array, size: Array) -> Array:
-        allowed = (cost <= _limit_of(self.budget_seconds)) & (size <= _limit_of(self.budget_bytes))
-        if inside.sum() >= self.max_members:
-            allowed &= inside
-        return np.asarray(allowed)
 
     def _make_variants(self, candidates: Candidates, best: int) -> Iterator["BudgetedGreedy"]:
         # Prices and budgets that span the front: from free to ten times the best single member's cost.
@@ -219,7 +205,7 @@ class BudgetedGreedy(Settings, error=EnsembleError):
             wanted = [
                 min(times * float(candidates.seconds[best]), _limit_of(self.budget_seconds)) for times in _BUDGETS
             ]
-            least = candidates.seconds[self._find_affordable(candidates)].min()
+            least = candidates.seconds[self._within_budgets(*cost_columns(candidates))].min()
             budgets += [budget for budget in wanted if budget >= least]
         if candidates.sizes is not None:
             prices += [(0.0, v) for v in _BYTES_WEIGHTS]

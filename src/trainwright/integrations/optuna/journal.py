@@ -14,11 +14,10 @@ from typing import Any
 
 from trainwright.errors import InputError
 from trainwright.ledger import State, Status, TrialState
-from trainwright.ledger.rows import final_metrics
+from trainwright.ledger.rows import final_metrics, first_start
 from trainwright.report.files import target, write
 from trainwright.report.finished_trials import FinishedTrials
 from trainwright.space import Choice, Constant, Float, Int, Space
-from trainwright.space.parameters import Parameter
 
 __all__ = ["OptunaJournal", "export_optuna_journal"]
 
@@ -126,41 +125,31 @@ class OptunaJournal:
 def _parameters(state: State) -> dict[str, tuple[str, Mapping[str, int] | None]]:
     """Return, by name, the distribution's JSON text and, for choices, each value's place by its JSON text."""
     found: dict[str, tuple[str, Mapping[str, int] | None]] = {}
-    # Without requirements, which may be functions of modules that are not here.
-    space = Space.from_json({"parameters": (state.space or {})["parameters"]})
-    for name, parameter in space.parameters.items():
-        distribution = _distribution(parameter)
-        values = parameter.values if isinstance(parameter, Choice) else ()
-        values = (parameter.value,) if isinstance(parameter, Constant) else values
-        if distribution is not None:
-            places = {json.dumps(value): place for place, value in enumerate(values)}
-            found[name] = json.dumps(distribution), places or None
+    for name, parameter in Space.from_json(state.space or {}).parameters.items():
+        if isinstance(parameter, Float | Int):
+            found[name] = json.dumps(_number_distribution(parameter)), None
+        elif isinstance(parameter, Choice | Constant):
+            values = parameter.values if isinstance(parameter, Choice) else (parameter.value,)
+            # Optuna's choices are scalars; a tuple leaves as its JSON text.
+            choices = [json.dumps(value) if isinstance(value, tuple | list) else value for value in values]
+            distribution = {"name": "CategoricalDistribution", "attributes": {"choices": choices}}
+            found[name] = json.dumps(distribution), {json.dumps(value): place for place, value in enumerate(values)}
     return found
 
 
-def _distribution(parameter: Parameter) -> dict[str, Any] | None:
-    if isinstance(parameter, Float | Int):
-        low, high, step = parameter.low, parameter.high, parameter.step
-        if step is not None:  # Optuna wants the last point of the grid
-            points = math.floor((high - low) / step + 1e-9)
-            high = low + points * step
-        if isinstance(parameter, Int):
-            bounds = {"log": parameter.log, "step": step or 1, "low": low, "high": high}
-            return {"name": "IntDistribution", "attributes": bounds}
-        return {
-            "name": "FloatDistribution",
-            "attributes": {"step": step, "low": low, "high": high, "log": parameter.log},
-        }
-    if isinstance(parameter, Choice | Constant):
-        values = parameter.values if isinstance(parameter, Choice) else (parameter.value,)
-        # Optuna's choices are scalars; a tuple leaves as its JSON text.
-        choices = [json.dumps(value) if isinstance(value, tuple | list) else value for value in values]
-        return {"name": "CategoricalDistribution", "attributes": {"choices": choices}}
-    return None
+def _number_distribution(parameter: Float | Int) -> dict[str, Any]:
+    low, high, step = parameter.low, parameter.high, parameter.step
+    kind = "Int" if isinstance(parameter, Int) else "Float"
+    if step is not None:  # Optuna wants the last point of the grid
+        high = low + math.floor((high - low) / step + 1e-9) * step
+    elif kind == "Int":
+        step = 1
+    bounds = {"log": parameter.log, "step": step, "low": low, "high": high}
+    return {"name": f"{kind}Distribution", "attributes": bounds}
 
 
 def _times(trial: TrialState) -> dict[str, str | None]:
-    started = min((lease.started_at for lease in trial.leases.values() if lease.started_at is not None), default=None)
+    started = first_start(trial)
     times = {"datetime_start": None if started is None else _iso(started)}
     if trial.end is not None:
         times["datetime_complete"] = _iso(trial.end.at)

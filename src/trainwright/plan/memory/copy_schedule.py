@@ -169,38 +169,17 @@ def _fetch_begins(room: int, needs: Ints, ends: Floats, gaps: Ints, latest: Floa
 @compiled
 def _merge_copies(listed: Ints, gaps: Ints, begins: Ints) -> Ints:
     """Return the rows with a copy to the host after the row that makes a value, and its copy back where that begins."""
-    total, many, copies = len(listed), len(gaps), 0
-    # Linked lists of gaps by the row that they stand before: copies to the host, and copies back.
-    out_head, out_next = np.full(total + 1, -1), np.full(many, -1)
-    in_head, in_tail, in_next = np.full(total + 1, -1), np.full(total + 1, -1), np.full(many, -1)
-    for gap in range(many):
-        begin = begins[gap]
-        if begin < 0:
-            continue
-        copies += 2
-        if in_head[begin] < 0:
-            in_head[begin] = gap
-        else:
-            in_next[in_tail[begin]] = gap
-        in_tail[begin] = gap
-    for gap in range(many - 1, -1, -1):
-        if begins[gap] >= 0:
-            begin = gaps[gap, _MADE] + 1
-            out_next[gap] = out_head[begin]
-            out_head[begin] = gap
-    found, at = np.empty((total + copies, 3), np.int64), 0
-    for each in range(total):
-        gap = out_head[each]
-        while gap >= 0:
-            found[at] = (OFFLOAD, gaps[gap, _KEY] // 2, gaps[gap, _KEY] % 2 - 1)
-            gap, at = out_next[gap], at + 1
-        gap = in_head[each]
-        while gap >= 0:
-            found[at] = (PREFETCH, gaps[gap, _KEY] // 2, gaps[gap, _KEY] % 2 - 1)
-            gap, at = in_next[gap], at + 1
-        found[at] = listed[each]
-        at += 1
-    return found
+    total = len(listed)
+    chosen = gaps[begins >= 0]
+    # Before one row first copies to the host, then copies back, each in the order of the gaps.
+    order = np.concatenate((3 * chosen[:, _MADE] + 3, 3 * begins[begins >= 0] + 1, 3 * np.arange(total) + 2))
+    rows = np.empty((2 * len(chosen) + total, 3), np.int64)
+    for gap in range(len(chosen)):
+        stage, saved = chosen[gap, _KEY] // 2, chosen[gap, _KEY] % 2
+        rows[gap] = (OFFLOAD, stage, saved - 1)
+        rows[len(chosen) + gap] = (PREFETCH, stage, saved - 1)
+    rows[2 * len(chosen) :] = listed
+    return rows[np.argsort(order, kind="mergesort")]
 
 
 @compiled

@@ -6,7 +6,7 @@ consistent: the backward of every stage to come, and the forward of those whose 
 """
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import (
@@ -18,11 +18,9 @@ from trainwright.plan.memory.operations import (
     OperationKind,
     Value,
 )
-from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.memory.skips import without_skips
 
-__all__ = ["SearchResult", "keep_within", "list_operations", "solve_exact"]
+__all__ = ["SearchResult", "list_operations", "solve_exact"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,23 +49,14 @@ def solve_exact(
     room = budget_bytes - chain.fixed_bytes
     if (len(chain.steps) + 1) * math.log2(base) > 61 or room < 0:
         return SearchResult(operations=None, seconds=math.inf, lower_seconds=0.0, finished=room < 0)
-    rows, seconds, lower = search_plans(sizes_of(without_skips(chain)), room, better_than_seconds, base, states)
+    rows, seconds, lower = search_plans(sizes_of(chain), room, better_than_seconds, base, states)
     found = math.isfinite(seconds)
-    searched = SearchResult(
+    return SearchResult(
         operations=list_operations(rows.tolist()) if found else None,
         seconds=float(seconds),
         lower_seconds=float(lower),
         finished=found or lower >= better_than_seconds,
     )
-    return keep_within(searched, chain, budget_bytes)
-
-
-def keep_within(searched: SearchResult, chain: Chain, budget_bytes: int) -> SearchResult:
-    """Return what was found without the values that skip stages: a bound at least, and the best plan if it has room."""
-    operations = searched.operations
-    if not chain.skips or operations is None or simulate(chain, operations, budget_bytes=budget_bytes).fits:
-        return searched
-    return replace(searched, operations=None, seconds=math.inf, finished=False)
 
 
 def list_operations(rows: list[list[int]]) -> tuple[Operation, ...]:

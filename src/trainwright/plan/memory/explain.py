@@ -89,7 +89,6 @@ _OWNERS = (
     ("parameter_gradient_bytes", "weight gradients", "#ff9da6"),
     ("output_bytes", "outputs", "#4c78a8"),
     ("saved_bytes", "saved values", "#72b7b2"),
-    ("skip_bytes", "skipping stages", "#54a24b"),
     ("gradient_bytes", "gradients", "#e45756"),
     ("temporary_bytes", "temporaries", "#f2cf5b"),
 )

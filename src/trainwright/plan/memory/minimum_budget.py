@@ -9,56 +9,28 @@ backwards fetch their input and run the stage again, or, where the gradient that
 fetch what the sweep has saved.
 """
 
-import math
-
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
-from trainwright.plan.memory.simulate import simulate
+from trainwright.plan.memory.operations import Operation, OperationKind, Value, operations_of
+from trainwright.plan.memory.persistent import PlanNode, rows_of_nodes
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.memory.skips import SkipGuesses, fold_skips
 
 __all__ = ["lowest_plan", "lowest_with_copies", "stage_needs"]
 
 
 def lowest_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
-    """Return the persistent plan of the least peak, whatever its time, and that peak in bytes, fixed ones included.
+    """Return the persistent plan of the least peak, whatever its time, and that peak in bytes, fixed ones included."""
+    from trainwright.plan.memory._dynamic_programs import least_bytes
 
-    Where values skip stages: the least of the plans for what is guessed to be alive of them.
-    """
-    if not chain.skips:
-        return _least_plan(chain)
-    plans = []
-    guesses = SkipGuesses(chain)
-    for guess in guesses:
-        operations, _ = _least_plan(guess)
-        simulation = simulate(chain, operations)
-        guesses.learn(simulation.skip_bytes_by_stage)
-        plans.append((operations, simulation.peak_bytes))
-    return min(plans, key=lambda plan: plan[1])
-
-
-def _least_plan(chain: Chain) -> tuple[tuple[Operation, ...], int]:
-    from trainwright.plan.memory._persistent import least_bytes
-
-    need, choice = least_bytes(sizes_of(chain))
+    need, choices = least_bytes(sizes_of(chain))
     n = len(chain.steps)
-    operations: list[Operation] = []
-    tasks: list[Operation | tuple[int, int]] = [(0, n - 1)]
-    while tasks:
-        task = tasks.pop()
-        if isinstance(task, Operation):
-            operations.append(task)
-            continue
-        s, t = task
-        which = int(choice[s * n - s * (s - 1) // 2 + t - s])
-        if which < 0:
-            operations.append(Operation(OperationKind.FORWARD_ALL, s + 1, None, -1 - which))
-            tasks += [Operation(OperationKind.BACKWARD, s + 1), *([(s + 1, t)] if s < t else [])]
-        else:
-            operations.append(Operation(OperationKind.FORWARD_KEEP, s + 1))
-            operations += [Operation(OperationKind.FORWARD_DROP, stage) for stage in range(s + 2, which + 1)]
-            tasks += [(s, which - 1), Operation(OperationKind.DELETE, which, Value.OUTPUT), (which, t)]
-    return tuple(operations), int(need[n - 1]) + chain.fixed_bytes
+
+    def choose(node: PlanNode) -> tuple[int, int, PlanNode, None]:
+        s, t, *_ = node
+        which = int(choices[s * n - s * (s - 1) // 2 + t - s])
+        return -1 - which, which, PlanNode(max(s + 1, which), t), None
+
+    rows = rows_of_nodes(PlanNode(0, n - 1), choose)
+    return operations_of(rows), int(need[n - 1]) + chain.fixed_bytes
 
 
 def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
@@ -89,15 +61,11 @@ def lowest_with_copies(chain: Chain) -> tuple[tuple[Operation, ...], int]:
         listed += [back if stage in early else again, Operation(OperationKind.BACKWARD, stage)]
         if stage > 1:
             listed.append(Operation(OperationKind.DELETE, stage - 1, Value.OUTPUT))
-    # The simulator counts what skips stages in this very plan; copies take no time there.
-    if chain.skips:
-        return tuple(listed), simulate(chain, listed, link=Link(to_host=math.inf, to_device=math.inf)).peak_bytes
     return tuple(listed), least + chain.fixed_bytes
 
 
 def stage_needs(chain: Chain) -> tuple[list[int], list[int], list[int]]:
     """Return, by stage from 1, the bytes that it needs alone, the option that needs them, and those of its forward."""
-    chain = fold_skips(chain)
     steps, last = chain.steps, len(chain.steps)
     grown, gradient = 0, chain.loss.output_gradient_bytes
     least, options, forward_needs = [0] * (last + 1), [0] * (last + 1), [0] * (last + 1)

@@ -35,12 +35,13 @@ from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.checkpointing import keep_all
 from trainwright.plan.memory.operations import Link, Operation, operations_of, rows_of
+from trainwright.plan.memory.persistent import PlanNode, rows_of_nodes
 from trainwright.plan.memory.phases import HURRIES, anneal_all, phases_of, rates_of, save_everything
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import sizes_of
 
 if TYPE_CHECKING:
-    from trainwright.plan.memory._joint import PricedTable
+    from trainwright.plan.memory._dynamic_programs import PricedTable
 
 __all__ = ["PricedPlan", "PricedProgram", "plan_offload", "price_hull"]
 
@@ -114,7 +115,7 @@ def plan_offload(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PricedPlan:
-    """A plan as rows of `_joint`, which say what leaves too, and what it takes."""
+    """A plan as rows of `_dynamic_programs`, which say what leaves too, and what it takes."""
 
     rows: Ints
     price: float
@@ -148,21 +149,43 @@ class PricedProgram:
         self.kinds = np.cumsum([0, *counts]).astype(np.int64), np.array(each, np.int64)
 
     def table(self, price: float) -> "PricedTable":
-        """Return what `_joint` reads at a price in seconds for each byte that leaves."""
-        from trainwright.plan.memory._joint import fill_priced_table
+        """Return what `_dynamic_programs` reads at a price in seconds for each byte that leaves."""
+        from trainwright.plan.memory._dynamic_programs import fill_priced_table
 
         return self.kinds, fill_priced_table(self.sizes, self.kinds, self.grid, price), self.grid, price
 
     def solve(self, price: float) -> PricedPlan | None:
         """Return the best plan at a price; None if there is none."""
-        from trainwright.plan.memory._joint import walk_priced_table
+        from trainwright.plan.memory._dynamic_programs import choose_priced
 
         if self.room < 0:
             return None
-        rows, sums = walk_priced_table(self.sizes, self.table(price))
-        if not len(rows):
+        sizes, priced, (unit, up, slots) = self.sizes, self.table(price), self.grid
+        first_kind, weight = self.kinds
+        last = len(sizes.no_grad_forward) - 1
+        if not np.isfinite(priced[1][0, last, slots]):
             return None
-        return PricedPlan(rows=rows, price=price, seconds=float(sums[0]), bytes=float(sums[1]))
+        seconds, moved = 0.0, 0.0
+
+        def choose(node: PlanNode) -> tuple[int, int, PlanNode, int | None]:
+            nonlocal seconds, moved
+            s, t, m, kind = node
+            option, split, leaves = choose_priced(sizes, priced, node)
+            if leaves:
+                moved += float(weight[kind])
+            else:
+                m -= int(weight[kind] + up) // unit
+            leaving = int(kind - first_kind[s] - 1) if leaves else None
+            if split >= 0:
+                for stage in range(s, split):
+                    seconds += float(sizes.no_grad_forward[stage])
+                return -1, split, PlanNode(split, t, m, int(first_kind[split])), leaving
+            seconds += float(sizes.forward[option] + sizes.backward[option])
+            option -= int(sizes.first[s])
+            return option, -1, PlanNode(s + 1, t, m, int(first_kind[s + 1]) + 1 + option), leaving
+
+        rows = rows_of_nodes(PlanNode(0, last, slots), choose)
+        return PricedPlan(rows=rows, price=price, seconds=seconds, bytes=moved)
 
 
 def price_hull(programme: PricedProgram, *, prices: int = _PRICES) -> Iterator[PricedPlan]:

@@ -16,20 +16,33 @@ Sizes are rounded up to slots (limits are summed in bytes and rounded once), so 
 sizes rounded down and the budget rounded up the value is a lower bound of all persistent plans.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.operations import Operation, operations_of
+from trainwright.plan.memory.operations import (
+    BACKWARD,
+    DELETE,
+    FORWARD_ALL,
+    FORWARD_DROP,
+    FORWARD_KEEP,
+    OFFLOAD,
+    Operation,
+    operations_of,
+)
 from trainwright.plan.memory.sizes import sizes_of
 
-__all__ = ["PersistentPlan", "PersistentTable", "Rounding", "solve_persistent"]
+__all__ = ["PersistentPlan", "PersistentTable", "PlanNode", "Rounding", "rows_of_nodes", "solve_persistent"]
 
 Rounding = Literal["up", "nearest", "down"]
+_EXPAND = -1
+"""A task of `rows_of_nodes`: a node of the plan that is still to be expanded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,16 +68,55 @@ def solve_persistent(
     return PersistentTable(chain, unit=unit, slots=count, rounding=rounding).plan(count)
 
 
+class PlanNode(NamedTuple):
+    """Stages s..t (from 0) in m slots; `kind` is what stage s - 1 has left, where a program tells."""
+
+    s: int
+    t: int
+    m: int = 0
+    kind: int = 0
+
+
+def rows_of_nodes(root: PlanNode, choose: Callable[[PlanNode], tuple[int, int, PlanNode, int | None]]) -> Ints:
+    """Return a plan as rows (kind, stage from 1, option), OFFLOAD where a value leaves until its next reader.
+
+    `choose` returns of a node the option of its first stage, or -1 and the split, the node of what runs behind, and the
+    option of what leaves meanwhile (-1: the bare output), None for nothing.
+    """
+    rows: list[tuple[int, int, int]] = []
+    # A stack instead of recursion; tasks that are rows already stand below the nodes that come before them.
+    tasks: list[tuple[int, PlanNode]] = [(_EXPAND, root)]
+    while tasks:
+        kind, node = tasks.pop()
+        if kind != _EXPAND:
+            rows.append((kind, node.s, node.t))
+            continue
+        option, split, inner, leaving = choose(node)
+        away = [] if leaving is None else [(OFFLOAD, node.s, leaving)]
+        if option >= 0:
+            # Stage s is saved: its forward, all behind it, its backward.
+            rows += [(FORWARD_ALL, node.s + 1, option), *away]
+            tasks.append((BACKWARD, PlanNode(node.s + 1, 0)))
+            if node.s < node.t:
+                tasks.append((_EXPAND, inner))
+            continue
+        # Forwards up to the split, all behind it, the bare output that it began with goes, and s..split-1 once more.
+        rows += [(FORWARD_KEEP, node.s + 1, 0), *away]
+        rows += [(FORWARD_DROP, stage, 0) for stage in range(node.s + 2, split + 1)]
+        tasks += [(_EXPAND, node._replace(t=split - 1)), (DELETE, PlanNode(split, -1)), (_EXPAND, inner)]
+    return np.array(rows, np.int64)
+
+
 class PersistentTable:
     """The table of one chain for every memory up to `slots` units of `unit` bytes, fixed bytes apart."""
 
     def __init__(self, chain: Chain, *, unit: int, slots: int, rounding: Rounding = "up") -> None:
-        from trainwright.plan.memory._persistent import fill_table
+        from trainwright.plan.memory._dynamic_programs import fill_table
 
         self.unit, self.slots = unit, slots
         self._up = {"up": unit - 1, "nearest": unit // 2, "down": 0}[rounding]
         self._sizes = sizes_of(chain)
-        self.table, self.start = fill_table(self._sizes, (unit, self._up, slots))
+        self.table = fill_table(self._sizes, (unit, self._up, slots))
 
     @cached_property
     def values(self) -> NDArray[np.float32]:
@@ -73,9 +125,23 @@ class PersistentTable:
 
     def plan(self, slots: int) -> PersistentPlan | None:
         """Return the best plan in so many slots, or None if there is none."""
-        from trainwright.plan.memory._persistent import walk_table
+        from trainwright.plan.memory._dynamic_programs import choose_persistent
 
-        rows, seconds = walk_table(self._sizes, self.table, self.start, (self.unit, self._up, slots))
-        if not len(rows):
+        if not np.isfinite(self.values[slots]):
             return None
-        return PersistentPlan(operations=operations_of(rows), seconds=seconds)
+        sizes, grid, seconds = self._sizes, (self.unit, self._up, slots), 0.0
+
+        def choose(node: PlanNode) -> tuple[int, int, PlanNode, None]:
+            nonlocal seconds
+            s, t, m, _ = node
+            option, split = choose_persistent(sizes, self.table, grid, (s, t, m))
+            if split < 0:
+                seconds += sizes.forward[option] + sizes.backward[option]
+            else:
+                seconds += sizes.no_grad_forward[s:split].sum()
+            held = sizes.saved[option] if split < 0 else sizes.output[split]
+            inner = PlanNode(s + 1 if split < 0 else split, t, m - int(held + self._up) // self.unit)
+            return option - int(sizes.first[s]) if split < 0 else -1, split, inner, None
+
+        rows = rows_of_nodes(PlanNode(0, len(sizes.no_grad_forward) - 1, slots), choose)
+        return PersistentPlan(operations=operations_of(rows), seconds=float(seconds))

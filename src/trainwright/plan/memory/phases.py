@@ -29,7 +29,6 @@ from trainwright.plan.memory.operations import (
 )
 from trainwright.plan.memory.simulate import simulate
 from trainwright.plan.memory.sizes import Sizes, sizes_of
-from trainwright.plan.memory.skips import count_skips
 from trainwright.randomness import rng
 
 __all__ = ["HURRIES", "Phases", "anneal_all", "improve_plan", "phases_of", "rates_of", "save_everything"]
@@ -51,8 +50,7 @@ def improve_plan(chain: Chain, budget_bytes: int, operations: tuple[Operation, .
     """Return a plan without copies that is at least as fast within the budget as the given one, which must be valid."""
     best, before = operations, simulate(chain, operations, budget_bytes=budget_bytes)
     least = before.seconds
-    # Values that skip stages are counted as they are alive in the plan that is known; the simulator decides.
-    sizes, n = sizes_of(count_skips(chain, before.skip_bytes_by_stage)), len(chain.steps)
+    sizes, n = sizes_of(chain), len(chain.steps)
     starts = [phases_of(n, rows_of(operations)), save_everything(n)]
     for seconds, rows in anneal_all(sizes, budget_bytes - chain.fixed_bytes, _NO_LINK, starts):
         if seconds < least:

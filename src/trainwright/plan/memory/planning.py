@@ -16,7 +16,6 @@ from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.phases import improve_plan
 from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.simulate import simulate
-from trainwright.plan.memory.skips import SkipGuesses
 from trainwright.validators import check, one_of
 
 __all__ = [
@@ -45,8 +44,7 @@ def plan_chain(
 ) -> Plan:
     """Return the fastest plan found for a chain within a budget, with a lower bound on every plan.
 
-    `dp` is the best persistent plan improved by annealing; `exact` searches until nothing better can exist, without
-    the values that skip stages (what it finds is the plan if it fits with them, and a bound in any case); `auto` is
+    `dp` is the best persistent plan improved by annealing; `exact` searches until nothing better can exist; `auto` is
     `dp` and an exact search of bounded size. With `offload`, values may also wait on the host, behind a link of
     `bandwidth` bytes per second each way. Raises InfeasibleBudget.
     """
@@ -76,7 +74,7 @@ def plan_chain(
         if solver == "exact" and not searched.finished:
             raise ChainError(
                 f"solver: got 'exact' for {len(chain.stages)} stages, more than can be searched; allowed: chains of "
-                "about 14 stages, and where values skip some, plans that need no bytes for these; take 'auto'"
+                "about 14 stages; take 'auto'"
             )
     # With copies: start from the plan without them, and from the one of the least budget.
     if offload and bandwidth is not None:
@@ -112,29 +110,22 @@ def _persistent_plan(chain: Chain, budget_bytes: int, slots: int) -> tuple[Opera
     if needed > budget_bytes:
         return None
     found = [(simulate(chain, lowest).seconds, lowest)]
-    guesses = SkipGuesses(chain)
-
-    def offer_plan(operations: tuple[Operation, ...]) -> None:
-        simulation = simulate(chain, operations)
-        guesses.learn(simulation.skip_bytes_by_stage)
-        if simulation.peak_bytes <= budget_bytes:
-            found.append((simulation.seconds, operations))
-
     # Finer slots help where rounding up costs a plan; on long chains they cost too much time.
     counts = (slots, slots * _FINE) if len(chain.stages) <= _LONGEST_FINE else (slots,)
-    # What skips stages is guessed, sizes are rounded: the simulator decides on each plan that comes out.
-    for guess in guesses:
-        for count in counts:
-            for rounding in ("up", "nearest"):
-                solved = solve_persistent(guess, budget_bytes, slots=count, rounding=rounding)
-                if solved is not None:
-                    offer_plan(solved.operations)
-            # More slots are of no use where a slot is a byte, or the bound of sizes rounded down is nearly reached.
-            if budget_bytes - chain.fixed_bytes <= count:
-                break  # one byte a slot
-            bound = solve_persistent(guess, budget_bytes, slots=count, rounding="down")
-            if bound is not None and min(seconds for seconds, _ in found) <= bound.seconds * (1 + _GAP):
-                break
+    # Sizes are rounded: the simulator decides on each plan that comes out.
+    for count in counts:
+        for rounding in ("up", "nearest"):
+            solved = solve_persistent(chain, budget_bytes, slots=count, rounding=rounding)
+            if solved is not None:
+                simulation = simulate(chain, solved.operations)
+                if simulation.peak_bytes <= budget_bytes:
+                    found.append((simulation.seconds, solved.operations))
+        # More slots are of no use where a slot is a byte, or the bound of sizes rounded down is nearly reached.
+        if budget_bytes - chain.fixed_bytes <= count:
+            break  # one byte a slot
+        bound = solve_persistent(chain, budget_bytes, slots=count, rounding="down")
+        if bound is not None and min(seconds for seconds, _ in found) <= bound.seconds * (1 + _GAP):
+            break
     return min(found, key=lambda each: each[0])[1]
 
 

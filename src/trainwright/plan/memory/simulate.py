@@ -2,9 +2,8 @@
 
 It shares no code with the solvers, so that what they claim is checked here. Three resources work in order: the device
 computes one operation after another; copies to the host and copies back wait in one queue each. Bytes are charged when
-an operation or a copy back starts (those that a forward makes to skip stages with its temporaries), and freed when an
-operation ends, or a copy to the host has ended and nobody reads the device's value any more. Work waits for its inputs
-and, within a budget, for bytes that are about to be freed.
+an operation or a copy back starts and freed when an operation ends, or a copy to the host has ended and nobody reads
+the device's value any more. Work waits for its inputs and, within a budget, for bytes that are about to be freed.
 """
 
 import math
@@ -14,7 +13,6 @@ from dataclasses import dataclass, field
 
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
-from trainwright.plan.memory.skips import SkipAccounting
 
 __all__ = ["LaneSpan", "MemoryPoint", "PlanViolation", "Simulation", "simulate"]
 
@@ -30,14 +28,12 @@ class MemoryPoint:
     gradient_bytes: int
     temporary_bytes: int
     parameter_gradient_bytes: int
-    skip_bytes: int
-    """Of values that skip stages."""
 
     @property
     def total_bytes(self) -> int:
         """All of them."""
         held = self.fixed_bytes + self.output_bytes + self.saved_bytes
-        return held + self.gradient_bytes + self.temporary_bytes + self.parameter_gradient_bytes + self.skip_bytes
+        return held + self.gradient_bytes + self.temporary_bytes + self.parameter_gradient_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +66,6 @@ class Simulation:
     """Who holds the bytes of the peak."""
     points: tuple[MemoryPoint, ...] = field(repr=False)
     spans: tuple[LaneSpan, ...] = field(repr=False)
-    skip_bytes_by_stage: tuple[int, ...] = field(repr=False, default=())
-    """The most of values that skip stages, while the backward of each stage (the first's at 1) is the next to come."""
     wait_input_seconds: float = 0.0
     """Idle because a copy had not arrived."""
     wait_memory_seconds: float = 0.0
@@ -121,9 +115,7 @@ class _Machine:
         self.alive: dict[_Key, tuple[int, int]] = {}  # on the device: bytes, option
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
-        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.output_gradient_bytes, 0, 0, 0]  # as a Point has them
-        self.skipped = SkipAccounting(chain, operations)
-        self.skip_most = [0] * (len(self.steps) + 1)
+        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.output_gradient_bytes, 0, 0]  # as a Point has them
         self.points: list[MemoryPoint] = []
         self.spans: list[LaneSpan] = []
         self.peak, self.peak_at, self.peak_owners = -1, 0, self._peak_owners(None)
@@ -151,7 +143,6 @@ class _Machine:
             peak_owners=self.peak_owners,
             points=tuple(self.points),
             spans=tuple(self.spans),
-            skip_bytes_by_stage=tuple(self.skip_most),
             wait_input_seconds=self.waits["input"],
             wait_memory_seconds=self.waits["memory"],
             violation=violation,
@@ -170,7 +161,6 @@ class _Machine:
             self.host.pop(key, None)
             if key in self.alive:
                 self._free_value(key)
-            self.skipped.do(place, operation)
             self._note_point()
             return None
         if not self.linked:
@@ -181,7 +171,6 @@ class _Machine:
             self.host[key] = self.alive[key]
             self.readers[key] = self._last_reader(key)
             self.outgoing.append(_Copy(place, key, float(self.alive[key][0]), self.now))
-            self.skipped.do(place, operation)
         else:
             if key not in self.host or coming:
                 return PlanViolation(place, f"{operation}: it is not on the host")
@@ -228,7 +217,6 @@ class _Machine:
             if read in self.alive and read not in self.readers:  # one that is leaving goes when its copy ends
                 self._free_value(read)
         self.done = self.place
-        self.skipped.do(self.place, operation)
         self._release_value()
         self._note_point()
         self._start_copies()
@@ -285,7 +273,7 @@ class _Machine:
             made, temporary, seconds = option.saved_bytes, option.forward_temporary_bytes, option.forward_seconds
         else:
             made, temporary, seconds = stage.output_bytes, stage.no_grad_temporary_bytes, stage.no_grad_seconds
-        return made, max(temporary, self.skipped.made_bytes(number)), seconds
+        return made, temporary, seconds
 
     def _free_value(self, key: _Key) -> None:
         size, _ = self.alive.pop(key)
@@ -328,7 +316,6 @@ class _Machine:
         if arrived and sum(self.sums) + size <= self.room:
             self.copying_in, head.start = True, self.now
             self.alive[head.key] = self.host[head.key]
-            self.skipped.came(head.key)
             self.sums[1 if head.key[0] is Value.OUTPUT else 2] += size
             self._note_point()
 
@@ -376,14 +363,10 @@ class _Machine:
             if key not in flying and last <= self.done:
                 del self.readers[key]
                 self._free_value(key)
-                self.skipped.left(key)
 
     # Records
 
     def _note_point(self, extra: tuple[str, int, int] | None = None) -> None:
-        if self.chain.skips:
-            self.sums[6] = self.skipped.alive_bytes(self.alive)
-            self.skip_most[self.gradient] = max(self.skip_most[self.gradient], self.sums[6])
         point = MemoryPoint(self.now, *self.sums)
         if not self.points or point != self.points[-1]:
             self.points.append(point)
@@ -395,8 +378,6 @@ class _Machine:
         if self.chain.input_bytes:
             owners.append(("input", self.chain.input_bytes))
         owners += [(_name_of(key), size) for key, (size, _) in self.alive.items() if size]
-        if self.sums[6]:
-            owners.append(("values that skip stages", self.sums[6]))
         if extra and extra[2]:
             owners.append((f"{extra[0]} {extra[1]}", extra[2]))
         if self.sums[5]:

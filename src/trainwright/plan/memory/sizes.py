@@ -6,7 +6,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.skips import fold_skips
 
 __all__ = ["Sizes", "sizes_of"]
 
@@ -36,8 +35,7 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(chain: Chain) -> Sizes:
-    """Return a chain's numbers as arrays, with what skips stages among them (see `fold_skips`)."""
-    chain = fold_skips(chain)
+    """Return a chain's numbers as arrays."""
     steps = chain.steps
     choices = [step.choices if step.options else (step,) for step in steps]
     flat = [choice for each in choices for choice in each]

@@ -128,7 +128,7 @@ def _collectives(listed: Sequence[tuple[Exchange, float]]) -> tuple[Collective, 
 
 
 def interval_of(breakdown: Breakdown, cluster: Cluster) -> tuple[float, float]:
-    """Return the 5 and 95 % points of an iteration's seconds over 200 draws, the same draws for every plan.
+    """Return the prediction interval of an iteration's seconds: the 5 and 95 % points of the same 200 draws for all.
 
     Each group of parts errs by a lognormal factor of its own with the relative error that the calibration found (of
     links the largest of the tiers', and that of what hides behind computation); a cluster that nobody has measured errs

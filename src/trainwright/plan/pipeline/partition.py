@@ -159,7 +159,7 @@ class RematerialisationTables:
 
     def _across(self, unit: int, last: int) -> NDArray[np.float32]:
         """D(s, last, m, k) for all s, with k in slots."""
-        from trainwright.plan.pipeline._rematerialised import fill_across
+        from trainwright.plan.memory._dynamic_programs import fill_across
 
         end = self._steps if last == self._layers else last
         return fill_across(self._sizes, self._persistent(unit).table, end - 1, (unit, unit - 1, _SLOTS))

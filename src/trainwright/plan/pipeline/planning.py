@@ -99,11 +99,10 @@ def plan_pipeline(
     Raises InfeasibleBudget if nothing fits.
     """
     check_schedule(schedule, PLANNED)
-    if chain.skips:
+    if chain.fixed.get("skips"):
         raise PipelineError(
-            f"chain: got values that skip stages ({chain.skips[0].name or 'the first'} from stage "
-            f"{chain.skips[0].maker}); allowed: a chain whose stages hand everything on, as "
-            "tw.memory.pipeline makes of a model"
+            f"chain: got values that skip stages ({chain.fixed['skips']} bytes); allowed: a chain whose stages hand on "
+            "one value, as tw.memory.pipeline makes of a model"
         )
     chain, weights = _without_gradients(chain), weights or WeightBytes()
     problem = PipelineProblem(chain, stages=stages, microbatches=microbatches, bandwidth=bandwidth, weights=weights)

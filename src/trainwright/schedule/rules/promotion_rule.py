@@ -1,4 +1,7 @@
-"""What a promotion rule is: a frozen configuration, a pure fold of events into an index, and verdicts from it."""
+"""The base of promotion rules, early stopping among them: who decides whether a trial continues, pauses or stops.
+
+A rule is a frozen configuration, a pure fold of events into an index, and verdicts from it.
+"""
 
 from dataclasses import dataclass
 from typing import Any

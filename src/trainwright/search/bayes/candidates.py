@@ -5,9 +5,10 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
+from trainwright.search.view import SearchView
 from trainwright.space import Space
 
-__all__ = ["Moves", "fill_gaps", "make_legal"]
+__all__ = ["Moves", "fill_gaps", "make_legal", "moves_of"]
 
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
@@ -98,13 +99,23 @@ class Moves:
         return make_legal(self.space, near.reshape(-1, self.space.dimension), generator)
 
     def _changed(self, generator: np.random.Generator, values: Array, columns: Places, size: float | Array) -> Array:
-        """Return other values: for numbers a normal step of at least one grid point, for choices another code."""
-        step = size * generator.standard_normal(values.shape)
-        changed = values + np.copysign(np.maximum(np.abs(step), self._least[columns]), step)
+        """Return other values: for numbers a normal step of about `size`, for choices another code."""
+        steps = size * generator.standard_normal(values.shape)
+        others = generator.random(values.shape) if self._choice[columns].any() else np.zeros(values.shape)
+        return self.change(values, columns, steps, others)
+
+    def change(self, values: Array, columns: Places, steps: Array, others: Array) -> Array:
+        """Return other values of columns: numbers moved by `steps`, choices by `others` in [0, 1) of their codes."""
+        # A step is at least one grid point.
+        changed = values + np.copysign(np.maximum(np.abs(steps), self._least[columns]), steps)
         changed = np.where((changed < 0.0) | (changed > 1.0), 2.0 * values - changed, changed)  # back in, from a bound
-        choice = self._choice[columns]
-        if choice.any():
-            points = self._points[columns]
-            other = 1.0 + np.floor(generator.random(values.shape) * (points - 1))
-            changed = np.where(choice, (values + other) % np.maximum(points, 1), changed)
-        return changed
+        points = np.maximum(self._points[columns], 1)
+        return np.where(self._choice[columns], (values + 1.0 + np.floor(others * (points - 1))) % points, changed)
+
+
+def moves_of(view: SearchView) -> Moves:
+    """Return the moves in a view's space, made once."""
+    moves = view.memo.get("moves")
+    if not isinstance(moves, Moves):
+        moves = view.memo["moves"] = Moves(view.space)
+    return moves

@@ -34,28 +34,21 @@ def _sides(Z: Floats, row: int, size: int, below: Small, above: Small) -> None:
 
 
 @compiled
-def _enter(Z: Floats, classes: Small, start: int, stop: int, counts: Floats) -> None:
-    """Count rows start to stop - 1 among all before them, and they among these; O(stop * (stop - start))."""
+def _count(Z: Floats, classes: Small, size: int, start: int, stop: int, counts: Floats, among: bool) -> None:
+    """Fill counts of rows start to stop - 1 with how many of the first `size` rows dominate each.
+
+    With `among` they are compared with all rows before them instead, whose counts grow; O(stop * (stop - start)).
+    """
     below, above = np.empty(stop, np.int8), np.empty(stop, np.int8)
     for row in range(start, stop):
-        _sides(Z, row, row, below, above)
+        first = row if among else size
+        _sides(Z, row, first, below, above)
         row_class, dominators = classes[row], 0
-        for i in range(row):
+        for i in range(first):
             equal = classes[i] == row_class
             dominators += (classes[i] > row_class) | (equal & (below[i] > above[i]))
-            counts[i] += (classes[i] < row_class) | (equal & (below[i] < above[i]))
-        counts[row] = dominators
-
-
-@compiled
-def _count(Z: Floats, classes: Small, size: int, start: int, stop: int, counts: Floats) -> None:
-    """Fill counts of rows start to stop - 1 with how many of the first `size` rows dominate each."""
-    below, above = np.empty(size, np.int8), np.empty(size, np.int8)
-    for row in range(start, stop):
-        _sides(Z, row, size, below, above)
-        row_class, dominators = classes[row], 0
-        for i in range(size):
-            dominators += (classes[i] > row_class) | ((classes[i] == row_class) & (below[i] > above[i]))
+            if among:
+                counts[i] += (classes[i] < row_class) | (equal & (below[i] < above[i]))
         counts[row] = dominators
 
 
@@ -87,11 +80,11 @@ class Dominance:
 
     def enter(self, start: int, stop: int, counts: Array) -> None:
         """Bring the counts of the first `start` rows to those of the first `stop`."""
-        _enter(self._Z, self._classes, start, stop, counts)
+        _count(self._Z, self._classes, 0, start, stop, counts, among=True)
 
     def count(self, size: int, start: int, stop: int, counts: Array) -> None:
         """Fill the counts of rows start to stop - 1 by the first `size` rows alone."""
-        _count(self._Z, self._classes, size, start, stop, counts)
+        _count(self._Z, self._classes, size, start, stop, counts, among=False)
 
 
 def dominated_shares(losses: Array) -> Array:

@@ -1,17 +1,16 @@
 """A forest kept between calls: a pure function of its settings and of the told rows in their order."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
-from trainwright.search.bayes import targets as target_kernels
 from trainwright.search.bayes import trees as tree_kernels
 from trainwright.search.bayes.dominance import Dominance, dominated_shares
 from trainwright.search.bayes.loop import add_penalties, draw_weights
-from trainwright.search.bayes.rung_scale import RungScale, scale_size
+from trainwright.search.bayes.loss_scale import LossScale, RungScale, scale_size
 from trainwright.search.view import SearchView
 from trainwright.space import Space
 
@@ -69,18 +68,8 @@ class Trees:
         return mu, sd
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Scale:
-    """What losses are worth, as of some first rows."""
-
-    limits: Array
-    bads: Array
-    losses: Array  # [outcomes, finite], in order
-    targets: Array  # of these
-
-
 class Forest:
-    """Trees that take what was told since by `update`: new rows extend them, and each is planted anew now and then.
+    """Fits a surrogate of trees: new rows extend them by `update`, and each tree is planted anew now and then.
 
     `recalled` [objectives, rows] are the targets of the view's first rows, if these are another study's. A tree is
     planted from at most `max_rows` rows.
@@ -109,10 +98,9 @@ class Forest:
         self._failed = np.zeros(_ROOM, np.bool_)
         self._order = np.zeros((outcomes, _ROOM), np.int32)  # finite rows by loss
         self._targets = np.zeros((outcomes, _ROOM))  # on the scale of all rows
-        self._bounds, self._limits = bounds, np.full(outcomes, np.inf)  # of losses, of targets
-        self._bads = np.full(outcomes, 0.5)
-        nothing = np.zeros((outcomes, 0))
-        self._scale_of_growth = _Scale(limits=self._limits, bads=self._bads, losses=nothing, targets=nothing)
+        self._bounds = bounds
+        self._scales: list[LossScale] = []  # of all rows
+        self._growth_scales: list[LossScale] = []  # on which the trees grow
         self._growth_targets = np.zeros((outcomes, _ROOM))  # on the scale that held when each row came
         self._plain = not np.isfinite(bounds).any()
         self._born = np.zeros(tree_count, np.int64)  # rows from which each tree was planted
@@ -157,11 +145,14 @@ class Forest:
             stop, new = min(count, later - 1), start
             if size == start + 1:
                 self._rank(start, size)
-                self._set_scale(size)
+                # The scale of the first `size` rows is kept for the growth of the next.
+                self._scale(size)
+                self._growth_scales = self._scales
+                self._growth_targets[:, :size] = self._targets[:, :size]
                 new = size
             self._place(new, stop, size)
             self._rank(new, stop)
-            y = self._penalise(self._growth_targets, self._scale_of_growth.limits, stop, basis=size)
+            y = self._penalise(self._growth_targets, self._growth_scales, stop, basis=size)
             self.trees.grow(self._M, y, start, stop, born)
             start = stop
         self._born = born
@@ -184,26 +175,12 @@ class Forest:
             places = np.searchsorted(self._losses[old, j], losses[by_loss], side="right")
             self._order[j, : self._finite] = np.insert(old, places, rows[by_loss])
 
-    def _set_scale(self, size: int) -> None:
-        """Scale the first `size` rows, which are those in order, and keep the scale for the growth of the next."""
-        self._scale(size)
-        order = self._order[:, : self._finite]
-        self._growth_targets[:, :size] = self._targets[:, :size]
-        self._scale_of_growth = _Scale(
-            limits=self._limits.copy(),
-            bads=self._bads.copy(),
-            losses=np.take_along_axis(self._losses.T, order, axis=1),
-            targets=np.take_along_axis(self._targets, order, axis=1),
-        )
-
     def _place(self, start: int, stop: int, size: int) -> None:
         """Place rows among the first `size`, on whose scale the trees grow."""
-        scale = self._scale_of_growth
         if self._dominance is not None:
             self._dominance.count(size, start, stop, self._losses[:, 0])
-        target_kernels.place(
-            self._losses, self._failed, scale.losses, scale.targets, scale.bads, start, stop, self._growth_targets
-        )
+        for j, scale in enumerate(self._growth_scales):
+            self._growth_targets[j, start:stop] = scale.place(self._losses[start:stop, j], self._failed[start:stop])
         self._recall(self._growth_targets)
 
     def _recall(self, targets: Array) -> None:
@@ -217,26 +194,28 @@ class Forest:
         """Give each leaf the mean target of its rows; return all rows' targets."""
         if self._scaled != self.count:
             self._scale(self.count)
-        y = self._penalise(self._targets, self._limits, self.count, basis=self.count)
+        y = self._penalise(self._targets, self._scales, self.count, basis=self.count)
         self.trees.average(y)
         return y
 
     def _scale(self, count: int) -> None:
+        """Scale the first `count` rows, which are those in order."""
         self._scaled = count
-        target_kernels.scale(
-            self._losses, self._failed, self._order, self._finite, count, self._targets, self._bounds, self._limits,
-            self._bads,
-        )  # fmt: skip
+        orders = self._order[:, : self._finite]
+        self._scales = [LossScale.of(self._losses[order, j], self._bounds[j]) for j, order in enumerate(orders)]
+        for targets, order, scale in zip(self._targets, orders, self._scales, strict=True):
+            targets[:count] = scale.bad
+            targets[order] = scale.targets
         self._recall(self._targets)
 
-    def _penalise(self, targets: Array, limits: Array, count: int, *, basis: int) -> Array:
+    def _penalise(self, targets: Array, scales: Sequence[LossScale], count: int, *, basis: int) -> Array:
         """Return the first `count` rows' targets with a penalty for broken bounds.
 
         What the failed ones among them get is decided by the first `basis`.
         """
         if self._plain:
             return np.asarray(targets[0, :count])
-        y: Array = add_penalties(targets[:, :count], 1, limits)[0]
+        y: Array = add_penalties(targets[:, :count], 1, np.array([scale.limit for scale in scales]))[0]
         failed = self._failed[:count].copy()
         failed[: self._recalled.shape[1]] = False
         # Set after the penalties: a failed trial is as bad as the worst sum, not as the sum of the worst.

@@ -143,7 +143,7 @@ def fit(
     *,
     like: Hyperparameters | None = None,
 ) -> Hyperparameters:
-    """Return the most probable hyperparameters for targets `y` of deviation about 1: L-BFGS from four starts.
+    """Fit the surrogate: the most probable hyperparameters for targets `y` of deviation about 1, by L-BFGS.
 
     For a part of points that were fitted before, `like` has their signal and noise, from which fewer steps will do.
     """

@@ -63,7 +63,7 @@ class GaussianProcessSearcher(BayesianSearcher):
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
         # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
-        # as the forest does, found less on learning curves (`benchmarks/search/rules.py`).
+        # as the forest does, found less on learning curves (`benchmarks/fidelity/run.py`).
         targets = _make_targets(view.outcomes[places], view.bounds, view.objectives)
         improvement = Improvement(view.space, embedding, posteriors, targets, weights)
         # Pending trials count at their posterior mean, so that no proposal crowds them.

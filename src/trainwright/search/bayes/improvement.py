@@ -51,7 +51,7 @@ class Improvement(Acquisition):
         self._feature = np.array([embedding.unit_of[c] for c in continuous], dtype=np.intp)
 
     def believe(self, rows: Array) -> None:
-        """Take rows without result as told at their posterior mean: the mean stays, the deviation falls.
+        """Take pending points, which have no result yet, as told at their posterior mean: only the deviation falls.
 
         They are believed without noise, or a noisy study would propose the same place until a result is back.
         """

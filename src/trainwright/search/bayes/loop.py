@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
-from trainwright.search.bayes.candidates import Moves
+from trainwright.search.bayes.candidates import moves_of
 from trainwright.search.quasirandom import draw_spread, from_the_middle
 from trainwright.search.searcher import draw_new, propose, propose_default
 from trainwright.search.view import SearchView
@@ -35,7 +35,7 @@ _PENALTY = 2.0  # of a broken bound, times its excess
 
 
 class Acquisition(ABC):
-    """What a surrogate believes, for one question: the trials `numbers` that share their candidates.
+    """An acquisition function: what a surrogate believes, for the trials `numbers` that share their candidates.
 
     An appetite is a number for each trial by which scores may weigh what is unknown.
     """
@@ -107,7 +107,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         self, view: SearchView, acquisition: Acquisition, numbers: Sequence[int], known: set[bytes], taken: set[bytes]
     ) -> Array:
         """Return for each trial the row of least score that is neither known nor taken, after a local search."""
-        moves, good, appetites = _moves(view), acquisition.good, acquisition.appetites
+        moves, good, appetites = moves_of(view), acquisition.good, acquisition.appetites
         count = max(self.candidates, _PER_PROPOSAL * len(numbers))
         rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), good, count, acquisition.draw)
         predicted = acquisition.predict(rows)
@@ -178,13 +178,6 @@ def _extend(acquisition: Acquisition, rows: Array, predicted: Array, more: Array
     if not len(more):
         return rows, predicted
     return np.concatenate([rows, more]), np.concatenate([predicted, acquisition.predict(more)], axis=1)
-
-
-def _moves(view: SearchView) -> Moves:
-    moves = view.memo.get("moves")
-    if not isinstance(moves, Moves):
-        moves = view.memo["moves"] = Moves(view.space)
-    return moves
 
 
 def add_penalties(targets: Array, objectives: int, bounds: Array) -> Array:

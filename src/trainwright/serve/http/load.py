@@ -101,17 +101,14 @@ class LoadTest(Settings, error=ServeConfigError):
             generator = rng(self.seed, "load bodies", count)
             rows = int(generator.integers(self.rows[0], self.rows[1] + 1))
             x = _draw_rows(tensor, rows, generator)
-            message = self._write_message(url, *encode(x, self.options, binary=self.binary))
-            requests.append(_Request(message, rows, reference(x) if reference else None))
+            content, headers = encode(x, self.options, binary=self.binary)
+            headers |= {"Host": urlsplit(url).netloc, "Content-Length": str(len(content))}
+            if self.token is not None:
+                headers["Authorization"] = f"Bearer {self.token}"
+            lines = [f"{name}: {value}\r\n" for name, value in headers.items()]
+            head = f"POST /v2/models/{self.name}/infer HTTP/1.1\r\n{''.join(lines)}\r\n"
+            requests.append(_Request(head.encode() + content, rows, reference(x) if reference else None))
         return asyncio.run(_Run(self, url, requests).result())
-
-    def _write_message(self, url: str, content: bytes, headers: Mapping[str, str]) -> bytes:
-        """Return a whole HTTP request as it is sent."""
-        lines = [f"POST /v2/models/{self.name}/infer HTTP/1.1", f"Host: {urlsplit(url).netloc}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        if self.token is not None:
-            lines.append(f"Authorization: Bearer {self.token}")
-        return "\r\n".join([*lines, f"Content-Length: {len(content)}", "\r\n"]).encode() + content
 
 
 def arrivals(kind: str, rate: float, seconds: float, seed: int) -> Array:
@@ -162,14 +159,14 @@ class _Run:
         whole = load.warm_up_seconds + load.seconds
         if load.kind == "closed":
             self._start = time.perf_counter()
-            await asyncio.gather(*(self._run_client(number, whole) for number in range(load.clients)))
+            await asyncio.gather(*(self._closed_loop(number, whole) for number in range(load.clients)))
         else:
             await self._open_loop(arrivals(load.kind, load.rate, whole, load.seed))
         for _, writer in self._free:
             writer.close()
         return self._summarise_run()
 
-    async def _run_client(self, number: int, whole: float) -> None:
+    async def _closed_loop(self, number: int, whole: float) -> None:
         while (now := time.perf_counter() - self._start) < whole:
             await self._send_one(number, now, late=False)
             number += self._load.clients

@@ -4,12 +4,11 @@ What it takes to hand rows to another process and to wake it, and what processes
 in no time table.
 """
 
-import statistics
 import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -27,16 +26,6 @@ _LIMIT_SECONDS = 60.0  # of one answer
 _LEAST_GAIN, _LEAST_SINGLE, _GREAT_GAIN = 1.1, 0.9, 3.0  # of worker processes over none, see `fastest_plan`
 
 
-@dataclass(kw_only=True)
-class _Measured:
-    """A plan, started once, and its rows a second in each turn."""
-
-    plan: DeploymentPlan
-    service: Deployment
-    loaded: list[float] = field(default_factory=list)
-    single: list[float] = field(default_factory=list)
-
-
 def fastest_plan(ensemble: Ensemble, plans: Sequence[DeploymentPlan]) -> DeploymentPlan:
     """Return the plan with most rows a second of those that run, with what was `measured`.
 
@@ -45,39 +34,38 @@ def fastest_plan(ensemble: Ensemble, plans: Sequence[DeploymentPlan]) -> Deploym
     """
     # A plan whose workers end even once is none to choose, and a queue without a limit refuses no load.
     settings = DeploymentSettings(start_seconds=120.0, queue_rows=1_000_000, failures=1, move=False)
-    every = [_Measured(plan=plan, service=Deployment(ensemble, plan, settings=settings)) for plan in plans]
-    failure: ServeError | None = None
+    services = [(plan, Deployment(ensemble, plan, settings=settings)) for plan in plans]
+    running: list[tuple[DeploymentPlan, Deployment]] = []
+    failure: Exception | None = None
     try:
-        # In turns, so that what disturbs the machine disturbs all alike; the others are idle meanwhile.
-        running = []
-        for one in every:
+        for plan, service in services:
             try:
-                one.service.start()
+                service.start()
                 # Warms up, and finds members that fail only under load.
-                _measure_loaded(one.service)
-                running.append(one)
+                _measure_loaded(service)
+                running.append((plan, service))
             except (ServeError, TimeoutError) as error:
-                failure = ServeError(f"allocate: no plan runs here ({error}); allowed: an ensemble that does")
-        for _ in range(_TURNS):
-            for one in running:
-                one.loaded.append(_measure_loaded(one.service))
-                one.single.append(_measure_single(one.service))
+                failure = error
+        # In turns, so that what disturbs the machine disturbs all alike; the others are idle meanwhile.
+        turns = [[(_measure_loaded(one), _measure_single(one)) for _, one in running] for _ in range(_TURNS)]
     finally:
-        for one in every:
-            one.service.drain(0.0)
+        for _, service in services:
+            service.drain(0.0)
     if not running:
-        raise failure or ServeError("allocate: got no plans")
+        raise ServeError(f"allocate: no plan runs here ({failure}); allowed: an ensemble that does")
+    rates = np.median(turns, axis=0).tolist()
     # The best of those with workers, if any runs.
-    best = max(running, key=lambda one: statistics.median(one.loaded) * (not one.plan.in_process))
-    measured = {"value": statistics.median(best.loaded)}
-    for inside in (one for one in running if one.plan.in_process):
-        measured["in_process"] = statistics.median(inside.loaded)
-        # Under load workers may use more cores; single rows show what handing over costs.
-        gain = measured["value"] / measured["in_process"]
-        single = statistics.median(best.single) / statistics.median(inside.single)
-        if gain <= _LEAST_GAIN or (single <= _LEAST_SINGLE and gain <= _GREAT_GAIN):
-            return replace(inside.plan, measured={**measured, "value": measured["in_process"]})
-    return replace(best.plan, measured=measured)
+    best = max(range(len(running)), key=lambda place: rates[place][0] * (not running[place][0].in_process))
+    plan, (loaded, single) = running[best][0], rates[best]
+    measured = {"value": loaded}
+    for (other, _), (other_loaded, other_single) in zip(running, rates, strict=True):
+        if other.in_process:
+            measured["in_process"] = other_loaded
+            # Under load workers may use more cores; single rows show what handing over costs.
+            gain = loaded / other_loaded
+            if gain <= _LEAST_GAIN or (single / other_single <= _LEAST_SINGLE and gain <= _GREAT_GAIN):
+                return replace(other, measured={**measured, "value": other_loaded})
+    return replace(plan, measured=measured)
 
 
 def _measure_loaded(service: Deployment) -> float:

@@ -16,7 +16,7 @@ from trainwright.serve.placement.devices import Device, parse_devices, room_of
 from trainwright.serve.placement.integer_program import Matrix
 from trainwright.serve.placement.memory_model import MemoryModel
 from trainwright.serve.placement.time_tables import TimeTables
-from trainwright.serve.placement.units import Unit, check_units, packed_units
+from trainwright.serve.placement.units import Unit, packed_units
 from trainwright.serve.placement.worst_fit import worst_fit
 from trainwright.validators import check, integer, one_of
 
@@ -53,7 +53,12 @@ class DeploymentPlan:
     in_process: bool = False  # computed by the process that serves, without worker processes
 
     def __post_init__(self) -> None:
-        check_units(self.units, sum(len(unit.members) for unit in self.units))
+        listed = sorted(member for unit in self.units for member in unit.members)
+        if listed != list(range(len(listed))):
+            raise AllocationError(
+                f"Plan.units: hold members {', '.join(map(str, listed))}; allowed: each of 0 to {len(listed) - 1} in "
+                "exactly one unit"
+            )
         shape = len(self.devices), len(self.units)
         if [len(row) for row in self.matrix] != [shape[1]] * shape[0]:
             raise AllocationError(

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from trainwright.ensemble import Ensemble, Member
+from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError, ServeError
 from trainwright.randomness import rng
 from trainwright.serve.placement.devices import Device, thread_environment
@@ -101,14 +101,24 @@ def _fit_footprint(weight_bytes: int, batches: Sequence[int], peaks: Sequence[Se
 
 
 def _time_in_process(ensemble: Ensemble, device: Device, batches: Sequence[int]) -> dict[str, Any]:
-    request = _timing_request(ensemble.members, device, batches)
+    first = ensemble.members[0]
+    request = {
+        "members": [describe_member(member) for member in ensemble.members],
+        "device": "cpu" if device.kind == "cpu" else device.name,
+        "threads": device.threads,
+        "cores": list(device.cores),
+        "batches": list(batches),
+        "shape": list(first.input_shape or ()),
+        "dtype": first.input_dtype,
+    }
     # A process of its own, whose threads and cores are set before torch is loaded.
     command = [sys.executable, "-m", "trainwright.serve.placement.timing"]
+    path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[3]), *sys.path]))
     try:
         done = subprocess.run(
             command,
             input=json.dumps(request),
-            env=_process_environment(device),
+            env={**thread_environment(device.threads), "PYTHONPATH": path},
             capture_output=True,
             text=True,
             check=True,
@@ -121,42 +131,16 @@ def _time_in_process(ensemble: Ensemble, device: Device, batches: Sequence[int])
     return answer
 
 
-def _timing_request(members: Sequence[Member], device: Device, batches: Sequence[int]) -> dict[str, Any]:
-    first = members[0]
-    return {
-        "members": [describe_member(member) for member in members],
-        "device": "cpu" if device.kind == "cpu" else device.name,
-        "threads": device.threads,
-        "cores": list(device.cores),
-        "batches": list(batches),
-        "shape": list(first.input_shape or ()),
-        "dtype": first.input_dtype,
-    }
-
-
-def _process_environment(device: Device) -> dict[str, str]:
-    package = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join(filter(None, [package, *sys.path]))
-    return {**thread_environment(device.threads), "PYTHONPATH": path}
-
-
 def _run_process() -> None:
     request = json.loads(sys.stdin.read())
     if request["cores"] and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, request["cores"])
-    sys.stdout.write(json.dumps(_time_members(request)) + "\n")
-
-
-def _time_members(request: Mapping[str, Any]) -> dict[str, Any]:
     start = {"threads": request["threads"], "device": request["device"]}
     runner_of({**start, "members": []})
     context = _resident_bytes()
-    seconds, peaks = [], []
-    for member in request["members"]:
-        found, peak = _time_batches(request, runner_of({**start, "members": [member]}))
-        seconds.append(found)
-        peaks.append(peak)
-    return {"seconds": seconds, "peaks": peaks, "context": context}
+    found = [_time_batches(request, runner_of({**start, "members": [member]})) for member in request["members"]]
+    answer = {"seconds": [one for one, _ in found], "peaks": [one for _, one in found], "context": context}
+    sys.stdout.write(json.dumps(answer) + "\n")
 
 
 def _time_batches(request: Mapping[str, Any], runner: Runner) -> tuple[list[float | None], list[int | None]]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from trainwright.errors import AllocationError
 
-__all__ = ["Unit", "check_units", "packed_units"]
+__all__ = ["Unit", "packed_units"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -40,13 +40,3 @@ def packed_units(weights: Sequence[float], most: int | None) -> tuple[Unit, ...]
         loads[least] += weights[member]
         members[least].append(member)
     return tuple(sorted(Unit(members=tuple(sorted(each))) for each in members if each))
-
-
-def check_units(units: Sequence[Unit], count: int) -> None:
-    """Refuse units that leave out one of `count` members, or have one twice."""
-    listed = sorted(member for unit in units for member in unit.members)
-    if listed != list(range(count)):
-        raise AllocationError(
-            f"units: hold members {', '.join(map(str, listed)) or 'none'}; allowed: each of 0 to {count - 1} in "
-            "exactly one unit"
-        )

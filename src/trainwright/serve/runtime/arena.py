@@ -1,4 +1,4 @@
-"""What front and workers share: a ring of slots in memory that nothing can outlive, and messages that name its slots.
+"""The shared memory of front and workers: a ring of slots that nothing can outlive, and messages that name its slots.
 
 A slot holds the rows of one segment, `inputs [rows, ...]`, and a place for each member's answer,
 `predictions [members, rows, ...]`. On Linux the memory is a memfd, elsewhere a file without a name; workers inherit its

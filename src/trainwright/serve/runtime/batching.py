@@ -5,16 +5,12 @@ import time
 from collections import Counter, deque
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, TrainwrightError
 from trainwright.serve.service import Options, Response
 
-if TYPE_CHECKING:
-    from trainwright.serve.runtime.segments import SegmentSlot
-
-__all__ = ["Batcher", "Piece", "Request", "request_of"]
+__all__ = ["Batcher", "Piece", "Request", "SegmentSlot", "request_of"]
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -64,6 +60,23 @@ class Request:
         """Return the refusal of a request whose deadline has passed."""
         milliseconds = (self.deadline - self.admitted) * 1e3
         return DeadlinePassed(f"deadline_ms: {milliseconds:.3g} passed {words}")
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class SegmentSlot:
+    """A slot, and the segment in it."""
+
+    number: int
+    generation: int = 0
+    pieces: list[Piece] = field(default_factory=list)  # none while it is free
+    rows: int = 0
+    awaited: set[int] = field(default_factory=set)  # positions of the members that may still come
+    leases: int = 0  # tasks that a living worker has
+
+    @property
+    def wanted(self) -> bool:
+        """Say whether a request still waits for it."""
+        return any(piece.live for piece in self.pieces)
 
 
 def request_of(x: Array, options: Options, deadline_ms: float | None) -> Request:

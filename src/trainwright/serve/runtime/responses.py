@@ -79,7 +79,7 @@ def answer_of(
         found = {member: check_outputs(one, ensemble.members[member]) for member, one in sorted(predictions.items())}
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
-    combined, _ = combine_arrived(ensemble.rule, found, ensemble.weights)
+    combined = combine_arrived(ensemble.rule, found, ensemble.weights)
     prediction = combined if ensemble.calibration is None else ensemble.calibration.apply(combined)
     return make_answer(ensemble, request, prediction, members=found, missing=missing)
 

@@ -11,37 +11,19 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
 from trainwright.ensemble import Ensemble
 from trainwright.errors import RequestError, TrainwrightError
 from trainwright.serve.runtime.arena import Arena
-from trainwright.serve.runtime.batching import Batcher, Piece, Request
+from trainwright.serve.runtime.batching import Batcher, Request, SegmentSlot
 from trainwright.serve.runtime.responses import incomplete_refusal
 from trainwright.serve.service import DeploymentSettings
 
-__all__ = ["SegmentSlot", "Segments"]
+__all__ = ["Segments"]
 
 _LATE = "its answer did not come before the deadline"
-
-
-@dataclass(eq=False, kw_only=True, slots=True)
-class SegmentSlot:
-    """A slot, and the segment in it."""
-
-    number: int
-    generation: int = 0
-    pieces: list[Piece] = field(default_factory=list)  # none while it is free
-    rows: int = 0
-    awaited: set[int] = field(default_factory=set)  # positions of the members that may still come
-    leases: int = 0  # tasks that a living worker has
-
-    @property
-    def wanted(self) -> bool:
-        """Say whether a request still waits for it."""
-        return any(piece.live for piece in self.pieces)
 
 
 class Segments:

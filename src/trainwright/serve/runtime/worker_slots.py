@@ -22,7 +22,7 @@ from trainwright.serve.placement.deployment_plan import Instance
 from trainwright.serve.placement.devices import thread_environment
 from trainwright.serve.placement.units import Unit
 from trainwright.serve.runtime.arena import Arena, SlotTask, send_message
-from trainwright.serve.runtime.segments import SegmentSlot
+from trainwright.serve.runtime.batching import SegmentSlot
 from trainwright.serve.service import DeploymentSettings
 
 __all__ = ["Health", "ServingProcess", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]

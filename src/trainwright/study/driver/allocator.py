@@ -1,8 +1,7 @@
 """The allocator of a driver: which trials run on the engine, which change devices, and which start next."""
 
 import time
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from trainwright.schedule import DeviceAllocator
@@ -31,61 +30,23 @@ class Allocator:
     device_allocator: DeviceAllocator
 
     def __init__(self) -> None:
-        self._runs: dict[int, TrialRun] = {}
-        self.runs: Mapping[int, TrialRun] = MappingProxyType(self._runs)
-        """The runs on the engine by trial number, for others to read."""
-        self._in_transit: set[int] = set()
-        self._launches: list[Launch] = []
+        self.runs: dict[int, TrialRun] = {}
+        """The runs on the engine by trial number."""
+        self.in_transit: set[int] = set()
+        self.launches: list[Launch] = []
+        """What is to start on other devices at once."""
         self._left_at: dict[int, float] = {}  # trials on their way to their devices
         self._arrived: dict[int, tuple[float, float]] = {}  # those that reported there: start, and an epoch's seconds
         self._lost_nodes: set[int] = set()  # their first slots
 
-    def open(self, device_allocator: DeviceAllocator) -> None:
-        """Work for an allocator."""
-        self.device_allocator = device_allocator
-
-    # Runs.
-
-    def begin(self, trial: int, run: TrialRun) -> None:
-        """Note that a run is about to be launched."""
-        self._runs[trial] = run
-
-    def arrive(self, trial: int) -> None:
-        """Note that a trial is in transit no more, whether its start was written or is another's."""
-        self._in_transit.discard(trial)
-
-    def end(self, trial: int) -> TrialRun:
-        """Return the run that has ended, and forget it."""
-        return self._runs.pop(trial)
-
-    def end_all(self) -> list[tuple[int, TrialRun]]:
-        """Return all runs with their trials, and forget them: the engine is closed."""
-        runs = list(self._runs.items())
-        self._runs.clear()
-        return runs
-
-    def has(self, trial: int) -> bool:
-        """Whether a trial runs, or is in transit."""
-        return trial in self._runs or trial in self._in_transit
-
     # What the policy decides.
-
-    @property
-    def moving(self) -> bool:
-        """Whether a trial is to start on other devices at once."""
-        return bool(self._launches)
 
     def plan(self) -> None:
         """Ask the policy what to do; trials that change their devices do so at their next report."""
         for action in self.device_allocator.plan(time.monotonic()):
             if action.kind == "start":
-                self._launches.append(Launch(action.trial, action.block))
+                self.launches.append(Launch(action.trial, action.block))
                 self._left_at[action.trial] = time.monotonic()
-
-    def take_launches(self) -> list[Launch]:
-        """Return what is to be started now."""
-        launches, self._launches = self._launches, []
-        return launches
 
     def withdraw(self, gone: Iterable[int], per_node: int) -> bool:
         """Use the nodes of slots that the engine has lost no more; return whether any node is lost.
@@ -111,11 +72,8 @@ class Allocator:
         """Note a report, `ran` seconds after the training function was entered."""
         if not self.device_allocator.policy.resizes:
             return
-        running, estimates, now = (
-            self.device_allocator.running[trial],
-            self.device_allocator.estimates,
-            time.monotonic(),
-        )
+        running, estimates = self.device_allocator.running[trial], self.device_allocator.estimates
+        now = time.monotonic()
         start = None
         if (since := self._left_at.pop(trial, None)) is not None:
             # The first report after a start: what passed before the function was entered is the cost of a start.
@@ -137,10 +95,6 @@ class Allocator:
             start, first = self._arrived.pop(trial)
             estimates.saw_restart(len(running.block), start + max(0.0, first - seconds))
 
-    def note_last_report(self) -> None:
-        """Note that the trial that has just reported will not train on."""
-        self.device_allocator.changed = None
-
     def decide(self, trial: int) -> bool:
         """Return whether a trial that has just reported, and continues, does so where it is."""
         if not self.device_allocator.policy.resizes:
@@ -153,7 +107,7 @@ class Allocator:
     def depart(self, trial: int) -> None:
         """Note that a trial has ended its run to continue elsewhere: at once, or when devices are free."""
         running = self.device_allocator.running[trial]
-        self._in_transit.add(trial)
+        self.in_transit.add(trial)
         self._arrived.pop(trial, None)
         if running.target is None:
             self.device_allocator.note_preempted(trial)
@@ -161,7 +115,7 @@ class Allocator:
         before, now = len(running.block), time.monotonic()
         self._left_at[trial] = now
         self.device_allocator.note_resized(trial, now)
-        self._launches.append(Launch(trial, running.block, before))
+        self.launches.append(Launch(trial, running.block, before))
 
     def fall_back(self, trial: int, before: int) -> bool:
         """Let a trial that did not begin on more devices start on as many as `before`; False if it had no fewer."""
@@ -172,10 +126,10 @@ class Allocator:
             or not self.device_allocator.resize(running, before)
         ):
             return False
-        self._in_transit.add(trial)
+        self.in_transit.add(trial)
         self._left_at.pop(trial, None)
         self.device_allocator.note_resized(trial, time.monotonic())
-        self._launches.append(Launch(trial, running.block))
+        self.launches.append(Launch(trial, running.block))
         return True
 
     def release(self, trial: int) -> None:

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
@@ -20,7 +21,7 @@ from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed
 from trainwright.study.driver.gc_freeze import gc_frozen
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.leaving import Leaving
-from trainwright.study.driver.progress import Progress, Repeats
+from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.trial_queue import TrialQueue
 from trainwright.study.driver.trial_run import NO_ROOM, TrialRun, end_record, preemption_record
 from trainwright.study.projections import RuleProjection
@@ -38,53 +39,44 @@ _MOST_FAILURES = 100
 """So many failures end a run that was told no other limit, or as many as trials run if that is more."""
 
 
+@dataclass(kw_only=True, eq=False)
 class Driver:
     """Runs a study on an engine until its budget is used. Also the engine's handler.
 
     The log knows what has happened, the queue which trials wait, the allocator which run and on what.
     """
 
-    def __init__(
-        self,
-        log: StudyLog,
-        rule: RuleProjection,
-        view: SearchView,
-        searcher: Searcher,
-        heartbeat: Heartbeat,
-        *,
-        scheduler: Scheduler,
-        engine: Engine,
-        budget: Budget,
-        progress: Progress,
-        team: TeamSettings | None = None,
-    ) -> None:
-        self.log = log
-        self.rule = rule
-        self.heartbeat = heartbeat
-        self.scheduler = scheduler
-        self.engine = engine
-        self.budget = budget
-        self.progress = progress
-        self.team = team
+    log: StudyLog
+    rule: RuleProjection
+    view: SearchView
+    searcher: Searcher
+    heartbeat: Heartbeat
+    scheduler: Scheduler
+    engine: Engine
+    budget: Budget
+    progress: Progress
+    team: TeamSettings | None = None
+
+    def __post_init__(self) -> None:
+        log, say = self.log, self.progress.say
         self.allocator = Allocator()
-        self.leaving = Leaving(log, budget, self.allocator.runs, progress.say)
+        self.leaving = Leaving(log, self.budget, self.allocator.runs, say)
         self.queue = TrialQueue(
-            log,
-            rule,
-            view,
-            searcher,
+            log=log,
+            rule=self.rule,
+            searcher_view=self.view,
+            searcher=self.searcher,
             allocator=self.allocator,
-            budget=budget,
-            progress=progress,
+            budget=self.budget,
+            progress=self.progress,
             fits=self.leaving.time.fits,
-            team=team is not None,
+            team=self.team is not None,
         )
         self._watched_at = time.monotonic()
         self._directory = None if log.directory is None else str(log.directory.resolve())
         self._failed_before = failed_numbers(log.state)  # in earlier runs: they say nothing of this one
         self._rejected = 0  # trials that a verdict never let start
-        self._repeats = Repeats(log.directory, progress.say)
-        self._checkpoint_retry = RetryOnFullDisk(0.0 if team is None else team.give_up_seconds, progress.say)
+        self._checkpoint_retry = RetryOnFullDisk(0.0 if self.team is None else self.team.give_up_seconds, say)
         self._checkpoint_retry.interrupted = log.retry.interrupted = lambda: self.leaving.signalled
 
     def run(self, train: TrainFunction) -> None:
@@ -105,11 +97,15 @@ class Driver:
         free_slots = policy.free_slots(slots, per_node)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
-        survival, left = self.queue.survival, partial(self.leaving.time_left, slots)
-        device_allocator = DeviceAllocator(
-            policy, self.queue, free_slots, slots=slots, rungs=rungs, survival=survival, seconds_left=left
+        self.allocator.device_allocator = DeviceAllocator(
+            policy,
+            self.queue,
+            free_slots,
+            slots=slots,
+            rungs=rungs,
+            survival=lambda running: self.rule.survival(running, self.queue.view()),
+            seconds_left=partial(self.leaving.time_left, slots),
         )
-        self.allocator.open(device_allocator)
         self.log.add_projection(self.queue)
         with gc_frozen(), self.leaving.signals:
             try:
@@ -125,7 +121,8 @@ class Driver:
                 try:
                     self.engine.close()
                 finally:
-                    self._preempt_all(self.queue.release())
+                    self.queue.release()
+                    self._preempt_all()
         if self.leaving.signalled:
             raise KeyboardInterrupt
 
@@ -170,7 +167,7 @@ class Driver:
     def _is_done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
         queue, device_allocator = self.queue, self.allocator.device_allocator
-        if queue.ask_at is not None or self.allocator.moving or device_allocator.wake_at is not None:
+        if queue.ask_at is not None or self.allocator.launches or device_allocator.wake_at is not None:
             return False
         if device_allocator.preempted:
             # With all devices free.
@@ -185,7 +182,7 @@ class Driver:
             return False
         if queue.enough() and not queue.contested:
             return True
-        return not (queue.news or queue.allowed() != allowed or self._expects_news())
+        return not (bool(queue.waiting) or queue.allowed() != allowed or self._expects_news())
 
     def _withdraw_lost_nodes(self) -> None:
         """Use lost nodes no more; raise `EngineError` when too few slots are left for any trial."""
@@ -210,20 +207,20 @@ class Driver:
     # Starting and ending.
 
     def _launch_planned(self) -> None:
-        for number, block, before in self.allocator.take_launches():
-            self._start_trial(number, block, before)
+        while self.allocator.launches:
+            self._start_trial(*self.allocator.launches.pop(0))
 
     def _start_trial(self, number: int, block: Block, before: int | None) -> None:
         # The start is durable before the trial runs: a crash in between loses nothing but time.
         lease = self._write_start(number, block)
-        self.allocator.arrive(number)
+        self.allocator.in_transit.discard(number)
         if lease is None:
-            self.queue.contest(number)
+            self.queue.contested.add(number)
             self.allocator.release(number)
             return
         trial = self.log.state.trials[number]
-        self._repeats.starts(trial)
-        self.allocator.begin(number, TrialRun(lease=lease, block=block, since=time.monotonic(), before=before))
+        self.progress.warn_of_repeat(trial, self.log.directory)
+        self.allocator.runs[number] = TrialRun(lease=lease, block=block, since=time.monotonic(), before=before)
         assignment = Assignment(
             trial=number,
             lease=lease,
@@ -264,13 +261,15 @@ class Driver:
         slots = "+".join(map(str, block))
         return slots if self.team is None else f"{self.team.slot}:{slots}"
 
-    def _preempt_all(self, unstarted: list[tuple[int, int]]) -> None:
+    def _preempt_all(self) -> None:
         """Record which trials were interrupted, running or promoted; the next run goes on from their checkpoints."""
         now = time.monotonic()
-        running = [(number, run.lease, now - run.since) for number, run in self.allocator.end_all()]
+        running = [(number, run.lease, now - run.since) for number, run in self.allocator.runs.items()]
+        self.allocator.runs.clear()
+        promoted = self.queue.promoted.items()
         # Every trial is tried, so that one refused write costs one preemption and not all.
         trouble: LedgerError | None = None
-        for number, lease, seconds in [*running, *((number, lease, 0.0) for number, lease in unstarted)]:
+        for number, lease, seconds in [*running, *((number, lease, 0.0) for number, lease in promoted)]:
             try:
                 self.log.append(preemption_record(self.log.state.trials[number], lease, seconds, why=self.leaving.why))
             except LedgerError as error:  # the next may be written all the same
@@ -311,19 +310,19 @@ class Driver:
         run.before = None
         if run.refusal is not None:
             return False
-        epoch, first = report.body["epoch"], self.log.objectives[0]
+        epoch, first, device_allocator = report.body["epoch"], self.log.objectives[0], self.allocator.device_allocator
         loss = first.loss(float(report.body["metrics"][first.metric]))
         self.allocator.note_report(number, epoch, loss, report.body["wall_seconds"])
         if not isinstance(run.verdict, Continue):
-            self.allocator.note_last_report()
+            device_allocator.changed = None
             return False
         if self._is_last(epoch):
-            self.allocator.note_last_report()
+            device_allocator.changed = None
             return True
         if not self.leaving.time.fits(number):
             # The next epoch could not end before the run does.
             run.preempted = True
-            self.allocator.note_last_report()
+            device_allocator.changed = None
             return False
         stays = self.allocator.decide(number)
         run.leaves = not stays
@@ -356,7 +355,7 @@ class Driver:
 
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
-        run = self.allocator.end(trial)
+        run = self.allocator.runs.pop(trial)
         self._note_superseded(trial, run)
         state, outcomes = self.log.state.trials[trial], self.log.state.outcomes
         leaving = self.leaving.why or ("too little time for an epoch" if run.preempted else "")
@@ -373,7 +372,6 @@ class Driver:
         if not leaving:
             self.queue.add(trial)
         self.progress.ended(self.log.state, state)
-        self._repeats.paused(state)
         if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
             self._checkpoint_retry.wait(TrainwrightError(outcome.message))
         self._give_up_if_hopeless(state)

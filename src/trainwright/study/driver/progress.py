@@ -2,14 +2,14 @@
 
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
 from trainwright.ledger import Dropped, State, TrialState
 from trainwright.ledger.objectives import keeps
 
-__all__ = ["Progress", "Repeats"]
+__all__ = ["Progress"]
 
 
 class Progress:
@@ -20,6 +20,7 @@ class Progress:
         self._shown = shown
         self._stream = stream or sys.stderr
         self._best: tuple[float, str] | None = None
+        self._repeats_said = False
 
     def say(self, text: str | None) -> None:
         """Print a line, if there is one to print."""
@@ -50,6 +51,19 @@ class Progress:
         best = "" if self._best is None else f" | {self._best[1]}"
         self.say(f"[{state.results}{self._of}] {line}{best}")
 
+    def warn_of_repeat(self, trial: TrialState, directory: Path | None) -> None:
+        """Say of the first trial that starts again without anything to go on from that it does."""
+        files = None if directory is None else directory / "files" / f"trial-{trial.number:06d}"
+        # Files of its own in its folder are a checkpoint as well.
+        if self._repeats_said or not trial.epoch or trial.checkpoints or (files is not None and files.is_dir()):
+            return
+        self._repeats_said = True
+        self.say(
+            f"trial {trial.number} begins again at epoch 1: it had reported up to epoch {trial.epoch} and saved "
+            "nothing to go on from; save with trial.prepare or a Manager in a study with a directory, or keep files in "
+            "trial.folder"
+        )
+
     def _note_best(self, state: State, trial: TrialState) -> None:
         if len(state.objectives) > 1 or not keeps(state.outcomes, trial.values):
             return
@@ -72,38 +86,3 @@ def _result_text(trial: TrialState) -> str:
         return f": {trial.failure.kind}: {trial.failure.message}{at}"
     values = ", ".join(f"{name}={value:.6g}" for name, value in trial.values.items())
     return f": {values}" if values else ""
-
-
-class Repeats:
-    """Warns the first time that a trial was paused, or starts again, without anything to go on from."""
-
-    def __init__(self, directory: Path | None, say: Callable[[str], None]) -> None:
-        self._directory = directory
-        self._say = say
-        self._said = False
-
-    def paused(self, trial: TrialState) -> None:
-        """Look at a trial that has ended its run, and goes on later or elsewhere."""
-        if trial.at_rung or trial.resizing:
-            when = "once promoted" if trial.at_rung else "on other devices"
-            self._warn_of(
-                trial,
-                f"was paused without a checkpoint: {when}, such trials start again from epoch 1; save one with "
-                "trial.prepare, in a study with a directory",
-            )
-
-    def starts(self, trial: TrialState) -> None:
-        """Look at a trial that starts, perhaps not for the first time."""
-        if trial.epoch:
-            self._warn_of(
-                trial,
-                f"begins again at epoch 1: it had reported up to epoch {trial.epoch} and saved nothing to go on from; "
-                "save with trial.prepare or a Manager, or keep files in trial.folder",
-            )
-
-    def _warn_of(self, trial: TrialState, what: str) -> None:
-        own = None if self._directory is None else self._directory / "files" / f"trial-{trial.number:06d}"
-        # Files of its own in its folder are a checkpoint as well.
-        if not self._said and not trial.checkpoints and (own is None or not own.is_dir()):
-            self._said = True
-            self._say(f"trial {trial.number} {what}")

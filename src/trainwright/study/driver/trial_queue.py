@@ -2,11 +2,12 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from trainwright.errors import SpaceExhausted
 from trainwright.ledger import Record, Status, TrialState, facts
 from trainwright.schedule import Pause, Promote, RuleView, Stop
-from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.policies.allocation_policy import PendingTrial
 from trainwright.schedule.rules.promotion_rule import New, Wait
 from trainwright.search import Searcher, SearchView
@@ -21,6 +22,7 @@ from trainwright.study.study_log import StudyLog
 __all__ = ["TrialQueue"]
 
 
+@dataclass(kw_only=True, eq=False)
 class TrialQueue:
     """Owns the trials that wait: those to resume, those that this process has promoted, and new ones not yet written.
 
@@ -30,44 +32,42 @@ class TrialQueue:
     come, and it would be made again. `team` says whether this process is one of several workers.
     """
 
-    def __init__(
-        self,
-        log: StudyLog,
-        rule: RuleProjection,
-        view: SearchView,
-        searcher: Searcher,
-        *,
-        allocator: Allocator,
-        budget: Budget,
-        progress: Progress,
-        fits: Callable[[int | None], bool],
-        team: bool,
-    ) -> None:
-        self.granted = 0  # trials handed out in the present plan
-        self.was_asked = False  # whether the policy wanted any in it
-        self.ask_at: float | None = None  # when the rule wants to be asked again, if nothing happens before
-        self.exhausted = False  # nothing new will be proposed any more
-        self._events_at_ask = 0  # how many events the rule had folded when it was asked last
-        self._step_at_stop = 0  # the searcher's step at which the rule to stop was asked last
-        self._log = log
-        self._rule = rule
-        self._view = view
-        self._searcher = searcher
-        self._allocator = allocator
-        self._budget = budget
-        self._progress = progress
-        self._fits = fits  # whether there is time for an epoch of a trial, or of a new one
-        self._team = team
-        self._waiting: deque[int] = deque()  # to resume: interrupted, lost, proposed by a dead writer
-        self._contested: set[int] = set()  # that another was quicker to claim, but has not started yet
-        self._promoted: dict[int, int] = {}  # that we promoted and did not start yet, and under which lease
-        self._fresh: dict[int, Configuration] = {}  # numbers that are ours, with what to propose: not yet written
+    log: StudyLog
+    rule: RuleProjection
+    searcher_view: SearchView
+    searcher: Searcher
+    allocator: Allocator
+    budget: Budget
+    progress: Progress
+    team: bool
+    fits: Callable[[int | None], bool]
+    """Whether there is time for an epoch of a trial, or of a new one."""
+    granted: int = 0
+    """How many trials were handed out in the present plan."""
+    was_asked: bool = False
+    """Whether the policy wanted any in it."""
+    ask_at: float | None = None
+    """When the rule wants to be asked again, if nothing happens before."""
+    exhausted: bool = False
+    """Whether nothing new will be proposed any more."""
+    waiting: deque[int] = field(default_factory=deque)
+    """The trials to resume: interrupted, lost, proposed by a dead writer."""
+    contested: set[int] = field(default_factory=set)
+    """Those that another was quicker to claim, but has not started yet."""
+    promoted: dict[int, int] = field(default_factory=dict)
+    """Those that we promoted and did not start yet, and under which lease."""
+    _fresh: dict[int, Configuration] = field(default_factory=dict)  # numbers that are ours: not yet written
+    _events_at_ask: int = 0  # how many events the rule had folded when it was asked last
+    _step_at_stop: int = 0  # the searcher's step at which the rule to stop was asked last
+
+    kinds: ClassVar[frozenset[str]] = frozenset({"lost", "paused", "proposed"})
+    """The records that it is told of."""
 
     # The allocator's source.
 
     def waits(self) -> bool:
         """Whether there would be a new trial to start."""
-        return not (self.enough() or self.exhausted) and isinstance(self._rule.on_free(self.view()), New)
+        return not (self.enough() or self.exhausted) and isinstance(self.rule.on_free(self.view()), New)
 
     def next_trial(self, *, new: bool = True) -> PendingTrial | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
@@ -81,18 +81,18 @@ class TrialQueue:
         if number is None:
             return None
         self.granted += 1
-        trial = self._log.state.trials.get(number)
+        trial = self.log.state.trials.get(number)
         return PendingTrial(number, trial.epoch if trial is not None else 0)
 
     def _next_interrupted(self) -> int | None:
-        trials = self._log.state.trials
-        while self._waiting:
-            number = self._waiting[0]
+        trials = self.log.state.trials
+        while self.waiting:
+            number = self.waiting[0]
             done = not self._is_open(number) or self._settle_verdict(trials[number])
             if not done and self.enough():
                 return None
-            self._waiting.popleft()
-            if not done and self._fits(number):
+            self.waiting.popleft()
+            if not done and self.fits(number):
                 # Without time for an epoch, the trial is left to others or to the next run.
                 return number
         return None
@@ -100,12 +100,12 @@ class TrialQueue:
     def _promoted_or_new(self, *, new: bool) -> int | None:
         refused: Promote | New | None = None
         while True:
-            self._events_at_ask = self._rule.events
-            answer = self._rule.on_free(self.view())
+            self._events_at_ask = self.rule.events
+            answer = self.rule.on_free(self.view())
             if isinstance(answer, Wait):
                 self.ask_at = answer.until_seconds
                 return None
-            if not self._fits(answer.trial if isinstance(answer, Promote) else None):
+            if not self.fits(answer.trial if isinstance(answer, Promote) else None):
                 return None
             if answer == refused:
                 # The same answer again: the other holder has not written more yet.
@@ -122,55 +122,55 @@ class TrialQueue:
 
     def _claim_promotion(self, answer: Promote) -> bool:
         """Make a promotion ours and record it; False if it is another's, or if the trial does not wait any more."""
-        number, trial = answer.trial, self._log.state.trials[answer.trial]
+        number, trial = answer.trial, self.log.state.trials[answer.trial]
         if not trial.at_rung:
             # It was judged, and its run is about to end.
             return False
         paused = trial.lease
-        lease = self._log.claims.lease(number)
+        lease = self.log.claims.lease(number)
         if lease is None:
-            self._contested.add(number)
-            self._log.refresh()
+            self.contested.add(number)
+            self.log.refresh()
             return False
         # Claiming reads records: somebody may have run the trial meanwhile.
         if trial.lease == paused and trial.at_rung:
-            self._log.append(facts.promoted(number, lease, until_epoch=answer.until_epoch))
-            self._promoted[number] = lease
+            self.log.append(facts.promoted(number, lease, until_epoch=answer.until_epoch))
+            self.promoted[number] = lease
             return True
         if trial.at_rung:
             # Somebody who has died since had run it on to the next rung: the lease is given back.
             pause = facts.paused(number, lease, reason="rung", epoch=trial.epoch, values=trial.values, wall_seconds=0.0)
-            self._log.append(pause)
+            self.log.append(pause)
         return False
 
     def write_fresh(self) -> None:
         """Write proposals that were not started at once."""
         for number, configuration in list(self._fresh.items()):
-            self._log.append(self._log.proposal(number, configuration))
+            self.log.append(self.log.proposal(number, configuration))
             del self._fresh[number]
 
     # New trials.
 
     def learn(self) -> None:
         """Let the searcher learn what has come, as long as there is time for it."""
-        if isinstance(self._searcher, Learner):
-            self._searcher.learn(self._view)
+        if isinstance(self.searcher, Learner):
+            self.searcher.learn(self.searcher_view)
 
     def _propose_new(self, limit: int | None) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
         if self._is_search_over():
             return None
-        claims = self._log.claims
+        claims = self.log.claims
         # The number is claimed before the searcher is asked, since its draws depend on it.
-        number = claims.number(limit, team=self._team)
+        number = claims.number(limit, team=self.team)
         if number is None:
             return None
         try:
-            (configuration,) = self._searcher.ask(self._view, [number])
+            (configuration,) = self.searcher.ask(self.searcher_view, [number])
         except SpaceExhausted as end:
             claims.release([number])
             self.exhausted = True
-            self._progress.say(f"every configuration of the space has been tried: {end}")
+            self.progress.say(f"every configuration of the space has been tried: {end}")
             return None
         except BaseException:  # Ctrl-C, too: a number that nobody proposes is missing in the end
             claims.release([number])
@@ -178,16 +178,16 @@ class TrialQueue:
         return number, configuration
 
     def _is_search_over(self) -> bool:
-        stop = self._budget.stop_when
+        stop = self.budget.stop_when
         # Asked once for each step of the searcher: the estimate costs a fit.
-        if stop is None or (step := stop.step(self._view)) == self._step_at_stop:
+        if stop is None or (step := stop.step(self.searcher_view)) == self._step_at_stop:
             return self.exhausted
         self._step_at_stop = step
-        gain = stop.gain(self._view)
+        gain = stop.gain(self.searcher_view)
         if gain < stop.least:
             self.exhausted = True
             text = f"another trial would gain about {gain:.2g}, less than {stop.least:g}: the search ends"
-            self._progress.say(text)
+            self.progress.say(text)
         return self.exhausted
 
     # The budget.
@@ -195,12 +195,12 @@ class TrialQueue:
     def enough(self) -> bool:
         """Whether all results that the budget allows are there, or would be if every running trial gives one."""
         # Each trial that runs or was handed out is expected to give a result, so that none starts in vain.
-        expected = self._log.state.results + len(self._allocator.runs) + self.granted
-        return self._budget.trials is not None and expected >= self._budget.trials
+        expected = self.log.state.results + len(self.allocator.runs) + self.granted
+        return self.budget.trials is not None and expected >= self.budget.trials
 
     def shortfall(self) -> str | None:
         """Return why a run that is done ends with fewer results than its budget, or None if it has them."""
-        trials, state = self._budget.trials, self._log.state
+        trials, state = self.budget.trials, self.log.state
         if trials is None or state.results >= trials:
             return None
         reasons = []
@@ -211,103 +211,83 @@ class TrialQueue:
         missing = sum(number not in state.trials for number in range(self.allowed() or 0))
         if missing and not self.exhausted:
             reasons.append(f"{missing} numbers of trials are claimed of which nothing was read")
-        if damaged := sum(not each.torn for each in self._log.ledger.dropped()):
+        if damaged := sum(not each.torn for each in self.log.ledger.dropped()):
             reasons.append(f"{damaged} places of the ledger are damaged")
         why = "; ".join(reasons) or "the rule starts no more"
         return f"the run ends with {state.results} of {trials} results: {why}"
 
     def allowed(self) -> int | None:
         """Return how many numbers the budget allows, None if any."""
-        trials = self._budget.trials
-        return None if trials is None else self._log.state.allowed(trials)
+        trials = self.budget.trials
+        return None if trials is None else self.log.state.allowed(trials)
 
     def view(self) -> RuleView:
         """Return the study as its rule sees it."""
         allowed = self.allowed()
-        remaining = 2**62 if allowed is None else max(0, allowed - len(self._log.state.trials))
+        remaining = 2**62 if allowed is None else max(0, allowed - len(self.log.state.trials))
         if self.exhausted:
             remaining = 0
-        return RuleView(remaining=remaining, seed=self._log.state.seed, at_seconds=self._rule.seconds)
-
-    def survival(self, running: RunningTrial) -> tuple[float, ...]:
-        """Return the chances of the trial of a running trial to reach the later rungs."""
-        return self._rule.survival(running, self.view())
+        return RuleView(remaining=remaining, seed=self.log.state.seed, at_seconds=self.rule.seconds)
 
     # What comes to wait.
-
-    kinds = frozenset({"lost", "paused", "proposed"})
-    """The records that it is told of."""
 
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Take note of trials that other writers lost, let go of or enqueued."""
         # What this process wrote it has queued itself.
-        if trial is None or self._log.ours(record.writer):
+        if trial is None or record.writer in self.log.mine:
             return
-        if not trial.resizing and (record.kind != "proposed" or self._log.offered(trial)):
+        if not trial.resizing and (record.kind != "proposed" or self.log.offered(trial)):
             self.add(trial.number)
 
     def add(self, number: int) -> None:
         """Let a trial wait if it is to be gone on with."""
         if self._is_open(number) and not self._is_busy(number):
-            self._waiting.append(number)
+            self.waiting.append(number)
 
     def take_over(self, numbers: Iterable[int]) -> None:
         """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
         for number in sorted(numbers):
-            trial = self._log.state.trials[number]
+            trial = self.log.state.trials[number]
             if trial.status.ended or self._is_busy(number):
                 continue
             # A live driver's trial is left to it; only a dead one's is taken over.
             held = trial.status in {Status.RUNNING, Status.PROPOSED} or trial.resizing
-            if held and not self._log.orphaned(trial):
+            if held and not self.log.orphaned(trial):
                 continue
             if not trial.key:
                 # Its proposal is damaged: nobody knows what to run.
-                self._log.append(
+                self.log.append(
                     facts.finished(number, max(1, trial.lease), reason="cancelled", values={}, wall_seconds=0.0)
                 )
                 continue
             if trial.status is Status.RUNNING:
-                self._log.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
+                self.log.append(facts.lost(number, trial.lease, why="its driver is gone", blame=False))
             self.add(number)
-
-    def contest(self, number: int) -> None:
-        """Note that another was quicker to claim a trial."""
-        self._contested.add(number)
 
     def retry(self) -> None:
         """Let those wait again that others have claimed and not started."""
-        contested, self._contested = sorted(self._contested), set()
-        for number in contested:
+        contested, self.contested = self.contested, set()
+        for number in sorted(contested):
             self.add(number)
-
-    @property
-    def news(self) -> bool:
-        """Whether there came trials to go on with since work was looked for."""
-        return bool(self._waiting)
 
     @property
     def outdated(self) -> bool:
         """Whether the rule has heard of more since it was asked, so that it might answer otherwise."""
-        return self._rule.events != self._events_at_ask
-
-    @property
-    def contested(self) -> bool:
-        """Whether another is about to start a trial that we would have started."""
-        return bool(self._contested)
+        return self.rule.events != self._events_at_ask
 
     def _is_open(self, number: int) -> bool:
         """Whether a trial that waited is still to be gone on with: others may have done so meanwhile."""
-        trial = self._log.state.trials[number]
+        trial = self.log.state.trials[number]
         return trial.status in {Status.PROPOSED, Status.LOST} or trial.preempted
 
     def _is_busy(self, number: int) -> bool:
         """Whether we are at it already."""
-        return self._allocator.has(number) or number in self._waiting or number in self._promoted
+        allocator = self.allocator
+        return any(number in held for held in (allocator.runs, allocator.in_transit, self.waiting, self.promoted))
 
     def _settle_verdict(self, trial: TrialState) -> bool:
         """End or pause a trial that was judged before its driver died, but of which that was not written."""
-        verdict = self._rule.verdict(trial, self.view()) if trial.reports else None
+        verdict = self.rule.verdict(trial, self.view()) if trial.reports else None
         if not isinstance(verdict, Stop | Pause):
             return False
         number, lease, epoch = trial.number, trial.lease, trial.epoch
@@ -316,32 +296,31 @@ class TrialQueue:
             end = facts.finished(number, lease, reason="stopped", values=values, wall_seconds=0.0)
         else:
             end = facts.paused(number, lease, reason="rung", epoch=epoch, values=values, wall_seconds=0.0)
-        self._log.append(end)
-        self._progress.ended(self._log.state, trial)
+        self.log.append(end)
+        self.progress.ended(self.log.state, trial)
         return True
 
     # What is started.
 
     def claimed(self, number: int) -> tuple[Record | None, int | None]:
         """Return the proposal of a trial if it is to be written with its start, and its lease: None if another's."""
-        fresh, promised = self._fresh.get(number), self._promoted.get(number)
-        proposal = None if fresh is None else self._log.proposal(number, fresh)
-        lease = self._log.claims.lease(number) if promised is None else promised
+        fresh, promised = self._fresh.get(number), self.promoted.get(number)
+        proposal = None if fresh is None else self.log.proposal(number, fresh)
+        lease = self.log.claims.lease(number) if promised is None else promised
         if proposal is None and lease is not None:
-            trial = self._log.state.trials[number]
+            trial = self.log.state.trials[number]
             still = self._is_open(number) if promised is None else (trial.lease == promised and not trial.status.ended)
             # Claiming reads records: the trial may have ended meanwhile.
             lease = lease if still else None
         if lease is None:
-            self._promoted.pop(number, None)
+            self.promoted.pop(number, None)
         return proposal, lease
 
     def started(self, number: int) -> None:
         """Note that the start of a trial has been written."""
         self._fresh.pop(number, None)
-        self._promoted.pop(number, None)
+        self.promoted.pop(number, None)
 
-    def release(self) -> list[tuple[int, int]]:
-        """Release numbers that were not proposed; return promoted trials that were not started, and their leases."""
-        self._log.claims.release(list(self._fresh))
-        return list(self._promoted.items())
+    def release(self) -> None:
+        """Release numbers that were not proposed."""
+        self.log.claims.release(list(self._fresh))

@@ -1,12 +1,7 @@
 """Forecasts: simulate the same studies under several schedulers, and summarise them with intervals."""
 
 import math
-import os
-import pickle
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
@@ -15,15 +10,15 @@ import numpy as np
 from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.simulation import simulate
-from trainwright.errors import EngineError, StudyError, TrainwrightError
-from trainwright.schedule import BestStatic, Scheduler
+from trainwright.errors import EngineError, StudyError
+from trainwright.schedule import BestStatic, PromotionRule, Scheduler
 from trainwright.search import Searcher, SearchView
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.projections import rungs_of
 from trainwright.validators import check, instance_of, integer
 
-__all__ = ["Forecast", "SearchSetup", "Spread", "forecasts", "serve"]
+__all__ = ["Forecast", "SearchSetup", "Spread", "forecasts"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,16 +89,6 @@ class SearchSetup:
     bounds: tuple[float, ...] | None = None  # of the objectives
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Case:
-    scheduler: Scheduler
-    engine: Simulated
-    limits: SimulationLimits
-    seed: int
-    search: SearchSetup | None
-    gantt: bool
-
-
 def forecasts(
     schedulers: Mapping[str, Scheduler],
     engine: Simulated,
@@ -114,49 +99,37 @@ def forecasts(
     seeds: int = 30,
     first_seed: int = 0,
     search: SearchSetup | None = None,
-    processes: int = 1,
     gantt: bool = False,
 ) -> dict[str, Forecast]:
-    """Simulate `seeds` studies under each scheduler, all under the same draws; the processes change nothing but time.
+    """Simulate `seeds` studies under each scheduler, all under the same draws.
 
     Raises `InputError` for settings that cannot be simulated.
     """
-    limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+    check(seeds, integer(minimum=1), "simulate: seeds", StudyError)
     a_simulated_engine = instance_of(Simulated, words="tw.Simulated(cluster=tw.Cluster(...), ...)")
-    for name, value, validator in (
-        ("seeds", seeds, integer(minimum=1)),
-        ("processes", processes, integer(minimum=1)),
-        ("engine", engine, a_simulated_engine),
-    ):
-        check(value, validator, f"simulate: {name}", StudyError)
+    check(engine, a_simulated_engine, "simulate: engine", StudyError)
     if not schedulers:
         raise StudyError("simulate: got no scheduler; give one, or several by name")
-    # Every choice of a BestStatic is one more scheduler; the choices are merged when all have been simulated.
+    # Every choice of a BestStatic is one more scheduler; the best of them is its forecast.
     choices = {name: _list_choices(scheduler, engine) for name, scheduler in schedulers.items()}
     if engine.task_devices is None:
         # The task's seconds are those of the smallest new trial, the same for all that are compared.
         fewest = min(choice.policy.start for each in choices.values() for choice in each)
         engine = replace(engine, task_devices=fewest)
-    numbers = range(first_seed, first_seed + seeds)
-    cases = [
-        _Case(
-            scheduler=choice,
-            engine=engine,
-            limits=limits,
-            seed=seed,
-            search=search,
-            gantt=gantt and seed == first_seed,
-        )
-        for each in choices.values()
-        for choice in each
-        for seed in numbers
-    ]
-    runs = iter(_run_all(cases, processes))
-    found: dict[str, Forecast] = {}
-    for name, each in choices.items():
-        summaries = [Forecast.of(choice, [next(runs) for _ in numbers]) for choice in each]
-        found[name] = min(summaries, key=lambda forecast: (forecast.makespan_seconds.mean, forecast.full_loss.mean))
-    return found
+    limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+
+    def summarise(scheduler: Scheduler) -> Forecast:
+        numbers = range(first_seed, first_seed + seeds)
+        runs = [
+            _simulate_study(scheduler, engine, limits, search, seed=seed, gantt=gantt and seed == first_seed)
+            for seed in numbers
+        ]
+        return Forecast.of(scheduler, runs)
+
+    return {
+        name: min(map(summarise, each), key=lambda found: (found.makespan_seconds.mean, found.full_loss.mean))
+        for name, each in choices.items()
+    }
 
 
 def _list_choices(scheduler: Scheduler, engine: Simulated) -> list[Scheduler]:
@@ -170,70 +143,34 @@ def _list_choices(scheduler: Scheduler, engine: Simulated) -> list[Scheduler]:
     return found
 
 
-def _run_all(cases: Sequence[_Case], processes: int) -> list[SimulatedStudy]:
-    processes = min(processes, len(cases))
-    if processes == 1:
-        return [_run_case(case) for case in cases]
-    with ThreadPoolExecutor(processes) as pool:
-        # Cases are dealt out in turn, since those of one scheduler take about equally long.
-        shares = list(pool.map(_run_elsewhere, [cases[each::processes] for each in range(processes)]))
-    return [shares[place % processes][place // processes] for place in range(len(cases))]
-
-
-def _run_elsewhere(cases: Sequence[_Case]) -> list[SimulatedStudy]:
-    """Simulate in a process of its own, which does not run the main script again as multiprocessing's would."""
-    done = subprocess.run(
-        [sys.executable, "-c", "from trainwright.study.forecast.forecast import serve; serve()"],
-        input=pickle.dumps(cases),
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode:
-        why = done.stderr.decode(errors="replace").strip().splitlines()[-1:] or [f"status {done.returncode}"]
-        raise EngineError(
-            f"simulate: another process cannot simulate this ({why[0]}); define classes of your own in a module, "
-            "or use processes=1"
-        )
-    found: list[SimulatedStudy] | TrainwrightError = pickle.loads(done.stdout)  # noqa: S301 -- our own
-    if isinstance(found, TrainwrightError):
-        raise found
-    return found
-
-
-def serve() -> None:
-    """Be that process: read cases, write their runs, or the error that refused one."""
-    cases: list[_Case] = pickle.load(sys.stdin.buffer)  # noqa: S301 -- our own
-    found: list[SimulatedStudy] | TrainwrightError
-    try:
-        found = [_run_case(case) for case in cases]
-    except TrainwrightError as error:
-        found = error
-    sys.stdout.buffer.write(pickle.dumps(found))
-
-
-def _run_case(case: _Case) -> SimulatedStudy:
+def _simulate_study(
+    scheduler: Scheduler,
+    engine: Simulated,
+    limits: SimulationLimits,
+    search: SearchSetup | None,
+    *,
+    seed: int,
+    gantt: bool,
+) -> SimulatedStudy:
     searching: dict[str, Any] = {}
-    if case.search is not None:
-        asked = _SearcherRun(case, case.search)
+    if search is not None:
+        asked = _SearcherRun(search, scheduler.rule, limits.trials, seed)
         searching = {"configure": asked.configure, "on_result": asked.on_result, "result_epochs": asked.view.ladder}
-        searching["objectives"] = case.search.objectives
-    limits = asdict(case.limits)
-    return simulate(case.scheduler, case.engine, **limits, seed=case.seed, gantt=case.gantt, **searching)
+        searching["objectives"] = search.objectives
+    return simulate(scheduler, engine, **asdict(limits), seed=seed, gantt=gantt, **searching)
 
 
 class _SearcherRun:
     """A searcher at work in one simulated study: what it sees, and what it proposed."""
 
-    def __init__(self, case: _Case, search: SearchSetup) -> None:
+    def __init__(self, search: SearchSetup, rule: PromotionRule, trials: int | None, seed: int) -> None:
         self._searcher = search.searcher
-        rule = case.scheduler.rule
         self._length = rule.max_epochs
         self.view = SearchView(
             search.space,
-            case.seed,
+            seed,
             search.objectives,
-            case.limits.trials,
+            trials,
             epochs=self._length,
             rungs=rungs_of(rule),
             bounds=search.bounds,

@@ -22,9 +22,9 @@ from trainwright.randomness import rng
 from trainwright.schedule import Scheduler
 from trainwright.search import RandomSearcher, Searcher
 from trainwright.space import Space
-from trainwright.study.forecast.forecast import Forecast, SearchSetup, forecasts
+from trainwright.study.forecast.forecast import SearchSetup, forecasts
 
-__all__ = ["JudgedConfiguration", "Predicted", "ProfileOf", "SearchCost", "SearchPlan", "plan_search"]
+__all__ = ["Predicted", "ProfileOf", "SearchCost", "SearchPlan", "plan_search"]
 
 ProfileOf = Callable[[Mapping[str, Any]], tuple[Profiles, int]]
 """Gives a configuration's profile, and its batch."""
@@ -46,7 +46,6 @@ class SearchCost:
     """Share of the different configurations that were looked at."""
     configurations: int
     trials: int
-    forecast: Forecast
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -106,36 +105,27 @@ class _PredictedCurve:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class JudgedConfiguration:
-    """One configuration of the space, and the verdict on its memory."""
-
-    params: Mapping[str, Any]
-    verdict: Verdict
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class SearchPlan:
     """Verdicts on configurations drawn from the space, the scaling of the first that fits, and the search's cost."""
 
-    judged: tuple[JudgedConfiguration, ...]
+    judged: Sequence[tuple[Mapping[str, Any], Verdict]]
     curve: ScalingCurve
     cost: SearchCost
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan's figures, without the simulated studies."""
-        states = [each.verdict.state for each in self.judged]
-        largest = _find_largest(self.judged)
-        names = ("device_hours", "device_hours_90", "wall_seconds", "wall_seconds_90", "infeasible", "configurations")
+        states = [verdict.state for _, verdict in self.judged]
+        params, largest = _find_largest(self.judged)
         return {
             "configurations": {state: states.count(state) for state in ("fits", "repaired", "rejected")},
             "largest": {
-                "params": dict(largest.params),
-                "verdict": largest.verdict.sentence,
-                "bytes": largest.verdict.wanted_bytes,
-                "allowed_bytes": largest.verdict.allowed_bytes,
+                "params": dict(params),
+                "verdict": largest.sentence,
+                "bytes": largest.wanted_bytes,
+                "allowed_bytes": largest.allowed_bytes,
             },
             "scaling": asdict(self.curve),
-            "cost": {name: getattr(self.cost, name) for name in names},
+            "cost": asdict(self.cost),
         }
 
 
@@ -167,7 +157,7 @@ def plan_search(
     for params in space.decode(space.sample(rng(0, "search cost", 0), configurations)):
         profile, batch = profile_of(params)
         verdict = judge(oracle, profile, batch=batch, devices=devices, **settings)
-        judged.append(JudgedConfiguration(params=dict(params), verdict=verdict))
+        judged.append((params, verdict))
         # One that fits only when it is repaired has no time on its own devices: another is looked for.
         if verdict.runs and (curve is None or not curve.feasible[0]):
             wanted = [devices * size for size in sizes if devices * size <= oracle.cluster.devices]
@@ -175,7 +165,7 @@ def plan_search(
     if curve is None:
         raise TrainwrightError(
             f"plan: none of {len(judged)} configurations fits; the largest "
-            f"{_find_largest(judged).verdict.sentence}; give more memory, or a smaller space"
+            f"{_find_largest(judged)[1].sentence}; give more memory, or a smaller space"
         )
     task = Predicted(oracle=oracle, profile_of=profile_of, samples=samples, devices=devices, settings=settings)
     engine = Simulated(
@@ -185,9 +175,9 @@ def plan_search(
         scaling=Scaling(curve=curve.speedups(devices=devices)) if curve.feasible[0] else Scaling(),
     )
     search = SearchSetup(searcher=searcher or RandomSearcher(), space=space)
-    forecast = forecasts({"": scheduler}, engine, trials=trials, seeds=seeds, search=search)[""]
-    hours = [run.device_seconds / 3600 for run in forecast.runs]
-    walls = [run.makespan_seconds for run in forecast.runs]
+    runs = forecasts({"": scheduler}, engine, trials=trials, seeds=seeds, search=search)[""].runs
+    hours = [run.device_seconds / 3600 for run in runs]
+    walls = [run.makespan_seconds for run in runs]
     asked = list(task.asked.values())
     cost = SearchCost(
         device_hours=median(hours),
@@ -197,11 +187,10 @@ def plan_search(
         infeasible=sum(seconds is None for seconds in asked) / len(asked),
         configurations=len(asked),
         trials=trials,
-        forecast=forecast,
     )
-    return SearchPlan(judged=tuple(judged), curve=curve, cost=cost)
+    return SearchPlan(judged=judged, curve=curve, cost=cost)
 
 
-def _find_largest(judged: Sequence[JudgedConfiguration]) -> JudgedConfiguration:
-    """Return the configuration that wants most memory."""
-    return max(judged, key=lambda each: each.verdict.wanted_bytes)
+def _find_largest(judged: Sequence[tuple[Mapping[str, Any], Verdict]]) -> tuple[Mapping[str, Any], Verdict]:
+    """Return the configuration that wants most memory, and its verdict."""
+    return max(judged, key=lambda pair: pair[1].wanted_bytes)

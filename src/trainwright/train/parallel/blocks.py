@@ -1,13 +1,38 @@
-"""The repeated blocks of a model: what is gathered at a time, and where a pipeline can be cut."""
+"""The modules that strategies look for: repeated blocks, and layers whose parameters can be divided.
 
+Blocks are what is gathered at a time, what is run again, between which a sequence is divided, and where a pipeline can
+be cut.
+"""
+
+import copy
 from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
 
+import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainwright.errors import UnsupportedPlan
+from trainwright.train.parallel.collectives import gather, narrow
 from trainwright.train.parallel.recompute.tracing import has_hooks
 
-__all__ = ["blocks_of", "chain_of", "refuse_hooks", "units_of"]
+__all__ = [
+    "LAYERS",
+    "NORMS",
+    "blocks_of",
+    "chain_of",
+    "divide_between",
+    "divided",
+    "emptied",
+    "is_plain",
+    "marked",
+    "refuse_hooks",
+    "replace_layers",
+    "units_of",
+]
 
 
 def blocks_of(model: nn.Module) -> list[nn.Module]:
@@ -61,3 +86,95 @@ def chain_of(model: nn.Module, path: str = "") -> list[tuple[str, nn.Module]]:
 
 def _weighs(module: nn.Module) -> bool:
     return any(True for _ in module.parameters())
+
+
+def divide_between(
+    blocks: Sequence[nn.Module],
+    group: dist.ProcessGroup,
+    strategy: str,
+    *,
+    scatter: bool,
+    note: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Divide the sequence before the first block over a group, and gather it after the last.
+
+    Blocks hand on (batch, length, width); `note` is told the length of a part. `scatter` is that of `gather`: whether
+    ranks do different things with what is gathered.
+    """
+    world, rank = dist.get_world_size(group), dist.get_rank(group)
+
+    def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
+        size = args[0].shape[1] if args and isinstance(args[0], torch.Tensor) and args[0].ndim == 3 else 0
+        if not size:
+            raise UnsupportedPlan.of(strategy, "blocks are not handed (batch, length, width) as their first argument")
+        if size % world:
+            raise UnsupportedPlan.of(strategy, f"a sequence of {size} cannot be divided by {world}")
+        part = size // world
+        note(part)
+        if scatter:
+            return args[0].narrow(1, rank * part, part), *args[1:]
+        return narrow(args[0], group, dim=1, sizes=(part,) * world), *args[1:]
+
+    def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
+        return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=scatter)
+
+    blocks[0].register_forward_pre_hook(enter, prepend=True)
+    blocks[-1].register_forward_hook(leave)
+
+
+LAYERS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+
+
+def is_plain(layer: nn.Module, kinds: tuple[type[nn.Module], ...] = LAYERS) -> bool:
+    """Whether a layer does what torch's layer of one of these kinds does, and nothing else.
+
+    A forward pass of its own, hooks, parametrisations and weight norm may need all of the weight or of the output,
+    which no rank has; hooks of a parameter are lost with it.
+    """
+    kind = next((kind for kind in kinds if isinstance(layer, kind)), None)
+    if kind is None or has_hooks(layer) or any(marked(parameter) for parameter in layer.parameters()):
+        return False
+    if any(getattr(type(layer), name, None) is not getattr(kind, name, None) for name in _FORWARD):
+        return False
+    names = {*layer._parameters, *layer._buffers}  # noqa: SLF001
+    return not any(name in vars(layer) for name in _FORWARD) and bool(names & _WEIGHTS) and names <= _HELD
+
+
+def marked(parameter: torch.Tensor) -> bool:
+    """Whether a parameter has hooks, which what is put in its place would not have."""
+    return any(getattr(parameter, name, None) for name in ("_backward_hooks", "_post_accumulate_grad_hooks"))
+
+
+_FORWARD = ("__call__", "forward", "_conv_forward", "_check_input_dim")
+_WEIGHTS = {"weight", "in_proj_weight"}
+_STATISTICS = {"running_mean", "running_var", "num_batches_tracked"}
+_HELD = _WEIGHTS | _STATISTICS | {"bias", "in_proj_bias", *("q_proj_weight", "k_proj_weight", "v_proj_weight")}
+
+
+def divided(tensor: torch.Tensor, mesh: DeviceMesh, axis: str, placement: Shard) -> Any:
+    """Return a DTensor with this rank's part of a tensor that all ranks hold: placed on `axis`, equal on the others."""
+    names = mesh.mesh_dim_names or ()
+    rank, world = mesh.get_local_rank(axis), mesh.size(names.index(axis))
+    local = tensor.detach().chunk(world, placement.dim)[rank].clone(memory_format=torch.contiguous_format)
+    placements: list[Any] = [placement if name == axis else Replicate() for name in names]
+    found = DTensor.from_local(
+        local, mesh, placements, run_check=False, shape=tensor.shape, stride=tensor.contiguous().stride()
+    )
+    return nn.Parameter(found, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else found
+
+
+def emptied(layer: nn.Module) -> nn.Module:
+    """Return a copy of a layer without the memory of its tensors, to be called with others in their place."""
+    return copy.deepcopy(layer).to("meta")
+
+
+def replace_layers(model: nn.Module, change: "dict[nn.Module, nn.Module]") -> nn.Module:
+    """Put new layers where old ones were, wherever and however often a model holds them; return the model."""
+    if model in change:
+        return change[model]
+    for parent in list(model.modules()):
+        for name, child in parent.named_children():
+            if child in change:
+                setattr(parent, name, change[child])
+    return model

@@ -3,6 +3,7 @@
 A tensor that all ranks of a group hold equally is called whole; of a whole tensor every rank has the whole gradient.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,92 +24,52 @@ def gather(part: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]
     Backward, `scatter` sums the gradients of all ranks and leaves each its part (reduce-scatter): for gradients that
     differ. Else each takes its part of its own gradient: for a whole one. Uneven parts are padded to the largest.
     """
-    return _Gather.apply(part, group, dim, sizes, scatter)  # type: ignore[no-any-return]
+    back = _scatter_sum if scatter else _part_of_rank
+    return _Exchange.apply(part, _gather_parts, back, (group, dim, sizes))  # type: ignore[no-any-return]
 
 
 def narrow(whole: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     """Return this rank's part of a whole tensor; backward, the parts of the gradient are gathered."""
-    return _Narrow.apply(whole, group, dim, sizes)  # type: ignore[no-any-return]
+    return _Exchange.apply(whole, _part_of_rank, _gather_parts, (group, dim, sizes))  # type: ignore[no-any-return]
 
 
 def reduce(term: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum over the ranks (all-reduce); backward, its gradient is whole and goes to each term."""
-    return _Reduce.apply(term, group)  # type: ignore[no-any-return]
+    return _Exchange.apply(term, _sum_terms, _as_it_is, (group,))  # type: ignore[no-any-return]
 
 
 def copy(whole: torch.Tensor, group: Group) -> torch.Tensor:
     """Return a whole tensor for ranks that do different things with it: backward, their gradients are summed."""
-    return _Copy.apply(whole, group)  # type: ignore[no-any-return]
+    return _Exchange.apply(whole, _as_it_is, _sum_terms, (group,))  # type: ignore[no-any-return]
 
 
 def scatter(term: torch.Tensor, group: Group, *, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
     """Return this rank's part of the sum over the ranks (reduce-scatter); backward, the parts are gathered."""
-    return _Scatter.apply(term, group, dim, sizes)  # type: ignore[no-any-return]
+    return _Exchange.apply(term, _scatter_sum, _gather_parts, (group, dim, sizes))  # type: ignore[no-any-return]
 
 
 def total(term: torch.Tensor, group: Group) -> torch.Tensor:
     """Return the sum over the ranks, for ranks that do different things with it: backward, gradients are summed too."""
-    return _Copy.apply(_Reduce.apply(term, group), group)  # type: ignore[no-any-return]
+    return _Exchange.apply(term, _sum_terms, _sum_terms, (group,))  # type: ignore[no-any-return]
 
 
-class _Gather(Function):
+class _Exchange(Function):
+    """One exchange forward, another one backward, with the same settings."""
+
     @staticmethod
-    def forward(  # noqa: PLR0917 -- torch hands them over by place
-        ctx: Any, part: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...], scatter: bool
+    def forward(
+        ctx: Any, tensor: torch.Tensor, run: Callable[..., Any], back: Callable[..., Any], settings: tuple[Any, ...]
     ) -> torch.Tensor:
-        ctx.settings = group, dim, sizes, scatter
-        return _gather_parts(part, group, dim, sizes)
+        ctx.back, ctx.settings = back, settings
+        return run(tensor, *settings)  # type: ignore[no-any-return]
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        group, dim, sizes, scatter = ctx.settings
-        local_gradient = (
-            _scatter_sum(gradient, group, dim, sizes) if scatter else _part_of_rank(gradient, group, dim, sizes)
-        )
-        return local_gradient, None, None, None, None
+        return ctx.back(gradient, *ctx.settings), None, None, None
 
 
-class _Narrow(Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
-        ctx.settings = group, dim, sizes
-        return _part_of_rank(whole, group, dim, sizes)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _gather_parts(gradient, *ctx.settings), None, None, None
-
-
-class _Scatter(Function):
-    @staticmethod
-    def forward(ctx: Any, term: torch.Tensor, group: Group, dim: int, sizes: tuple[int, ...]) -> torch.Tensor:
-        ctx.settings = group, dim, sizes
-        return _scatter_sum(term, group, dim, sizes)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _gather_parts(gradient, *ctx.settings), None, None, None
-
-
-class _Reduce(Function):
-    @staticmethod
-    def forward(ctx: Any, term: torch.Tensor, group: Group) -> torch.Tensor:  # noqa: ARG004 -- torch's signature
-        return _sum_terms(term, group)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # noqa: ARG004
-        return gradient, None
-
-
-class _Copy(Function):
-    @staticmethod
-    def forward(ctx: Any, whole: torch.Tensor, group: Group) -> torch.Tensor:
-        ctx.group = group
-        return whole.view_as(whole)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _sum_terms(gradient, ctx.group), None
+def _as_it_is(tensor: torch.Tensor, _: Group) -> torch.Tensor:
+    return tensor.view_as(tensor)
 
 
 def _sum_terms(term: torch.Tensor, group: Group) -> torch.Tensor:

@@ -11,43 +11,32 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from trainwright.errors import TrialError, UnsupportedPlan
 from trainwright.plan import Layout
-from trainwright.train.parallel.blocks import blocks_of, refuse_hooks, units_of
+from trainwright.train.parallel.blocks import LAYERS, blocks_of, marked, refuse_hooks, replace_layers
 from trainwright.train.parallel.checkpointed_modules import recompute_blocks
-from trainwright.train.parallel.convolution.channel import ChannelParallel
-from trainwright.train.parallel.convolution.filter import FilterNorm, FilterParallel
+from trainwright.train.parallel.convolution.divided_layers import (
+    ChannelParallel,
+    FilterNorm,
+    FilterParallel,
+    SpatialParallel,
+)
 from trainwright.train.parallel.convolution.norm import SynchronisedNorm, learns_statistics
 from trainwright.train.parallel.convolution.part import wholes
-from trainwright.train.parallel.convolution.spatial import SpatialParallel
-from trainwright.train.parallel.layers import LAYERS, marked, replace_layers
-from trainwright.train.parallel.mesh import mesh_of
-from trainwright.train.parallel.model import Loss, Parallel, Setup
+from trainwright.train.parallel.model import Loss, Parallel, Setup, mesh_of
 from trainwright.train.parallel.pipeline.runner import PipelineRunner
 from trainwright.train.parallel.recompute.budgeted import Budgeted
 from trainwright.train.parallel.strategies.context import divide_sequence
-from trainwright.train.parallel.strategies.fully_sharded import shard, shard_each
-from trainwright.train.parallel.strategies.gathered import weight_bytes_saved
-from trainwright.train.parallel.strategies.gradient_averaging import Averaging
-from trainwright.train.parallel.strategies.replicated import replicate
+from trainwright.train.parallel.strategies.data import Averaging, replicate, shard, shard_each
 from trainwright.train.parallel.strategies.tensor import divide_blocks
 
 __all__ = ["set_up", "set_up_model"]
 
 
-def set_up(
-    model: nn.Module,
-    optimizer: Any,
-    plan: Layout,
-    *,
-    sync_bn: bool = False,
-    unused: bool = False,
-    on_plan: Callable[[Any], None] = lambda _: None,
-) -> Parallel:
+def set_up(model: nn.Module, optimizer: Any, plan: Layout, **settings: Any) -> Parallel:
     """Return the model as the ranks of `plan` train it; the optimizer steps what this rank has of its parameters.
 
-    `on_plan` is called with the plan of a memory budget. Raises `UnsupportedPlan`; where parameters are divided,
-    `TrialError` for an optimizer that has stepped, or of other parameters.
+    Settings are those of `set_up_model`. Raises `UnsupportedPlan`; where parameters are divided, `TrialError` for an
+    optimizer that has stepped, or of other parameters.
     """
-    settings: dict[str, Any] = {"sync_bn": sync_bn, "unused": unused, "on_plan": on_plan}
     own = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
     degrees = plan.degrees
     # All have all parameters.
@@ -85,7 +74,7 @@ def set_up_model(
 ) -> Parallel:
     """Return the model as the ranks of `plan` train it together. Raises `UnsupportedPlan`.
 
-    The state of `optimizer` is part of a memory budget.
+    The state of `optimizer` is part of a memory budget; `on_plan` is called with each plan of it.
     """
     inner = _checked(plan)
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
@@ -115,9 +104,9 @@ def set_up_model(
             model,
             plan.memory,
             optimizer=optimizer,
-            reserve_bytes=_reserve_bytes(model, plan),
+            reserve_bytes=0 if mesh is None else _bucket_bytes(model),
             compiler=plan.compile,
-            together=mesh is not None and (bool(plan.zero) or inner != "data" or sync_bn),
+            together=mesh is not None and sync_bn,
             on_plan=on_plan,
         )
     called = model if budget is None else budget.module
@@ -143,12 +132,8 @@ class _Parts:
     unused: bool
 
 
-def _reserve_bytes(model: nn.Module, plan: Layout) -> int:
-    """Return what a device has beside the whole model: DDP's buckets; less than 0 where it has a part of it."""
-    if plan.zero:
-        return -weight_bytes_saved(model, units_of(model), zero=plan.zero, shard=plan.shard)
-    if plan.devices == 1:
-        return 0
+def _bucket_bytes(model: nn.Module) -> int:
+    """Return what DDP's buckets of gradients take."""
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
@@ -156,57 +141,48 @@ def _checked(plan: Layout) -> str:
     """Return the degree that says how a plan is set up: that beside data, of pipelines "pipeline", else "data"."""
     names = [field.name for field in fields(plan.degrees)]
     inner = [name for name in names if name != "data" and getattr(plan.degrees, name) > 1]
-    if len(inner) > 1 and set(inner) not in ({"tensor", "pipeline"}, {"tensor", "context"}):
-        raise UnsupportedPlan.of(
-            plan.strategy,
-            f"{' and '.join(inner)} together; allowed: one of them, or tensor and pipeline or context, and data",
-        )
     name = inner[-1] if inner else "data"
-    if name not in {*_SETUPS, "pipeline"}:
-        known = ", ".join((*_SETUPS, "pipeline"))
-        raise UnsupportedPlan.of(plan.strategy, f"there is no module for {name} parallelism; allowed: {known}")
-    if plan.zero and name not in {"data", "tensor", "context", "pipeline", "channel"}:
-        raise UnsupportedPlan.of(
-            plan.strategy,
-            f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor, context, pipeline and channel "
-            "parallelism",
-        )
-    if name == "context" and plan.degrees.tensor > 1 and (plan.zero or plan.sequence):
-        what = f"ZeRO {plan.zero}" if plan.zero else "sequence parallelism"
-        raise UnsupportedPlan.of(plan.strategy, f"{what} beside tensor and context parallelism; allowed: without")
-    if plan.zero and name == "context" and plan.shard < plan.degrees.data:
-        raise UnsupportedPlan.of(
-            plan.strategy,
-            f"ZeRO over {plan.shard} of {plan.degrees.data} data ranks beside context parallelism; allowed: over all",
-        )
-    _refuse_memory_and_compile(plan, name)
-    if plan.recompute not in _AGAIN:
-        raise UnsupportedPlan.of(plan.strategy, f"recompute={plan.recompute!r}; allowed: {', '.join(_AGAIN)}")
-    if plan.precision not in _AUTOCAST:
-        raise UnsupportedPlan.of(
-            plan.strategy,
-            f"precision {plan.precision!r}; allowed: {', '.join(_AUTOCAST)}; cast model and batches yourself",
-        )
-    return name
-
-
-def _refuse_memory_and_compile(plan: Layout, name: str) -> None:
-    """Refuse a memory budget, or compilation, beside what cannot be run again, or is not one graph."""
+    degrees, known = plan.degrees, (*_SETUPS, "pipeline")
     beside = f"{name} parallelism{f' with ZeRO {plan.zero}' if plan.zero else ''}"
-    if plan.memory is not None:
-        # Replicas of a pipeline would each choose what to run again from times of their own.
-        replicated_pipeline = plan.degrees.pipeline > 1 and plan.degrees.data > 1
-        if name in _NO_BUDGET or plan.zero or plan.degrees.tensor > 1 or replicated_pipeline:
-            raise UnsupportedPlan.of(
-                plan.strategy,
-                f"a memory budget beside {'replicated ' if replicated_pipeline else ''}{beside}; allowed: with data "
-                "parallelism or a pipeline, without ZeRO",
-            )
-    if plan.compile and name != "data":
-        raise UnsupportedPlan.of(
-            plan.strategy,
+    both = name == "context" and degrees.tensor > 1
+    # Replicas of a pipeline would each choose what to run again from times of their own.
+    replicas = "replicated " if degrees.pipeline > 1 and degrees.data > 1 else ""
+    # What exchanges tensors within the model, or divides those between layers, cannot be run again by a plan.
+    no_budget = name not in {"data", "pipeline"} or plan.zero or degrees.tensor > 1 or replicas
+    refusals = [
+        (
+            len(inner) > 1 and set(inner) not in ({"tensor", "pipeline"}, {"tensor", "context"}),
+            f"{' and '.join(inner)} together; allowed: one of them, or tensor and pipeline or context, and data",
+        ),
+        (name not in known, f"there is no module for {name} parallelism; allowed: {', '.join(known)}"),
+        (
+            plan.zero and name in {"filter", "spatial"},
+            f"ZeRO {plan.zero} beside {name} parallelism; allowed: with data, tensor, context, pipeline and channel",
+        ),
+        (both and plan.zero, f"ZeRO {plan.zero} beside tensor and context parallelism; allowed: without"),
+        (both and plan.sequence, "sequence parallelism beside tensor and context parallelism; allowed: without"),
+        (
+            plan.zero and name == "context" and plan.shard < degrees.data,
+            f"ZeRO over {plan.shard} of {degrees.data} data ranks beside context parallelism; allowed: over all",
+        ),
+        (
+            plan.memory is not None and no_budget,
+            f"a memory budget beside {replicas}{beside}; allowed: with data parallelism or a pipeline, without ZeRO",
+        ),
+        (
+            plan.compile and name != "data",
             f"compile={plan.compile!r} beside {beside}; allowed: on one device, and with data parallelism (ZeRO too)",
-        )
+        ),
+        (plan.recompute not in _AGAIN, f"recompute={plan.recompute!r}; allowed: {', '.join(_AGAIN)}"),
+        (
+            plan.precision not in _AUTOCAST,
+            f"precision {plan.precision!r}; allowed: {', '.join(_AUTOCAST)}; cast model and batches yourself",
+        ),
+    ]
+    for refused, sentence in refusals:
+        if refused:
+            raise UnsupportedPlan.of(plan.strategy, sentence)
+    return name
 
 
 def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
@@ -215,17 +191,15 @@ def _cast(setup: Setup, plan: Layout, device_type: str) -> Setup:
     if kind is None:
         return setup
 
-    def call(*args: Any, **kwargs: Any) -> Any:
-        with torch.autocast(device_type, kind):
-            return setup.call(*args, **kwargs)
+    def cast(function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            # Backward passes within it are not cast: theirs are as forward was.
+            with torch.autocast(device_type, kind):
+                return function(*args, **kwargs)
 
-    def backward(loss: Loss, batch: Any) -> torch.Tensor:
-        assert setup.backward is not None  # noqa: S101 -- it is used only then
-        # Backward passes within it are not cast: theirs are as forward was.
-        with torch.autocast(device_type, kind):
-            return setup.backward(loss, batch)
+        return run
 
-    return replace(setup, call=call, backward=None if setup.backward is None else backward)
+    return replace(setup, call=cast(setup.call), backward=None if setup.backward is None else cast(setup.backward))
 
 
 def _refuse_marked(model: nn.Module, plan: Layout) -> None:
@@ -274,6 +248,15 @@ def _averaged(parts: _Parts, group: Any) -> Setup:
     return Setup(module=parts.model, call=parts.called, alone=averaging.off)
 
 
+def _over_data(parts: _Parts) -> Setup:
+    """Return a model whose parameters are divided already, over the data axis of the mesh."""
+    if parts.plan.degrees.data == 1:
+        return Setup(module=parts.model, call=parts.called)
+    if parts.plan.zero:
+        return _sharded(parts, _data_axes(parts.mesh))
+    return _averaged(parts, parts.mesh.get_group("data"))
+
+
 def _filter(parts: _Parts) -> Setup:
     world, layers = parts.plan.degrees.filter, _divisible(parts.model)
     new: dict[nn.Module, nn.Module] = {}
@@ -299,7 +282,7 @@ def _channel(parts: _Parts) -> Setup:
 
 
 def _divided(parts: _Parts, new: "dict[nn.Module, Any]", which: str) -> Setup:
-    plan, mesh = parts.plan, parts.mesh
+    plan = parts.plan
     if not new:
         raise UnsupportedPlan.of(
             plan.strategy,
@@ -307,18 +290,12 @@ def _divided(parts: _Parts, new: "dict[nn.Module, Any]", which: str) -> Setup:
             f"{plan.devices // plan.degrees.data}",
         )
     model = replace_layers(parts.model, new)
-    if plan.degrees.data == 1:
-        setup = Setup(module=model, call=model)
-    elif plan.zero:
-        setup = shard(model, mesh[_axes_of(mesh, "data", "replica", "shard")], zero=plan.zero)
-    else:
-        averaging = Averaging(list(model.parameters()), mesh.get_group("data"))
-        setup = Setup(module=model, call=model, alone=averaging.off)
+    setup = _over_data(replace(parts, model=model, called=model))
     return replace(setup, call=lambda *args, **kwargs: wholes(model(*args, **kwargs)))
 
 
-def _axes_of(mesh: DeviceMesh, *wanted: str) -> tuple[str, ...]:
-    return tuple(name for name in mesh.mesh_dim_names or () if name in wanted)
+def _data_axes(mesh: DeviceMesh) -> DeviceMesh:
+    return mesh[tuple(name for name in mesh.mesh_dim_names or () if name in {"data", "replica", "shard"})]
 
 
 def _spatial(parts: _Parts) -> Setup:
@@ -340,13 +317,8 @@ def _context(parts: _Parts) -> Setup:
 
 
 def _tensor(parts: _Parts) -> Setup:
-    plan, mesh = parts.plan, parts.mesh
-    divide_blocks(parts.model, mesh["tensor"], sequence=plan.sequence)
-    if plan.degrees.data == 1:
-        return Setup(module=parts.model, call=parts.called)
-    if plan.zero:
-        return _sharded(parts, mesh[_axes_of(mesh, "data", "replica", "shard")])
-    return _averaged(parts, mesh.get_group("data"))
+    divide_blocks(parts.model, parts.mesh["tensor"], sequence=parts.plan.sequence)
+    return _over_data(parts)
 
 
 def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch.optim.Optimizer | None) -> Setup:
@@ -355,7 +327,7 @@ def _pipeline(model: nn.Module, plan: Layout, mesh: DeviceMesh, optimizer: torch
     stages = PipelineRunner(model, plan, mesh, optimizer)
     averaging = None
     if plan.zero:
-        shard_each(stages.called(), mesh[_axes_of(mesh, "data", "replica", "shard")], zero=plan.zero)
+        shard_each(stages.called(), _data_axes(mesh), zero=plan.zero)
     elif plan.degrees.data > 1:
         averaging = Averaging(list(stages.module.parameters()), mesh.get_group("data"), by_itself=False)
 
@@ -392,8 +364,6 @@ _SETUPS: dict[str, Callable[[_Parts], Setup]] = {
     "context": _context,
     "tensor": _tensor,
 }
-_NO_BUDGET = {"filter", "channel", "spatial", "tensor", "context"}
-"""Strategies that exchange tensors within the model, or whose tensors between layers are divided."""
 _AGAIN = ("none", "selective", "full")
 """Recomputation that is set up."""
 _AUTOCAST = {"fp32": None, "amp-bf16": torch.bfloat16}

@@ -217,8 +217,7 @@ def test_cuts():
     assert len(both("opaque", keep_all)[3].stages) == 2
     row = both("skips", keep_all)[3]
     assert len(row.stages) > 15
-    assert sum(map(len, row.makes)) == 2
-    assert sum(map(len, row.reads)) == 4
+    assert max(map(len, row.rides)) == 2
     assert len(split_model(Levels(), skips=False).stages) < 10
 
 

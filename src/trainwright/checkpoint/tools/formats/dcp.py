@@ -4,17 +4,24 @@ No process group is needed. `.metadata` is a pickle: it is read by an unpickler 
 there and refuses all others. DCP promises nothing across versions of torch, so the version is kept beside the tensors.
 """
 
-import io
-import json
 import pickle
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.checkpoint.tools.formats.format import Format, Stored, document, read_document
-from trainwright.checkpoint.tools.formats.tensors import DTYPES, TensorInfo, escape, plain, torch_dtype, unescape
+from trainwright.checkpoint.tools.formats.format import (
+    DTYPES,
+    Format,
+    Stored,
+    TensorInfo,
+    document,
+    escape,
+    plain,
+    read_document,
+    unescape,
+)
 from trainwright.errors import CheckpointFormatError
 
 if TYPE_CHECKING:
@@ -54,7 +61,7 @@ class Dcp(Format):
 
         kept = bytearray(document(infos, metadata, torch=torch.__version__))
         state = {
-            escape(name): torch.empty(info.shape, dtype=torch_dtype(info.dtype), device="meta")
+            escape(name): torch.empty(info.shape, dtype=getattr(torch, info.dtype), device="meta")
             for name, info in infos.items()
             if info.tied is None
         }
@@ -67,26 +74,42 @@ class Dcp(Format):
 
     @contextmanager
     def _opened(self, path: Path) -> Iterator[Stored]:
+        import torch
+        from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
         from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-        reader, held = _reader(path)
+        with (path / ".metadata").open("rb") as file:
+            records = _Unpickler(file).load()
+        held = records.state_dict_metadata
+        reader = FileSystemReader(path)
+        reader.set_up_storage_reader(records, is_coordinator=True)
+
+        def read(name: str) -> "Tensor":
+            """Return a tensor, put together from all its shards."""
+            target = torch.empty(held[name].size, dtype=held[name].properties.dtype)
+            planner = DefaultLoadPlanner()
+            planner.set_up_planner({name: target}, records, is_coordinator=True)
+            reader.read_data(planner.finish_plan(planner.create_local_plan()), planner).wait()
+            return target
 
         def fetch(name: str) -> "Tensor":
-            return _read_tensor(reader, held, escape(name))
+            return read(escape(name))
 
         if _DOCUMENT in held:
-            infos, text = read_document(_read_tensor(reader, held, _DOCUMENT).numpy().tobytes())
+            infos, text = read_document(read(_DOCUMENT).numpy().tobytes())
             yield Stored(infos=infos, metadata=text, fetch=fetch)
             return
-        infos, values = {}, {}
-        for name, entry in held.items():
-            if isinstance(entry, TensorStorageMetadata):
-                dtype = str(entry.properties.dtype).removeprefix("torch.")
-                infos[unescape(name)] = TensorInfo(dtype=dtype, shape=tuple(entry.size))
-            else:
-                values[name] = _read_value(reader, held, name)
-        text = {name: value for name, value in values.items() if value is not None}
-        yield Stored(infos=infos, metadata=text, fetch=fetch, lost=tuple(values.keys() - text.keys()))
+        infos = {
+            unescape(name): TensorInfo(
+                dtype=str(entry.properties.dtype).removeprefix("torch."), shape=tuple(entry.size)
+            )
+            for name, entry in held.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        # Other values of foreign checkpoints are pickled, and not read.
+        lost = tuple(name for name in held if unescape(name) not in infos)
+        yield Stored(infos=infos, metadata={}, fetch=fetch, lost=lost)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -137,63 +160,3 @@ def _save(state: "dict[str, Tensor]", planner: Any, writer: Any) -> None:
     written = writer.write_data(planner.finish_plan(plan), planner)
     written.wait()
     writer.finish(metadata, [written.value()])
-
-
-def _reader(path: Path) -> tuple[Any, Mapping[str, Any]]:
-    """Return DCP's reader of a folder and the records of its tensors and values by name."""
-    from torch.distributed.checkpoint.filesystem import FileSystemReader
-
-    with (path / ".metadata").open("rb") as file:
-        metadata = _Unpickler(file).load()
-    reader = FileSystemReader(path)
-    reader.set_up_storage_reader(metadata, is_coordinator=True)
-    return reader, metadata.state_dict_metadata
-
-
-@dataclass(slots=True)
-class _Sink:
-    """Takes what DCP's reader reads: slices go where they belong in `target`, values are kept as bytes."""
-
-    target: "Tensor"
-    values: list[bytes] = field(default_factory=list)
-
-    def resolve_tensor(self, item: Any) -> "Tensor":
-        place = self.target
-        # Narrow the target to where the shard belongs; the reader writes through the view.
-        for dim, (offset, length) in enumerate(zip(item.dest_offsets, item.lengths, strict=True)):
-            place = place.narrow(dim, offset, length)
-        return place
-
-    def commit_tensor(self, _: Any, __: "Tensor") -> None:
-        """Do nothing: the slice was a view of the target."""
-
-    def load_bytes(self, _: Any, value: io.BytesIO) -> None:
-        self.values.append(value.getvalue())
-
-
-def _read_tensor(reader: Any, held: Mapping[str, Any], name: str) -> "Tensor":
-    """Return a tensor, put together from all its shards."""
-    import torch
-    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata
-    from torch.distributed.checkpoint.planner import LoadPlan
-    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
-
-    entry = held[name]
-    target = torch.empty(entry.size, dtype=entry.properties.dtype)
-    whole = ChunkStorageMetadata(torch.Size([0] * target.ndim), target.size())
-    reader.read_data(LoadPlan(create_read_items_for_chunk_list(name, entry, [whole])), _Sink(target)).wait()
-    return target
-
-
-def _read_value(reader: Any, held: Mapping[str, Any], name: str) -> str | None:
-    """Return a value that is no tensor as JSON; None where it has none or would need code to be read."""
-    import torch
-    from torch.distributed.checkpoint.planner import LoadPlan
-    from torch.distributed.checkpoint.planner_helpers import _create_read_items
-
-    sink = _Sink(torch.empty(0))
-    reader.read_data(LoadPlan(_create_read_items(name, held[name], None)), sink).wait()
-    try:
-        return json.dumps(torch.load(io.BytesIO(sink.values[0]), weights_only=True))
-    except (pickle.UnpicklingError, TypeError, ValueError):
-        return None

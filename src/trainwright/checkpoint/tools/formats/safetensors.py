@@ -14,8 +14,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from trainwright.checkpoint.save.shard_file import CODES
-from trainwright.checkpoint.tools.formats.format import Format, Stored, head
-from trainwright.checkpoint.tools.formats.tensors import TensorInfo, as_array, escape, plain, stand_in, unescape
+from trainwright.checkpoint.tools.formats.format import (
+    Format,
+    Stored,
+    TensorInfo,
+    as_bytes,
+    escape,
+    head,
+    plain,
+    unescape,
+)
 from trainwright.errors import MissingExtra
 
 if TYPE_CHECKING:
@@ -43,9 +51,11 @@ class SafeTensors(Format):
     def _write(
         self, path: Path, tensors: "Mapping[str, Tensor]", infos: Mapping[str, TensorInfo], metadata: Mapping[str, str]
     ) -> list[Path]:
+        import torch
+
         # Wide dtypes first: every tensor then starts at a multiple of its element size, which mapped reads need.
-        own = {name: info for name, info in infos.items() if info.tied is None}
-        order = sorted(own, key=lambda name: -stand_in(own[name].dtype).itemsize)
+        sizes = {name: getattr(torch, info.dtype).itemsize for name, info in infos.items() if info.tied is None}
+        order = sorted(sizes, key=lambda name: -sizes[name])
         header: dict[str, Any] = {}
         ties = {name: info.tied for name, info in infos.items() if info.tied is not None}
         text = {**metadata, **({_TIES: json.dumps(ties)} if ties else {})}
@@ -53,15 +63,15 @@ class SafeTensors(Format):
             header["__metadata__"] = text
         end = 0
         for name in order:
-            info = own[name]
-            begin, end = end, end + prod(info.shape) * stand_in(info.dtype).itemsize
+            info = infos[name]
+            begin, end = end, end + prod(info.shape) * sizes[name]
             header[escape(name)] = {"dtype": CODES[info.dtype], "shape": info.shape, "data_offsets": [begin, end]}
         spelled = json.dumps(header, ensure_ascii=False).encode()
         spelled += b" " * (-len(spelled) % 8)
         with path.open("xb") as file:
             file.write(struct.pack("<Q", len(spelled)) + spelled)
             for name in order:
-                file.write(as_array(plain(tensors[name])).reshape(-1).data.cast("B"))
+                file.write(as_bytes(plain(tensors[name])).numpy().data)
         return [path]
 
     @contextmanager

@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainwright.checkpoint.tools.formats.format import Format, Stored, first_entry
-from trainwright.checkpoint.tools.formats.tensors import (
+from trainwright.checkpoint.tools.formats.format import (
     DTYPES,
+    Format,
+    Stored,
     TensorInfo,
     check_dtypes,
     escape,
+    first_entry,
     infos_of,
     plain,
     unescape,

@@ -37,135 +37,91 @@ def _convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
     dims = weight.ndim - 2
     if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
         return NotImplemented
-    kernel, at = tuple(weight.shape[2:]), input.division.dim - 2
-    strides, dilations = _per_dimension(stride, dims), _per_dimension(dilation, dims)
-    before, after = _paddings(padding, kernel, dilations)
+    kernel, strides = tuple(weight.shape[2:]), _per_dimension(stride, dims)
+    dilations = _per_dimension(dilation, dims)
+    pads = _paddings(padding, kernel, dilations)
+
+    def compute(local: torch.Tensor, flat: Sequence[int]) -> Any:
+        return func(local, weight, bias, strides, flat, dilations, groups)
+
+    return _slide_window(compute, input, kernel, strides, dilations, pads)
+
+
+def _slide_window(  # noqa: PLR0917 -- what a window is, in torch's order
+    compute: Callable[[torch.Tensor, Sequence[int]], torch.Tensor],
+    part: Any,
+    kernel: Sequence[int],
+    strides: Sequence[int],
+    dilations: Sequence[int],
+    paddings: tuple[Sequence[int], Sequence[int]],
+    fill: float = 0.0,
+) -> Any:
+    """Compute this rank's rows of what a window makes that slides over a tensor; NotImplemented for too few rows."""
+    (before, after), at, division = paddings, part.division.dim - 2, part.division
     # A kernel covers `reach` rows; the output has a row for each place that it takes on its way.
-    size, reach = input.division.size, dilations[at] * (kernel[at] - 1) + 1
-    rows = (size + before[at] + after[at] - reach) // strides[at] + 1
+    reach = dilations[at] * (kernel[at] - 1) + 1
+    rows = (division.size + before[at] + after[at] - reach) // strides[at] + 1
     # A rank with no row of the output would have an empty part.
-    if rows < input.division.world:
+    if rows < division.world:
         return NotImplemented
     # Each rank computes an equal share of the output's rows, for which it fetches the rows that it lacks.
-    out = bounds_of(rows, input.division.world)
-    local = _read_rows(input, out, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at])
-    # The rows that were fetched have their padding; torch pads the other dimensions.
-    flat = [0 if dim == at else low for dim, low in enumerate(before)]
-    other = [0 if dim == at else high for dim, high in enumerate(after)]
+    out = bounds_of(rows, division.world)
+    wanted = windows(
+        out, division.size, kernel=kernel[at], stride=strides[at], dilation=dilations[at], before=before[at]
+    )
+    local: torch.Tensor = part.fetched(wanted)
+    window = wanted[torch.distributed.get_rank(division.group)]
+    # The rows that were fetched get their padding here; torch pads the other dimensions.
+    pads = [0 if dim == at else low for dim, low in enumerate(before)]
     # Padding "same" with an even kernel pads one side more.
-    if flat != other:
-        local = functional.pad(local, _pad(other, flat))
-    done = func(local, weight, bias, strides, flat, dilations, groups)
-    return _part(done, input, out)
+    low = [window.before if dim == at else 0 for dim in range(len(pads))]
+    high = [window.after if dim == at else after[dim] - before[dim] for dim in range(len(pads))]
+    if any(low) or any(high):
+        local = functional.pad(local, _pad(high, low), value=fill)
+    return _part(compute(local, pads), part, out)
 
 
-def _transposed_convolution(  # noqa: PLR0917 -- torch's arguments, which may come by place
-    func: Callable[..., Any],
-    input: Any,  # noqa: A002
-    weight: torch.Tensor,
-    bias: torch.Tensor | None = None,
-    stride: Sizes = 1,
-    padding: Sizes = 0,
-    output_padding: Sizes = 0,
-    groups: int = 1,
-    dilation: Sizes = 1,
-) -> Any:
-    """Grow this rank's rows, where no two of them reach the same row of the output."""
-    dims = weight.ndim - 2
-    if not is_divided(input) or is_divided(weight) or input.ndim != dims + 2:
+def _max_pool(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+    names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode", "return_indices")
+    settings = {**dict(zip(names, args, strict=False)), **kwargs}
+    if settings.pop("ceil_mode", False) or settings.pop("return_indices", False):
         return NotImplemented
-    at = input.division.dim - 2
-    step = _per_dimension(stride, dims)[at]
-    others = (
-        _per_dimension(padding, dims)[at],
-        _per_dimension(output_padding, dims)[at],
-        _per_dimension(dilation, dims)[at],
-    )
-    # Only where the stride is the width of the kernel do input rows make rows of their own, side by side.
-    if step != weight.shape[2 + at] or others != (0, 0, 1):
-        return NotImplemented
-    done = func(input.local, weight, bias, stride, padding, output_padding, groups, dilation)
-    return _part(done, input, tuple(step * bound for bound in input.division.bounds))
+    return _pool_rows(func, input, float("-inf"), **{"dilation": 1, **settings})
 
 
-def _max_pool(  # noqa: PLR0917 -- torch's arguments, which may come by place
-    func: Callable[..., Any],
-    input: Any,  # noqa: A002
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    dilation: Sizes = 1,
-    ceil_mode: bool = False,
-    return_indices: bool = False,
-) -> Any:
-    if ceil_mode or return_indices:
-        return NotImplemented
-    return _pool_rows(
-        func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation, fill=float("-inf")
-    )
-
-
-def _average_pool(  # noqa: PLR0917 -- torch's arguments, which may come by place
-    func: Callable[..., Any],
-    input: Any,  # noqa: A002
-    kernel_size: Sizes,
-    stride: Sizes | None = None,
-    padding: Sizes = 0,
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> Any:
+def _average_pool(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
+    names = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad", "divisor_override")
+    settings = {**dict(zip(names, args, strict=False)), **kwargs}
     # Padding comes as rows of zeros here, which torch counts like any others.
-    padded = any(_per_dimension(padding, 1)) if isinstance(padding, int) else any(padding)
-    if ceil_mode or divisor_override is not None or (padded and not count_include_pad):
+    counted, padding = settings.pop("count_include_pad", True), settings.get("padding", 0)
+    padded = bool(padding) if isinstance(padding, int) else any(padding)
+    if settings.pop("ceil_mode", False) or settings.pop("divisor_override", None) or (padded and not counted):
         return NotImplemented
-    return _pool_rows(func, input, kernel_size=kernel_size, stride=stride, padding=padding, dilation=None, fill=0.0)
+    return _pool_rows(func, input, 0.0, **settings)
 
 
 def _pool_rows(
     func: Callable[..., Any],
     part: Any,
+    fill: float,
     *,
     kernel_size: Sizes,
-    stride: Sizes | None,
-    padding: Sizes,
-    dilation: Sizes | None,
-    fill: float,
+    stride: Sizes | None = None,
+    padding: Sizes = 0,
+    dilation: Sizes | None = None,
 ) -> Any:
     dims = part.ndim - 2
     if dims < 1 or (not isinstance(kernel_size, int) and len(kernel_size) not in {1, dims}):
         return NotImplemented
-    # The output's rows are divided evenly, as those of a convolution are.
     kernel, pads = _per_dimension(kernel_size, dims), _per_dimension(padding, dims)
     strides = _per_dimension(kernel if stride is None or stride == [] else stride, dims)
     spread = _per_dimension(1 if dilation is None else dilation, dims)
-    at, world = part.division.dim - 2, part.division.world
-    rows = (part.division.size + 2 * pads[at] - spread[at] * (kernel[at] - 1) - 1) // strides[at] + 1
-    if rows < world:
-        return NotImplemented
-    out = bounds_of(rows, world)
-    local = _read_rows(
-        part, out, kernel=kernel[at], stride=strides[at], dilation=spread[at], before=pads[at], fill=fill
-    )
-    flat = tuple(0 if dim == at else pad for dim, pad in enumerate(pads))
-    done = func(local, kernel, strides, flat, *(() if dilation is None else (spread,)))
-    return _part(done, part, out)
+    rest = () if dilation is None else (spread,)
 
+    def compute(local: torch.Tensor, flat: Sequence[int]) -> Any:
+        return func(local, kernel, strides, flat, *rest)
 
-def _read_rows(
-    part: Any, out: Bounds, *, kernel: int, stride: int, dilation: int, before: int, fill: float = 0.0
-) -> torch.Tensor:
-    """Return the rows for this rank's part `out` of the output, and the padding that lies before or after them."""
-    division = part.division
-    wanted = windows(out, division.size, kernel=kernel, stride=stride, dilation=dilation, before=before)
-    local: torch.Tensor = part.fetched(wanted)
-    window = wanted[torch.distributed.get_rank(division.group)]
-    if not window.before and not window.after:
-        return local
-    dims = local.ndim - 2
-    low = [window.before if dim == division.dim - 2 else 0 for dim in range(dims)]
-    high = [window.after if dim == division.dim - 2 else 0 for dim in range(dims)]
-    return functional.pad(local, _pad(high, low), value=fill)
+    return _slide_window(compute, part, kernel, strides, spread, (pads, pads), fill)
 
 
 def _local_norm(func: Callable[..., Any], input: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: A002
@@ -233,7 +189,6 @@ def _pad(after: Sequence[int], before: Sequence[int]) -> list[int]:
 _POOLS = [f"{kind}_pool{dims}d" for kind in ("max", "avg") for dims in (1, 2, 3)]
 _SPATIAL: dict[str, Callable[..., Any]] = {
     **{f"conv{dims}d": _convolution for dims in (1, 2, 3)},
-    **{f"conv_transpose{dims}d": _transposed_convolution for dims in (1, 2, 3)},
     **{name: _max_pool if name.startswith("max") else _average_pool for name in _POOLS},
     "batch_norm": _local_norm,
     "cat": _join_parts,

@@ -14,7 +14,6 @@ from trainwright.train.parallel.recompute.compiled import apply_compiled, fit_co
 from trainwright.train.parallel.recompute.fitting import apply, fit
 from trainwright.train.parallel.recompute.sample_step import Call
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
-from trainwright.train.parallel.strategies.gathered import gathered_weights
 
 __all__ = ["Budgeted"]
 
@@ -27,9 +26,9 @@ class Budgeted:
     """`module` trains as `model` does, and shares everything with it, within a budget.
 
     The budget is one of `fit`, or a plan, which is then for batches of its sample's size at most. State of `optimizer`
-    and `reserve_bytes` are part of it: what the device has beside the whole model, less than 0 where it has a part of
-    that. `on_plan` is called with every new plan. A batch of more bytes, or gradients that begin to add up, are planned
-    anew. Ranks that exchange tensors within the forward pass plan `together`: by what the first of them measures.
+    and `reserve_bytes` are part of it: what the device has beside the model. `on_plan` is called with every new plan. A
+    batch of more bytes, or gradients that begin to add up, are planned anew. Ranks that exchange tensors within the
+    forward pass plan `together`: by what the first of them measures.
     """
 
     def __init__(
@@ -96,12 +95,10 @@ class Budgeted:
             "accumulate": self._accumulate,
             "reserve_bytes": self._reserve_bytes,
         }
-        # Stages are measured with whole weights, of which FSDP leaves a rank only a part between calls.
-        with gathered_weights(self._whole, args, kwargs):
-            if self._compiler:
-                module = fit_compiled(self._model, sample, compiler=self._compiler, **settings)  # type: ignore[arg-type]  # a layout's
-            else:
-                module = fit(self._model, sample, agree=self._agree, **settings)
+        if self._compiler:
+            module = fit_compiled(self._model, sample, compiler=self._compiler, **settings)  # type: ignore[arg-type]  # a layout's
+        else:
+            module = fit(self._model, sample, agree=self._agree, **settings)
         self._input_bytes, self._adds_up = size, self._accumulate
         self._keep_module(module)
 

@@ -21,7 +21,7 @@ from trainwright.errors import BudgetError, InfeasibleBudget, UnsupportedModel
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.plan_record import CompiledPlan, Compiler
 from trainwright.train.parallel.recompute.entry import PlannedForward
-from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes, state_bytes
+from trainwright.train.parallel.recompute.measure import named_state_bytes, state_bytes
 from trainwright.train.parallel.recompute.sample_step import as_call, plain_peak, restored_after, train_once
 from trainwright.train.parallel.recompute.stages import check_trains
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
@@ -102,7 +102,7 @@ def fit_compiled(
 def apply_compiled(model: nn.Module, plan: CompiledPlan) -> nn.Module:
     """Return a module that is compiled with the share of a plan when its first batch comes."""
     check_trains(model)
-    return _train_by(copy.copy(model), plan, None)
+    return _train_by(copy.copy(model), plan)
 
 
 def allocated_bytes(step: Callable[[], object], *, cuda: bool) -> int:
@@ -154,23 +154,22 @@ def _compile(module: nn.Module, compiler: Compiler, share: float) -> Callable[..
     return run
 
 
-class _Compiled:
-    """Trains a module by compiled code, which is made with the first batch unless it is passed in."""
-
-    def __init__(self, plan: CompiledPlan, run: Callable[..., Any] | None = None) -> None:
-        self._plan, self._run = plan, run
-
-    def __call__(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if self._run is None:
-            self._run = _compile(module, self._plan.compiler, self._plan.saved_share)
-        return self._run(*args, **kwargs)
-
-
-def _train_by(module: nn.Module, plan: CompiledPlan, run: Callable[..., Any] | None) -> nn.Module:
-    made = _Compiled(plan, run)
-    module.forward = PlannedForward(module, partial(_Compiled, plan), train=made, most_bytes=plan.input_bytes)
+def _train_by(module: nn.Module, plan: CompiledPlan, run: Callable[..., Any] | None = None) -> nn.Module:
+    make = partial(_make_trainer, plan)
+    module.forward = PlannedForward(module, make, train=make(run), most_bytes=plan.input_bytes)
     module.plan = plan  # type: ignore[assignment]  # nn.Module types its attributes as tensors and modules
     return module
+
+
+def _make_trainer(plan: CompiledPlan, run: Callable[..., Any] | None = None) -> Callable[..., Any]:
+    """Return what trains a module by compiled code, which is made with the first batch unless it is passed in."""
+
+    def train(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        nonlocal run
+        run = run or _compile(module, plan.compiler, plan.saved_share)
+        return run(*args, **kwargs)
+
+    return train
 
 
 def _refusal(model: nn.Module, error: Exception) -> BaseException:

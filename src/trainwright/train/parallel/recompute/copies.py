@@ -1,133 +1,98 @@
-"""Copies of storages to the host and back: on side streams and pinned memory from a CUDA device, at once on a CPU."""
+"""Offload activations: copies to the host and back, on side streams and pinned memory from a CUDA device."""
 
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+from torch.utils._python_dispatch import _disable_current_modes
 
 from trainwright.errors import BudgetError
 from trainwright.plan.memory.operations import Link
 
-__all__ = ["Copies", "CopyStreams", "HostPacket", "copies_for", "measure_link"]
+__all__ = ["Copies", "HostCopy", "measure_link"]
 
 
 @dataclass(slots=True)
-class HostPacket:
-    """A storage's bytes on the host."""
+class HostCopy:
+    """A storage's bytes on the host; `storage` is the device's, until it goes."""
 
-    buffer: Any
+    storage: torch.UntypedStorage | None
+    buffer: torch.Tensor
     done: Any = None
     """The event after which the last copy that was begun is over; None where copies are over when they return."""
 
 
 class Copies:
-    """Copies that are over when they return. On a CPU the host is the same memory: what is copied is not counted.
-
-    Buffers are taken from a pool and come back to it: after one step nothing is allocated any more.
-    """
-
-    def __init__(self) -> None:
-        # NumPy's memory, which no tensor shows.
-        self._free: dict[int, list[NDArray[np.uint8]]] = {}
-
-    def send(self, storage: torch.UntypedStorage) -> HostPacket:
-        """Begin a copy to the host."""
-        free = self._free.setdefault(storage.nbytes(), [])
-        buffer = free.pop() if free else np.empty(storage.nbytes(), np.uint8)
-        np.copyto(buffer, _as_bytes(storage).numpy())
-        return HostPacket(buffer)
-
-    def release(self, packet: HostPacket) -> None:
-        """Let what is queued from now on reuse the device's memory: it comes after the copy to the host."""
-
-    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
-        """Begin a copy back, and return what it fills."""
-        made = torch.empty(packet.buffer.size, dtype=torch.uint8)
-        np.copyto(made.numpy(), packet.buffer)
-        return made.untyped_storage()
-
-    def wait(self, packet: HostPacket) -> None:
-        """Let what is queued from now on read what was fetched; the buffer on the host is free again."""
-        self.drop(packet)
-
-    def drop(self, packet: HostPacket) -> None:
-        """Give the buffer on the host back unread."""
-        self._free[packet.buffer.size].append(packet.buffer)
-
-    def join(self) -> None:
-        """Let what is queued from now on come after all copies."""
-
-
-class CopyStreams(Copies):
-    """Copies beside the work of a CUDA device: a side stream per direction, events both ways, pinned buffers.
+    """Copies beside the work of a CUDA device, on a stream each way; on a CPU they are over when they return.
 
     Memory of the device is taken and given back on the stream of the work, which waits for a copy before either; so the
-    allocator needs no `record_stream`. The stream of the work is asked for outside the side streams' contexts.
+    allocator needs no `record_stream`. Buffers are taken from a pool and come back to it: after one step nothing is
+    allocated any more. On a CPU the host is the same memory: buffers are hidden from modes that count bytes.
     """
 
     def __init__(self, device: torch.device) -> None:
-        super().__init__()
-        self.device = device
-        self.out, self.into = torch.cuda.Stream(device), torch.cuda.Stream(device)
-        # Free buffers, each with the event after which it has been read.
+        self._device = device
+        cuda = device.type == "cuda"
+        self._out: Any = torch.cuda.Stream(device) if cuda else None
+        self._back: Any = torch.cuda.Stream(device) if cuda else None
+        # Free buffers by size, each with the event after which it has been read.
         self._idle: dict[int, list[tuple[torch.Tensor, Any]]] = {}
 
-    def send(self, storage: torch.UntypedStorage) -> HostPacket:
-        """Begin a copy to the host after what has been queued."""
-        work = torch.cuda.current_stream(self.device)
+    def send(self, storage: torch.UntypedStorage) -> HostCopy:
+        """Begin a copy to the host, after what has been queued and when the buffer has been read."""
         free = self._idle.setdefault(storage.nbytes(), [])
-        buffer, read = free.pop() if free else (self._pinned(storage.nbytes()), None)
-        # The copy begins when the value has been made, and when the buffer has been read.
-        self.out.wait_stream(work)
-        if read is not None:
-            self.out.wait_event(read)
-        with torch.cuda.stream(self.out):
-            buffer.copy_(_as_bytes(storage), non_blocking=True)
-        return HostPacket(buffer, self.out.record_event())
+        with _disable_current_modes():
+            pinned = self._out is not None
+            empty = None if free else torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=pinned)
+            buffer, read = free.pop() if empty is None else (empty, None)
+            done = self._queue(self._out, read, lambda: buffer.copy_(_as_bytes(storage), non_blocking=True))
+        return HostCopy(storage, buffer, done)
 
-    def release(self, packet: HostPacket) -> None:
-        """Let the work wait for the copy."""
-        torch.cuda.current_stream(self.device).wait_event(packet.done)
+    def release(self, sent: HostCopy) -> None:
+        """Let what is queued from now on reuse the device's memory: it comes after the copy to the host."""
+        self._wait_for(sent.done)
+        sent.storage = None
 
-    def prefetch(self, packet: HostPacket) -> torch.UntypedStorage:
-        """Begin a copy back, after what has been queued: that may still read the memory it takes."""
-        made = torch.empty(packet.buffer.numel(), dtype=torch.uint8, device=self.device)
+    def fetch(self, sent: HostCopy) -> torch.UntypedStorage:
+        """Begin a copy back, after what has been queued and that to the host; return what it fills."""
         # The memory that it fills may still be read by work that is queued.
-        self.into.wait_stream(torch.cuda.current_stream(self.device))
-        # The buffer is read only after the copy to the host has filled it.
-        self.into.wait_event(packet.done)
-        with torch.cuda.stream(self.into):
-            made.copy_(packet.buffer, non_blocking=True)
-        packet.done = self.into.record_event()
+        made = torch.empty(sent.buffer.numel(), dtype=torch.uint8, device=self._device)
+        sent.done = self._queue(self._back, sent.done, lambda: made.copy_(sent.buffer, non_blocking=True))
         return made.untyped_storage()
 
-    def wait(self, packet: HostPacket) -> None:
-        """Let the work wait for the copy back."""
-        torch.cuda.current_stream(self.device).wait_event(packet.done)
-        self.drop(packet)
+    def wait(self, sent: HostCopy) -> None:
+        """Let what is queued from now on read what was fetched; the buffer on the host is free again."""
+        self._wait_for(sent.done)
+        self.drop(sent)
 
-    def drop(self, packet: HostPacket) -> None:
-        """Give the buffer back; the next copy into it waits for the last of this one."""
-        self._idle[packet.buffer.numel()].append((packet.buffer, packet.done))
+    def drop(self, sent: HostCopy) -> None:
+        """Give the buffer on the host back; the next copy into it waits for the last of this one."""
+        self._idle[sent.buffer.numel()].append((sent.buffer, sent.done))
 
     def join(self) -> None:
-        """Let the work wait for both side streams."""
-        work = torch.cuda.current_stream(self.device)
-        work.wait_stream(self.out)
-        work.wait_stream(self.into)
+        """Let what is queued from now on come after all copies."""
+        for stream in (self._out, self._back):
+            if stream is not None:
+                torch.cuda.current_stream(self._device).wait_stream(stream)
 
-    @staticmethod
-    def _pinned(size: int) -> torch.Tensor:
-        return torch.empty(size, dtype=torch.uint8, pin_memory=True)
+    def _queue(self, stream: Any, after: Any, copy: Callable[[], object]) -> Any:
+        """Copy on a stream, behind the work and an event; return the event of its end."""
+        if stream is None:
+            copy()
+            return None
+        # The stream of the work is asked for outside the side stream's context.
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        if after is not None:
+            stream.wait_event(after)
+        with torch.cuda.stream(stream):
+            copy()
+        return stream.record_event()
 
-
-def copies_for(device: torch.device) -> Copies:
-    """Return how bytes go between a device and the host."""
-    return CopyStreams(device) if device.type == "cuda" else Copies()
+    def _wait_for(self, event: Any) -> None:
+        if event is not None:
+            torch.cuda.current_stream(self._device).wait_event(event)
 
 
 def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, repeats: int = 5) -> Link:
@@ -139,40 +104,33 @@ def measure_link(device: str | torch.device = "cuda", *, size: int = 1 << 28, re
     place = torch.device(device)
     if place.type == "cuda" and not torch.cuda.is_available():
         raise BudgetError(f"device: got {str(device)!r}, which torch does not see here; allowed: one that it sees")
-    copies = copies_for(place)
+    copies = Copies(place)
     storage = torch.ones(size, dtype=torch.uint8, device=place).untyped_storage()
-    # What `back` fetches lies on the host from here on.
+    # What is fetched lies on the host from here on.
     waiting = copies.send(storage)
 
-    def out() -> None:
-        copies.drop(copies.send(storage))
-
-    def back() -> None:
-        copies.prefetch(waiting)
-
-    def both() -> None:
-        out()
-        back()
-
-    def seconds(act: Callable[[], None]) -> float:
+    def bytes_per_second(*, out: bool, back: bool) -> float:
         found = []
         # The first run only allocates the buffers.
         for _ in range(repeats + 1):
             begun = time.perf_counter()
-            act()
+            if out:
+                copies.drop(copies.send(storage))
+            if back:
+                copies.fetch(waiting)
             copies.join()
             if place.type == "cuda":
                 torch.cuda.synchronize(place)
             found.append(time.perf_counter() - begun)
-        return min(found[1:])
+        return size / min(found[1:])
 
     # Each direction has moved `size` bytes in the time of both.
-    together = size / seconds(both)
+    both = bytes_per_second(out=True, back=True)
     return Link(
-        to_host=size / seconds(out),
-        to_device=size / seconds(back),
-        to_host_together=together,
-        to_device_together=together,
+        to_host=bytes_per_second(out=True, back=False),
+        to_device=bytes_per_second(out=False, back=True),
+        to_host_together=both,
+        to_device_together=both,
     )
 
 

@@ -97,7 +97,7 @@ def carry_out(
     if acts is None:
         planned.forward = PlannedForward(planned, _as_it_is, train=_plain, most_bytes=most_bytes)
     else:
-        make = partial(_Programs, row.again, row.shape, tuple(acts))
+        make = partial(_Programs, row.again, row.names, tuple(acts))
         train = make()
         train.add(row)
         planned.forward = PlannedForward(planned, make, train=train, most_bytes=most_bytes)
@@ -118,10 +118,10 @@ class _Programs:
     def __init__(
         self,
         cut: Callable[[nn.Module, CallForm], StageRow],
-        shape: tuple[Any, ...],
+        names: tuple[str, ...],
         acts: Sequence[Act],
     ) -> None:
-        self._cut, self._shape, self._acts = cut, shape, acts
+        self._cut, self._names, self._acts = cut, names, acts
         self._known: list[PlanInterpreter] = []
         # torch.compile leaves the interpreter, and its hooks, alone.
         self._run = torch.compiler.disable(self._trained)
@@ -154,7 +154,7 @@ class _Programs:
                 return program, values
         form = CallForm.of(model, args, kwargs)
         row = self._cut(model, form)
-        if row.shape != self._shape:
+        if row.names != self._names:
             raise PlanMismatch(
                 f"model: got a call ({form}) in which it has other stages than those of the plan; allowed: a model "
                 "unchanged since it was fitted, called as with the sample; fit it again"

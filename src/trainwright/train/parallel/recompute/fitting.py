@@ -15,8 +15,7 @@ from trainwright.plan.memory.plan_record import Plan
 from trainwright.plan.memory.planning import full_bytes, plan_chain
 from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
-from trainwright.train.parallel.recompute.measure import measure_chain
-from trainwright.train.parallel.recompute.optimizer_state import state_bytes
+from trainwright.train.parallel.recompute.measure import measure_chain, state_bytes
 from trainwright.train.parallel.recompute.program import place_acts
 from trainwright.train.parallel.recompute.sample_step import StepResult, as_call, call_with, plain_peak, tracked_peak
 from trainwright.train.parallel.recompute.stages import StageRow, split_model, whole_row
@@ -58,12 +57,8 @@ def _measure(
     state = state_bytes(optimizer, granule=granule_of(model)) if isinstance(optimizer, Optimizer) else optimizer
     chain = measure_chain(
         model, row, call_with(row.bind, sample), loss=loss, optimizer=state, accumulate=accumulate,
-        reserve_bytes=max(reserve_bytes, 0),
+        reserve_bytes=reserve_bytes,
     )  # fmt: skip
-    # The device has only a part of the model's parameters.
-    if reserve_bytes < 0:
-        there = max(0, chain.fixed["parameters"] + reserve_bytes)
-        chain = replace(chain, fixed={**chain.fixed, "parameters": there})
     # What a step takes without any plan, with all that the device holds beside the model.
     peak = plain_peak(model, sample, loss=loss, passes=2 if accumulate else 1)
     return replace(chain, plain_peak_bytes=peak + chain.fixed.get("optimizer", 0) + reserve_bytes)
@@ -89,7 +84,7 @@ def _cut_model(
     row = split_model(model, form, skips=skips, deep=False)
     if not _find_difference(own, row, model, sample, loss):
         return row, own
-    return whole_row(model, f"{type(model).__name__}, traced, is not what it is ({difference})"), own
+    return whole_row(model, why=f"{type(model).__name__}, traced, is not what it is ({difference})"), own
 
 
 def _find_difference(own: StepResult, row: StageRow, model: nn.Module, sample: Any, loss: Loss | None) -> str:
@@ -118,7 +113,7 @@ def apply(model: nn.Module, plan: Plan) -> nn.Module:
     """Return a module that trains as a plan says; raise PlanMismatch if the plan was made for other stages."""
     names = tuple(stage.name for stage in plan.chain.stages)
     if names == _WHOLE:
-        return _apply_plan(model, whole_row(model, "so is the plan's"), plan)
+        return _apply_plan(model, whole_row(model, why="so is the plan's"), plan)
     row = split_model(model)
     # The sample had what has a default, or modules are not looked into.
     if row.names != names:

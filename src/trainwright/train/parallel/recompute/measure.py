@@ -5,20 +5,19 @@ runs. Afterwards parameters, buffers, gradients, random generators and the train
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 from torch.autograd.graph import get_gradient_edge
+from torch.optim import Optimizer
 
-from trainwright.errors import UnsupportedModel
+from trainwright.errors import BudgetError, UnsupportedModel
 from trainwright.model.chain import NO_LOSS, Chain, Stage, with_least_peaks
 from trainwright.model.trace.storages import StorageTracker
-from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
-from trainwright.train.parallel.recompute.skipping import SkippedValues, handed_on
 from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.trees import (
     granule_of,
@@ -29,9 +28,11 @@ from trainwright.train.parallel.recompute.trees import (
     tensors_of,
     total_bytes,
 )
-from trainwright.train.parallel.recompute.values import saving_nothing, written_error
+from trainwright.train.parallel.recompute.values import detach_leaf, saving_nothing, written_error
+from trainwright.validators import check, one_of
 
-__all__ = ["measure_chain"]
+__all__ = ["OPTIMIZERS", "measure_chain", "named_state_bytes", "state_bytes"]
+
 
 _REPEATS = 3
 
@@ -72,23 +73,19 @@ def measure_chain(
     if optimizer is not None:
         fixed["optimizer"] = optimizer if isinstance(optimizer, int) else named_state_bytes(optimizer, gradients)
     stages: list[Stage] = []
-    last: dict[str, Any] | None = None
+    last: dict[str, Any] = {}
     draws = 0
-    skipping = SkippedValues(row, arguments, granule)
-    waiting: set[int] = set()
+    riding: dict[int, int] = {}
     # Run the stages one after the other; each is measured on what the one before has handed on.
     with restored_after(model):
         row.refresh()
         value: Any = tuple(arguments)
-        skips: dict[str, Any] = {}
         for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
             state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
-            caller, given = _stage_caller(row, number), (value, [skips[each] for each in row.reads[number - 1]])
-            numbers, value, made = _measure_or_refuse(
-                number, name, stage, caller, given, granule=granule, repeats=repeats, last=number == len(row.stages),
-                waiting=waiting,
+            numbers, value = _measure_or_refuse(
+                number, name, stage, partial(row.run, number), value, granule=granule, repeats=repeats,
+                riding=partial(row.riding, number), last=number == len(row.stages),
             )  # fmt: skip
-            waiting = handed_on(value, made)
             draws += not torch.equal(state, torch.get_rng_state())
             changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
             # Reruns write to copies of the buffers that the stage has changed.
@@ -96,14 +93,17 @@ def measure_chain(
             numbers |= _first_gradients(
                 row.stages[number - 1 :], numbers["backward_temporary_bytes"], granule, accumulate=accumulate
             )
-            skips |= made
-            skipping.note_stage(number, caller, given, value, made)
+            riding |= {storage_key(each): rounded_bytes(each, granule) for each in row.riding(number, value)}
             stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **numbers))
         if not any(t.requires_grad for t in tensors_of(value)):
             raise UnsupportedModel(
                 f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
                 "for a loss, in tuples, lists, mappings or dataclasses"
             )
+        # What skips stages is in the boundaries of all of them, which share it: it is there whatever else goes, and
+        # beside it what its maker makes when it runs again.
+        if riding:
+            fixed["skips"] = sum(riding.values())
         # The caller has it until the loss's backward is over.
         fixed["output"] = total_bytes(tensors_of(value), granule)
         # Of the executor: a loss, the states of generators for reruns.
@@ -112,29 +112,23 @@ def measure_chain(
         )
         fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
         if loss is not None:
-            last, _, _ = _measure_or_refuse(
-                len(stages) + 1, "loss", nn.Module(), lambda given: (loss(given[0]), {}), (value, []),
-                granule=granule, repeats=repeats, last=False,
+            last, _ = _measure_or_refuse(
+                len(stages) + 1, "loss", nn.Module(), loss, value, granule=granule, repeats=repeats,
+                riding=lambda _: [], last=False,
             )  # fmt: skip
             last |= {"output_bytes": 0, "gradient_bytes": 0}
-    counted = skipping.count_gradients([*stages, NO_LOSS if last is None else Stage(name="loss", **last)])
-    *counted_stages, counted_loss = with_least_peaks(counted)
+    *counted_stages, counted_loss = with_least_peaks([*stages, Stage(name="loss", **last) if last else NO_LOSS])
     return Chain(
         stages=tuple(counted_stages),
         loss=counted_loss,
-        skips=skipping.records,
         input_bytes=total_bytes(tensors_of(arguments), granule),
         fixed=fixed,
         name=type(model).__name__,
     )
 
 
-_Caller = Callable[[Any], tuple[Any, dict[str, Any]]]
-"""From a stage's arguments and a list of what it reads beside them to its result, and what skips stages."""
-
-
-def _stage_caller(row: StageRow, number: int) -> _Caller:
-    return lambda given: row.run(number, *given)
+_Caller = Callable[[Any], Any]
+"""From a stage's arguments to its result."""
 
 
 def _first_gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, accumulate: bool) -> dict[str, Any]:
@@ -158,14 +152,10 @@ def _measure_or_refuse(
     stage: nn.Module,
     call: _Caller,
     value: Any,
-    *,
-    granule: int,
-    repeats: int,
-    last: bool,
-    waiting: Collection[int] = (),
-) -> tuple[dict[str, Any], Any, dict[str, Any]]:
+    **settings: Any,
+) -> tuple[dict[str, Any], Any]:
     try:
-        return _measured_stage(stage, call, value, granule=granule, repeats=repeats, last=last, waiting=waiting)
+        return _measured_stage(stage, call, value, **settings)
     except torch.OutOfMemoryError:
         raise
     except (RuntimeError, TypeError, ValueError, IndexError) as error:
@@ -181,19 +171,25 @@ def _measure_or_refuse(
 
 
 def _measured_stage(
-    stage: nn.Module, call: _Caller, value: Any, *, granule: int, repeats: int, last: bool, waiting: Collection[int]
-) -> tuple[dict[str, Any], Any, dict[str, Any]]:
-    """Return the numbers of a stage as the fields of its record, what it hands on, and what skips stages.
+    stage: nn.Module,
+    call: _Caller,
+    value: Any,
+    *,
+    granule: int,
+    repeats: int,
+    riding: Callable[[Any], list[torch.Tensor]],
+    last: bool,
+) -> tuple[dict[str, Any], Any]:
+    """Return the numbers of a stage as the fields of its record, and what it hands on.
 
-    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once. What
-    skips stages counts by itself (see `Skip`), and here is a temporary of the forward. `waiting` are storages of its
-    input for which other readers have left a gradient, to which its own is added.
+    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once.
+    `riding` finds the tensors that skip stages in what this one hands on.
     """
 
     def opened() -> Any:
-        return map_only(torch.Tensor, lambda t: t.detach().requires_grad_(t.requires_grad), value)
+        return map_only(torch.Tensor, detach_leaf, value)
 
-    def plain() -> tuple[Any, dict[str, Any]]:
+    def plain() -> Any:
         with saving_nothing():
             return call(opened())
 
@@ -204,44 +200,40 @@ def _measured_stage(
     tracker.watch(tensors_of(value), "input")
     before = tracker.live_bytes
     with tracker:
-        out, skips = plain()
-    beside = _new_bytes(skips, (value, out), granule)
-    made = tracker.live_bytes - before - beside
+        out = plain()
+    made = tracker.live_bytes - before
     numbers: dict[str, Any] = {
         "output_bytes": made,
         "no_grad_forward_temporary_bytes": tracker.peak_bytes - before - made,
     }
 
-    # A forward with gradients: what the graph holds. Inputs that others read too are views, to tell gradients apart.
+    # A forward with gradients: what the graph holds.
     entered = opened()
-    shared = [t for t in tensors_of(entered) if t.requires_grad and storage_key(t) in waiting]
-    views = {id(t): t.view_as(t) for t in shared}
-    given = map_only(torch.Tensor, partial(_replace_view, views), entered)
     tracker.restart_peak()
     before = tracker.live_bytes
     with tracker:
-        result = call(given)
-    grown = tracker.live_bytes - before - beside
+        result = call(entered)
+    grown = tracker.live_bytes - before
     # At least the output, which the next stage reads even where the graph holds less.
-    numbers |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": max(0, tracker.peak_bytes - before - grown)}
+    temporary = max(0, tracker.peak_bytes - before - grown)
+    numbers |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": temporary}
     # The model's result is counted among what is fixed, and here only while the forward makes it.
     if last:
         numbers |= {
             "output_bytes": 0,
-            "saved_bytes": _without_output(lambda given: call(given)[0], opened, tracker),
+            "saved_bytes": _without_output(call, opened, tracker),
             "forward_temporary_bytes": numbers["forward_temporary_bytes"] + made,
             "no_grad_forward_temporary_bytes": numbers["no_grad_forward_temporary_bytes"] + made,
         }
 
-    ends = [t for t in tensors_of(result[0]) if t.requires_grad]
-    if result[1] or views:
-        # Gradients wait for those from what skips stages: the walk begins at views of all, as these are the youngest.
-        there = {id(t): t for t in (*ends, *tensors_of(result[1]), *views.values()) if t.requires_grad}
-        ends = [t.view_as(t) for t in there.values()]
-        del there
-    del given, views
+    ends = [t for t in tensors_of(result) if t.requires_grad]
+    numbers["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in ends)
+    known, handed = storage_keys(value), {id(t) for t in tensors_of(entered)}
+    # The gradient that comes with what rides on is there while that of what is read here is added to it.
+    read = [t for t in riding(result) if t.requires_grad and storage_key(t) in known and id(t) not in handed]
+    added = total_bytes(read, granule)
+    del read
     edges: list[Any] = []
-    numbers["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in tensors_of(result[0]) if t.requires_grad)
     if ends:
         # The gradients that arrive become tensors when the walk begins: they are not among the live bytes yet.
         arriving = sum(-(-t.numel() * t.itemsize // granule) * granule for t in ends)
@@ -251,7 +243,7 @@ def _measured_stage(
         start = tracker.live_bytes + arriving
         # When a stage's backward begins, only its graph has the output, if it needs that at all.
         if not last:
-            result = (None, result[1])
+            result = None
             ends.clear()
         tracker.restart_peak()
         before_gradients = _gradient_bytes(stage, granule)
@@ -259,7 +251,7 @@ def _measured_stage(
             torch.autograd.backward(edges, seeds)
         gradients = _gradient_bytes(stage, granule) - before_gradients
         below = total_bytes((t.grad for t in tensors_of(entered) if t.grad is not None), granule)
-        numbers["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below
+        numbers["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below + added
     else:
         numbers["backward_temporary_bytes"] = 0
     del result, entered, ends, edges
@@ -267,16 +259,18 @@ def _measured_stage(
 
     # Times come last, without the tracker, which makes every operation slower.
     numbers |= _stage_seconds(stage, call, opened, repeats)
-    # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid that.
-    without = _least_seconds(plain, repeats, value)
-    numbers["no_grad_forward_seconds"] = min(without, numbers["forward_seconds"])
-    return numbers, out, skips
+    return numbers, out
 
 
 def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Return the least seconds of a stage's forward with gradients, and of its backward."""
-    forwards, backwards = [], []
+    """Return the least seconds of a stage's forward without and with gradients, and of its backward."""
+    plain, forwards, backwards = [], [], []
     for _ in range(repeats):
+        entered = opened()
+        started = _synchronised_now(entered)
+        with saving_nothing():
+            call(entered)
+        plain.append(_synchronised_now(entered) - started)
         entered = opened()
         started = _synchronised_now(entered)
         result = call(entered)
@@ -288,11 +282,14 @@ def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], r
             torch.autograd.backward(ends, deltas)
             backwards.append(_synchronised_now(entered) - started)
         _forget_gradients(stage)
-    return {"forward_seconds": min(forwards), "backward_seconds": min(backwards, default=0.0)}
-
-
-def _replace_view(views: Mapping[int, torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    return views.get(id(tensor), tensor)
+    forward = min(forwards)
+    return {
+        "forward_seconds": forward,
+        "backward_seconds": min(backwards, default=0.0),
+        # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid
+        # that.
+        "no_grad_forward_seconds": min(*plain, forward),
+    }
 
 
 def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
@@ -312,12 +309,6 @@ def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
     return torch.ones((), dtype=end.dtype, device=device).expand_as(end)
 
 
-def _new_bytes(made: Any, known: Any, granule: int) -> int:
-    """Return the bytes of what was made, without the storages that are known."""
-    there = storage_keys(known)
-    return total_bytes((t for t in tensors_of(made) if storage_key(t) not in there), granule)
-
-
 def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], tracker: StorageTracker) -> int:
     """Return the bytes that a stage's graph holds by itself."""
     before = tracker.live_bytes
@@ -328,15 +319,6 @@ def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], track
     held = tracker.live_bytes - before
     del edges
     return held
-
-
-def _least_seconds(call: Any, repeats: int, value: Any) -> float:
-    found = []
-    for _ in range(repeats):
-        started = _synchronised_now(value)
-        call()
-        found.append(_synchronised_now(value) - started)
-    return min(found)
 
 
 def _synchronised_now(value: Any) -> float:
@@ -354,3 +336,57 @@ def _forget_gradients(module: nn.Module) -> None:
 
 def _gradient_bytes(module: nn.Module, granule: int) -> int:
     return total_bytes((p.grad for p in module.parameters() if p.grad is not None), granule)
+
+
+OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
+"""Copies of the trained parameters that an optimizer keeps."""
+_ROWS, _COLUMNS = 2, 3
+
+
+def state_bytes(optimizer: Optimizer, *, granule: int = 1) -> int:
+    """Return the bytes of an optimizer's state once it has stepped; storages are rounded up to `granule`.
+
+    Per-parameter state of fewer elements than the parameter (a count of steps) is left out. Raises `BudgetError` for an
+    optimizer that cannot be made anew from its own settings, if it has not stepped yet.
+    """
+    if optimizer.state:
+        tensors = [each for held in optimizer.state.values() for each in held.values()]
+        state = [each for each in tensors if isinstance(each, torch.Tensor)]
+        return sum(-(-each.untyped_storage().nbytes() // granule) * granule for each in state if each.dim())
+    return sum(_of_group(optimizer, group, granule) for group in optimizer.param_groups)
+
+
+def _of_group(optimizer: Optimizer, group: dict[str, object], granule: int) -> int:
+    parameters: list[torch.Tensor] = group["params"]  # type: ignore[assignment]  # torch's groups hold it so
+    total = 0
+    for dtype in {each.dtype for each in parameters}:
+        kept = _bytes_per_element(optimizer, group, dtype)
+        own = [each for each in parameters if each.dtype is dtype and each.requires_grad]
+        total += sum(-(-int(share * each.numel()) // granule) * granule for each in own for share in kept)
+    return total
+
+
+def _bytes_per_element(optimizer: Optimizer, group: dict[str, object], dtype: torch.dtype) -> list[float]:
+    """Return the bytes per element of each tensor that the state of one parameter has."""
+    # Let an optimizer of the same class and settings step once on a small tensor, and see what it keeps.
+    probe = torch.nn.Parameter(torch.ones(_ROWS, _COLUMNS, dtype=dtype))
+    probe.grad = torch.ones_like(probe)
+    settings = {name: value for name, value in group.items() if name not in {"params", "fused", "capturable"}}
+    try:
+        made = type(optimizer)([settings | {"params": [probe]}])  # type: ignore[call-arg]  # of any class
+        made.step()
+    except Exception as error:
+        raise BudgetError(
+            f"optimizer: got a {type(optimizer).__name__} whose state is not known before it steps ({error}); allowed: "
+            "one that can be made from its parameters; let it step once, or plan without it"
+        ) from error
+    state = [each for each in made.state[probe].values() if isinstance(each, torch.Tensor)]
+    return [each.untyped_storage().nbytes() / probe.numel() for each in state if each.dim()]
+
+
+def named_state_bytes(optimizer: str | None, trained_bytes: int) -> int:
+    """Return what the state of an optimizer takes for so many bytes of trained parameters; 0 for None."""
+    if optimizer is None:
+        return 0
+    check(optimizer, one_of(*OPTIMIZERS), "optimizer", BudgetError)
+    return OPTIMIZERS[optimizer] * trained_bytes

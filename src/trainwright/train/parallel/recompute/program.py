@@ -1,4 +1,4 @@
-"""A plan's operations as the interpreter does them: copies placed, stages put together, readers of what skips them."""
+"""A plan's operations as the interpreter does them: copies placed, stages put together."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -11,7 +11,6 @@ import torch
 from trainwright.errors import ChainError
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.plan_record import Plan
-from trainwright.train.parallel.recompute.stages import StageRow
 from trainwright.train.parallel.recompute.trees import map_only
 from trainwright.train.parallel.recompute.values import detach_leaf
 
@@ -20,14 +19,10 @@ __all__ = [
     "Act",
     "Release",
     "Script",
-    "apart_in_backward",
     "arrange_script",
     "lent_units",
     "moved_units",
     "place_acts",
-    "read_later",
-    "read_outside",
-    "wanted_after",
     "without_graph",
 ]
 
@@ -238,54 +233,6 @@ def _go_on(one: Act | None, other: Act | None) -> bool:
     # A run without gradients may keep its first input; each later stage drops what it has read.
     same = OperationKind.FORWARD_ALL if one.kind is OperationKind.FORWARD_ALL else OperationKind.FORWARD_DROP
     return one.kind in FORWARDS and other.kind is same and other.stage == one.stage + 1
-
-
-def wanted_after(row: StageRow, script: Script) -> list[frozenset[str]]:
-    """Return what skips stages and is read, behind each act, by a unit that is run again before it is made anew."""
-    wanted: frozenset[str] = frozenset()
-    found = []
-    left = Counter(script.runs)
-    for act in reversed(script.acts):
-        found.append(wanted)
-        if act.kind in FORWARDS:
-            unit = script.units[act.stage - 1]
-            left[act.stage] -= 1
-            wanted -= {name for stage in unit for name in row.makes[stage - 1]}
-            # It has run before, so this is a rerun: what it reads must have been kept.
-            if left[act.stage]:
-                wanted |= {*read_outside(row, unit)}
-    return found[::-1]
-
-
-def read_later(row: StageRow, parts: Sequence[range]) -> list[frozenset[str]]:
-    """Return, for each stage, what skips stages to those behind it in its part."""
-    found: list[frozenset[str]] = []
-    for part in reversed(parts):
-        names: frozenset[str] = frozenset()
-        for stage in reversed(part):
-            found.append(names)
-            names |= {*row.reads[stage - 1]}
-    return found[::-1]
-
-
-def read_outside(row: StageRow, unit: range) -> list[str]:
-    """Return what stages read that others before them have made to skip stages."""
-    made = {name for stage in unit for name in row.makes[stage - 1]}
-    read = [name for stage in unit for name in row.reads[stage - 1]]
-    return [name for name in dict.fromkeys(read) if name not in made]
-
-
-def apart_in_backward(value: Any) -> Any:
-    """Return a value whose gradient is never a part of a larger one's storage: that would live as long."""
-
-    def view_of(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        seen = tensor.view_as(tensor)
-        seen.register_hook(lambda each: each.clone() if each.untyped_storage().nbytes() > each.nbytes else each)
-        return seen
-
-    return map_only(torch.Tensor, view_of, value)
 
 
 def without_graph(value: Any) -> Any:

@@ -2,18 +2,26 @@
 
 import contextlib
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from trainwright.errors import UnsupportedModel
 
-__all__ = ["Autocast", "Buffers", "RngState", "RunContext", "swapped_values", "weight_places"]
+__all__ = [
+    "Autocast",
+    "Buffers",
+    "RunContext",
+    "drawn_from",
+    "read_generators",
+    "set_generators",
+    "swapped_values",
+    "weight_places",
+]
 
 Place = tuple[nn.Module, str]
 """A module and the name of a tensor in it."""
@@ -45,24 +53,42 @@ class Autocast:
             yield
 
 
-@dataclass(frozen=True, slots=True)
-class RngState:
-    """Where the global generators of Python and numpy stand."""
+def read_generators(names: Iterable[str] = ("cpu", "python", "numpy")) -> dict[str, Any]:
+    """Return where generators stand: torch's "cpu", those of CUDA devices such as "cuda:0", "python" and "numpy"."""
+    states: dict[str, Any] = {}
+    for name in names:
+        if name == "python":
+            states[name] = random.getstate()
+        elif name == "numpy":
+            kind, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  that of a user's forward
+            states[name] = kind, np.asarray(keys).tobytes(), *rest
+        else:
+            states[name] = torch.get_rng_state() if name == "cpu" else torch.cuda.get_rng_state(name)
+    return states
 
-    python: tuple[Any, ...]
-    numpy: tuple[bytes, Any]
 
-    @classmethod
-    def now(cls) -> "RngState":
-        """Return where they stand."""
-        _, keys, *rest = np.random.get_state(legacy=True)  # noqa: NPY002  that of a user's forward
-        return cls(random.getstate(), (np.asarray(keys).tobytes(), rest))
+def set_generators(states: Mapping[str, Any]) -> None:
+    """Let generators go on from where they stood."""
+    for name, state in states.items():
+        if name == "python":
+            random.setstate(state)
+        elif name == "numpy":
+            kind, keys, *rest = state
+            np.random.set_state((kind, np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002  as above
+        elif name == "cpu":
+            torch.set_rng_state(state)
+        else:
+            torch.cuda.set_rng_state(state, name)
 
-    def go_on(self) -> None:
-        """Let them go on from there."""
-        random.setstate(self.python)
-        keys, rest = self.numpy
-        np.random.set_state(("MT19937", np.frombuffer(keys, np.uint32), *rest))  # noqa: NPY002  as above
+
+def drawn_from(states: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the states of those generators that have moved since."""
+    now = read_generators(states)
+    return {
+        name: state
+        for name, state in states.items()
+        if not (torch.equal(state, now[name]) if isinstance(state, torch.Tensor) else state == now[name])
+    }
 
 
 class Buffers:
@@ -122,9 +148,8 @@ def _put(tensors: list[tuple[Place, torch.Tensor]]) -> None:
 class RunContext:
     """What a unit of stages saw at its first run of a step."""
 
-    random: torch.Tensor | None = None
-    device_random: dict[int, torch.Tensor] = field(default_factory=dict)
-    draws: RngState | None = None
+    random: dict[str, Any] = field(default_factory=dict)
+    """Where generators stood that it has drawn from."""
     buffers: list[tuple[Place, torch.Tensor]] = field(default_factory=list)
     weights: list[tuple[dict[str, Any], str, torch.Tensor, int]] = field(default_factory=list)
 
@@ -157,46 +182,16 @@ class RunContext:
             for held, name, tensor in other:
                 held[name] = tensor
 
-    def keep_random(self, devices: tuple[int, ...], *, all_kinds: bool) -> None:
-        """Keep the state of torch's generators of the CPU and of CUDA devices; of all kinds, Python's and numpy's."""
-        self.random = torch.get_rng_state()
-        self.draws = RngState.now() if all_kinds else None
-        self.device_random = {index: torch.cuda.get_rng_state(index) for index in devices}
-
-    def forget_undrawn(self) -> None:
-        """Drop the state of generators that have not moved since: a rerun draws nothing either."""
-        if self.random is not None and torch.equal(self.random, torch.get_rng_state()):
-            self.random = None
-        still = [
-            index for index, state in self.device_random.items() if torch.equal(state, torch.cuda.get_rng_state(index))
-        ]
-        for index in still:
-            del self.device_random[index]
-        if self.draws is not None and self.draws == RngState.now():
-            self.draws = None
-
     @contextlib.contextmanager
     def again(self) -> Iterator[None]:
         """Draw the same numbers again, and leave the generators where they were."""
-        if self.random is None and not self.device_random and self.draws is None:
-            yield
-            return
-        # Leave the generators where they are now: the rerun is no draw of its own.
-        now = RunContext()
-        now.keep_random(tuple(self.device_random), all_kinds=self.draws is not None)
-        self._set()
+        # A rerun is no draw of its own.
+        now = read_generators(self.random)
+        set_generators(self.random)
         try:
             yield
         finally:
-            now._set()
-
-    def _set(self) -> None:
-        if self.random is not None:
-            torch.set_rng_state(self.random)
-        for index, state in self.device_random.items():
-            torch.cuda.set_rng_state(state, index)
-        if self.draws is not None:
-            self.draws.go_on()
+            set_generators(now)
 
 
 def _get(place: Place) -> Any:
@@ -214,10 +209,7 @@ def _changed(place: Place, tensor: torch.Tensor, version: int, before: torch.Ten
 
 
 def weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield where a stage's parameters are, without those that FSDP puts there for each run."""
-    if isinstance(stage, FSDPModule):
-        return
-    held = stage._parameters  # noqa: SLF001  where a call of torch.func puts its own
-    yield from ((held, name) for name, each in held.items() if each is not None)
-    for child in stage.children():
-        yield from weight_places(child)
+    """Yield where a stage's parameters are."""
+    for module in stage.modules():
+        held = module._parameters  # noqa: SLF001  where a call of torch.func puts its own
+        yield from ((held, name) for name, each in held.items() if each is not None)

@@ -6,8 +6,7 @@ begins with a layer that has parameters: what follows it (an activation, a pooli
 autograd then need not hold what lies between them.
 
 A part between two cuts that holds much of the model is cut further, where a single value is alive beside those that
-skip many layers (a U-Net's levels, a mask made from the input): these are kept beside the row from the stage that makes
-them to those that read them.
+skip many layers (a U-Net's levels, a mask made from the input): these ride along with it, stage by stage.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,10 +15,13 @@ from functools import partial
 from itertools import accumulate, pairwise
 from typing import Any
 
+import torch
 from torch import fx, nn
 
 from trainwright.errors import UnsupportedModel
 from trainwright.train.parallel.recompute.tracing import AttributeWatch, CallForm, PartTracer, Tracer, has_hooks
+from trainwright.train.parallel.recompute.trees import tensors_of
+from trainwright.train.parallel.recompute.values import apart_in_backward
 
 __all__ = ["StageRow", "check_trains", "cut_at", "split_model", "whole_row"]
 
@@ -43,55 +45,41 @@ class StageRow:
     """Cuts a model in the same way, for calls of another form, or once it has changed."""
     whole: str = ""
     """Why the model is one stage, if it could not be cut."""
-    makes: tuple[tuple[str, ...], ...] = ()
-    """Of each stage, the values that it returns, in a second tuple, for stages behind the next; none has any if ()."""
-    reads: tuple[tuple[str, ...], ...] = ()
-    """Of each stage, those that it takes behind its own arguments."""
+    rides: tuple[tuple[int, ...], ...] = ()
+    """Of what each stage hands on, the places of the values that skip stages; () if there are none at all."""
     watch: AttributeWatch = field(default_factory=AttributeWatch)
     """What the stages depend on beside their modules."""
     own: tuple[tuple[dict[str, Any], dict[str, Any], str], ...] = ()
     """Parameters and buffers that stages use themselves: where a stage has them, where the model has them, the name."""
 
-    def __post_init__(self) -> None:
-        for name in ("makes", "reads"):
-            if not getattr(self, name):
-                object.__setattr__(self, name, ((),) * len(self.stages))
-
-    @property
-    def shape(self) -> tuple[Any, ...]:
-        """What rows that a plan fits have in common."""
-        return self.names, self.makes, self.reads
-
     def through(self, value: Any) -> Any:
         """Return what the last stage makes of the arguments of the first."""
-        known: dict[str, Any] = {}
-        for number, names in enumerate(self.reads, 1):
-            value, made = self.run(number, value, [known[name] for name in names])
-            known |= made
+        for number in range(1, len(self.stages) + 1):
+            value = self.run(number, value)
         return value
+
+    def riding(self, number: int, value: Any) -> list[torch.Tensor]:
+        """Return the tensors that skip stages among what a stage (from 1) has handed on."""
+        return tensors_of([value[place] for place in self.rides[number - 1]]) if self.rides else []
 
     def refresh(self) -> None:
         """Let stages use the parameters and buffers that the model has now."""
         for here, there, name in self.own:
             here[name] = there[name]
 
-    def run(self, number: int, value: Any, read: Sequence[Any] = ()) -> tuple[Any, dict[str, Any]]:
-        """Call a stage (from 1) with what the one before returned; return its result, and what skips stages by name."""
-        stage, makes = self.stages[number - 1], self.makes[number - 1]
+    def run(self, number: int, value: Any) -> Any:
+        """Call a stage (from 1) with what the one before returned."""
+        stage = self.stages[number - 1]
         # Not called: it is a container of ours without hooks, and torch.fx looks long for where an exception began.
-        out = stage.forward(*value, *read) if self.tuples or number == 1 else stage.forward(value)
-        if not makes:
-            return out, {}
-        out, made = out
-        return out, dict(zip(makes, made, strict=True))
+        return stage.forward(*value) if self.tuples or number == 1 else stage.forward(value)
 
 
 def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool = True, deep: bool = True) -> StageRow:
     """Return the stages of a model in training mode, for calls of a form; by default one with what has no default.
 
-    A model that cannot be traced is one stage, and `StageRow.whole` says why. Without `skips` every value goes from one
-    stage to the next, and parts that long skips hold together stay whole. If not `deep`, no module that it calls is
-    looked into. Raises `UnsupportedModel` in evaluation mode and for parameters that have no shape yet.
+    A model that cannot be traced is one stage, and `StageRow.whole` says why. Without `skips` parts that long skips
+    hold together stay whole. If not `deep`, no module that it calls is looked into. Raises `UnsupportedModel` in
+    evaluation mode and for parameters that have no shape yet.
     """
     check_trains(model)
     if _is_row(model):
@@ -114,11 +102,11 @@ def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool =
         graph = tracer.trace(model)
     except Exception as error:  # noqa: BLE001  tracing fails in as many ways as models are written
         said = str(error).strip().splitlines() or [type(error).__name__]
-        return whole_row(model, f"{type(model).__name__} cannot be traced: {said[0]}")
+        return whole_row(model, why=f"{type(model).__name__} cannot be traced: {said[0]}")
     return _cut(tracer.root, graph, tracer, skips=skips, deep=deep)
 
 
-def whole_row(model: nn.Module, why: str) -> StageRow:
+def whole_row(model: nn.Module, _: CallForm | None = None, *, why: str) -> StageRow:
     """Return a model as one stage."""
     return StageRow(
         stages=(_Whole(model),),
@@ -126,12 +114,8 @@ def whole_row(model: nn.Module, why: str) -> StageRow:
         tuples=True,
         bind=lambda *args, **kwargs: (args, kwargs),
         whole=why,
-        again=partial(_whole_again, why),
+        again=partial(whole_row, why=why),
     )
-
-
-def _whole_again(why: str, model: nn.Module, _: CallForm) -> StageRow:
-    return whole_row(model, why)
 
 
 def cut_at(model: nn.Module, paths: Sequence[str]) -> list[nn.Module]:
@@ -246,30 +230,24 @@ def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep
     last = {node: max((places.get(user, len(nodes)) for user in node.users), default=-1) for node in (*inputs, *nodes)}
     main = _find_cuts(model, nodes, last, skips=skips)
     starts = [0, *main]
-    carried = [tuple(inputs)]
-    # Inputs of the model ride along as long as anything from there on reads them.
-    carried += [(node, *(each for each in inputs if last[each] >= place)) for place, node in main.items()]
+    # What else is read from a cut on rides along: inputs of the model, and what skips stages.
+    carried = [inputs, *([node, *_others_alive(nodes, inputs, at, node)] for at, node in main.items())]
     parts = [nodes[start:stop] for start, stop in pairwise([*starts, len(nodes)])]
-    # What a stage reads, and neither is handed nor makes, comes from a stage further back: it skips stages.
-    reads = [_values_missing(part, (*given, *part)) for part, given in zip(parts, carried, strict=True)]
-    wanted = {node for each in reads for node in each}
-    makes = [[node for node in part if node in wanted] for part in parts]
+    skipping = {node for at, main_node in main.items() for node in _others_alive(nodes, [], at, main_node)}
     stages, names = [], []
     for number, part in enumerate(parts):
         result: Any = output.args[0] if number + 1 == len(parts) else tuple(carried[number + 1])
-        if makes[number]:
-            result = result, tuple(makes[number])
-        stages.append(_stage(model, (*carried[number], *reads[number]), part, result))
+        stages.append(_stage(model, carried[number], part, result, apart=skipping))
         first = next((node for node in part if _begins(model, node)), part[0])
         names.append(str(first.target) if first.op == "call_module" else first.name)
+    rides = tuple(tuple(at for at, node in enumerate(each) if node in skipping) for each in [*carried[1:], []])
     return StageRow(
         stages=tuple(stages),
         names=tuple(names),
         tuples=True,
         bind=tracer.form.values,
         again=partial(split_model, skips=skips, deep=deep),
-        makes=tuple(tuple(node.name for node in each) for each in makes),
-        reads=tuple(tuple(node.name for node in each) for each in reads),
+        rides=rides if skipping else (),
         watch=AttributeWatch([model, *tracer.looked_into, *_uncalled_modules(model)]),
         own=tuple(each for stage in stages for each in _direct_tensors(model, stage)),
     )
@@ -325,10 +303,9 @@ def _find_cuts(
     return dict(sorted(single.items()))
 
 
-def _values_missing(nodes: Sequence[fx.Node], known: Collection[fx.Node]) -> list[fx.Node]:
-    """Return what operations take that is not known, parameters and constants apart."""
-    found = [each for node in nodes for each in node.all_input_nodes if each.op != "get_attr" and each not in known]
-    return list(dict.fromkeys(found))
+def _others_alive(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], place: int, main: fx.Node) -> Iterator[fx.Node]:
+    """Yield what is alive at a place beside the value that goes there from one stage to the next."""
+    return (each for each in _alive_at(nodes, inputs, place) if each is not main)
 
 
 def _begins(model: nn.Module, node: fx.Node) -> bool:
@@ -347,10 +324,18 @@ def _stage(
     carried: Sequence[fx.Node],
     nodes: Sequence[fx.Node],
     result: Any,
+    apart: Collection[fx.Node] = (),
 ) -> fx.GraphModule:
-    """Return the part of a traced model from the values that it takes to a tree of those that it returns."""
+    """Return the part of a traced model from the values that it takes to a tree of those that it returns.
+
+    Values of `apart` that the part reads have a gradient of their own.
+    """
     graph = fx.Graph()
     made = {node: graph.placeholder(node.name) for node in carried}
+    read = {each for node in nodes for each in node.all_input_nodes}
+    for node in carried:
+        if node in apart and node in read:
+            made[node] = graph.call_function(apart_in_backward, (made[node],))
 
     def known(node: fx.Node) -> fx.Node:
         # Parameters and constants are at hand everywhere.

@@ -18,7 +18,7 @@ from torch import fx, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.fx.immutable_collections import immutable_dict
 
-from trainwright.train.parallel.recompute.run_context import Autocast, RngState
+from trainwright.train.parallel.recompute.run_context import Autocast, drawn_from, read_generators, set_generators
 from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, unflatten_tree
 
 __all__ = ["AttributeWatch", "CallForm", "PartTracer", "Tracer", "as_before", "has_hooks", "modules_above"]
@@ -263,11 +263,10 @@ def as_before(module: nn.Module) -> Iterator[Callable[[], bool]]:
     """Put attributes of modules and random generators back at the end; yield whether they are as they were, so far."""
     # Attributes are compared by identity, and containers by their content too.
     held = [(vars(each), _copy_attributes(vars(each))) for each in module.modules()]
-    state, draws = torch.get_rng_state(), RngState.now()
+    states = read_generators()
 
     def is_unchanged() -> bool:
-        drawn = not torch.equal(state, torch.get_rng_state()) or draws != RngState.now()
-        return not drawn and not any(_differs(own, before) for own, before in held)
+        return not drawn_from(states) and not any(_differs(own, before) for own, before in held)
 
     try:
         yield is_unchanged
@@ -275,8 +274,7 @@ def as_before(module: nn.Module) -> Iterator[Callable[[], bool]]:
         for own, before in held:
             if _differs(own, before):
                 _restore(own, before)
-        torch.set_rng_state(state)
-        draws.go_on()
+        set_generators(states)
 
 
 @contextmanager

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 __all__ = [
@@ -150,8 +149,6 @@ def _dense_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         # An embedding's gradient.
         if tensor.layout == torch.sparse_coo:
             yield from (tensor._indices(), tensor._values())  # noqa: SLF001  the public ones want it coalesced
-        elif isinstance(tensor, DTensor):
-            yield tensor.to_local()
         else:
             yield tensor
 

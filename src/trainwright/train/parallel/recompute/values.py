@@ -3,25 +3,22 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary, ref
+from weakref import ref
 
 import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
-from trainwright.train.parallel.recompute.copies import Copies, HostPacket
-from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, storage_key, unflatten_tree
+from trainwright.train.parallel.recompute.copies import Copies, HostCopy
+from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, map_only, storage_key, unflatten_tree
 
 __all__ = [
     "Boundary",
     "InputAlias",
-    "OffloadableStorage",
-    "OffloadableStorages",
-    "OffloadedBoundary",
-    "SavedRun",
+    "OffloadedValue",
     "SavedTensor",
-    "StorageView",
+    "apart_in_backward",
     "can_move",
     "detach_leaf",
     "saving_nothing",
@@ -51,6 +48,11 @@ class Boundary:
         """Return the leaves that are tensors."""
         return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
 
+    def replace(self, place: int, tensor: torch.Tensor | None) -> None:
+        """Put a tensor, or none, in the place of a leaf; nobody else has seen one that was on the host."""
+        self.leaves[place] = tensor
+        self.versions = []
+
     def tree(self, where: str) -> Any:
         """Return the tree; raise UnsupportedModel if one of its tensors has been written since."""
         # A boundary from the host has no versions, and nothing to check.
@@ -58,95 +60,6 @@ class Boundary:
             if tensor._version != version:  # noqa: SLF001  as above
                 raise written_error(where, "what it reads")
         return unflatten_tree(self.leaves, self.spec)
-
-
-class OffloadableStorage:
-    """A storage that may go to the host and come back; it lives as long as a graph or a boundary refers to it."""
-
-    __slots__ = ("__weakref__", "_base", "_home", "_packet")
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        # Counts the writes to it.
-        self._base: torch.Tensor | None = tensor.detach()
-        # Whether it has never been away.
-        self._home = True
-        self._packet: HostPacket | None = None
-
-    def key(self) -> int | None:
-        """Return the identity of the storage, None while it is on the host."""
-        return None if self._base is None else storage_key(self._base)
-
-    def version(self) -> int | None:
-        """Return how often the storage has been written, None once it has been away."""
-        return int(self._base._version) if self._home and self._base is not None else None  # noqa: SLF001  no public one
-
-    def send(self, copies: Copies) -> None:
-        """Begin the copy to the host."""
-        assert self._base is not None  # noqa: S101  plans are valid
-        self._packet = copies.send(self._base.untyped_storage())
-
-    def release(self, copies: Copies) -> None:
-        """Let the device's copy go."""
-        assert self._packet is not None  # noqa: S101  it was sent
-        copies.release(self._packet)
-        self._base, self._home = None, False
-
-    def prefetch(self, copies: Copies) -> None:
-        """Begin the copy back."""
-        assert self._packet is not None  # noqa: S101  it was sent
-        storage = copies.prefetch(self._packet)
-        self._base = torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-    def wait(self, copies: Copies) -> None:
-        """Wait for the copy back."""
-        if self._packet is not None:
-            copies.wait(self._packet)
-            self._packet = None
-
-    def drop(self, copies: Copies) -> None:
-        """Forget the copy on the host."""
-        if self._packet is not None:
-            copies.drop(self._packet)
-            self._packet = None
-
-    def storage(self) -> torch.UntypedStorage:
-        """Return the storage."""
-        assert self._base is not None  # noqa: S101  plans are valid
-        return self._base.untyped_storage()
-
-
-class OffloadableStorages(WeakValueDictionary[int, OffloadableStorage]):
-    """By the identity that their storages had when they were found."""
-
-
-class StorageView(NamedTuple):
-    """A tensor by the block that it looks at."""
-
-    block: OffloadableStorage
-    dtype: torch.dtype
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-    version: int
-    wants: bool
-
-    @classmethod
-    def of(cls, tensor: torch.Tensor, block: OffloadableStorage, *, wants: bool = False) -> "StorageView":
-        """Return the view that a tensor is, and whether it shall want a gradient."""
-        return cls(
-            block, tensor.dtype, tensor.size(), tensor.stride(), int(tensor.storage_offset()),
-            tensor._version, wants,  # noqa: SLF001  autograd's own check sees no packed tensors
-        )  # fmt: skip
-
-    def tensor(self) -> torch.Tensor:
-        """Return the tensor; raise UnsupportedModel if its storage has been written since."""
-        version = self.block.version()
-        # What has been to the host is a copy that nobody else can have written.
-        if version is not None and version != self.version:
-            raise written_error("backward", "a value that a stage needs for it")
-        storage = self.block.storage()
-        made = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return made.set_(storage, self.offset, self.size, self.stride).requires_grad_(self.wants)
 
 
 class InputAlias(NamedTuple):
@@ -182,67 +95,82 @@ class InputAlias(NamedTuple):
 class SavedTensor:
     """What a graph has in the place of a tensor that one of its nodes needs for its backward: nothing, between runs."""
 
-    __slots__ = ("__weakref__", "held", "version")
+    __slots__ = ("__weakref__", "held", "moves", "version")
 
     def __init__(self) -> None:
-        self.held: torch.Tensor | StorageView | InputAlias | None = None
+        self.held: torch.Tensor | InputAlias | None = None
+        self.moves = False
+        """Whether it goes to the host with its graph."""
         # How often the tensor had been written when it was saved.
         self.version = 0
 
-
-@dataclass(slots=True)
-class SavedRun:
-    """What a run with gradients has left beside its graph."""
-
-    # If anybody reads it again.
-    output: Boundary | None
-    # Of what the graph has saved, if that is to move.
-    blocks: OffloadableStorages
-    # Storages of what the graph has saved that skips stages: it never moves.
-    staying: set[int]
+    def hold(self, tensor: torch.Tensor | None) -> None:
+        """Hold a tensor, as it is now, or none."""
+        self.held = tensor
+        self.version = 0 if tensor is None else tensor._version  # noqa: SLF001  autograd does not check what is packed
 
 
-@dataclass(slots=True)
-class OffloadedBoundary:
-    """A boundary, and what a graph has saved beside it, on the host or on the way."""
+class _View(NamedTuple):
+    """A tensor without its storage, and what takes it back."""
 
-    # With views in the place of tensors.
-    boundary: Boundary | None
-    blocks: list[OffloadableStorage]
-    fetched: bool = False
+    key: int
+    dtype: torch.dtype
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    wants: bool
+    put: Callable[[torch.Tensor | None], None]
 
-    @classmethod
-    def sent(
-        cls,
-        boundary: Boundary | None,
-        blocks: Iterable[OffloadableStorage],
-        stays: Callable[[torch.Tensor], bool],
+
+class OffloadedValue:
+    """An output, and tensors of it and of a graph, on the host or on the way: each storage once.
+
+    Each tensor comes with what puts another, or none, where it is held.
+    """
+
+    def __init__(
+        self,
+        output: Boundary | None,
+        tensors: Iterable[tuple[torch.Tensor, Callable[[torch.Tensor | None], None]]],
         copies: Copies,
-    ) -> "OffloadedBoundary":
-        """Begin to copy what does not stay to the host."""
-        known = {block.key(): block for block in blocks}
-        leaves: list[Any] = []
-        for leaf in boundary.leaves if boundary is not None else []:
-            if isinstance(leaf, torch.Tensor) and can_move(leaf) and not stays(leaf):
-                # Leaves and saved tensors of one storage travel together, once.
-                key = storage_key(leaf)
-                block = known[key] = known.get(key) or OffloadableStorage(leaf)
-                leaves.append(StorageView.of(leaf, block, wants=leaf.requires_grad))
-            else:
-                leaves.append(leaf)
-        for block in known.values():
-            block.send(copies)
-        return cls(None if boundary is None else Boundary(leaves, boundary.spec, []), list(known.values()))
+    ) -> None:
+        self._output, self._copies = output, copies
+        self._sent: dict[int, HostCopy] = {}
+        self._views: list[_View] = []
+        self.fetched = False
+        for tensor, put in tensors:
+            key = storage_key(tensor)
+            if key not in self._sent:
+                self._sent[key] = copies.send(tensor.untyped_storage())
+            offset = int(tensor.storage_offset())
+            view = _View(key, tensor.dtype, tensor.size(), tensor.stride(), offset, tensor.requires_grad, put)
+            self._views.append(view)
 
-    def back(self, copies: Copies) -> Boundary | None:
-        """Begin to copy everything back; return the boundary."""
+    def release(self) -> None:
+        """Let the device's tensors go."""
+        for sent in self._sent.values():
+            self._copies.release(sent)
+        for view in self._views:
+            view.put(None)
+
+    def fetch(self) -> Boundary | None:
+        """Begin the copies back, put tensors that look at them where the old ones were, and return the output."""
         self.fetched = True
-        for block in self.blocks:
-            block.prefetch(copies)
-        if self.boundary is None:
-            return None
-        leaves = [leaf.tensor() if isinstance(leaf, StorageView) else leaf for leaf in self.boundary.leaves]
-        return Boundary(leaves, self.boundary.spec, [])
+        storages = {key: self._copies.fetch(sent) for key, sent in self._sent.items()}
+        for key, dtype, size, stride, offset, wants, put in self._views:
+            tensor = torch.empty(0, dtype=dtype, device=storages[key].device)
+            put(tensor.set_(storages[key], offset, size, stride).requires_grad_(wants))
+        return self._output
+
+    def wait(self) -> None:
+        """Let what is queued from now on read what was fetched."""
+        for sent in self._sent.values():
+            self._copies.wait(sent)
+
+    def drop(self) -> None:
+        """Forget the copies on the host."""
+        for sent in self._sent.values():
+            self._copies.drop(sent)
 
 
 def written_error(where: str, what: str) -> UnsupportedModel:
@@ -277,3 +205,16 @@ def _nothing(_: Any) -> torch.Tensor:
         "model: got a value that holds tensors where nobody can find them, such as an object of a class of its own; "
         "allowed: tuples, lists, mappings and dataclasses of tensors, between layers and as the result"
     )
+
+
+def apart_in_backward(value: Any) -> Any:
+    """Return a value whose gradient is never a part of a larger one's storage: that would live as long."""
+
+    def view_of(tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.requires_grad:
+            return tensor
+        seen = tensor.view_as(tensor)
+        seen.register_hook(lambda each: each.clone() if each.untyped_storage().nbytes() > each.nbytes else each)
+        return seen
+
+    return map_only(torch.Tensor, view_of, value)

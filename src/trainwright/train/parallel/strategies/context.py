@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.model.trace.attention import replace_attention
-from trainwright.train.parallel.blocks import blocks_of
+from trainwright.train.parallel.blocks import blocks_of, divide_between
 from trainwright.train.parallel.collectives import gather
 
 __all__ = ["divide_sequence"]
@@ -38,30 +38,15 @@ def divide_sequence(model: nn.Module, group: dist.ProcessGroup) -> None:
     blocks = blocks_of(model)
     if not blocks:
         raise UnsupportedPlan.of("context", f"{type(model).__name__} has no list of transformer blocks")
-    world, rank = dist.get_world_size(group), dist.get_rank(group)
     divided = [_Block(block, group, check=block is blocks[0]) for block in blocks]
 
-    def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
-        size = args[0].shape[1] if args and isinstance(args[0], torch.Tensor) and args[0].ndim == 3 else 0
-        if not size or size % world:
-            raise UnsupportedPlan.of(
-                "context",
-                f"a sequence of {size} cannot be divided by {world}"
-                if size
-                else "blocks are not handed (batch, length, width) as their first argument",
-            )
-        part = size // world
+    def note(part: int) -> None:
         for block in divided:
             block.part = part
-        return args[0].narrow(1, rank * part, part), *args[1:]
-
-    def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
-        return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=True)
 
     for block, forward in zip(blocks, divided, strict=True):
         block.forward = forward
-    blocks[0].register_forward_pre_hook(enter)
-    blocks[-1].register_forward_hook(leave)
+    divide_between(blocks, group, "context", scatter=True, note=note)
 
 
 class _Block:

@@ -15,9 +15,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 
 from trainwright.errors import UnsupportedPlan
-from trainwright.train.parallel.blocks import blocks_of
+from trainwright.train.parallel.blocks import blocks_of, divide_between, is_plain
 from trainwright.train.parallel.collectives import gather, narrow, reduce, scatter
-from trainwright.train.parallel.layers import is_plain
 from trainwright.train.parallel.strategies.tensor_attention import FusedColumns, MultiheadParallel, teach_attention
 from trainwright.train.parallel.strategies.tensor_roles import Stretch, stretches_of
 
@@ -48,10 +47,12 @@ def divide_blocks(model: nn.Module, mesh: DeviceMesh, *, sequence: bool) -> list
             _check_divisible(stretch, mesh.size(), strategy)
             _divide_stretch(stretch, mesh, part)
     blocks = [block for block, _ in found]
-    if sequence:
+    if part is not None:
         for block, stretches in found:
             _refuse_others(block, stretches)
-        _divide_sequence(blocks, mesh)
+        divide_between(blocks, mesh.get_group(), strategy, scatter=False)
+        for block in blocks:
+            _divide_norms(block, mesh)
     return blocks
 
 
@@ -72,7 +73,7 @@ class _Part:
     length = 0
 
     def note(self, _: nn.Module, args: tuple[Any, ...]) -> None:
-        """Take in what enters a block, (batch, part of the sequence, width)."""
+        """Take in what enters a block, (batch, part of the sequence, width); a pipeline's rank may lack the first."""
         self.length = args[0].shape[1]
 
     def __contains__(self, x: torch.Tensor) -> bool:
@@ -210,31 +211,16 @@ def _refuse_others(block: nn.Module, stretches: list[Stretch]) -> None:
                 )
 
 
-def _divide_sequence(blocks: list[nn.Module], mesh: DeviceMesh) -> None:
-    """Divide the sequence before the first block and gather it after the last."""
-    group, world = mesh.get_group(), mesh.size()
-
-    def enter(_: nn.Module, args: tuple[Any, ...]) -> Any:
-        size = args[0].shape[1]
-        if size % world:
-            raise UnsupportedPlan.of("tensor+sequence", f"a sequence of {size} cannot be divided by {world}")
-        return narrow(args[0], group, dim=1, sizes=(size // world,) * world), *args[1:]
-
-    def leave(_: nn.Module, __: Any, found: torch.Tensor) -> torch.Tensor:
-        return gather(found, group, dim=1, sizes=(found.shape[1],) * world, scatter=False)
-
-    # Before it is noted how long a part is.
-    blocks[0].register_forward_pre_hook(enter, prepend=True)
-    blocks[-1].register_forward_hook(leave)
-    for block in blocks:
-        for path, module in block.named_modules():
-            plain = [name for name, each in module.named_parameters(recurse=False) if not isinstance(each, DTensor)]
-            if plain and any(True for _ in module.children()):
-                raise UnsupportedPlan.of(
-                    "tensor+sequence",
-                    f"{type(module).__name__} has a parameter of its own, {plain[0]}; move it to a layer",
-                )
-            # Such as a norm: each rank sees its part of the sequence.
-            if plain:
-                parallelize_module(block, mesh, {path: SequenceParallel(use_local_output=True)})
-                _sum_replicated(module)
+def _divide_norms(block: nn.Module, mesh: DeviceMesh) -> None:
+    """Let layers of a block that keep whole parameters, such as norms, see this rank's part of the sequence."""
+    for path, module in block.named_modules():
+        plain = [name for name, each in module.named_parameters(recurse=False) if not isinstance(each, DTensor)]
+        if plain and any(True for _ in module.children()):
+            raise UnsupportedPlan.of(
+                "tensor+sequence",
+                f"{type(module).__name__} has a parameter of its own, {plain[0]}; move it to a layer",
+            )
+        # Such as a norm: each rank sees its part of the sequence.
+        if plain:
+            parallelize_module(block, mesh, {path: SequenceParallel(use_local_output=True)})
+            _sum_replicated(module)

@@ -1,4 +1,4 @@
-"""One scale for the losses of all rungs: each rung is laid over those below it by the trials that have both.
+"""Scales of losses: ranks, which are the targets of regression, and one scale for the losses of all rungs.
 
 A loss at epoch 3 cannot be compared with one at epoch 27, and ranks within each rung alone would call the worst of the
 few that got far worse than most of those that were stopped. So a rung keeps the order of its losses, and takes its
@@ -14,13 +14,61 @@ from numpy.typing import NDArray
 
 from trainwright.search.view import SearchView
 
-__all__ = ["RungScale", "scale_size"]
+__all__ = ["LossScale", "RungScale", "scale_size"]
 
 Array = NDArray[np.float64]
 Curve = tuple[Array, Array]  # losses in order, and their values
 
 _STEP = 1.1  # scales that are kept are set anew at the sizes floor(1.1^k)
 _SHARE = 0.5  # of a rung's trials: with fewer that have a row below, the rung keeps its own losses
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LossScale:
+    """What losses are worth as targets: their rank among some of them."""
+
+    losses: Array  # finite ones, in order
+    targets: Array  # of these
+    limit: float  # the target of a bound; inf where there is none
+    bad: float  # the target of a failed row: the worst, or 1/2 if there is none
+
+    @classmethod
+    def of(cls, losses: Array, bound: float) -> Self:
+        """Return the scale of finite losses in order: a target is (mean rank - 1/2) / count.
+
+        Losses above Q3 + 1.5 IQR are clipped, if IQR > 0, and not below that much above a bound.
+        """
+        count = len(losses)
+        if not count:
+            return cls(losses=losses, targets=losses, limit=np.inf, bad=0.5)
+        places = np.array([0.25, 0.75]) * (count - 1)
+        below = places.astype(np.intp)
+        share = places - below
+        low, high = (1.0 - share) * losses[below] + share * losses[np.minimum(below + 1, count - 1)]
+        # Outliers are clipped at Tukey's fence, or by as much above a bound that lies higher.
+        with np.errstate(over="ignore"):  # the range of doubles is no double
+            reach = 1.5 * (high - low)
+            fence = max(high + reach, bound + reach) if np.isfinite(bound) else high + reach
+        # Where most losses are one number, nothing says how far others may lie.
+        clipped = losses if low == high else np.minimum(losses, fence)
+        # Equal losses share the mean of their ranks.
+        edges = np.concatenate([[0], np.flatnonzero(clipped[1:] != clipped[:-1]) + 1, [count]])
+        targets = np.repeat(0.5 * (edges[:-1] + edges[1:]) / count, np.diff(edges))
+        # A clipped loss may lie on the bound, but is beyond it.
+        within = float(np.searchsorted(losses, bound, side="right")) / count
+        return cls(
+            losses=losses, targets=targets, limit=within if np.isfinite(bound) else np.inf, bad=float(targets[-1])
+        )
+
+    def place(self, losses: Array, failed: NDArray[np.bool_]) -> Array:
+        """Return the targets of other losses [rows]: what an equal one has, or the mean of its neighbours."""
+        if not len(self.losses):
+            return np.full(len(losses), self.bad)
+        above = np.searchsorted(self.losses, losses, side="right")
+        lower = np.maximum(above - 1, 0)
+        upper = np.where((above == 0) | (self.losses[lower] == losses), lower, np.minimum(above, len(self.losses) - 1))
+        # A failure is as bad as the worst that was seen, or the search would return to where trials fail.
+        return np.where(failed, self.bad, 0.5 * (self.targets[lower] + self.targets[upper]))
 
 
 def scale_size(view: SearchView) -> int:

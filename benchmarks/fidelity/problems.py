@@ -1,7 +1,11 @@
-"""Problems with epochs: the LCBench surrogate, continuous, and TaskSet's tables, by the nearest of their rows."""
+"""Problems with epochs: the LCBench surrogate, continuous, and tables of recorded curves, by the nearest of their rows.
+
+A folder of tables, such as TaskSet's, is a family: each of its `.npz` files holds `hp` [rows, columns] with `hp_names`,
+and `valid_loss` [rows, epochs], where what is not finite has diverged.
+"""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -11,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.randomness import rng
-from trainwright.space import Float, Int, Space
+from trainwright.space import Choice, Float, Int, Space
 from trainwright.space.parameters import Parameter
 
 __all__ = ["CurveProblem", "find_curves"]
@@ -19,6 +23,9 @@ __all__ = ["CurveProblem", "find_curves"]
 Array = NDArray[np.float64]
 
 _TASKS = 6  # of LCBench's data sets, the first ones
+_EPOCHS = 50  # of AlgoPerf's runs: fiftieths of
+_SHARE = 0.9  # the time allowed
+_LEAST = 20  # rows that make a table
 _REFERENCE = 1500  # random configurations, whose best and median set the scale
 _MOST_DECADES = 1.5  # of a table's column that is taken as linear
 
@@ -49,12 +56,25 @@ class CurveProblem:
         return min(1.0, (loss - self.best) / (self.median - self.best)) if np.isfinite(loss) else 1.0
 
 
-def find_curves(data: Path) -> Iterator[CurveProblem]:
-    """Yield all problems of a folder; LCBench's need onnxruntime."""
-    yield from _lcbench(data / "yahpo_lcbench")
-    for path in sorted((data / "taskset").glob("*.npz")):
-        table = _Table(path)
-        yield _problem(path.stem.removeprefix("FixedTextRNNClassification_imdb_"), "taskset", table.space, table)
+def find_curves(data: Path, families: Sequence[str] | None = None) -> Iterator[CurveProblem]:
+    """Yield all problems of a folder; LCBench's need onnxruntime, AlgoPerf's polars."""
+    special = {"yahpo_lcbench": ("lcbench", _lcbench), "algoperf": ("algoperf", _algoperf)}
+    for folder in sorted(path for path in data.iterdir() if path.is_dir()):
+        family, read = special.get(folder.name, (folder.name, _tables))
+        if families is None or family in families:
+            for name, model in read(folder):
+                yield _problem(name, family, model.space, model)
+
+
+def _tables(folder: Path) -> Iterator[tuple[str, "_Table"]]:
+    for path in sorted(folder.glob("*.npz")):
+        with np.load(path) as arrays:
+            if {"hp", "hp_names", "valid_loss"} <= set(arrays.files):
+                names, values = [str(name) for name in arrays["hp_names"]], arrays["hp"].astype(float)
+                space = Space.of({name: _range(column) for name, column in zip(names, values.T, strict=True)})
+                rows = [dict(zip(names, row, strict=True)) for row in values.tolist()]
+                name = path.stem.removeprefix("FixedTextRNNClassification_imdb_")
+                yield name, _Table(space, rows, arrays["valid_loss"])
 
 
 def _problem(name: str, family: str, space: Space, model: Any) -> CurveProblem:
@@ -69,13 +89,11 @@ def _problem(name: str, family: str, space: Space, model: Any) -> CurveProblem:
 class _Table:
     """The nearest of a table's rows, in units of the space."""
 
-    def __init__(self, path: Path) -> None:
-        with np.load(path) as arrays:
-            values, names, losses = arrays["hp"].astype(float), arrays["hp_names"].tolist(), arrays["valid_loss"]
-        self.space = Space.of({str(name): _range(column) for name, column in zip(names, values.T, strict=True)})
+    def __init__(self, space: Space, rows: Sequence[Mapping[str, Any]], losses: Array) -> None:
+        self.space = space
         self.length = losses.shape[1]
         self._losses = np.where(np.isfinite(losses), losses, np.inf).astype(float)
-        self._rows = self.space.encode_all([dict(zip(map(str, names), row, strict=True)) for row in values.tolist()])
+        self._rows = space.encode_all(rows)
 
     def __call__(self, rows: Array) -> Array:
         """Return the curve of the row nearest to each."""
@@ -89,7 +107,35 @@ def _range(column: Array) -> Parameter:
     return Float(low, high, log=low > 0 and high / low > 10**_MOST_DECADES)
 
 
-def _lcbench(folder: Path) -> Iterator[CurveProblem]:
+def _algoperf(folder: Path) -> Iterator[tuple[str, _Table]]:
+    """Yield AlgoPerf's workloads: the metric at fiftieths of 0.9 of the time allowed; a run that ended keeps its last.
+
+    The columns are the submission, an optimiser, and which of its five settings was run. A curve is the median of the
+    repetitions; of a setting that was not run, that of the setting nearest to it.
+    """
+    try:
+        import polars as pl
+    except ImportError:
+        return
+    runs = pl.read_parquet(folder / "algoperf_runs.parquet").filter(pl.col("ruleset") == "external_tuning")
+    curves = pl.read_parquet(folder / "algoperf_curves.parquet").join(runs, on="run")
+    for (workload,), rows in sorted(curves.group_by("workload")):
+        found: dict[tuple[str, int], list[Array]] = {}
+        for _, run in sorted(rows.group_by("run")):
+            spent = run["submission_time_s"].to_numpy() / float(run["max_runtime_s"][0])
+            values = run["val_metric"].to_numpy().astype(float) * (1.0 if run["metric"][0] == "loss" else -1.0)
+            latest = np.searchsorted(spent, _SHARE * np.arange(1, _EPOCHS + 1) / _EPOCHS, side="right") - 1
+            curve = np.where(latest < 0, np.inf, values[np.maximum(latest, 0)])
+            found.setdefault((str(run["submission"][0]), int(run["trial"][0])), []).append(curve)
+        if len(found) < _LEAST:
+            continue
+        submissions, settings = sorted({name for name, _ in found}), [setting for _, setting in found]
+        space = Space(submission=Choice(*submissions), setting=Int(min(settings), max(settings)))
+        params = [{"submission": submission, "setting": setting} for submission, setting in found]
+        yield str(workload), _Table(space, params, np.array([np.median(alike, axis=0) for alike in found.values()]))
+
+
+def _lcbench(folder: Path) -> Iterator[tuple[str, "_Surrogate"]]:
     try:
         runtime = import_module("onnxruntime")
     except ImportError:
@@ -104,8 +150,7 @@ def _lcbench(folder: Path) -> Iterator[CurveProblem]:
     names = ["batch_size", "learning_rate", "momentum", "weight_decay", "num_layers", "max_units", "max_dropout"]
     space = Space.of({name: _parameter(listed[name]) for name in names})
     for task in listed["OpenML_task_id"]["choices"][:_TASKS]:
-        model = _Surrogate(net, codes[task], space, names, int(listed["epoch"]["upper"]))
-        yield _problem(task, "lcbench", space, model)
+        yield task, _Surrogate(net, codes[task], space, names, int(listed["epoch"]["upper"]))
 
 
 def _parameter(entry: Mapping[str, Any]) -> Parameter:
@@ -117,11 +162,11 @@ class _Surrogate:
     """Validation errors (percent) that the network gives."""
 
     def __init__(self, net: Any, code: int, space: Space, names: list[str], length: int) -> None:
-        self._net, self._code, self._space, self._names, self.length = net, code, space, names, length
+        self._net, self._code, self.space, self._names, self.length = net, code, space, names, length
 
     def __call__(self, rows: Array) -> Array:
         """Return the curves of rows of the space."""
-        values = np.array([[params[name] for name in self._names] for params in self._space.decode(rows)], dtype=float)
+        values = np.array([[params[name] for name in self._names] for params in self.space.decode(rows)], dtype=float)
         epochs = np.tile(np.arange(1, self.length + 1), len(rows))[:, None]
         inputs = np.concatenate([epochs, np.repeat(values, self.length, axis=0)], axis=1).astype(np.float32)
         codes = np.full((len(inputs), 1), self._code, np.int32)

@@ -1,0 +1,309 @@
+r"""Searchers and rules together: regret over the epochs that a worker has trained, on problems with learning curves.
+
+    python benchmarks/fidelity/run.py --data DIR --seeds 2 --json
+
+Every study has simulated asynchronous workers; an epoch takes one unit of time, and a mark is a number of whole
+trainings that each worker could have done by then. Regret is that of the best validation loss seen at any epoch: 0 is
+the best of 1,500 random configurations, 1 their median, and no regret is above 1. All methods see the same problems
+and seeds, so differences are paired; intervals: 95 %, bootstrap over studies. Ours run through `Study.simulate`, peers
+on the same clock, each in its own environment (`make peers`). LCBench is a fitted surrogate and needs onnxruntime. A
+family is a folder of DIR; any folder of curves in TaskSet's format is one more. With `--cells FILE` a run that was cut
+off goes on.
+
+`summary`: `regret_at_1` and `regret_at_5` by method, the mean of the families' means over all numbers of workers;
+`default_behind_random`: the share of tasks on which the default's mean regret at 1 or at 5 is above that of random
+search under the same rule.
+"""
+
+import argparse
+import heapq
+import math
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks._report import add_arguments, environment, finish, progress, table
+from benchmarks.fidelity.problems import CurveProblem, find_curves
+from benchmarks.peers.client import METHODS as PEERS
+from benchmarks.peers.client import Peer, missing
+from benchmarks.peers.columns import Column
+from benchmarks.schedule.paired import Kept, average, shown
+from benchmarks.schedule.replays import Watched
+
+import trainwright as tw
+from trainwright.cluster import Cluster
+from trainwright.schedule import Fixed, PromotionRule, Scheduler
+from trainwright.search import Searcher
+from trainwright.space.axes import Log, RoundedLog
+
+__all__ = ["main"]
+
+MARKS = (0.5, 1.0, 2.0, 5.0)  # whole trainings a worker
+JUDGED = (1.0, 5.0)
+SEARCHERS: dict[str, Callable[[], Searcher]] = {
+    "default": tw.DefaultSearcher,
+    "forest": tw.ForestSearcher,
+    "gp": tw.GaussianProcessSearcher,
+    "random": tw.RandomSearcher,
+}
+RULES: dict[str, Callable[[int], PromotionRule]] = {
+    "asha": lambda length: tw.ASHA(max_epochs=length),
+    "hyperband": lambda length: tw.Hyperband(max_epochs=length),
+    "median": lambda length: tw.Median(max_epochs=length),
+}
+OURS = ("default+asha", "random+asha", "forest+asha", "random+hyperband", "default+median", "random+median")
+THEIRS = ("tpe+hyperband", "tpe+median", "smac+hyperband", "mobster", "dyhpo")
+DEFAULT, REFERENCE = "default+asha", "random+asha"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One study."""
+
+    family: str
+    problem: str
+    method: str
+    workers: int
+    seed: int
+
+    @property
+    def key(self) -> str:
+        """Under which its regrets are kept."""
+        return f"{self.family} {self.problem} {self.method} {self.workers} {self.seed}"
+
+
+def main(argv: list[str] | None = None) -> dict[str, Any]:
+    """Run what is not kept yet, judge, and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="a folder of families")
+    parser.add_argument("--families", metavar="NAME,...", help="of the folder; all if not given")
+    parser.add_argument("--methods", default=",".join(OURS + THEIRS), metavar="NAME,...")
+    parser.add_argument("--workers", default="8,64", metavar="N,...")
+    parser.add_argument("--seeds", type=int, default=30)
+    parser.add_argument("--processes", type=int, default=1, help="studies that run at once")
+    parser.add_argument("--cells", type=Path, metavar="FILE", help="where finished studies are kept")
+    add_arguments(parser)
+    arguments = parser.parse_args(argv)
+    methods, skipped = _methods(parser, arguments.methods.split(","))
+    wanted = None if arguments.families is None else arguments.families.split(",")
+    problems = _problems(arguments.data, None if wanted is None else tuple(wanted))
+    families = {problem.family for problem in problems.values()}
+    skipped |= {
+        family: "no data, or what reads it is not installed" for family in wanted or () if family not in families
+    }
+    if not problems:
+        raise SystemExit(f"nothing to search in {arguments.data}: {skipped}")
+    workers = [int(count) for count in arguments.workers.split(",")]
+    # Whole seeds first, for a run that is cut off.
+    cells = [
+        Cell(family=problem.family, problem=problem.name, method=method, workers=count, seed=seed)
+        for seed in range(arguments.seeds)
+        for count in workers
+        for problem in problems.values()
+        for method in methods
+    ]
+    found = _play_all(cells, arguments.data, wanted, Kept(arguments.cells), arguments.processes)
+    result = {"benchmark": "fidelity", **_judge(found)}
+    result["summary"]["skipped"] = skipped
+    result["settings"] = {
+        "workers": workers,
+        "seeds": arguments.seeds,
+        "marks": MARKS,
+        "problems": {problem.name: problem.family for problem in problems.values()},
+    }
+    result["environment"] = environment()
+    print(table(result["table"]["header"], result["table"]["rows"]))
+    finish(result, arguments)
+    return result
+
+
+def _methods(parser: argparse.ArgumentParser, names: Sequence[str]) -> tuple[list[str], dict[str, str]]:
+    """Return the methods that can run here, and why others cannot."""
+    known = [f"{searcher}+{rule}" for searcher in SEARCHERS for rule in RULES] + list(THEIRS)
+    for name in names:
+        if name not in known:
+            parser.error(f"{name}: known are {', '.join(known)}")
+    skipped = {name: why for name in names if name in PEERS and (why := missing(name))}
+    return [name for name in names if name not in skipped], skipped
+
+
+@cache
+def _problems(data: Path, families: tuple[str, ...] | None) -> dict[tuple[str, str], CurveProblem]:
+    return {(problem.family, problem.name): problem for problem in find_curves(data, families)}
+
+
+def _play_all(
+    cells: Sequence[Cell], data: Path, wanted: Sequence[str] | None, kept: Kept, processes: int
+) -> list[tuple[Cell, list[float]]]:
+    """Return the regrets of all cells at all marks."""
+    missing_cells = [cell for cell in cells if cell.key not in kept.values]
+    families = None if wanted is None else tuple(wanted)
+    for cell, regrets in _played(missing_cells, data, families, processes):
+        kept.of(cell.key, lambda regrets=regrets: regrets)
+        progress(f"{cell.key}: {' '.join(f'{regret:.3f}' for regret in regrets)}")
+    return [(cell, kept.values[cell.key]) for cell in cells]
+
+
+def _played(
+    cells: Sequence[Cell], data: Path, families: tuple[str, ...] | None, processes: int
+) -> Iterator[tuple[Cell, list[float]]]:
+    if processes == 1:
+        yield from ((cell, _play(cell, data, families)) for cell in cells)
+        return
+    with ProcessPoolExecutor(processes) as pool:
+        yield from zip(cells, pool.map(_play, cells, [data] * len(cells), [families] * len(cells)), strict=True)
+
+
+def _play(cell: Cell, data: Path, families: tuple[str, ...] | None) -> list[float]:
+    """Return a study's regret at each mark."""
+    problem = _problems(data, families)[cell.family, cell.problem]
+    reports = (_theirs if cell.method in PEERS else _ours)(problem, cell)
+    return [
+        problem.regret(min((loss for at, loss in reports if at <= mark * problem.length), default=math.inf))
+        for mark in MARKS
+    ]
+
+
+def _ours(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
+    """Return when which losses were reported in a study of ours."""
+    searcher, rule = cell.method.split("+")
+    until = MARKS[-1] * problem.length
+    watched = Watched(RULES[rule](problem.length), until=until, each_epoch=True)
+    tw.Study(problem.space, "min loss", seed=cell.seed).simulate(
+        Scheduler(watched, Fixed(1)),
+        engine=tw.Simulated(cluster=Cluster(1, cell.workers), task=_Training(problem), restart_seconds=0.0),
+        searcher=SEARCHERS[searcher](),
+        trials=int(cell.workers * until),
+        seeds=1,
+    )
+    return [(at, loss) for at, _, _, loss in watched.reports]
+
+
+class _Training:
+    """A problem as a task of the simulator."""
+
+    def __init__(self, problem: CurveProblem) -> None:
+        self._problem = problem
+        self.substitutions = 0
+
+    def learning_curves(self, seed: int) -> "_Training":
+        """Return itself: nothing is drawn."""
+        del seed
+        return self
+
+    def of(self, trial: int, params: Mapping[str, Any] | None) -> "_Course":
+        """Return the curve of a configuration."""
+        del trial
+        return _Course(self._problem.curve(params or {}))
+
+
+class _Course:
+    def __init__(self, curve: np.ndarray) -> None:
+        self._curve = curve
+
+    def losses(self, epoch: int) -> tuple[float, ...]:
+        return (float(self._curve[epoch - 1]),)
+
+    def seconds(self, epoch: int) -> float:
+        return float(epoch)
+
+
+def _theirs(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
+    """Return when which losses were reported in a study of a peer's, whose paused trials go on where they were."""
+    columns = [_column(name, parameter) for name, parameter in problem.space.parameters.items()]
+    reports: list[tuple[float, float]] = []
+    # Of each trial: its curve, and the epochs that it has trained.
+    curves: dict[int, np.ndarray] = {}
+    epochs: dict[int, int] = {}
+    # When an epoch ends, on which worker, of which trial.
+    running: list[tuple[float, int, int]] = []
+    with Peer(cell.method) as peer:
+        peer.open(columns, cell.seed, length=problem.length)
+
+        def begin(at: float, worker: int) -> None:
+            trial, row = peer.start()
+            if trial not in curves:
+                values = zip(columns, row, strict=True)
+                params = {column.name: _value(column, value) for column, value in values}
+                curves[trial], epochs[trial] = problem.curve(params), 0
+            heapq.heappush(running, (at + 1.0, worker, trial))
+
+        for worker in range(cell.workers):
+            begin(0.0, worker)
+        while running[0][0] <= MARKS[-1] * problem.length:
+            at, worker, trial = heapq.heappop(running)
+            epochs[trial] += 1
+            loss = float(curves[trial][epochs[trial] - 1])
+            reports.append((at, loss))
+            if peer.report(trial, epochs[trial], loss):
+                heapq.heappush(running, (at + 1.0, worker, trial))
+            else:
+                begin(at, worker)
+    return reports
+
+
+def _column(name: str, parameter: Any) -> Column:
+    if isinstance(parameter, tw.Choice):
+        return Column(name=name, kind="choice", values=parameter.values)
+    log = "log_" if isinstance(parameter.axis, Log | RoundedLog) else ""
+    kind: Any = log + ("int" if isinstance(parameter, tw.Int) else "float")
+    return Column(name=name, kind=kind, low=parameter.low, high=parameter.high)
+
+
+def _value(column: Column, value: float) -> Any:
+    if column.kind == "choice":
+        return column.values[int(value)]
+    return int(value) if column.kind.endswith("int") else value
+
+
+def _judge(found: Sequence[tuple[Cell, list[float]]]) -> dict[str, Any]:
+    """Return means at all marks by method, and paired differences to the default and to random search."""
+    # By method: family -> regrets [studies, marks], in the same order of studies for all methods.
+    regrets: dict[str, dict[str, list[list[float]]]] = {}
+    tasks: dict[str, dict[tuple[str, str], list[list[float]]]] = {}
+    for cell, values in found:
+        regrets.setdefault(cell.method, {}).setdefault(cell.family, []).append(values)
+        tasks.setdefault(cell.method, {}).setdefault((cell.family, cell.problem), []).append(values)
+    summary: dict[str, Any] = {
+        f"regret_at_{mark:g}": {
+            method: float(np.mean([np.mean(values, axis=0)[MARKS.index(mark)] for values in by_family.values()]))
+            for method, by_family in regrets.items()
+        }
+        for mark in JUDGED
+    }
+    judged = [MARKS.index(mark) for mark in JUDGED]
+    if DEFAULT in tasks and REFERENCE in tasks:
+        behind = [
+            bool(np.any((np.mean(values, axis=0) - np.mean(tasks[REFERENCE][task], axis=0))[judged] > 0.0))
+            for task, values in tasks[DEFAULT].items()
+        ]
+        summary["default_behind_random"] = float(np.mean(behind))
+    rows, detail = [], {}
+    for method, by_family in regrets.items():
+        for family, values in by_family.items():
+            means = np.mean(values, axis=0)
+            lead = {}
+            for other in (DEFAULT, f"random+{method.split('+')[-1]}"):
+                if other != method and other in regrets:
+                    apart = np.array(values) - np.array(regrets[other][family])
+                    lead[other] = [average(column) for column in apart.T]
+            detail[f"{family} {method}"] = {"regret": means.tolist(), "minus": lead}
+            apart_of = lead.get(DEFAULT)
+            cells = [shown(apart_of[mark]) if apart_of else "" for mark in judged]
+            rows.append([family, method, str(len(values)), *(f"{mean:.2f}" for mean in means), *cells])
+    rows.sort(key=lambda row: row[0])
+    header = ["family", "method", "studies", *(f"after {mark:g}" for mark in MARKS)]
+    header += [f"minus default, after {mark:g} (95 %)" for mark in JUDGED]
+    return {"summary": summary, "detail": detail, "table": {"header": header, "rows": rows}}
+
+
+if __name__ == "__main__":
+    main()
