@@ -16,7 +16,7 @@ MOST_EXACT = 6  # objectives up to which the exact hypervolume is worth its cost
 
 def dominates(one: Array, other: Array) -> Mask:
     """Return where losses [..., m] dominate others."""
-    found: Mask = (one <= other).all(axis=-1) & (one < other).any(axis=-1)
+    found: Mask = np.logical_and((one <= other).all(axis=-1), (one < other).any(axis=-1))
     return found
 
 

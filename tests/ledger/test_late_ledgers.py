@@ -10,7 +10,6 @@ from late_ledger import LateLedger
 
 import trainwright as tw
 from trainwright.ledger import Record, State, Status, blocks, facts, fold
-from trainwright.ledger.objectives import parse_objectives
 from trainwright.space.configuration import Configuration
 from trainwright.study.study_log import StudyLog
 from trainwright.testing.ledger import LedgerConformance, records
@@ -93,7 +92,8 @@ def books(delay, count):
     clock = Clock()
     first = LateLedger(clock=clock, visibility_seconds=delay, repeats=3)
     log = StudyLog(first, None)
-    log.create(tw.Space(x=tw.Float(0, 1)), parse_objectives("min loss"), (), 0, {})
+    space = tw.Space(x=tw.Float(0, 1)).to_json()
+    log.append(facts.created(space=space, objectives=["min loss"], seed=0, versions={}))
     clock.now += delay
     others = [StudyLog(LateLedger(of=first, visibility_seconds=delay, repeats=3), None) for _ in range(count - 1)]
     return [log, *others], clock

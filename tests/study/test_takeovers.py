@@ -84,23 +84,6 @@ def test_what_a_dead_loop_told_last_is_not_asked_again(tmp_path):
         assert [configuration.number for configuration in study.ask(2)] == [1, 2]
 
 
-def test_a_dead_one_in_a_crowd_is_read_to_its_end(tmp_path, monkeypatch):
-    """Silent for long, as those are who train, it is looked at seldom; but when it is gone, it is."""
-    with make(tmp_path / "study") as study:
-        monkeypatch.setattr("trainwright.ledger.reader._CROWD", 0)
-        monkeypatch.setattr("trainwright.ledger.reader._SILENT_SECONDS", -1.0)
-        holder = joined(study, "elsewhere")
-        begin(study, holder, 0)
-        study.refresh()
-        holder.append([facts.finished(0, 1, reason="completed", values={"loss": 1.0}, wall_seconds=1.0)])
-        study.refresh()
-        assert study.state.counts["running"] == 1  # not looked at
-        monkeypatch.setattr("trainwright.study.claims.Liveness.dead", lambda *_: True)
-        study.run(train, trials=1, engine=HERE, progress=False)
-        assert sorted(study.trials[0].leases) == [1]
-        assert study.trials[0].values == {"loss": 1.0}
-
-
 def test_a_writer_that_was_only_silent_may_come_back(tmp_path, monkeypatch):
     """A network was down for longer than a lease: what it has done since is its own."""
     with make(tmp_path / "study") as study:

@@ -2,7 +2,6 @@
 
 import errno
 import hashlib
-import json
 import math
 import os
 import secrets
@@ -14,11 +13,11 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import quote
 
-from trainwright.errors import LedgerError, LedgerTooNew, StudyError, closest
+from trainwright.errors import LedgerError, StudyError, closest
 from trainwright.ledger.journal import Fsync, JournalWriter, failed
 from trainwright.ledger.protocol import Cursor, Dropped
 from trainwright.ledger.reader import JournalReader
-from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.record import Record, new_identity, read_identity
 from trainwright.ledger.writers import new_writer
 
 __all__ = ["DirectoryLedger"]
@@ -187,25 +186,18 @@ def _create(directory: Path) -> None:
         (directory / name).mkdir(parents=True, exist_ok=True)
     if (directory / "study.json").exists():
         return
-    content = {"format": FORMAT, "study": secrets.token_hex(8), "created": time.time()}
     # The first of several creators wins.
-    _link(directory / "study.json", json.dumps(content), sync=True)
+    _link(directory / "study.json", new_identity(), sync=True)
 
 
 def _study_id(directory: Path) -> str:
     path = directory / "study.json"
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        version, study = int(content["format"]), str(content["study"])
+        return read_identity(path.read_bytes(), path)
     except FileNotFoundError:
         raise _no_study(directory.parent) from None
     except NotADirectoryError:
         raise StudyError(f"no study in {directory.parent}: it is a file; give a study's directory") from None
-    except (ValueError, KeyError, TypeError):
-        raise StudyError(f"{path} is damaged: expected a JSON object with 'format' and 'study'") from None
-    if version > FORMAT:
-        raise LedgerTooNew(f"{directory}: format {version}; this version reads up to {FORMAT}; upgrade trainwright")
-    return study
 
 
 def _no_study(directory: Path) -> StudyError:

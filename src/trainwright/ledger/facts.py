@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainwright.ledger.kinds import check_body
-from trainwright.ledger.record import CheckedRecord, Record
+from trainwright.ledger.record import Record
 from trainwright.ledger.writers import Writer
 
 __all__ = [
@@ -82,7 +82,7 @@ def started(trial: int, lease: int, *, slot: str, devices: Sequence[str], resume
 
 def begun(proposal: Record, start: Record) -> Record:
     """Return one record of a trial that its proposer starts at once: it tells both, and is read in half the time."""
-    return CheckedRecord("proposed", {**proposal.body, **start.body}, proposal.trial, start.lease)
+    return Record("proposed", {**proposal.body, **start.body}, proposal.trial, start.lease)
 
 
 def reported(
@@ -214,4 +214,4 @@ def _rounded(seconds: float) -> float:
 
 def _record(kind: str, body: dict[str, Any], trial: int | None = None, lease: int | None = None) -> Record:
     check_body(kind, body)
-    return CheckedRecord(kind, body, trial, lease)
+    return Record(kind, body, trial, lease)

@@ -13,10 +13,9 @@ from hashlib import blake2b
 from sys import intern
 from typing import Any
 
-from trainwright.errors import LedgerTooNew
 from trainwright.ledger.objectives import Constraint, Objective, Outcome
 from trainwright.ledger.protocol import Cursor, Ledger
-from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.record import Record, check_format
 from trainwright.ledger.trials import (
     ENDED,
     Checkpoint,
@@ -88,10 +87,7 @@ class State:
     def apply(self, record: Record) -> bool:
         """Fold one record in; return False if it was there already."""
         kind, _, number, _, writer, seq, _, version = record
-        if version > FORMAT:
-            raise LedgerTooNew(
-                f"the ledger holds records of format {version}; this version reads up to {FORMAT}; upgrade trainwright"
-            )
+        check_format(version)
         if seq == self._next_seq.get(writer, 0):
             self._next_seq[writer] = seq + 1
         elif not self._out_of_turn(writer, seq):

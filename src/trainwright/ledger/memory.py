@@ -8,12 +8,10 @@ from dataclasses import dataclass, field
 
 from trainwright.ledger.kinds import misfits
 from trainwright.ledger.protocol import Cursor, Dropped
-from trainwright.ledger.record import CheckedRecord, Record
+from trainwright.ledger.record import Record
 from trainwright.ledger.writers import new_writer
 
 __all__ = ["MemoryLedger"]
-
-_CHECKED = frozenset({CheckedRecord})
 
 
 @dataclass
@@ -50,13 +48,9 @@ class MemoryLedger:
         with store.lock:
             stamped = [record.stamped(self.writer, self._seq + i, at) for i, record in enumerate(records)]
             self._seq += len(stamped)
-            fitting = stamped
-            # What `facts` makes was checked there; only records made in another way are checked here.
-            if not _CHECKED.issuperset(map(type, records)):
-                wrong = misfits(stamped)
-                fitting = [record for place, record in enumerate(stamped) if place not in wrong]
-                store.dropped += [Dropped(self.writer, stamped[place].seq, 1, why) for place, why in wrong.items()]
-            store.records.extend(fitting)
+            wrong = misfits(stamped)
+            store.dropped += [Dropped(self.writer, stamped[place].seq, 1, why) for place, why in wrong.items()]
+            store.records += [record for place, record in enumerate(stamped) if place not in wrong]
         return stamped
 
     def read(self, cursor: Cursor | None = None, *, most: int | None = None) -> tuple[list[Record], Cursor]:

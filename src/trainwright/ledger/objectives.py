@@ -4,7 +4,7 @@ import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, cast
 
 from trainwright.errors import ObjectiveError
@@ -43,13 +43,17 @@ class Objective:
         given, metric, sign, bound = match.groups()
         if given is None:
             raise ObjectiveError(f"objective {text!r} lacks a direction; write 'min {metric}' or 'max {metric}'")
-        direction = cast("Literal['min', 'max']", given)
+        found = cls(metric, cast("Literal['min', 'max']", given))
         if sign is None:
-            return cls(metric, direction)
-        if sign != ("<=" if direction == "min" else ">="):
-            other = "<=" if direction == "min" else ">="
-            raise ObjectiveError(f"objective {text!r}: a bound on '{direction}' is written with {other}, got {sign}")
-        return cls(metric, direction, _bound(bound, f"objective {text!r}"))
+            return found
+        if sign != found.sign:
+            raise ObjectiveError(f"objective {text!r}: a bound on '{given}' is written with {found.sign}, got {sign}")
+        return replace(found, bound=_bound(bound, f"objective {text!r}"))
+
+    @property
+    def sign(self) -> str:
+        """The sign with which a bound is written."""
+        return "<=" if self.direction == "min" else ">="
 
     def loss(self, value: float) -> float:
         """Return `value` as a loss (lower is better); NaN and infinities become +inf."""
@@ -63,8 +67,8 @@ class Objective:
         return math.inf if self.bound is None else self.loss(self.bound)
 
     def __str__(self) -> str:
-        sign = "<=" if self.direction == "min" else ">="
-        return f"{self.direction} {self.metric}" + (f" {sign} {_text(self.bound)}" if self.bound is not None else "")
+        bound = "" if self.bound is None else f" {self.sign} {_text(self.bound)}"
+        return f"{self.direction} {self.metric}{bound}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +114,10 @@ Outcome = Objective | Constraint
 
 def parse_objectives(objectives: str | Sequence[str]) -> tuple[Objective, ...]:
     """Return the objectives of one text or a sequence of texts, each metric named once."""
-    if not isinstance(objectives, Sequence):
-        raise ObjectiveError(
-            f"objectives: got {objectives!r}; allowed: a text such as 'min val_loss', or a list of them"
-        )
-    texts = [objectives] if isinstance(objectives, str) else list(objectives)
+    texts = _texts(objectives, "objectives", "min val_loss")
     if not texts:
         raise ObjectiveError("objectives: at least one is needed, such as 'min val_loss'; got none")
-    parsed = tuple(Objective.parse(text) for text in texts)
+    parsed = tuple(map(Objective.parse, texts))
     metrics = [objective.metric for objective in parsed]
     for metric in metrics:
         if metrics.count(metric) > 1:
@@ -127,20 +127,21 @@ def parse_objectives(objectives: str | Sequence[str]) -> tuple[Objective, ...]:
 
 def parse_constraints(constraints: str | Sequence[str], objectives: Sequence[Objective]) -> tuple[Constraint, ...]:
     """Return the constraints of one text or a sequence of texts; an objective's bound is written with the objective."""
-    if not isinstance(constraints, Sequence):
-        raise ObjectiveError(
-            f"constraints: got {constraints!r}; allowed: a text such as 'peak_bytes <= 8e9', or a list of them"
-        )
-    parsed = tuple(Constraint.parse(text) for text in ([constraints] if isinstance(constraints, str) else constraints))
+    parsed = tuple(map(Constraint.parse, _texts(constraints, "constraints", "peak_bytes <= 8e9")))
+    by_metric = {objective.metric: objective for objective in objectives}
     for constraint in parsed:
-        for objective in objectives:
-            if constraint.metric == objective.metric:
-                sign = "<=" if objective.direction == "min" else ">="
-                raise ObjectiveError(
-                    f"constraint '{constraint}': {constraint.metric!r} is an objective; write its bound there, "
-                    f"'{objective.direction} {objective.metric} {sign} BOUND'"
-                )
+        if (goal := by_metric.get(constraint.metric)) is not None:
+            raise ObjectiveError(
+                f"constraint '{constraint}': {constraint.metric!r} is an objective; write its bound there, "
+                f"'{goal.direction} {goal.metric} {goal.sign} BOUND'"
+            )
     return parsed
+
+
+def _texts(value: str | Sequence[str], name: str, example: str) -> Sequence[str]:
+    if not isinstance(value, Sequence):
+        raise ObjectiveError(f"{name}: got {value!r}; allowed: a text such as {example!r}, or a list of them")
+    return [value] if isinstance(value, str) else value
 
 
 def refusal(outcomes: Sequence[Outcome], metrics: Mapping[str, float], when: str) -> str | None:

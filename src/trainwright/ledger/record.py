@@ -2,17 +2,19 @@
 
 import json
 import math
+import secrets
 import struct
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any, NamedTuple
 from zlib import crc32
 
-from trainwright.errors import LedgerError, LedgerTooNew
+from trainwright.errors import LedgerError, LedgerTooNew, StudyError
 from trainwright.ledger.kinds import misfits
 
-__all__ = ["FORMAT", "LONGEST", "CheckedRecord", "Record"]
+__all__ = ["FORMAT", "LONGEST", "Record", "check_format", "new_identity", "read_identity"]
 
 FORMAT = 1
 """The newest format of records that this version reads, and the one that it writes."""
@@ -96,10 +98,26 @@ class Record(NamedTuple):
         return [next(found) if ok else "its checksum does not hold" for ok in sound]
 
 
-class CheckedRecord(Record):
-    """A new record that was checked when it was made: a ledger in memory need not check it a second time."""
+def new_identity() -> str:
+    """Return the text by which a ledger says which study it holds."""
+    return json.dumps({"format": FORMAT, "study": secrets.token_hex(8), "created": time.time()})
 
-    __slots__ = ()
+
+def read_identity(text: str | bytes, where: object) -> str:
+    """Return the study's identity; raises `StudyError` for a text that is none, `LedgerTooNew` for a newer one."""
+    try:
+        content = json.loads(text)
+        version, study = int(content["format"]), str(content["study"])
+    except (ValueError, KeyError, TypeError):
+        raise StudyError(f"{where} is damaged: expected a JSON object with 'format' and 'study'") from None
+    check_format(version, f"{where}:")
+    return study
+
+
+def check_format(version: int, what: str = "the ledger holds records of") -> None:
+    """Raise `LedgerTooNew` if what was found is of a format that this version does not read."""
+    if version > FORMAT:
+        raise LedgerTooNew(f"{what} format {version}; this version reads up to {FORMAT}; upgrade trainwright")
 
 
 def _parsed(texts: Sequence[bytes]) -> "list[Record | str]":
@@ -126,11 +144,7 @@ def _records(contents: Sequence[Any]) -> "list[Record | str]":
     except (KeyError, TypeError):
         # Sound JSON, but no record: nothing that we wrote.
         return [one for content in contents for one in (_records([content]) if len(contents) > 1 else [_lack(content)])]
-    newest = max([record.v for record in records if type(record.v) is int], default=FORMAT)
-    if newest > FORMAT:
-        raise LedgerTooNew(
-            f"the ledger holds records of format {newest}; this version reads up to {FORMAT}; upgrade trainwright"
-        )
+    check_format(max([record.v for record in records if type(record.v) is int], default=FORMAT))
     wrong = misfits(records)
     return [wrong.get(place, record) for place, record in enumerate(records)] if wrong else [*records]
 

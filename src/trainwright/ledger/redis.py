@@ -1,6 +1,5 @@
 """A ledger on a Redis server, for more writers than a shared file system serves well; needs the extra `redis`."""
 
-import json
 import math
 import re
 import secrets
@@ -12,9 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
-from trainwright.errors import LedgerError, LedgerFull, LedgerTooNew, MissingExtra, StudyError
+from trainwright.errors import LedgerError, LedgerFull, MissingExtra, StudyError
 from trainwright.ledger.protocol import Cursor, Dropped
-from trainwright.ledger.record import FORMAT, Record
+from trainwright.ledger.record import Record, new_identity, read_identity
 from trainwright.ledger.writers import new_writer
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ _T = TypeVar("_T")
 
 _FORM = "redis://HOST:PORT/0?study=NAME"
 _NAME = re.compile(r"[\w.-]{1,100}")
+# Without user and password; a host may be an IPv6 address in brackets.
+_SERVER = re.compile(r"rediss?://([^/:]+|\[[^/\]]+\])(:\d+)?(/\d*)?")
 # Of the stream, in one answer.
 _ENTRIES = 1000
 _LONGEST_PAUSE_SECONDS = 5.0
@@ -206,8 +207,7 @@ class RedisLedger:
     # The study.
 
     def _create(self) -> None:
-        content = {"format": FORMAT, "study": secrets.token_hex(8), "created": time.time()}
-        made = self._trying(partial(self._server.set, self._keys["study"], json.dumps(content), nx=True))
+        made = self._trying(partial(self._server.set, self._keys["study"], new_identity(), nx=True))
         if made and not self._trying(partial(self._server.info, "persistence")).get("aof_enabled"):
             warnings.warn(
                 f"{self.url}: the server's append-only file is off, so its crash loses what it has not saved; start it "
@@ -224,14 +224,7 @@ class RedisLedger:
             )
             listed = f"; studies there: {', '.join(names[:5])}" if names else ""
             raise StudyError(f"no study {self.study!r} in {self.url}{listed}")
-        try:
-            content = json.loads(text)
-            version, study = int(content["format"]), str(content["study"])
-        except (ValueError, KeyError, TypeError):
-            raise StudyError(f"{self._keys['study']} in {self.url} is damaged: expected a JSON object") from None
-        if version > FORMAT:
-            raise LedgerTooNew(f"{self.url}: format {version}; this version reads up to {FORMAT}; upgrade trainwright")
-        return study
+        return read_identity(text, f"{self._keys['study']} in {self.url}")
 
     def _check(self) -> None:
         try:
@@ -301,16 +294,12 @@ def _parsed(url: str) -> tuple[str, str]:
     """Return the server's own URL and the study's name."""
     parts = urlsplit(url)
     query = parse_qs(parts.query, keep_blank_values=True)
-    try:
-        whole = parts.scheme in {"redis", "rediss"} and bool(parts.hostname) and (parts.port or 6379) > 0
-    except ValueError:
-        # A port that is no number.
-        whole = False
-    if not whole or not re.fullmatch(r"/?\d*", parts.path) or parts.fragment:
+    if not _SERVER.fullmatch(
+        urlunsplit((parts.scheme, parts.netloc.rpartition("@")[2], parts.path, "", parts.fragment))
+    ):
         raise StudyError(f"ledger {_shown(url)!r} is not of the form {_FORM}")
-    if set(query) - {"study"}:
-        unknown = min(set(query) - {"study"})
-        raise StudyError(f"ledger {_shown(url)!r}: unknown option {unknown!r}; allowed: study, as in {_FORM}")
+    if unknown := sorted(query.keys() - {"study"}):
+        raise StudyError(f"ledger {_shown(url)!r}: unknown option {unknown[0]!r}; allowed: study, as in {_FORM}")
     names = query.get("study", [])
     if len(names) != 1 or not _NAME.fullmatch(names[0]):
         got = f"study={', '.join(names)}" if names else "no study"

@@ -18,8 +18,8 @@ _SHARE = 1 / 3
 def under_way(ledger: Ledger, state: State) -> dict[int, str]:
     """Return the word for each trial that is recorded as running, by number: "running", "silent" or "lost".
 
-    It is lost if its holder's process is gone: the next driver takes it over. It is silent if that process is stopped,
-    or has sent no heartbeat for a third of a lease: after a whole lease other drivers take it over. The time since a
+    It is lost if its holder's process is gone: the next driver takes it over. It is silent if that process has sent no
+    heartbeat for a third of a lease: after a whole lease other drivers take it over. The time since a
     heartbeat is by the clock of the ledger's storage; it is only shown, and drivers never decide by it.
     """
     held = {n: state.trials[n].holder for n in sorted(state.open) if state.trials[n].status is Status.RUNNING}
@@ -29,10 +29,8 @@ def under_way(ledger: Ledger, state: State) -> dict[int, str]:
         writer = state.writers.get(holder)
         if writer is not None and writer.gone():
             words[holder] = str(Status.LOST)
-        elif seconds > ledger.lease_seconds * _SHARE or (writer is not None and writer.stopped()):
-            words[holder] = SILENT
         else:
-            words[holder] = str(Status.RUNNING)
+            words[holder] = SILENT if seconds > ledger.lease_seconds * _SHARE else str(Status.RUNNING)
     return {number: words[holder] for number, holder in held.items()}
 
 

@@ -13,6 +13,8 @@ from typing import Any
 __all__ = ["Liveness", "Writer", "new_writer"]
 
 _QUARTERS = 4
+# The fields of a writer that its record tells.
+_PLACE = ("host", "boot", "pid", "process_start", "namespace")
 
 
 def new_writer() -> str:
@@ -40,24 +42,17 @@ class Writer:
     @classmethod
     def here(cls) -> "Writer":
         """Return the writer that this process is."""
-        pid = os.getpid()
-        return cls(
-            host=socket.gethostname(),
-            boot=_boot(),
-            pid=pid,
-            process_start=_start_of(pid),
-            namespace=_namespace(),
-        )
+        host, pid = socket.gethostname(), os.getpid()
+        return cls(host=host, boot=_boot(), pid=pid, process_start=_start_of(pid), namespace=_namespace())
 
     def body(self) -> dict[str, Any]:
         """Return the body of the `joined` record."""
-        return {name: getattr(self, name) for name in ("host", "boot", "pid", "process_start", "namespace")}
+        return {name: getattr(self, name) for name in _PLACE}
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> "Writer":
         """Return the writer of a `joined` record's body."""
-        place = {name: body[name] for name in ("host", "boot", "pid", "process_start")}
-        return cls(**place, namespace=body.get("namespace", ""))
+        return cls(**{name: body[name] for name in _PLACE if name in body})
 
     def gone(self) -> bool | None:
         """Return whether the process is gone, or None if that cannot be known from here: beats tell then.
@@ -71,10 +66,6 @@ class Writer:
         if not self.namespace or (self.host, self.boot, self.namespace) != place:
             return None
         return _start_of(self.pid) != self.process_start
-
-    def stopped(self) -> bool:
-        """Whether the process is here and known to stand still: stopped by a signal, such as Ctrl-Z, or a debugger."""
-        return self.gone() is False and _state_of(self.pid) in {"T", "t"}
 
 
 class Liveness:
@@ -131,13 +122,9 @@ def _boot() -> str:
 
 
 def _namespace() -> str:
-    """Return what names the pid namespace of this process, or "" if it is not the one that /proc shows."""
+    """Return what names the pid namespace of this process; "" if that is not the one that /proc shows, or unknown."""
     try:
         shown = os.readlink("/proc/self")  # noqa: PTH115 -- looked at often: no object wanted here
-    except OSError:
-        # No /proc, so no Linux, which alone has namespaces.
-        return "the host's"
-    try:
         return os.readlink("/proc/self/ns/pid") if shown == str(os.getpid()) else ""  # noqa: PTH115 -- likewise
     except OSError:
         return ""
@@ -148,23 +135,7 @@ def _start_of(pid: int) -> str:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:
-        return "" if os.path.isdir("/proc/self") else _alive_without_proc(pid)  # noqa: PTH112 -- no object wanted here
+        return ""
     fields = stat.rpartition(")")[2].split()
     # A zombie runs no more.
     return "" if fields[0] in {"Z", "X"} else fields[19]
-
-
-def _state_of(pid: int) -> str:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return ""
-    return stat.rpartition(")")[2].split()[0]
-
-
-def _alive_without_proc(pid: int) -> str:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return ""
-    return "alive"

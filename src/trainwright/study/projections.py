@@ -57,10 +57,6 @@ class SearchProjection:
             self._note_report(trial, record.body["epoch"])
         self._note_status(trial)
 
-    def _note_proposal(self, trial: TrialState) -> None:
-        if trial.number not in self._told:
-            self._note_pending(trial)
-
     def _note_pending(self, trial: TrialState) -> None:
         self._told[trial.number] = Status.PROPOSED
         self.view.propose(trial.number, Configuration(params=trial.params, key=trial.key, number=trial.number))
@@ -69,7 +65,8 @@ class SearchProjection:
         if epoch <= self._epoch.get(trial.number, 0):
             # A repetition after a restart: the searcher knows this epoch.
             return
-        self._note_proposal(trial)
+        if trial.number not in self._told:
+            self._note_pending(trial)
         self._epoch[trial.number] = epoch
         losses = losses_of(self._outcomes, trial.reports[epoch].metrics)
         if losses is not None:
@@ -77,17 +74,14 @@ class SearchProjection:
 
     def _note_status(self, trial: TrialState) -> None:
         """Tell whether a trial is under way, or what it came to; one that is paused at a rung may go on."""
-        if not trial.key:
-            return
         number, rests = trial.number, trial.status.ended or trial.at_rung
         status = trial.status if rests else Status.PROPOSED
-        self._note_proposal(trial)
+        if number not in self._told or (not rests and self._told[number] is not status):
+            self._note_pending(trial)
         if self._told[number] is status:
             return
         self._told[number] = status
-        if not rests:
-            self._note_pending(trial)
-        elif status is Status.FAILED:
+        if status is Status.FAILED:
             self.view.result(number, None, epoch=trial.epoch or None, complete=False)
         elif status is Status.ABANDONED:
             # Lost is not bad: nothing was learnt about the configuration.

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from itertools import groupby, pairwise
 from operator import attrgetter
 from statistics import median, mode
-from typing import Required, TypedDict, Unpack, overload
+from typing import Any, Required, TypedDict, Unpack, overload
 
 import numpy as np
 
@@ -58,12 +58,13 @@ class Simulating(Inspecting):
         """
         by_name = scheduler if isinstance(scheduler, Mapping) else {"": scheduler}
         search = None
-        if (searcher := options.pop("searcher", None)) is not None:
+        if (searcher := options.get("searcher")) is not None:
             count = len(self.objectives)
             bounds = tuple(self.state.limits[:count])
             search = SearchSetup(searcher=searcher, space=self.space, objectives=count, bounds=bounds)
         schedulers = {name: Scheduler.of(each) for name, each in by_name.items()}
-        found = forecasts(schedulers, first_seed=self.seed, search=search, **options)
+        limits: dict[str, Any] = {name: value for name, value in options.items() if name != "searcher"}
+        found = forecasts(schedulers, first_seed=self.seed, search=search, **limits)
         return found if isinstance(scheduler, Mapping) else found[""]
 
     def measured(self, cluster: Cluster) -> Simulated:
@@ -95,7 +96,10 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
     longest = max(known)
     full = [curve for curve in curves if len(curve) == longest]
     # Curves of stopped trials are continued as the longest ones went on, in the median.
-    further = np.median([_make_finite(curve) for curve in full], axis=0)
+    usual = np.median([_make_finite(curve) for curve in full], axis=0)
+    continued = [
+        np.concatenate([curve, curve[-1] + usual[at:] - usual[at - 1]]) for curve, at in zip(curves, known, strict=True)
+    ]
     leases = [lease for trial in state.trials.values() for lease in trial.leases.values()]
     start = median(_measure_gaps(state) or [0.0])
     # A study without restarts knows at least what a start takes.
@@ -105,7 +109,7 @@ def _measure_study(state: State, cluster: Cluster) -> Simulated:
     return Simulated(
         cluster=cluster,
         task=Table(
-            losses=tuple(np.concatenate([curve, _continue_curve(curve, further)]) for curve in curves),
+            losses=tuple(continued),
             seconds=tuple(np.cumsum([*each, *[median(each)] * (longest - len(each))]) for each in times),
             params=tuple(params),
             measured=known,
@@ -123,13 +127,6 @@ def _make_finite(curve: np.ndarray) -> np.ndarray:
     worst: float = curve[np.isfinite(curve)].max(initial=0.0)
     finite: np.ndarray = np.nan_to_num(curve, nan=worst, posinf=worst)
     return finite
-
-
-def _continue_curve(curve: np.ndarray, further: np.ndarray) -> np.ndarray:
-    """Return the epochs after a curve's end: it moves as the median of the longest ones did."""
-    at = len(curve)
-    onwards: np.ndarray = curve[-1] + (further[at:] - further[at - 1])
-    return onwards
 
 
 def _measure_epochs(trial: TrialState) -> tuple[list[float], list[float]]:

@@ -25,8 +25,7 @@ from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.trial_queue import TrialQueue
 from trainwright.study.driver.trial_run import NO_ROOM, TrialRun, end_record, preemption_record
 from trainwright.study.projections import RuleProjection
-from trainwright.study.retry import RetryOnFullDisk
-from trainwright.study.study_log import StudyLog
+from trainwright.study.study_log import RetryOnFullDisk, StudyLog
 from trainwright.train.assignment import Assignment
 
 __all__ = ["Driver"]

@@ -203,17 +203,16 @@ class TrialQueue:
         trials, state = self.budget.trials, self.log.state
         if trials is None or state.results >= trials:
             return None
-        reasons = []
-        if self.exhausted:
-            reasons.append("nothing new is proposed any more")
-        if held := [number for number in state.open if not state.trials[number].at_rung]:
-            reasons.append(f"{len(held)} trials wait, or are held by others")
-        missing = sum(number not in state.trials for number in range(self.allowed() or 0))
-        if missing and not self.exhausted:
-            reasons.append(f"{missing} numbers of trials are claimed of which nothing was read")
-        if damaged := sum(not each.torn for each in self.log.ledger.dropped()):
-            reasons.append(f"{damaged} places of the ledger are damaged")
-        why = "; ".join(reasons) or "the rule starts no more"
+        held = sum(not state.trials[number].at_rung for number in state.open)
+        unread = sum(number not in state.trials for number in range(self.allowed() or 0))
+        damaged = sum(not each.torn for each in self.log.ledger.dropped())
+        reasons = {
+            "nothing new is proposed any more": self.exhausted,
+            f"{held} trials wait, or are held by others": held,
+            f"{unread} numbers of trials are claimed of which nothing was read": unread and not self.exhausted,
+            f"{damaged} places of the ledger are damaged": damaged,
+        }
+        why = "; ".join(reason for reason, holds in reasons.items() if holds) or "the rule starts no more"
         return f"the run ends with {state.results} of {trials} results: {why}"
 
     def allowed(self) -> int | None:
