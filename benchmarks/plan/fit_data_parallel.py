@@ -102,7 +102,6 @@ class DataParallelFit:
             seconds=tuple(self.seconds(steps).tolist()),
             low=tuple(low.tolist()),
             high=tuple(high.tolist()),
-            feasible=(True,) * len(numbers),
             strategies=("data",) * len(numbers),
         )
 

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from trainwright.cluster import Cluster, NetworkLevel, contention
 from trainwright.cluster.collectives import collective_candidates
 from trainwright.errors import InputError
-from trainwright.plan.parallel.collective import Operation
+from trainwright.plan.parallel.strategies.strategy import Operation
 
 __all__ = ["Exchange", "Iteration", "Machine", "Terms", "iteration_terms"]
 

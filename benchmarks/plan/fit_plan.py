@@ -10,9 +10,8 @@ from benchmarks.plan.fit_iteration import Exchange, Iteration
 
 from trainwright.errors import InputError
 from trainwright.model.profile import Profile
-from trainwright.plan.forecast import Forecast
+from trainwright.plan.forecast import Collective, Forecast
 from trainwright.plan.layout import Degrees
-from trainwright.plan.parallel.collective import Collective
 from trainwright.plan.parallel.mesh import Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of

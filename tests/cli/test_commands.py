@@ -170,7 +170,7 @@ class TestStatus:
         assert trainwright("run", file, "--quiet").status == 0
         best = last_line(trainwright("status", tmp_path / "study", "--json"))["best"]["trial"]
         told = last_line(trainwright("status", tmp_path / "study", "--trial", best, "--json"))
-        assert [run["end"] for run in told["runs"]] == ["rung", "completed"]
+        assert [run["end"] for run in told["attempts"]] == ["rung", "completed"]
         assert told["decisions"][0].items() >= {"epoch": 1, "rule": "IEpoch", "verdict": "pause"}.items()
         assert "epoch 1: pause by IEpoch" in trainwright("status", tmp_path / "study", "--trial", best).out
         said = trainwright("status", tmp_path / "study", "--trial", 99)

@@ -92,7 +92,7 @@ def test_one_strategy(run):
         (["--precision", "fp31"], "did you mean 'fp32'"),
         (["--strategies", "dota"], "did you mean 'data'"),
         (["--max-memory", "1000"], "no strategy fits: each needs more than 1 kB a device"),
-        (["--input", "byte=3"], "--input: got 'byte=3'; allowed: such as bytes=110e3"),
+        (["--input", "byte=3"], "--input: 'byte' is unknown; allowed: bytes, decode, workers"),
         (["--input", "bytes=many"], "--input: got 'bytes=many'"),
         (["--cluster", "abci"], "abci-v100"),
         (["--cluster", "none.toml"], "there is no such file"),

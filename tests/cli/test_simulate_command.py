@@ -147,7 +147,7 @@ def test_run_leaves_it_alone(trainwright, study_file):
         (("gpus = 8\n", "gpu = 8\n"), r"'gpu' is unknown; allowed: gpus, .*did you mean 'gpus'"),
         (("scaling = 0.8", "scaling = 1.5"), r"Scaling.alpha: got 1.5; allowed: a number above 0 and at most 1.2"),
         (("scaling = 0.8", 'scaling = "fast"'), r"scaling: got 'fast'; allowed: a number, or an exponent such as 0.9"),
-        (("scaling = 0.8", "scaling = { two = 1.8 }"), r"got the key 'two'; allowed: numbers of devices"),
+        (("scaling = 0.8", "scaling = { two = 1.8 }"), r"got the keys two; allowed: numbers of devices"),
         (("scaling = 0.8", "restart_seconds = -1"), r"Simulated.restart_seconds: got -1; allowed: a number >= 0"),
         (("scaling = 0.8", "drops_per_second = -1"), r"Simulated.drops_per_second: got -1"),
         (("epoch_seconds = 10", "epoch = 10"), r"'epoch' is unknown; allowed: epoch_seconds"),

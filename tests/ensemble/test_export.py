@@ -90,17 +90,6 @@ class TestPredict:
         with pytest.raises(EnsembleError, match=r"row 1 of trial \d is not finite"):
             found.predict(np.array([[0, 0, 0], [np.nan, 0, 0]], dtype=np.float32))
 
-    def test_labels(self, filled):
-        """The likeliest class."""
-        study, x, kind = filled
-        found = chosen(study)
-        if kind == "moments":
-            with pytest.raises(EnsembleError, match="got predictions that are moments; allowed: "):
-                found.labels(x["test"])
-            return
-        predicted = found.predict(x["test"])
-        np.testing.assert_array_equal(found.labels(x["test"]), predicted.argmax(axis=1))
-
     def test_rules(self, filled):
         study, x, kind = filled
         found = chosen(study)

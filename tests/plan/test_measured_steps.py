@@ -8,7 +8,7 @@ from oracle_cases import make_cluster, make_transformer
 from trainwright.cluster import collective_seconds
 from trainwright.cluster.network import ExchangeTimes
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.parallel.fsdp_groups import fsdp_groups
+from trainwright.plan.parallel.collective_seconds import fsdp_groups
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import PRECISIONS
 

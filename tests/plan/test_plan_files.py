@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Forecast, ParallelPlan
-from trainwright.plan.forecast import Bottleneck, Breakdown
-from trainwright.plan.parallel.collective import Collective
+from trainwright.plan.forecast import Bottleneck, Breakdown, Collective
 
 COUNTS = st.integers(1, 64)
 SECONDS = st.floats(0, 1e3)

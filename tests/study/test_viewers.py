@@ -52,6 +52,7 @@ def shown(folder):
     follower.catch_up()
     with follower.reading() as overview:
         rows = window(overview, Query())["rows"]
+        trial = trial_page(overview, 0)
     words = {
         "status": count,
         "json": [name for name, many in content["trials"].items() if many],
@@ -61,7 +62,7 @@ def shown(folder):
         "cell": re.findall(r'<td class="state \w+">(\w+)</td>', page),
         "summary": list(study_summary(follower)["counts"]),
         "row": [row["state"] for row in rows],
-        "page": trial_page(follower, 0)["state"],
+        "page": trial["state"],
     }
     follower.close()
     return {name: word if isinstance(word, str) else " ".join(word) for name, word in words.items()}

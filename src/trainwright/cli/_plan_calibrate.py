@@ -57,20 +57,7 @@ def calibrate(
     notes = _notes(cluster, here)
     _show(cluster, notes)
     print(f"cluster file: {out}")
-    return Result(
-        {
-            "out": str(out),
-            "cluster": cluster.name,
-            "nodes": cluster.nodes,
-            "devices_per_node": cluster.devices_per_node,
-            "device": asdict(cluster.device),
-            "storage": asdict(cluster.storage),
-            "tiers": [asdict(tier) for tier in cluster.tiers],
-            "errors": dict(cluster.errors),
-            "conditions": dict(cluster.conditions),
-            "notes": notes,
-        }
-    )
+    return Result({**asdict(cluster), "cluster": cluster.name, "out": str(out), "notes": notes})
 
 
 def _notes(cluster: Cluster, here: RankPlace) -> list[str]:

@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli.command import Result
-from trainwright.cli.options import StudyFolder, options_of
+from trainwright.cli.command import Result, StudyFolder, options_of
 from trainwright.cli.workflow.ensemble import ENSEMBLE_PAGE, describe_choice, show_choice
 from trainwright.ensemble.ensemble_settings import EnsembleSettings, StoredSettings
 from trainwright.ensemble.library.library import Library

@@ -1,21 +1,20 @@
-"""`trainwright export DIR`: the trials for other tools."""
+"""`trainwright report DIR` and `export DIR`: the study as one HTML file, and its trials for other tools."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from trainwright.cli.command import Result
-from trainwright.cli.options import StudyFolder
+from trainwright.cli.command import Result, StudyFolder
 from trainwright.errors import InputError
 from trainwright.integrations.mlflow import MLflowRuns
 from trainwright.integrations.optuna.journal import OptunaJournal
 from trainwright.integrations.tensorboard import TensorBoardLog
-from trainwright.report import export_csv, export_importance, export_parquet
+from trainwright.report import export_csv, export_importance, export_parquet, write_report
 from trainwright.report.finished_trials import Growing
 from trainwright.report.finished_trials import follow as keep_up
 
-__all__ = ["export"]
+__all__ = ["export", "report"]
 
 _TABLES = {"csv": export_csv, "parquet": export_parquet, "importance": export_importance}
 
@@ -67,3 +66,13 @@ def export(
             # The usual end of following.
             print()
     return Result(written, lambda: print("\n".join(f"{name}: {place}" for name, place in written.items())))
+
+
+def report(
+    directory: StudyFolder,
+    *,
+    out: Annotated[Path | None, typer.Option(help="The file to write [DIR/report.html].")] = None,
+) -> Result:
+    """Write the report of a study as one self-contained HTML file."""
+    path = write_report(directory, out)
+    return Result({"report": str(path), "bytes": path.stat().st_size}, lambda: print(f"report: {path}"))

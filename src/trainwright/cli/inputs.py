@@ -1,6 +1,6 @@
 """What options name in a few words: functions of the user's own, models, clusters, numbers of devices, costs."""
 
-import math
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -107,15 +107,9 @@ def read_devices(words: str, cluster: Cluster) -> list[int]:
 
 def read_costs(words: str) -> Input:
     """Return the costs of input that "bytes=110e3,decode=8e-3" says."""
-    values: dict[str, float] = {}
-    for part in words.split(","):
-        name, _, number = part.partition("=")
-        try:
-            values[name.strip()] = float(number)
-        except ValueError:
-            values[name.strip()] = math.nan
-        if name.strip() not in {"bytes", "decode", "workers"} or math.isnan(values[name.strip()]):
-            raise InputError(f"--input: got {part!r}; allowed: such as bytes=110e3,decode=8e-3,workers=8")
-    return Input(
-        bytes=values.get("bytes", 0.0), decode=values.get("decode", 0.0), workers=int(values.get("workers", 8))
-    )
+    parts = [part.partition("=") for part in words.split(",")]
+    try:
+        values = {name.strip(): json.loads(value) for name, _, value in parts}
+    except ValueError:
+        raise InputError(f"--input: got {words!r}; allowed: such as bytes=110e3,decode=8e-3,workers=8") from None
+    return Input.from_table(values, "--input")

@@ -7,22 +7,23 @@ import signal
 import sys
 from collections.abc import Iterable, Mapping
 from importlib import import_module
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 
 from trainwright.cli.command import INTERRUPTED, add_command
-from trainwright.cli.usage import UsageError, sentence
-from trainwright.errors import InputError, TrainwrightError
+from trainwright.errors import InputError, TrainwrightError, closest
 from trainwright.signals import LAUNCHER_SIGNALS, raise_interrupt
 
 __all__ = ["COMMANDS", "build_app", "main"]
+
+_UsageError: Any = typer.BadParameter.__base__  # typer keeps it under names that change with its versions
 
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("trainwright.cli.run", "Run a study file, all its stages, or go on with it."),
     "worker": ("trainwright.cli.worker", "Work on a study from anywhere that sees its ledger."),
     "status": ("trainwright.cli.status", "Show how a study stands, or what became of a trial."),
-    "report": ("trainwright.cli.report", "Write the report of a study as one self-contained HTML file."),
+    "report": ("trainwright.cli.export", "Write the report of a study as one self-contained HTML file."),
     "ui": ("trainwright.cli.ui", "Show studies in a browser as they run."),
     "export": ("trainwright.cli.export", "Write the trials of a study for other tools."),
     "ensemble": ("trainwright.cli.ensemble", "Select an ensemble from the models of a study."),
@@ -87,12 +88,12 @@ def main() -> NoReturn:
     named = [word for word in sys.argv[1:2] if word in COMMANDS]
     try:
         status = build_app(named or COMMANDS)(prog_name="trainwright", standalone_mode=False)
-    except UsageError as error:
+    except _UsageError as error:
         # A group without a command is answered by its help, as typer would.
         if error.ctx is not None and error.message == error.ctx.get_help():  # a command that was given nothing
             error.show()
             sys.exit(2)
-        _exit_failed(sentence(error), 2)
+        _exit_failed(_usage_sentence(error), 2)
     except InputError as error:
         _exit_failed(str(error), 2)
     except TrainwrightError as error:
@@ -112,3 +113,45 @@ def _exit_interrupted() -> NoReturn:
 def _exit_failed(message: str, status: int) -> NoReturn:
     print(f"trainwright: {message}", file=sys.stderr)
     sys.exit(status)
+
+
+def _usage_sentence(error: Any) -> str:
+    """Return the sentence that tells a usage error of typer."""
+    said = error.format_message()
+    # An option at the end of the line, without its value.
+    if error.ctx is None:
+        return _join_sentence(said)
+    command, path = error.ctx.command, error.ctx.command_path
+    see = f"see `{path} --help`"
+    # typer keeps its error classes private, so each is told by the attributes that only it has.
+    if hasattr(error, "possibilities"):
+        known = [name for param in command.params for name in param.opts if name.startswith("--")] + ["--help"]
+        # Dashes are alike in all options, so they say nothing about the nearest.
+        bare = closest(error.option_name.strip("-"), [name.strip("-") for name in known])
+        near = bare.replace("'", "'--", 1) or f"; allowed: {', '.join(known)}"
+        return f"unknown option {error.option_name} of `{path}`{near}; {see}"
+    # A missing argument or option: its help says what it is.
+    if hasattr(error, "param_type"):
+        return f"missing {_parameter_name(error.param)} of `{path}`: {_join_sentence(error.param.help or '')}; {see}"
+    if hasattr(error, "param"):
+        # typer keeps the value that it could not convert only in the cause.
+        # Pydantic's errors keep the value that was refused.
+        refused: list[Any] = getattr(error.__cause__, "errors", list)()
+        got = f"got {refused[0]['input']!r}; " if refused else ""
+        return f"{_parameter_name(error.param)} of `{path}`: {got}{_join_sentence(error.message)}; {see}"
+    # A group knows its commands, of which none was named.
+    if hasattr(command, "commands"):
+        name = said.partition("'")[2].partition("'")[0]
+        near = closest(name, command.commands) or f"; allowed: {', '.join(command.commands)}"
+        return f"unknown command {name} of `{path}`{near}; {see}"
+    return f"`{path}`: {_join_sentence(said)}; {see}"
+
+
+def _parameter_name(param: Any) -> str:
+    return str(param.metavar or param.opts[0])
+
+
+def _join_sentence(text: str) -> str:
+    """Return a sentence as a part of another: no full stop, and no capital unless a word has more of them."""
+    text = text.rstrip(".")
+    return text[:1].lower() + text[1:] if text[1:2].islower() or text[1:2] == " " else text

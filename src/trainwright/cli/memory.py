@@ -6,10 +6,9 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.command import Result, make_group
+from trainwright.cli.command import PlanFile, Result, make_group
 from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import call_function
-from trainwright.cli.options import PlanFile
 from trainwright.errors import InputError
 from trainwright.files import write_text
 from trainwright.memory import Chain, Plan

@@ -9,10 +9,9 @@ import typer
 from typer.core import TyperGroup
 
 from trainwright.cli._plan_calibrate import calibrate
-from trainwright.cli.command import Result, make_group
+from trainwright.cli.command import Result, make_group, options_of
 from trainwright.cli.formatting import print_table, size
 from trainwright.cli.inputs import OracleSettings, read_costs, read_devices, read_profile
-from trainwright.cli.options import options_of
 from trainwright.cli.workflow.plan import PlanStage
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.cluster import Cluster
@@ -21,6 +20,7 @@ from trainwright.model.profile import Profile
 from trainwright.plan import Forecast, Oracle, Saving
 from trainwright.plan.forecast import Ranking
 from trainwright.plan.parallel.precision import precision_of
+from trainwright.report.formatting import count
 from trainwright.settings import settings_of
 
 __all__ = ["app", "model"]
@@ -97,7 +97,7 @@ def model(
         print(f"\n{best.strategy} on {best.devices} devices: {out}")
     return Result(
         {
-            "cluster": _describe_cluster(machine),
+            "cluster": {name: getattr(machine, name) for name in ("name", "devices", "verified", "source")},
             "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
             "plans": [_collect_content(plan, samples) for ranking in found.values() for plan in ranking],
             "rejected": [
@@ -108,19 +108,13 @@ def model(
     )
 
 
-def _describe_cluster(machine: Cluster) -> dict[str, Any]:
-    return {"name": machine.name, "devices": machine.devices, "verified": machine.verified, "source": machine.source}
-
-
 def _collect_content(plan: Forecast, samples: int | None) -> dict[str, Any]:
-    hours = None if samples is None else plan.device_hours(samples)
-    solution = None if samples is None else plan.seconds_to_solution(samples)
     return {
         **asdict(plan),
         "devices": plan.devices,
         "seconds_per_iteration": plan.seconds_per_iteration,
-        "device_hours_per_epoch": hours,
-        "seconds_to_solution_per_epoch": solution,
+        "device_hours_per_epoch": None if samples is None else plan.device_hours(samples),
+        "seconds_to_solution_per_epoch": None if samples is None else plan.seconds_to_solution(samples),
     }
 
 
@@ -138,35 +132,25 @@ def _show_ranking(
     number: int, ranking: Ranking, *, top: int, samples: int | None, profile: Profile, machine: Cluster
 ) -> None:
     """Print the table of one number of devices, the best plan's reasons, and what is left out."""
-    print(f"\nat most {number} device{'s' * (number > 1)}\n")
-    header = ["strategy", "divided", "micro", "s/iteration", "low - high", "compute", "comm", "bubble", "input",
-              "update", "saves", "peak", "reserved", "samples/s", "TFLOP/s a device", "MFU"]  # fmt: skip
-    rows = []
-    for plan in ranking[:top]:
-        parts = plan.breakdown
-        row = [
+    print(f"\nat most {count(number, 'device')}\n")
+    header = ["strategy", "divided", "micro", "s/iteration", "low - high", *asdict(ranking[0].breakdown), "peak",
+              "reserved", "samples/s", "TFLOP/s a device", "MFU"]  # fmt: skip
+    rows = [
+        [
             plan.strategy + (" =" if plan.within_error_of_best else ""),
             _describe_division(plan),
             plan.micro_batch,
             _shorten(plan.seconds_per_iteration),
-            " - ".join(_shorten(each) for each in plan.interval),
-            *map(
-                _shorten,
-                (
-                    parts.compute + parts.framework,
-                    parts.communication,
-                    parts.bubble,
-                    parts.input,
-                    parts.update,
-                    parts.checkpoint,
-                ),
-            ),
+            " - ".join(map(_shorten, plan.interval)),
+            *map(_shorten, asdict(plan.breakdown).values()),
             size(plan.peak_bytes),
             size(plan.reserved_bytes),
             *_list_speeds(plan, profile, machine),
+            *([] if samples is None else [_shorten(plan.device_hours(samples))]),
         ]
-        rows.append([*row, f"{plan.device_hours(samples):.3g}"] if samples is not None else row)
-    print_table([*header, "device-h/epoch"] if samples is not None else header, rows, left=2)
+        for plan in ranking[:top]
+    ]
+    print_table([*header, *([] if samples is None else ["device-h/epoch"])], rows, left=2)
     if any(plan.within_error_of_best for plan in ranking[:top]):
         print("= : shares more than half of its interval with the first")
     if len(ranking) > top:
@@ -186,17 +170,15 @@ def _show_winner(ranking: Ranking) -> str:
     best = ranking[0]
     if len(ranking) == 1:
         return f"{best.strategy} is the only strategy that fits"
-    second = ranking[1]
-    parts = asdict(best.breakdown)
+    second, parts, others = ranking[1], asdict(best.breakdown), asdict(ranking[1].breakdown)
     # The part of an iteration in which the first gains most is why it is the first.
-    gains = {name: getattr(second.breakdown, name) - seconds for name, seconds in parts.items()}
-    name = max(gains, key=lambda each: gains[each])
+    name = max(parts, key=lambda part: others[part] - parts[part])
     ratio = second.seconds_per_iteration / best.seconds_per_iteration
-    if gains[name] <= 0 or ratio <= 1:
+    if others[name] <= parts[name] or ratio <= 1:
         return f"{best.strategy} comes first: as fast as {second.strategy}, with fewer devices or less memory"
     return (
         f"{best.strategy} comes first: {second.strategy} takes {ratio:.3g} times as long, most of it in {name} "
-        f"({_shorten(parts[name])} against {_shorten(getattr(second.breakdown, name))} s)"
+        f"({_shorten(parts[name])} against {_shorten(others[name])} s)"
     )
 
 
@@ -229,13 +211,14 @@ def search(
     job.budget["trials"] = trials
     stage = next((stage for stage in job.stages if isinstance(stage, PlanStage)), None)
     if stage is None:
-        values = vars(sys.modules.get(file.stem, typer))
-        if "profile_of" not in values or "samples" not in values:
+        module = sys.modules.get(file.stem)
+        samples = getattr(module, "samples", None)
+        if samples is None or not hasattr(module, "profile_of"):
             raise InputError(
                 f"plan search: {file} says not what a trial is; allowed: a study file (.toml) with [plan], or a Python "
                 "file with profile_of(params), which returns a profile and a batch, and samples, those of an epoch"
             )
-        stage = PlanStage(profile=f"{file.stem}:profile_of", samples=values["samples"])
+        stage = PlanStage(profile=f"{file.stem}:profile_of", samples=samples)
     stage = replace(stage, **changes)
     content = stage.run(job).content
     stage.show(content)

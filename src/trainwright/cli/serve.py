@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli.command import Result, make_group
+from trainwright.cli.command import EnsembleFolder, Nodes, PlanFile, Result, TokenFile, Trust, make_group, options_of
 from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import find_cluster
-from trainwright.cli.options import EnsembleFolder, Nodes, PlanFile, TokenFile, Trust, options_of
 from trainwright.cli.workflow.allocation import AllocationStage, show_plan
 from trainwright.cli.workflow.deployment import show_address
 from trainwright.ensemble import Ensemble

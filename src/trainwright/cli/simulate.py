@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 
 from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
+from trainwright.cli.workflow.stage import A_TABLE
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.table import tables
@@ -29,7 +30,6 @@ from trainwright.validators import check, each, instance_of, integer, number
 __all__ = ["simulate"]
 
 _OWN = "this file"
-_A_TABLE = instance_of(dict, words="a table, its entries below its name in brackets")
 _COUNT = integer(minimum=1)
 _SCALING = "an exponent such as 0.9, or speed-ups such as {2 = 1.8, 4 = 3}"
 
@@ -42,27 +42,15 @@ class SimulateTable(Settings, label=""):
     gpus_per_node: Annotated[int, _COUNT, "devices of a node"] = 8
     trials: Annotated[int, _COUNT, "trials of the study"]
     seeds: Annotated[int, _COUNT, "how many studies to simulate of each kind"] = 30
-    task: Annotated[dict[str, Any], _A_TABLE, "what a trial does"] = field(default_factory=dict)
+    task: Annotated[dict[str, Any], A_TABLE, "what a trial does"] = field(default_factory=dict)
     scaling: Annotated[float | dict[str, float], number() | instance_of(dict, words=_SCALING), "speed by devices"] = (
         field(default_factory=dict)
     )
-    schedulers: Annotated[dict[str, Any], _A_TABLE, "what is compared"] = field(default_factory=dict)
+    schedulers: Annotated[dict[str, Any], A_TABLE, "what is compared"] = field(default_factory=dict)
 
 
 _ENGINE = tuple(each.name for each in settings_of(Simulated) if each.name not in {"cluster", "task", "scaling"})
 _CURVES = ("loss", "seconds", "params", "run", "direction", "missing", "epoch_seconds", "speed_jitter")
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Plan:
-    """What to simulate: schedulers by name, on clusters of these numbers of devices."""
-
-    gpus: tuple[int, ...]
-    schedulers: Mapping[str, Scheduler]
-    trials: int
-    seeds: int
-    engine: Callable[[int], Simulated]
-    """Returns the engine of so many devices."""
 
 
 def simulate(
@@ -76,55 +64,53 @@ def simulate(
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
     if gantt is not None:
         target(gantt.parent, gantt, (".html",))
-    plan = _read_plan(file, gpus=gpus, trials=trials, seeds=seeds)
+    content = read_toml(file, "study file", allowed="a study file (.toml) with a [simulate] table")
+    changes = {"gpus": gpus, "trials": trials, "seeds": seeds}
+    table, settings = _read_table(content, f"{file}, [simulate]", changes)
+    schedulers = _make_schedulers(content, table, f"{file}, [simulate]")
+    engine = _make_engine(table, settings, file)
     found: dict[int, dict[str, Forecast]] = {}
-    for devices in plan.gpus:
+    for devices in [table.gpus] if isinstance(table.gpus, int) else table.gpus:
         found[devices] = forecasts(
-            plan.schedulers,
-            plan.engine(devices),
-            trials=plan.trials,
-            seeds=plan.seeds,
+            schedulers,
+            engine(_make_cluster(devices, table.gpus_per_node)),
+            trials=table.trials,
+            seeds=table.seeds,
             gantt=gantt is not None,
         )
-        _show_forecasts(devices, plan.trials, plan.seeds, found[devices])
+        _show_forecasts(devices, table, found[devices])
     if gantt is not None:
         # One simulated study of each kind is drawn: the first seed stands for the others.
         panels = {
-            (name if len(plan.gpus) == 1 else f"{name}, {devices} GPUs"): (devices, forecast.runs[0])
+            (name if len(found) == 1 else f"{name}, {devices} GPUs"): (devices, forecast.runs[0])
             for devices, item in found.items()
             for name, forecast in item.items()
         }
         write_simulated_page(panels, gantt)
         print(f"gantt: {gantt}")
-    content = [
+    forecast_contents = [
         {"gpus": devices, "scheduler": name, **_collect_content(forecast)}
         for devices, item in found.items()
         for name, forecast in item.items()
     ]
-    return Result({"trials": plan.trials, "seeds": plan.seeds, "forecasts": content})
+    return Result({"trials": table.trials, "seeds": table.seeds, "forecasts": forecast_contents})
 
 
-_SPREADS = (
-    "makespan_seconds", "gpu_hours", "utilisation", "first_full_seconds", "full", "best_loss", "resizes", "failed",
-)  # fmt: skip
-
-
-def _collect_content(forecast: "Forecast") -> dict[str, Any]:
-    spreads = {name: getattr(forecast, name) for name in _SPREADS}
+def _collect_content(forecast: Forecast) -> dict[str, Any]:
+    values = {field.name: getattr(forecast, field.name) for field in fields(forecast)}
     return {
         "rule": describe("rule", forecast.scheduler.rule),
         "policy": describe("policy", forecast.scheduler.policy),
-        **{name: {"mean": item.mean, "low": item.low, "high": item.high} for name, item in spreads.items()},
+        **{name: asdict(value) for name, value in values.items() if isinstance(value, Spread)},
         "stalls": forecast.stalls,
         "substitutions": forecast.substitutions,
         "digest": hashlib.sha256("".join(run.digest for run in forecast.runs).encode()).hexdigest(),
     }
 
 
-def _show_forecasts(devices: int, trials: int, seeds: int, found: "dict[str, Forecast]") -> None:
-    print(
-        f"\n{devices} GPUs, {trials} trials; means of {seeds} simulated studies, nine of ten lie between (low - high)\n"
-    )
+def _show_forecasts(devices: int, table: SimulateTable, found: Mapping[str, Forecast]) -> None:
+    studies = f"{devices} GPUs, {table.trials} trials; means of {table.seeds} simulated studies"
+    print(f"\n{studies}, nine of ten lie between (low - high)\n")
     header = ("scheduler", "makespan", "GPU-hours", "busy", "first full", "full", "best loss", "resizes")
     rows = [
         (
@@ -145,21 +131,21 @@ def _show_forecasts(devices: int, trials: int, seeds: int, found: "dict[str, For
         if stalled is not None:
             stall = stalled.stalled[0]
             print(
-                f"{name}: {forecast.stalls} of {seeds} studies stalled: trial {stall.trial} waits for "
+                f"{name}: {forecast.stalls} of {table.seeds} studies stalled: trial {stall.trial} waits for "
                 f"{stall.wanted} GPUs, there are {stall.devices}"
             )
         if forecast.substitutions:
             print(f"{name}: for {forecast.substitutions} trials of all studies the table had not what was asked")
 
 
-def _scheduler_name(name: str, forecast: "Forecast") -> str:
+def _scheduler_name(name: str, forecast: Forecast) -> str:
     """Return the scheduler's name, and the size of a trial where that is all there is to its policy."""
     policy = forecast.scheduler.policy
     size = getattr(policy, "devices", None)
     return name if size is None else f"{name} ({size} GPU{'s' * (size > 1)} a trial)"
 
 
-def _format_times(spread: "Spread") -> str:
+def _format_times(spread: Spread) -> str:
     """Return a spread of seconds in the unit that fits its mean."""
     # One study without a whole trial makes the mean infinite.
     if math.isinf(spread.mean):
@@ -170,7 +156,7 @@ def _format_times(spread: "Spread") -> str:
     return _format_spread(spread, seconds, f" {unit}")
 
 
-def _format_spread(spread: "Spread", unit: float, name: str) -> str:
+def _format_spread(spread: Spread, unit: float, name: str) -> str:
     # From 100 of a unit on, a decimal place tells nothing.
     low, mean, high = (
         f"{value / unit:.{0 if value >= 100 * unit else 1}f}" for value in (spread.low, spread.mean, spread.high)
@@ -178,37 +164,38 @@ def _format_spread(spread: "Spread", unit: float, name: str) -> str:
     return f"{mean}{name}" if low == high else f"{mean}{name} ({low} - {high})"
 
 
-def _read_plan(path: Path, **changes: Any) -> _Plan:
-    """Return what a study file's [simulate] asks for; `changes` that are not None override its entries."""
-    content = read_toml(path, "study file", allowed="a study file (.toml) with a [simulate] table")
-    where = f"{path}, [simulate]"
+def _read_table(
+    content: Mapping[str, Any], where: str, changes: Mapping[str, Any]
+) -> tuple[SimulateTable, dict[str, Any]]:
+    """Return [simulate] and the engine's settings in it; `changes` that are not None override its entries."""
     entries = content.get("simulate", {})
-    check(entries, _A_TABLE, where)
+    check(entries, A_TABLE, where)
     refuse_unknown(entries, [*(each.name for each in settings_of(SimulateTable)), *_ENGINE], where)
-    known = {name: content["study"][name] for name in ("trials",) if name in content.get("study", {})}
+    study = content.get("study", {})
+    known = {"trials": study["trials"]} if "trials" in study else {}
     known |= {name: value for name, value in entries.items() if name not in _ENGINE}
     known |= {name: value for name, value in changes.items() if value is not None}
-    table = SimulateTable.from_table(known, where)
-    settings = {name: _by_number(entries[name]) for name in _ENGINE if name in entries}
-    settings["scaling"] = _make_scaling(table.scaling, where)
-    # The curves of a study that has begun, or a formula or table.
-    source = _study_of(table.task, path, where)
-    task = None if source is not None else _make_task(table.task, path, where)
+    return SimulateTable.from_table(known, where), {name: entries[name] for name in _ENGINE if name in entries}
 
-    def engine(devices: int) -> Simulated:
-        cluster = _make_cluster(devices, table.gpus_per_node)
-        if source is None:
-            return Simulated(cluster=cluster, task=task or Parametric(), **settings)
-        with Study.open(source) as study:
-            return replace(study.measured(cluster), **settings)
 
-    return _Plan(
-        gpus=(table.gpus,) if isinstance(table.gpus, int) else tuple(table.gpus),
-        schedulers=_make_schedulers(content, table, where),
-        trials=table.trials,
-        seeds=table.seeds,
-        engine=engine,
-    )
+def _make_engine(table: SimulateTable, settings: Mapping[str, Any], path: Path) -> Callable[[Cluster], Simulated]:
+    """Return what makes the engine of a cluster: trials are a formula, a table, or those of a study that has begun."""
+    where, task = f"{path}, [simulate]", table.task
+    scaling = _make_scaling(table.scaling, where)
+    if "study" in task:
+        refuse_unknown(task, ("study",), f"{where} task")
+        with Study.open(path.parent / str(task["study"])) as study:
+            measured = study.measured(Cluster(1, 1))
+        return lambda cluster: replace(measured, cluster=cluster, scaling=scaling, **settings)
+    made: Task
+    if "table" in task:
+        refuse_unknown(task, ("table", *_CURVES), f"{where} task")
+        curves = {key: value for key, value in task.items() if key != "table"}
+        made = tables(path.parent / str(task["table"]), **curves)
+    else:
+        refuse_unknown(task, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
+        made = Parametric(**task)
+    return lambda cluster: Simulated(cluster=cluster, task=made, scaling=scaling, **settings)
 
 
 def _make_schedulers(content: Mapping[str, Any], table: SimulateTable, where: str) -> dict[str, Scheduler]:
@@ -218,7 +205,7 @@ def _make_schedulers(content: Mapping[str, Any], table: SimulateTable, where: st
         raise InputError(f"{where}: no scheduler; give a [rule], or [simulate.schedulers.NAME] with rule and policy")
     found = {_OWN: _make_scheduler(source)} if source else {}
     for name, parts in table.schedulers.items():
-        check(parts, _A_TABLE, f"{where} schedulers.{name}")
+        check(parts, A_TABLE, f"{where} schedulers.{name}")
         refuse_unknown(parts, ("rule", "policy"), f"{where} schedulers.{name}")
         # A named scheduler inherits what it does not name.
         found[name] = _make_scheduler({**source, **parts})
@@ -227,7 +214,7 @@ def _make_schedulers(content: Mapping[str, Any], table: SimulateTable, where: st
 
 def _make_scheduler(parts: Mapping[str, Any]) -> Scheduler:
     for kind, table in parts.items():
-        check(table, _A_TABLE, f"[{kind}]")
+        check(table, A_TABLE, f"[{kind}]")
     return Scheduler(**{kind: make(kind, table) for kind, table in parts.items()})
 
 
@@ -235,22 +222,10 @@ def _make_scaling(speeds: float | Mapping[str, float], where: str) -> Scaling:
     # One number is the exponent of a power law of devices.
     if not isinstance(speeds, Mapping):
         return Scaling(alpha=speeds)
-    return Scaling(curve={_read_number(key, f"{where} scaling"): float(value) for key, value in speeds.items()})
-
-
-def _study_of(task: Mapping[str, Any], path: Path, where: str) -> Path | None:
-    if "study" not in task:
-        return None
-    refuse_unknown(task, ("study",), f"{where} task")
-    return path.parent / str(task["study"])
-
-
-def _make_task(values: Mapping[str, Any], path: Path, where: str) -> Task:
-    if "table" in values:
-        refuse_unknown(values, ("table", *_CURVES), f"{where} task")
-        return tables(path.parent / str(values["table"]), **{key: values[key] for key in _CURVES if key in values})
-    refuse_unknown(values, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
-    return Parametric(**values)
+    try:
+        return Scaling(curve={float(key): float(value) for key, value in speeds.items()})
+    except ValueError:
+        raise InputError(f"{where} scaling: got the keys {', '.join(speeds)}; allowed: numbers of devices") from None
 
 
 def _make_cluster(devices: int, per_node: int) -> Cluster:
@@ -264,17 +239,3 @@ def _make_cluster(devices: int, per_node: int) -> Cluster:
             f"{near + per_node}, or another gpus_per_node"
         )
     return Cluster(devices // per_node, per_node)
-
-
-def _by_number(value: Any) -> Any:
-    """Return a table by numbers, which TOML's keys are not, as such."""
-    if not isinstance(value, Mapping):
-        return value
-    return {int(_read_number(key, "[simulate]")): item for key, item in value.items()}
-
-
-def _read_number(text: str, where: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError(f"{where}: got the key {text!r}; allowed: numbers of devices, such as 2") from None

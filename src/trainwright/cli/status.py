@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from typing import Annotated, Any
 
 import typer
@@ -10,8 +9,11 @@ import typer
 from trainwright.cli.command import Result
 from trainwright.errors import EnsembleError, InputError
 from trainwright.ledger.standing import state_counts
+from trainwright.report.formatting import count
+from trainwright.report.overview import Overview
 from trainwright.report.study_ensemble import summarise_current_ensemble
 from trainwright.study import Study
+from trainwright.ui.study_details import trial_page
 
 __all__ = ["status"]
 
@@ -31,8 +33,9 @@ def status(
     """Show the counts by state, who has which devices, the best trial and ensemble, and what the ledger had to drop."""
     with Study.open(where) as study:
         if trial is not None:
-            # The story is whole before the study is closed.
-            story = _tell_trial(study, trial)
+            story = trial_page(Overview(study.state, study.under_way), trial)
+            if story is None:
+                raise InputError(f"--trial: got {trial}; allowed: a trial of the study, which has {len(study.trials)}")
             return Result(story, lambda: _show_trial(story))
         for line in study.dropped:
             print(f"dropped: {line}")
@@ -49,7 +52,17 @@ def _collect_content(study: Any) -> dict[str, Any]:
     front = [
         {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
     ]
-    grants = [_describe_grant(study.state.trials[number], word) for number, word in words.items()]
+    grants = [
+        {
+            "trial": number,
+            "state": word,
+            "devices": list(trial.leases[trial.lease].devices),
+            "epoch": trial.epoch,
+            "holder": trial.holder,
+        }
+        for number, word in words.items()
+        if (trial := study.state.trials[number])
+    ]
     content = {
         "trials": state_counts(study.state, words),
         "best": front[0] if front else None,
@@ -73,61 +86,19 @@ def _describe_ensemble(study: Any) -> dict[str, Any]:
     return {} if found is None else {"ensemble": found}
 
 
-def _describe_grant(trial: Any, word: str) -> dict[str, Any]:
-    lease = trial.leases[trial.lease]
-    return {
-        "trial": trial.number,
-        "state": word,
-        "devices": list(lease.devices),
-        "epoch": trial.epoch,
-        "holder": lease.writer,
-    }
-
-
-def _tell_trial(study: Any, number: int) -> dict[str, Any]:
-    """Return a trial's runs and the verdicts on it, in order of epochs."""
-    if number not in study.state.trials:
-        known = f"0 to {max(study.state.trials)}" if study.state.trials else "none, the study has no trials yet"
-        raise InputError(f"--trial: got {number}; allowed: a trial of the study ({known})")
-    trial = study.state.trials[number]
-    runs = [
-        {
-            "lease": lease.number,
-            "devices": list(lease.devices),
-            "from_epoch": lease.resumed_epoch,
-            "seconds": lease.seconds,
-            "end": lease.end.reason if lease.end is not None else "lost" if lease.lost else None,
-            **({"why": lease.why} if lease.why else {}),
-        }
-        for _, lease in sorted(trial.leases.items())
-    ]
-    decisions = [
-        {"epoch": d.epoch, "rule": d.rule, "verdict": d.verdict, "value": d.value, "threshold": d.threshold}
-        for _, d in sorted(study.state.decisions.items())
-        if d.trial == number
-    ]
-    return {
-        "trial": number,
-        "state": study.under_way.get(number, str(trial.status)),
-        "epoch": trial.epoch,
-        "runs": runs,
-        "decisions": decisions,
-        **({} if trial.failure is None else {"failure": asdict(trial.failure)}),
-    }
-
-
 def _show_trial(story: Mapping[str, Any]) -> None:
-    word, epochs = story["state"], story["epoch"]
-    print(f"trial {story['trial']}: {word}, {epochs} epoch{'s' if epochs != 1 else ''}")
-    for run in story["runs"]:
+    word = story["state"]
+    print(f"trial {story['trial']}: {word}, {count(story['epochs'], 'epoch')}")
+    for run in story["attempts"]:
         devices = f" on {', '.join(run['devices'])}" if run["devices"] else ""
         end = run["end"] or {"running": "goes on"}.get(word, word)
-        why = f" ({run['why']})" if "why" in run else ""
+        why = f" ({run['why']})" if run["why"] else ""
         print(f"run {run['lease']}{devices} from epoch {run['from_epoch']}: {run['seconds']:.1f} s, {end}{why}")
     for d in story["decisions"]:
         because = ", ".join(f"{name} {d[name]:.6g}" for name in ("value", "threshold") if d[name] is not None)
         print(f"epoch {d['epoch']}: {d['verdict']} by {d['rule']}" + (f" ({because})" if because else ""))
-    if failure := story.get("failure"):
+    failure = story["failure"]
+    if failure is not None:
         print(failure["traceback"].rstrip() or f"failed: {failure['message']}")
 
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from trainwright.cli.options import TokenFile
+from trainwright.cli.command import TokenFile
 from trainwright.http_security import token_for
 from trainwright.ui.server_load import ServerLoad
 from trainwright.ui.serving import serve_page

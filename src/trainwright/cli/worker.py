@@ -6,8 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli.command import INTERRUPTED, Result
-from trainwright.cli.options import options_of
+from trainwright.cli.command import INTERRUPTED, Result, options_of
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.engine import Local
 from trainwright.engine.devices import visible_gpus

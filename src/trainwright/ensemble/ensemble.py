@@ -75,12 +75,6 @@ class Ensemble:
         """
         return self._apply_calibration(combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights))
 
-    def labels(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Array:
-        """Return the likeliest classes [N] of a batch x [N, ...]."""
-        if self.output != "classes":
-            raise EnsembleError(f"Ensemble.labels: got predictions that are {self.output}; allowed: classes")
-        return np.asarray(self.predict(x, batch_rows=batch_rows, device=device).argmax(axis=1))
-
     def uncertainty(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Uncertainty:
         """Return the uncertainty of the members' weighted mixture for a batch x [N, ...], before calibration."""
         return decompose_uncertainty(self._member_outputs(x, batch_rows, device), self.weights, self.output)

@@ -101,10 +101,6 @@ def apply(model: Any, plan: Plan | CompiledPlan) -> Any:
 
     By a `CompiledPlan` it is compiled when its first batch comes.
     """
-    if isinstance(plan, CompiledPlan):
-        from trainwright.train.parallel.recompute.compiled import apply_compiled
-
-        return apply_compiled(model, plan)
     from trainwright.train.parallel.recompute.fitting import apply as applied
 
     return applied(model, plan)

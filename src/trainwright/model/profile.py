@@ -71,16 +71,13 @@ class Profile(ProfileFields):
         model: "nn.Module",
         sample: Any,
         *,
-        loss: "Loss | None" = None,
-        optimizer: "str | MakeOptimizer | None" = "adamw",
-        precision: str = "fp32",
-        device: str | None = None,
-        name: str = "",
-        fold: bool = True,
         warmup: int = 3,
         repeats: int = 10,
+        **settings: Any,
     ) -> Self:
         """Return the profile of `trace` with the seconds of every layer on this machine (or its CUDA device).
+
+        `settings` are those of `trace` but `fuse`.
 
         Each operation is run alone on tensors like the model's, once for all of equal shapes, dtypes and strides: the
         least of `repeats` times after `warmup`. Passes through a copy of the model are timed too: what these take more
@@ -92,16 +89,7 @@ class Profile(ProfileFields):
         """
         from trainwright.model.measure.profiling import TraceOptions, measure_model
 
-        options = TraceOptions(
-            model=model,
-            sample=sample,
-            loss=loss,
-            optimizer=optimizer,
-            precision=precision,
-            device=device,
-            name=name,
-            fold=fold,
-        )
+        options = TraceOptions(model=model, sample=sample, fuse=False, **settings)
         return cls._from_fields(measure_model(options, warmup=warmup, repeats=repeats))
 
     def on(self, device: Device, *, precision: str | None = None) -> Self:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field, fields
 from typing import overload
 
 from trainwright.plan.layout import Layout
-from trainwright.plan.parallel.collective import Collective
+from trainwright.plan.parallel.strategies.strategy import Operation, Phase
 
-__all__ = ["Bottleneck", "Breakdown", "Forecast", "Ranking", "Rejection"]
+__all__ = ["Bottleneck", "Breakdown", "Collective", "Forecast", "Ranking", "Rejection"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,6 +31,24 @@ class Breakdown:
     def total(self) -> float:
         """Seconds of an iteration."""
         return math.fsum(getattr(self, part.name) for part in fields(self))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Collective:
+    """`count` exchanges of `bytes` bytes in an iteration, among the ranks that differ only in the degree `axis`.
+
+    `bytes` is the whole message of one exchange (of an all-gather: what each rank ends with), not each rank's part.
+    """
+
+    operation: Operation
+    axis: str
+    """The degree whose ranks exchange: a field of `Degrees`."""
+    bytes: int
+    count: int
+    phase: Phase
+    layer: str = ""
+    overlaps: bool = False
+    """Whether computation of the same phase may hide it (gradient buckets, prefetched weights)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -132,7 +132,6 @@ class Oracle:
             seconds=tuple(plan.seconds_per_iteration if plan else math.inf for plan in best),
             low=tuple(plan.interval[0] if plan else math.inf for plan in best),
             high=tuple(plan.interval[1] if plan else math.inf for plan in best),
-            feasible=tuple(plan is not None for plan in best),
             strategies=tuple(plan.strategy if plan else "" for plan in best),
         )
 

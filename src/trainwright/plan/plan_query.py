@@ -1,6 +1,7 @@
 """Request: what a plan is asked for, checked once."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
@@ -10,7 +11,8 @@ from trainwright.plan.parallel.mesh import Floats, Mesh
 from trainwright.plan.parallel.precision import Optimizer, Precision, optimizer_of, precision_of
 from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.plan.step_overheads import Input, Saving, inflation, input_seconds
-from trainwright.validators import check, integer, number, one_of, optional
+from trainwright.settings import Settings
+from trainwright.validators import integer, number, one_of, optional
 
 __all__ = ["FAMILIES", "GOALS", "PlanQuery"]
 
@@ -20,7 +22,7 @@ FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(axis.name for 
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanQuery:
+class PlanQuery(Settings, error=InputError, label=""):
     """`batch` samples an iteration on at most `devices` devices of `cluster`.
 
     `strategies` None allows all; "data+tensor" allows these two together and alone. `micro` fixes the micro-batch.
@@ -28,35 +30,30 @@ class PlanQuery:
     """
 
     cluster: Cluster
-    batch: int
-    devices: int
+    batch: Annotated[int, integer(minimum=1)]
+    devices: Annotated[int, integer(minimum=1)]
     precision: str = "fp32"
     optimizer: str = "adamw"
     strategies: tuple[str, ...] | None = None
-    micro: int | None = None
-    max_memory_bytes: float | None = None
-    goal: str = "time"
+    micro: Annotated[int | None, optional(integer(minimum=1))] = None
+    max_memory_bytes: Annotated[float | None, optional(number(above=0))] = None
+    goal: Annotated[str, one_of(*GOALS)] = "time"
     input: Input | None = None
     saving: Saving | None = None
     allowed: frozenset[str] = field(init=False)
 
-    def __post_init__(self) -> None:
-        check(self.batch, integer(minimum=1), "batch")
-        check(self.devices, integer(minimum=1), "devices")
+    def check_together(self) -> None:
+        """Refuse more devices than there are, micro-batches of odd sizes and unknown names."""
         if self.devices > self.cluster.devices:
             raise InputError(
                 f"devices: got {self.devices}; allowed: 1 to {self.cluster.devices}, what cluster "
                 f"{self.cluster.name!r} has"
             )
-        if self.micro is not None:
-            check(self.micro, integer(minimum=1), "micro")
-            if self.batch % self.micro:
-                raise InputError(
-                    f"micro: got {self.micro} for a batch of {self.batch}; allowed: a divisor of it, nearest "
-                    f"{_nearest(self.batch, self.micro)}"
-                )
-        check(self.goal, one_of(*GOALS), "goal")
-        check(self.max_memory_bytes, optional(number(above=0)), "max_memory_bytes")
+        if self.micro is not None and self.batch % self.micro:
+            raise InputError(
+                f"micro: got {self.micro} for a batch of {self.batch}; allowed: a divisor of it, nearest "
+                f"{_nearest(self.batch, self.micro)}"
+            )
         precision_of(self.precision)
         optimizer_of(self.optimizer)
         names = {part for item in self.strategies or FAMILIES for part in item.split("+")}

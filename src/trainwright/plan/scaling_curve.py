@@ -17,12 +17,11 @@ class ScalingCurve:
     seconds: tuple[float, ...]
     low: tuple[float, ...]
     high: tuple[float, ...]
-    feasible: tuple[bool, ...]
     strategies: tuple[str, ...] = ()
     """The best strategy at each number."""
 
     def __post_init__(self) -> None:
-        columns = (self.seconds, self.low, self.high, self.feasible)
+        columns = (self.seconds, self.low, self.high)
         if not self.devices or any(len(column) != len(self.devices) for column in columns):
             raise InputError("ScalingCurve: got columns of different lengths, or none; allowed: one entry a number")
         if any(a >= b for a, b in zip(self.devices, self.devices[1:], strict=False)) or self.devices[0] < 1:
@@ -34,7 +33,7 @@ class ScalingCurve:
         Beyond the last point nothing is gained; below the first that is feasible nothing fits.
         """
         # Points at which something fits, rising in devices.
-        points = [(n, s) for n, s, fits in zip(self.devices, self.seconds, self.feasible, strict=True) if fits]
+        points = [(n, s) for n, s in zip(self.devices, self.seconds, strict=True) if math.isfinite(s)]
         if not points or devices < points[0][0]:
             return math.inf
         # Whoever has more devices may leave some idle, so that a curve never rises.

@@ -23,10 +23,7 @@ def target(directory: str | Path, file: str | Path, finished: tuple[str, ...] = 
         raise InputError(f"cannot write {path}: it is a directory; give the name of a file in it")
     if not path.parent.is_dir():
         raise InputError(f"cannot write {path}: the directory {path.parent} does not exist; make it first")
-    # An export over the study's own records would destroy the study.
-    records = (Path(directory) / "ledger").resolve()
-    if records in path.resolve().parents:
-        raise InputError(f"cannot write {path}: it lies in the study's own records, {records}; choose another place")
+    _refuse_records(directory, path)
     return path
 
 
@@ -54,18 +51,16 @@ def _explain_errors(path: Path) -> Iterator[None]:
 def folder(directory: str | Path, path: str | Path) -> Path:
     """Return `path` as a folder that may be written to, made if it is not there, or raise `InputError`."""
     result = Path(path)
-    records = (Path(directory) / "ledger").resolve()
-    # Also the records' own folder, which a file's parents cannot be.
-    if records in (result.resolve(), *result.resolve().parents):
-        raise InputError(
-            f"cannot write to {result}: it lies in the study's own records, {records}; choose another place"
-        )
-    try:
+    _refuse_records(directory, result)
+    if not result.parent.is_dir():
+        raise InputError(f"cannot write {result}: the directory {result.parent} does not exist; make it first")
+    with _explain_errors(result):
         result.mkdir(exist_ok=True)
-    except FileNotFoundError:
-        raise InputError(
-            f"cannot write to {result}: the directory {result.parent} does not exist; make it first"
-        ) from None
-    except OSError as error:
-        raise InputError(f"cannot write to {result}: {(error.strerror or str(error)).lower()}") from error
     return result
+
+
+def _refuse_records(directory: str | Path, path: Path) -> None:
+    # An export over the study's own records would destroy the study.
+    records = (Path(directory) / "ledger").resolve()
+    if records in (path.resolve(), *path.resolve().parents):
+        raise InputError(f"cannot write {path}: it lies in the study's own records, {records}; choose another place")

@@ -9,6 +9,7 @@ from typing import Any
 from trainwright.errors import StudyError
 from trainwright.ledger import State, open_ledger, state_of
 from trainwright.report.files import write
+from trainwright.report.overview import Overview
 from trainwright.study.results import Results
 
 __all__ = ["write_summary"]
@@ -17,7 +18,7 @@ __all__ = ["write_summary"]
 def write_summary(directory: str | Path, *, also: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Write DIR/summary.json and return its content.
 
-    It holds `trials`, `finished` (trials with a result), `seconds` (wall seconds in which any trial ran), with bounds
+    It holds `trials`, `finished` (trials with a result), `seconds` (of wall time, without breaks), with bounds
     or constraints `feasible` (results that keep them), and `best` (trial and values; null if none is feasible), or for
     several objectives `front` (trials) and `hypervolume` with `hypervolume_over_time` (after each result); then the
     entries of `also`, which the stages after the search give.
@@ -27,7 +28,7 @@ def write_summary(directory: str | Path, *, also: Mapping[str, Any] | None = Non
     content: dict[str, Any] = {
         "trials": len(state.trials),
         "finished": state.results,
-        "seconds": round(_busy_seconds(state), 3),
+        "seconds": round(Overview(state).clock.total, 3),
         **_describe_outcome(state),
         **(also or {}),
     }
@@ -52,19 +53,3 @@ def _describe_outcome(state: State) -> dict[str, Any]:
         # Too few results for a reference point.
         course = []
     return content | {"hypervolume": course[-1] if course else None, "hypervolume_over_time": course}
-
-
-def _busy_seconds(state: State) -> float:
-    """Return the length of the union of all leases' spans: pauses between two sessions do not count."""
-    # Overlapping leases of parallel workers count once.
-    spans = sorted(
-        (lease.started_at, lease.started_at + lease.seconds)
-        for trial in state.trials.values()
-        for lease in trial.leases.values()
-        if lease.started_at is not None
-    )
-    total, reached = 0.0, float("-inf")
-    for start, end in spans:
-        total += max(0.0, end - max(start, reached))
-        reached = max(reached, end)
-    return total

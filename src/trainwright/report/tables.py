@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from trainwright.ensemble import Ensemble
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.ledger import Dropped, TrialState
 from trainwright.ledger.rows import final_metrics
@@ -65,16 +64,22 @@ def pick(selection: ChosenEnsemble) -> str:
     columns = [
         _Column("trial", [str(row["trial"]) for row in members], right=True),
         _Column("weight", [f"{row['weight']:.0%}" for row in members], right=True),
-        _Column("µs per row", aligned([_bar_shares(row["seconds_per_row"], 1e6) for row in members]), right=True),
+        _Column(
+            "µs per row",
+            aligned([None if (cost := row["seconds_per_row"]) is None else 1e6 * cost for row in members]),
+            right=True,
+        ),
         _Column("parameters", aligned([row["parameter_count"] for row in members]), right=True),
         _Column("epochs", aligned([row["epoch"] for row in members]), right=True),
     ]
-    score, alone = (_test_score(model, selection.settings.test_split) for model in (chosen, single))
-    held_out = ""
-    if score is not None and alone is not None:
+    split, metric = selection.settings.test_split, "accuracy" if chosen.output == "classes" else selection.front.metric
+    scores, held_out = selection.scores(split), ""
+    # Rows that a choice was made on would flatter the ensemble: they are no test.
+    if scores and not selection.library.rows_seen_by_search:
         held_out = (
-            f" On the test rows, which no choice was made on: {score[0].replace('_', ' ')} {number(score[1])}, "
-            f"against {number(alone[1])} of the best single model (trial {single.members[0].trial})."
+            f" On the {escape(split, 30)} rows, which no choice was made on: {metric.replace('_', ' ')} "
+            f"{number(scores[f'ensemble_{split}_{metric}'])}, against {number(scores[f'single_{split}_{metric}'])} of "
+            f"the best single model (trial {single.members[0].trial})."
         )
     return _table_html(f"The pick: {count(len(members), 'member')}.{held_out}", columns)
 
@@ -125,18 +130,6 @@ def _parameter_column(name: str, values: Sequence[Any]) -> _Column:
     if kinds and kinds <= {int, float}:
         return _Column(name, aligned(values), right=True)
     return _Column(name, [DASH if value is None else shown(value) for value in values])
-
-
-def _bar_shares(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
-
-
-def _test_score(ensemble: Ensemble, split: str) -> tuple[str, float] | None:
-    # Rows that a choice was made on would flatter the ensemble: they are no test.
-    if any(split not in m.splits or m.splits[split].source is not None for m in ensemble.members):
-        return None
-    metric = "accuracy" if ensemble.members[0].output == "classes" else "squared_error"
-    return metric, ensemble.score(split, metric)
 
 
 def _table_html(caption: str, columns: Sequence[_Column], *, first: bool = False) -> str:

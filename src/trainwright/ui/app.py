@@ -4,13 +4,13 @@ All of it is read only: there is no other method than GET, and no address that c
 """
 
 import asyncio
-import contextlib
 import json
 from collections.abc import AsyncIterator, Mapping
 from importlib import resources
 from typing import Annotated, Any
 
 from fastapi import FastAPI, HTTPException, Query, Request, Response
+from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
 
 from trainwright.errors import InputError
@@ -88,7 +88,8 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
 
     @app.get("/api/studies/{study}/trials/{number}")
     def trial(study: str, number: int) -> Response:
-        table = trial_page(found(study), number)
+        with found(study).reading() as overview:
+            table = trial_page(overview, number)
         if table is None:
             raise HTTPException(404, "the study has no trial of that number")
         return _send_json(table)
@@ -96,7 +97,7 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
     @app.get("/api/studies/{study}/trials/{number}/log")
     def log(
         study: str,
-        number: Annotated[int, _natural_number()],
+        number: Annotated[int, PathParameter(ge=0, le=10**9)],
         lease: Annotated[int, Query(ge=1, le=10**9)] = 1,
         rank: Annotated[int, Query(ge=0, le=10**6)] = 0,
     ) -> Response:
@@ -119,19 +120,14 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
             streams.of(follower, request), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
 
-    _add_server_load(app, server)
-    _add_files(app)
-    return app
-
-
-def _add_server_load(app: FastAPI, server: ServerLoad | None) -> None:
-    """Add the view of a served ensemble's load."""
-
     @app.get("/api/server")
     def load() -> Response:
         if server is None:
             raise HTTPException(404, "no server was named; start with --server URL")
         return _send_json(server.content())
+
+    _add_files(app)
+    return app
 
 
 def _add_files(app: FastAPI) -> None:
@@ -185,12 +181,6 @@ def _summarise_study(follower: StudyFollower) -> Mapping[str, Any]:
     return {name: table[name] for name in (*names, "front", "created_at")}
 
 
-def _natural_number() -> Any:
-    from fastapi import Path
-
-    return Path(ge=0, le=10**9)
-
-
 def _read_files() -> Mapping[str, tuple[bytes, str]]:
     """Return the page's files by name: nothing else can be asked for."""
     places = {name: resources.files("trainwright.report").joinpath("assets", name) for name in _SHARED}
@@ -199,10 +189,10 @@ def _read_files() -> Mapping[str, tuple[bytes, str]]:
 
 
 def _send_file(files: Mapping[str, tuple[bytes, str]], name: str) -> Response:
-    with contextlib.suppress(KeyError):
-        content, kind = files[name]
-        return Response(content, media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
-    raise HTTPException(404, "there is no such file")
+    if name not in files:
+        raise HTTPException(404, "there is no such file")
+    content, kind = files[name]
+    return Response(content, media_type=f"{kind}; charset=utf-8", headers={"cache-control": "no-cache"})
 
 
 def _send_json(content: Any, *, status: int = 200) -> Response:
@@ -213,7 +203,4 @@ def _send_json(content: Any, *, status: int = 200) -> Response:
 
 def _send_text(content: Any) -> str:
     """Return JSON; what is not finite becomes null, for JSON has none."""
-    try:
-        return json.dumps(content, separators=(",", ":"), allow_nan=False, default=str)
-    except ValueError:
-        return json.dumps(plain(content), separators=(",", ":"), allow_nan=False, default=str)
+    return json.dumps(plain(content), separators=(",", ":"), allow_nan=False, default=str)

@@ -73,14 +73,10 @@ class FigureViews:
             if overview.state.space is None or not results:
                 return _as_view(DrawnGroup())
             key = (self.follower.study_id, int(np.log(results) / np.log(_GROWTH)))
-            # Current already: skip copying the state, which takes longer than the answer.
-            if self._is_current("importance", key):
-                return self._draw_in_background("importance", key, dict)
             # An even sample over the study, so that early and late trials count alike.
             numbers = sorted(overview.trials[at].number for at in overview.results)
             chosen = [numbers[at] for at in np.linspace(0, results - 1, min(results, _IMPORTANCE_TRIALS)).astype(int)]
-            state = _copy_state(overview.state, chosen)
-        return self._draw_in_background("importance", key, lambda: _draw_view("importance", Overview(state), None))
+            return self._draw_in_background("importance", key, lambda: _copy_state(overview.state, chosen), None)
 
     def _view_ensembles(self) -> View:
         """Return the front of ensembles, the pick's reliability, and who disagrees; of the library as it is."""
@@ -91,23 +87,19 @@ class FigureViews:
                 return _as_view(DrawnGroup())
             entries = tuple(find_newest_offer(trial).path for trial in overview.trials if trial.offered)
             key = (self.follower.study_id, entries, _read_bytes(folder / SETTINGS_FILE))
-            if self._is_current("ensembles", key):
-                return self._draw_in_background("ensembles", key, dict)
-            state = _copy_state(overview.state, offered)
-        return self._draw_in_background("ensembles", key, lambda: _draw_view("ensembles", Overview(state), folder))
+            return self._draw_in_background("ensembles", key, lambda: _copy_state(overview.state, offered), folder)
 
-    def _is_current(self, name: str, key: Any) -> bool:
-        with self._lock:
-            return bool(self._cache.get(name, _CachedView()).key == key)
-
-    def _draw_in_background(self, name: str, key: Any, make: Callable[[], View]) -> View:
+    def _draw_in_background(self, name: str, key: Any, copy: Callable[[], State], folder: Path | None) -> View:
+        """Return the view as it was drawn last; draw it anew, from a copy of the state, where `key` is another."""
         with self._lock:
             cached = self._cache.setdefault(name, _CachedView())
+            # The state is copied only if it will be drawn: that takes longer than the answer.
             if cached.key != key and cached.working is None:
+                overview = Overview(copy())
 
                 def work() -> None:
                     try:
-                        view = make()
+                        view = _draw_view(name, overview, folder)
                     except TrainwrightError as error:
                         view = _as_view(DrawnGroup(notes=[f"{error}."]))
                     with self._lock:

@@ -2,6 +2,7 @@
 
 import math
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -63,62 +64,56 @@ def study_summary(follower: StudyFollower) -> dict[str, Any]:
         }
 
 
-def trial_page(follower: StudyFollower, number: int) -> dict[str, Any] | None:
+def trial_page(overview: Overview, number: int) -> dict[str, Any] | None:
     """Return everything known of a trial, or None if there is none of that number."""
-    with follower.reading() as overview:
-        trial = overview.state.trials.get(number)
-        if trial is None:
-            return None
-        # Neighbours by number, which may have gaps.
-        numbers = [item.number for item in overview.trials]
-        at = numbers.index(number)
-        ranked = overview.ranking.tolist()
-        epochs = sorted(trial.reports)
-        # An even choice of epochs: the curve keeps its shape.
-        if len(epochs) > _MOST_CURVE:
-            epochs = epochs[:: -(-len(epochs) // _MOST_CURVE)]
-        metrics = list(dict.fromkeys(name for epoch in epochs for name in trial.reports[epoch].metrics))
-        failure = trial.failure
-        verdicts = [verdict for (about, _), verdict in overview.state.decisions.items() if about == number]
-        return {
-            "trial": number,
-            "before": numbers[at - 1] if at else None,
-            "after": numbers[at + 1] if at + 1 < len(numbers) else None,
-            "state": overview.word(trial),
-            "params": dict(trial.params),
-            "values": dict(trial.values),
-            "rank": ranked.index(at) + 1 if at in ranked else None,
-            "ranked": len(ranked),
-            "epochs": trial.epoch,
-            "seconds": trial.seconds,
-            "device_seconds": trial.device_seconds,
-            "origin": dict(trial.origin),
-            "curve": {
-                "epoch": epochs,
-                "lease": [trial.reports[epoch].lease for epoch in epochs],
-                "metrics": {
-                    name: [trial.reports[epoch].metrics.get(name, math.nan) for epoch in epochs] for name in metrics
-                },
+    trial = overview.state.trials.get(number)
+    if trial is None:
+        return None
+    # Neighbours by number, which may have gaps.
+    numbers = [item.number for item in overview.trials]
+    at = numbers.index(number)
+    ranked = overview.ranking.tolist()
+    epochs = sorted(trial.reports)
+    # An even choice of epochs: the curve keeps its shape.
+    if len(epochs) > _MOST_CURVE:
+        epochs = epochs[:: -(-len(epochs) // _MOST_CURVE)]
+    metrics = list(dict.fromkeys(name for epoch in epochs for name in trial.reports[epoch].metrics))
+    verdicts = [verdict for (about, _), verdict in overview.state.decisions.items() if about == number]
+    return {
+        "trial": number,
+        "before": numbers[at - 1] if at else None,
+        "after": numbers[at + 1] if at + 1 < len(numbers) else None,
+        "state": overview.word(trial),
+        "params": dict(trial.params),
+        "values": dict(trial.values),
+        "rank": ranked.index(at) + 1 if at in ranked else None,
+        "ranked": len(ranked),
+        "epochs": trial.epoch,
+        "seconds": trial.seconds,
+        "device_seconds": trial.device_seconds,
+        "origin": dict(trial.origin),
+        "curve": {
+            "epoch": epochs,
+            "lease": [trial.reports[epoch].lease for epoch in epochs],
+            "metrics": {
+                name: [trial.reports[epoch].metrics.get(name, math.nan) for epoch in epochs] for name in metrics
             },
-            "attempts": [_describe_attempt(overview, lease) for _, lease in sorted(trial.leases.items())],
-            "decisions": [
-                {"epoch": d.epoch, "rule": d.rule, "verdict": d.verdict, "value": d.value, "threshold": d.threshold}
-                for d in sorted(verdicts, key=lambda verdict: verdict.epoch)
-            ],
-            "checkpoints": [
-                {"epoch": item.epoch, "bytes": item.size, "path": item.path}
-                for _, item in sorted(trial.checkpoints.items())
-            ],
-            "offered": sorted(trial.offered),
-            "failure": None
-            if failure is None
-            else {"kind": failure.kind, "message": failure.message, "traceback": failure.traceback},
-            "notes": [
-                {"name": name, "value": value}
-                for about, name, value in overview.state.notes.values()
-                if about == number
-            ],
-        }
+        },
+        "attempts": [_describe_attempt(overview, lease) for _, lease in sorted(trial.leases.items())],
+        "decisions": [
+            {"epoch": d.epoch, "rule": d.rule, "verdict": d.verdict, "value": d.value, "threshold": d.threshold}
+            for d in sorted(verdicts, key=lambda verdict: verdict.epoch)
+        ],
+        "checkpoints": [
+            {"epoch": item.epoch, "bytes": item.size, "path": item.path}
+            for _, item in sorted(trial.checkpoints.items())
+        ],
+        "offered": sorted(trial.offered),
+        "failure": None if trial.failure is None else asdict(trial.failure),
+        "notes": [
+            {"name": name, "value": value} for about, name, value in overview.state.notes.values() if about == number
+        ],
+    }
 
 
 def log_tail(directory: Path, trial: int, lease: int, rank: int = 0) -> dict[str, Any] | None:
@@ -156,6 +151,7 @@ def _describe_attempt(overview: Overview, lease: Lease) -> dict[str, Any]:
         "started": lease.started_at,
         "seconds": lease.seconds,
         "end": lease.end.reason if lease.end is not None else "lost" if lease.lost else None,
+        "why": lease.why,
     }
 
 

@@ -10,7 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from trainwright.plan.parallel.collective import Operation
+from trainwright.plan.parallel.strategies.strategy import Operation
 
 __all__ = ["Tally"]
 

@@ -50,13 +50,10 @@ class DeploymentStage(DeploymentSettings, label=""):
 
     def run(self, job: StudyJob) -> StageOutcome:
         """Start the workers, ask for one answer, and compare it with that of the ensemble in this process."""
-        # What this very workflow exported, whose training function is the user's own program.
-        ensemble = Ensemble.load(job.folder / EXPORT, trust=True)
-        x = self._make_rows(ensemble)
+        deployment, ensemble, x = self._make_deployment(job)
         expected = ensemble.predict(x)
         begun = time.perf_counter()
-        plan = DeploymentPlan.load(job.folder / PLACEMENT)
-        with Deployment(ensemble, plan, sample=x, settings=take_base(self, DeploymentSettings)) as service:
+        with deployment as service:
             started = time.perf_counter()
             answer = service.predict(x)
             ended = time.perf_counter()
@@ -73,21 +70,15 @@ class DeploymentStage(DeploymentSettings, label=""):
             "difference": difference,
             "start_seconds": started - begun,
             "answer_ms": 1e3 * (ended - started),
-            "processes": 0 if plan.in_process else len(plan.instances),
+            "processes": 0 if service.plan.in_process else len(service.plan.instances),
         }
         return StageOutcome(content={**content, "summary": {"deployment": content}})
 
     def serve(self, job: StudyJob) -> Mapping[str, Any]:
         """Answer requests over HTTP until told to end; return what was answered."""
         token = token_for(self.host, None if self.token_file is None else Path(self.token_file))
-        # What this very workflow exported, whose training function is the user's own program.
-        ensemble = Ensemble.load(job.folder / EXPORT, trust=True)
-        plan = DeploymentPlan.load(job.folder / PLACEMENT)
-        service = Deployment(
-            ensemble, plan, sample=self._make_rows(ensemble), settings=take_base(self, DeploymentSettings)
-        ).start()
-        server = Server(service, host=self.host, port=self.port, token=token)
-
+        deployment, _, _ = self._make_deployment(job)
+        server = Server(deployment.start(), host=self.host, port=self.port, token=token)
         answered: Mapping[str, Any] = server.run(on_ready=show_address)
         return answered
 
@@ -98,6 +89,14 @@ class DeploymentStage(DeploymentSettings, label=""):
             f"served:     {content['rows']} rows by {count} process{'es' * (count > 1)}, as the ensemble itself "
             f"answers (difference {content['difference']:.1g})"
         )
+
+    def _make_deployment(self, job: StudyJob) -> tuple[Deployment, Ensemble, Array]:
+        """Return the deployment, not yet started, with the ensemble and the rows that it is asked."""
+        # What this very workflow exported, whose training function is the user's own program.
+        ensemble = Ensemble.load(job.folder / EXPORT, trust=True)
+        x = self._make_rows(ensemble)
+        plan = DeploymentPlan.load(job.folder / PLACEMENT)
+        return Deployment(ensemble, plan, sample=x, settings=take_base(self, DeploymentSettings)), ensemble, x
 
     def _make_rows(self, ensemble: Ensemble) -> Array:
         # Inputs of the user's own are the better question.

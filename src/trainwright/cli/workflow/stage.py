@@ -20,8 +20,10 @@ from trainwright.publishing import write_file
 from trainwright.settings import Settings, settings_of
 from trainwright.strict_json import plain
 from trainwright.study import Study
+from trainwright.validators import instance_of
 
 __all__ = [
+    "A_TABLE",
     "EXPORT",
     "PLACEMENT",
     "StageOutcome",
@@ -40,6 +42,8 @@ _Base = TypeVar("_Base", bound=Settings)
 EXPORT = "ensemble"  # folder of the exported ensemble in the study's
 PLACEMENT = "allocation.json"  # its plan, likewise
 _FOLDER = "stages"  # of the records
+A_TABLE = instance_of(dict, words="a table, its entries below its name in brackets")
+"""What each name in brackets of a study file holds."""
 
 
 @dataclass(kw_only=True)

@@ -12,13 +12,13 @@ from trainwright.cli.workflow.deployment import DeploymentStage
 from trainwright.cli.workflow.ensemble import EnsembleStage
 from trainwright.cli.workflow.plan import PlanStage
 from trainwright.cli.workflow.search import SearchStage
-from trainwright.cli.workflow.stage import StudyJob, WorkflowStage
+from trainwright.cli.workflow.stage import A_TABLE, StudyJob, WorkflowStage
 from trainwright.engine.function_reference import load_function, load_module
 from trainwright.errors import InputError, StudyError
 from trainwright.files import read_text, read_toml
 from trainwright.plugins import make
 from trainwright.settings import Settings, refuse_unknown
-from trainwright.validators import Validator, each, instance_of, optional, text
+from trainwright.validators import Validator, check, each, instance_of, optional, text
 
 __all__ = ["STAGES", "read_job"]
 
@@ -67,8 +67,7 @@ def read_job(path: Path, *, directory: Path | None = None, workers: int | None =
     read_text(path, "study file", allowed=_ALLOWED)
     if path.suffix not in {".toml", ".py"}:
         raise InputError(f"study file {str(path)!r}: it ends in {path.suffix or 'nothing'!r}; allowed: {_ALLOWED}")
-    # Modules beside the file are found, whatever the current folder is.
-    # Modules beside the study file come first.
+    # Modules beside the study file are found first, whatever the current folder is.
     sys.path.insert(0, str(path.resolve().parent))
     if path.suffix == ".toml":
         return _of_toml(path, directory, workers)
@@ -114,13 +113,13 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     content = read_toml(path, "study file", allowed=_ALLOWED)
     refuse_unknown(content, _TABLES, str(path))
     for name, table in content.items():
-        _check_table(table, f"{path}, [{name}]")
+        check(table, A_TABLE, f"{path}, [{name}]")
     study = StudyTable.from_table(content.get("study", {}), f"{path}, [study]")
     stages = make_stages(content)
     if not content.get("space"):
         raise StudyError(f"{path}: no [space.NAME] table; give one per parameter, such as [space.lr] kind = 'float'")
     for name, table in content["space"].items():
-        _check_table(table, f"{path}, [space.{name}]")
+        check(table, A_TABLE, f"{path}, [space.{name}]")
     # The file's tables are the space's own JSON form, so both refuse the same mistakes in the same words.
     space = tw.Space.from_json(
         {
@@ -158,8 +157,3 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
         stages=stages,
         tables=content,
     )
-
-
-def _check_table(values: Any, where: str) -> None:
-    if not isinstance(values, dict):
-        raise InputError(f"{where}: got {values!r}; allowed: a table, its entries below its name in brackets")

@@ -13,8 +13,7 @@ from trainwright.errors import ProfileError
 from trainwright.model.cut.stages import batch_size, make_profile
 from trainwright.model.layer import ProfileFields
 from trainwright.model.measure.operation_times import time_operations
-from trainwright.model.trace.failures import Untraceable
-from trainwright.model.trace.recording import Recording, record_step
+from trainwright.model.trace.recording import Recording, Untraceable, record_step
 from trainwright.model.trace.step import Loss, MakeOptimizer, TrainingStep, prepare_step
 from trainwright.validators import check, integer
 
@@ -57,7 +56,7 @@ class TraceOptions:
         """What the device's allocator rounds storages up to."""
         return 512 if self.place.type == "cuda" else 64
 
-    def step(self, *, fake: bool, lean: bool = False) -> TrainingStep:
+    def step(self, *, fake: bool) -> TrainingStep:
         """Return the prepared step."""
         return prepare_step(
             self.model,
@@ -67,7 +66,6 @@ class TraceOptions:
             precision=self.precision,
             device=self.place,
             fake=fake,
-            lean=lean,
         )
 
     def profile(
@@ -89,7 +87,7 @@ class TraceOptions:
 def trace_model(request: TraceOptions) -> ProfileFields:
     """Return the profile of a step on fake tensors, or of one that is run and timed if that cannot be."""
     try:
-        step = request.step(fake=True, lean=True)
+        step = request.step(fake=True)
         return request.profile(step, record_step(step, granule_bytes=request.granule_bytes))
     except Untraceable as why:
         try:

@@ -131,8 +131,8 @@ class _AutogradNodes:
 class StepRecorder(StorageTracker):
     """A storage tracker that also records every operation in order, and the life of every storage."""
 
-    def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
-        super().__init__(granule_bytes=granule_bytes, device=device)
+    def __init__(self, *, granule_bytes: int = 64) -> None:
+        super().__init__(granule_bytes=granule_bytes)
         self.operations: list[TracedOperation] = []
         self.storages: dict[int, StorageLife] = {}
         self.saved: dict[int, int] = {}
@@ -277,9 +277,9 @@ class StepRecorder(StorageTracker):
         """Path of the module that runs now, or in which an error ended the run."""
         return self._stack[-1].path
 
-    def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
+    def _one(self, tensor: torch.Tensor) -> LiveStorage:
         entry = super()._one(tensor)
-        if entry is not None and entry.number not in self.storages:
+        if entry.number not in self.storages:
             self.storages[entry.number] = StorageLife(entry.bytes, len(self.operations))
         return entry
 

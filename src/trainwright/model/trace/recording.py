@@ -10,11 +10,16 @@ import torch
 from torch import nn
 from torch._subclasses import fake_tensor
 
-from trainwright.model.trace.failures import explain_error
+from trainwright.errors import ProfileError
+from trainwright.model.trace.corrections import depends_on_values
 from trainwright.model.trace.recorder import StepRecorder, StorageLife, TracedOperation
 from trainwright.model.trace.step import TrainingStep
 
-__all__ = ["Recording", "record_step"]
+__all__ = ["Recording", "Untraceable", "record_step"]
+
+
+class Untraceable(ProfileError):
+    """A step that depends on values, or on an operation that fake tensors do not know: it has to be run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +86,7 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
                 gradients = recorder.marks(step.gradients)
                 trained = step.trained
                 # State of parameters that got no gradient: a real optimizer would not have made it.
-                idle = recorder.marks([step.state_of(p) for p in set(step.parameters).difference(trained)])
+                idle = recorder.marks(step.state_of(*set(step.parameters).difference(trained)))
                 parts["backward"] = (parts["forward"][1], len(operations))
                 recorder.start("update")
                 with recorder.owner("update"):
@@ -96,7 +101,7 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
                 parts["plain"] = (parts["update"][1], len(operations))
                 step.finish()
         except Exception as error:
-            raise explain_error(error, recorder, fake=step.fake is not None) from error
+            raise _explain_error(error, recorder, fake=step.fake is not None) from error
     # An optimizer makes no state for what never gets a gradient; it was made here, but nothing has touched it.
     idle_bytes = sum(recorder.storages[number].bytes for number in idle)
     by_owner["optimizer"] = by_owner.get("optimizer", 0) - idle_bytes
@@ -156,3 +161,36 @@ def _no_garbage_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def _explain_error(error: Exception, recorder: StepRecorder, *, fake: bool) -> ProfileError:
+    """Return the error to raise for one that a model's step raised under a recorder."""
+    if isinstance(error, ProfileError):
+        return error
+    failure = recorder.failure if recorder.failure is not None and recorder.failure.error is error else None
+    module = f"module {recorder.path!r}" if recorder.path else "the model itself"
+    what = f"{failure.operation} in {module}" if failure is not None else module
+    said = " ".join(str(error).split()) or type(error).__name__
+    # Such a step can still be run on real tensors.
+    if fake and _needs_values(error):
+        return Untraceable(
+            f"model: {what} depends on the values of tensors or is unknown without them, so the model cannot be traced"
+        )
+    shapes = ", ".join(str(shape) for shape in failure.shapes) if failure is not None else ""
+    on = f" on shapes {shapes}" if shapes else ""
+    return ProfileError(
+        f"sample: {what} fails{on}: {_shorten_text(said)}; allowed: what the model's forward takes (a tensor, a tuple "
+        "of arguments or a mapping of keywords), with the batch as first dimension"
+    )
+
+
+def _needs_values(error: Exception) -> bool:
+    return (
+        depends_on_values(error)
+        or isinstance(error, NotImplementedError)
+        or any(word in str(error) for word in ("FakeTensor", "tensor subclasses", "Meta tensors", "meta tensor"))
+    )
+
+
+def _shorten_text(text: str, limit: int = 200) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

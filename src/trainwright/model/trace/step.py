@@ -2,9 +2,8 @@
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import groupby, pairwise
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -48,13 +47,10 @@ class TrainingStep:
     model: nn.Module
     sample: Any
     loss: Loss | None
-    optimizers: list[torch.optim.Optimizer]
-    """One; in a lean step several, each of which updates a few parameters."""
+    optimizer: torch.optim.Optimizer | None
     precision: str
     device: torch.device
     fake: FakeTensorMode | None
-    other_state: dict[int, list[torch.Tensor]] = field(default_factory=dict)
-    """State of the parameters that a lean step does not update, by the identity of the parameter."""
     result: Any = None
 
     @property
@@ -65,14 +61,13 @@ class TrainingStep:
     @property
     def state(self) -> list[torch.Tensor]:
         """Tensors that the optimizer holds."""
-        state = [states for optimizer in self.optimizers for states in optimizer.state.values()]
-        return [leaf for leaf in tree_leaves([*self.other_state.values(), state]) if isinstance(leaf, torch.Tensor)]
+        return self.state_of(*self.parameters)
 
-    def state_of(self, parameter: nn.Parameter) -> list[torch.Tensor]:
-        """Return the tensors that the optimizer holds for one parameter."""
-        states = [optimizer.state[parameter] for optimizer in self.optimizers if parameter in optimizer.state]
-        found = [*self.other_state.get(id(parameter), ()), *tree_leaves(states)]
-        return [leaf for leaf in found if isinstance(leaf, torch.Tensor)]
+    def state_of(self, *parameters: nn.Parameter) -> list[torch.Tensor]:
+        """Return the tensors that the optimizer holds for some parameters."""
+        known = self.optimizer.state if self.optimizer is not None else {}
+        states = [known[parameter] for parameter in parameters if parameter in known]
+        return [leaf for leaf in tree_leaves(states) if isinstance(leaf, torch.Tensor)]
 
     @property
     def trained(self) -> list[nn.Parameter]:
@@ -130,8 +125,8 @@ class TrainingStep:
 
     def update(self) -> None:
         """Run the optimizer's step."""
-        for optimizer in self.optimizers:
-            optimizer.step()
+        if self.optimizer is not None:
+            self.optimizer.step()
 
     def finish(self) -> None:
         """Drop the result and the gradients, as zero_grad does."""
@@ -141,10 +136,9 @@ class TrainingStep:
 
     def fill_state(self) -> None:
         """Make the optimizer's state, as its first step does, by a step with gradients of zero."""
-        for optimizer in self.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = torch.zeros_like(parameter)
+        for group in self.optimizer.param_groups if self.optimizer is not None else ():
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
         self.update()
         self.finish()
 
@@ -172,12 +166,10 @@ def prepare_step(
     precision: str = "fp32",
     device: torch.device | None = None,
     fake: bool = True,
-    lean: bool = False,
 ) -> TrainingStep:
     """Copy a model and a sample to `device`, as fake tensors or as real ones; the original model is not changed.
 
-    Tensors on the meta device become real ones with small random values. Where torch updates parameters one by one, a
-    `lean` step skips the update of parameters that repeat earlier ones: their state exists, and the peak is the same.
+    Tensors on the meta device become real ones with small random values.
     """
     check(precision, one_of(*PRECISIONS), "precision", ProfileError)
     if isinstance(optimizer, str):
@@ -196,52 +188,17 @@ def prepare_step(
             ) from error
         moved = tree_map(lambda leaf: copier.of(leaf) if isinstance(leaf, torch.Tensor) else leaf, sample)
         trainable = [parameter for parameter in copied.parameters() if parameter.requires_grad]
-        # An update that goes parameter by parameter repeats itself: equal neighbours are left out of a lean step.
-        runs: list[list[nn.Parameter]] = [trainable] if trainable else []
-        state: dict[int, list[torch.Tensor]] = {}
-        if lean and isinstance(optimizer, str) and device.type == "cpu":
-            runs = _distinct_runs(trainable)
-            updated = {id(parameter) for run in runs for parameter in run}
-            state = {id(p): _make_state(optimizer, p) for p in trainable if id(p) not in updated}
         make = OPTIMIZERS[optimizer] if isinstance(optimizer, str) else optimizer
-        made_optimizers = [make(run) for run in runs] if make is not None else []
+        made_optimizer = make(trainable) if make is not None and trainable else None
     return TrainingStep(
         model=copied,
         sample=moved,
         loss=loss,
-        optimizers=made_optimizers,
+        optimizer=made_optimizer,
         precision=precision,
         device=device,
         fake=mode,
-        other_state=state,
     )
-
-
-def _distinct_runs(parameters: Sequence[nn.Parameter]) -> list[list[nn.Parameter]]:
-    """Return runs of parameters that contain every pair of neighbouring shapes.
-
-    Temporaries of one parameter's update live until those of the next replace them, so pairs decide the peak.
-    """
-    shapes = [None, *((p.shape, p.stride(), p.dtype) for p in parameters)]
-    seen: set[Any] = set()
-    selected = [False] * len(parameters)
-    # The first parameter, and both of each new pair of neighbouring shapes, stay.
-    for i, pair in enumerate(pairwise(shapes)):
-        if pair not in seen:
-            seen.add(pair)
-            selected[max(0, i - 1) : i + 1] = [True] * (i + 1 - max(0, i - 1))
-    return [
-        [parameter for parameter, _ in run]
-        for keep, run in groupby(zip(parameters, selected, strict=True), key=lambda pair: pair[1])
-        if keep
-    ]
-
-
-def _make_state(optimizer: str, parameter: nn.Parameter) -> list[torch.Tensor]:
-    """Return tensors like those that a named optimizer holds for a parameter."""
-    moments = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}[optimizer]
-    count = [torch.tensor(0.0)] if moments == 2 else []
-    return count + [torch.zeros_like(parameter, requires_grad=False) for _ in range(moments)]
 
 
 class _Ones(torch.autograd.Function):

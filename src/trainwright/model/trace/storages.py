@@ -33,8 +33,8 @@ class LiveStorage:
 class StorageTracker(TorchDispatchMode):
     """Counts the bytes of live storages while it is entered, with their peak, by owner.
 
-    `granule_bytes` is what an allocator rounds a storage up to (64 on CPU, 512 on CUDA). With `device` only storages of
-    that kind of device count. What lives before the tracker is entered counts from `watch` on, or from its first use::
+    `granule_bytes` is what an allocator rounds a storage up to (64 on CPU, 512 on CUDA). What lives before the tracker
+    is entered counts from `watch` on, or from its first use::
 
         tracker = StorageTracker()
         tracker.watch(model.parameters(), "parameters")
@@ -46,11 +46,10 @@ class StorageTracker(TorchDispatchMode):
     `FakeTensorMode` it counts fake tensors; what a real run counts is the same, operation by operation.
     """
 
-    def __init__(self, *, granule_bytes: int = 64, device: str | None = None) -> None:
+    def __init__(self, *, granule_bytes: int = 64) -> None:
         super().__init__()
         check(granule_bytes, integer(minimum=1), "StorageTracker.granule_bytes")
         self.granule_bytes = granule_bytes
-        self.device = device
         self.live_bytes = 0
         self.peak_bytes = 0
         self._owner = "other"
@@ -69,23 +68,13 @@ class StorageTracker(TorchDispatchMode):
         return result
 
     @property
-    def live_by_owner(self) -> dict[str, int]:
-        """Live bytes by owner."""
-        return {owner: size for owner, size in self._by_owner.items() if size}
-
-    @property
     def peak_by_owner(self) -> dict[str, int]:
         """Live bytes by owner at the moment of the peak."""
         return {owner: size for owner, size in self._at_peak.items() if size}
 
     def see(self, tree: Any) -> list[LiveStorage]:
         """Count the storages of all tensors in a tree that are not yet counted; return the entries of all of them."""
-        found = []
-        for leaf in _with_storage(tensors_in(tree)):
-            entry = self._one(leaf)
-            if entry is not None:
-                found.append(entry)
-        return found
+        return [self._one(leaf) for leaf in _with_storage(tensors_in(tree))]
 
     def watch(self, tree: Any, owner: str) -> None:
         """Count the storages of existing tensors, and set their owner."""
@@ -109,9 +98,7 @@ class StorageTracker(TorchDispatchMode):
         self.peak_bytes = self.live_bytes
         self._at_peak = dict(self._by_owner)
 
-    def _one(self, tensor: torch.Tensor) -> LiveStorage | None:
-        if self.device is not None and tensor.device.type != self.device:
-            return None
+    def _one(self, tensor: torch.Tensor) -> LiveStorage:
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001  the only identity that two Python objects of one storage share
         # Rounded up to the allocator's granule.

@@ -48,8 +48,7 @@ _WHOLE, _LONG = 40, 50
 
 def improve_plan(chain: Chain, budget_bytes: int, operations: tuple[Operation, ...]) -> tuple[Operation, ...]:
     """Return a plan without copies that is at least as fast within the budget as the given one, which must be valid."""
-    best, before = operations, simulate(chain, operations, budget_bytes=budget_bytes)
-    least = before.seconds
+    best, least = operations, simulate(chain, operations, budget_bytes=budget_bytes).seconds
     sizes, n = sizes_of(chain), len(chain.steps)
     starts = [phases_of(n, rows_of(operations)), save_everything(n)]
     for seconds, rows in anneal_all(sizes, budget_bytes - chain.fixed_bytes, _NO_LINK, starts):

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -10,13 +10,14 @@ from typing import Any, Literal
 from trainwright.errors import PlanMismatch
 from trainwright.files import read_json, write_text
 from trainwright.model.chain import Chain
+from trainwright.model.records import read_record
 from trainwright.plan.memory.operations import Link, Operation, parse_operation
 from trainwright.plan.memory.simulate import Simulation, simulate
 
 __all__ = ["SCHEMA", "CompiledPlan", "Compiler", "Plan"]
 
 SCHEMA = 1
-_COMPILED, _COMPILED_SCHEMA = "compiled memory plan", 2
+_COMPILED = "compiled memory plan", 2
 Compiler = Literal["inductor", "aot_eager"]
 
 
@@ -169,23 +170,17 @@ class CompiledPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
-        return {"schema": _COMPILED_SCHEMA, "kind": _COMPILED, **asdict(self)}
+        return {"schema": _COMPILED[1], "kind": _COMPILED[0], **asdict(self)}
 
     @classmethod
     def from_json(cls, content: Any) -> "CompiledPlan":
         """Return the plan that `to_json` has written; raise PlanMismatch for anything else."""
-        if (
-            not isinstance(content, Mapping)
-            or content.get("kind") != _COMPILED
-            or content.get("schema") != _COMPILED_SCHEMA
-        ):
+        if not isinstance(content, Mapping) or (content.get("kind"), content.get("schema")) != _COMPILED:
             raise PlanMismatch(
-                f"plan file: got no {_COMPILED} of schema {_COMPILED_SCHEMA}; allowed: what CompiledPlan.save writes"
+                f"plan file: got no {_COMPILED[0]} of schema {_COMPILED[1]}; allowed: what CompiledPlan.save writes"
             )
-        missing = [field.name for field in fields(cls) if field.name not in content]
-        if missing:
-            raise PlanMismatch(f"plan file: got no {missing[0]!r}; allowed: what CompiledPlan.save writes")
-        return cls(**{field.name: content[field.name] for field in fields(cls)})
+        values = {name: content[name] for name in content if name not in {"kind", "schema"}}
+        return read_record(cls, values, "plan file", PlanMismatch)
 
     def save(self, path: str | Path) -> None:
         """Write the plan as a JSON file."""

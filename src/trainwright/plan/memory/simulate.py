@@ -66,10 +66,6 @@ class Simulation:
     """Who holds the bytes of the peak."""
     points: tuple[MemoryPoint, ...] = field(repr=False)
     spans: tuple[LaneSpan, ...] = field(repr=False)
-    wait_input_seconds: float = 0.0
-    """Idle because a copy had not arrived."""
-    wait_memory_seconds: float = 0.0
-    """Idle because bytes were not freed yet."""
     violation: PlanViolation | None = None
 
     @property
@@ -123,7 +119,6 @@ class _Machine:
         self.incoming: deque[_Copy] = deque()
         self.copying_in = False
         self.readers: dict[_Key, int] = {}  # the last reader of a value that is leaving
-        self.waits = {"input": 0.0, "memory": 0.0}
 
     def run_all(self) -> Simulation:
         self._note_point()
@@ -143,8 +138,6 @@ class _Machine:
             peak_owners=self.peak_owners,
             points=tuple(self.points),
             spans=tuple(self.spans),
-            wait_input_seconds=self.waits["input"],
-            wait_memory_seconds=self.waits["memory"],
             violation=violation,
         )
 
@@ -181,14 +174,12 @@ class _Machine:
     def _run_stage(self, operation: Operation) -> PlanViolation | None:
         # Wait until what it reads is there and its bytes are free, from one end of a copy to the next.
         while True:
-            reason, cause = self._find_obstacle(operation)
+            reason, passes = self._find_obstacle(operation)
             if not reason:
                 break
-            if not cause or not self._copies_pending():
+            if not passes or not self._copies_pending():
                 return PlanViolation(self.place, f"{operation}: {reason}")
-            before = self.now
             self._advance_copies(math.inf)
-            self.waits[cause] += self.now - before
         stage, number = self.steps[operation.stage - 1], operation.stage
         # Charge what it makes from its start on, and its temporaries for as long as it runs.
         made, temporary, seconds = self._find_result(operation)
@@ -222,32 +213,32 @@ class _Machine:
         self._start_copies()
         return None
 
-    def _find_obstacle(self, operation: Operation) -> tuple[str, str]:
-        """Return what keeps an operation from starting, and what it waits for: "input", "memory", or "" for ever."""
+    def _find_obstacle(self, operation: Operation) -> tuple[str, bool]:
+        """Return what keeps an operation from starting, and whether the end of a copy may change that."""
         number = operation.stage
         if not 1 <= number <= len(self.steps):
-            return f"there is no stage {number}", ""
+            return f"there is no stage {number}", False
         needs = [self._input_value(number)]
         if operation.kind is OperationKind.BACKWARD:
             if self.gradient != number:
-                return f"the gradient of stage {self.gradient} is there, not of {number}", ""
+                return f"the gradient of stage {self.gradient} is there, not of {number}", False
             needs.append((Value.SAVED, number))
         elif operation.option >= len(self.steps[number - 1].options) + 1:
-            return f"stage {number} has no option {operation.option}", ""
+            return f"stage {number} has no option {operation.option}", False
         elif (Value.SAVED if operation.kind is OperationKind.FORWARD_ALL else Value.OUTPUT, number) in self.alive:
-            return "what it makes is there already", ""
+            return "what it makes is there already", False
         for key in needs:
             if key is not None and not self._is_ready(key):
                 name = _name_of(key)
-                return f"{name} is not there", "input" if any(copy.key == key for copy in self.incoming) else ""
+                return f"{name} is not there", any(copy.key == key for copy in self.incoming)
         # Bytes are compared at the start of the operation, when all that it makes and needs is there.
         made, temporary, _ = self._find_result(operation)
         wanted = sum(self.sums) + made + temporary
         if operation.kind is OperationKind.BACKWARD:
             wanted += self.steps[number - 1].parameter_gradient_bytes
         if wanted > self.room:
-            return f"it needs {wanted} bytes, the budget is {self.room}", "memory"
-        return "", ""
+            return f"it needs {wanted} bytes, the budget is {self.room}", True
+        return "", False
 
     def _input_value(self, number: int) -> _Key | None:
         """Return what the stage reads, the saved values rather than the bare output; None for the chain's input."""

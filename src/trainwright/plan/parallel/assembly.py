@@ -10,11 +10,10 @@ from dataclasses import replace
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.plan.forecast import Breakdown, Forecast
+from trainwright.plan.forecast import Breakdown, Collective, Forecast
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.bottlenecks import BottleneckCase, bottlenecks_of
 from trainwright.plan.parallel.candidates import family_name
-from trainwright.plan.parallel.collective import Collective
 from trainwright.plan.parallel.footprint import reserved_bytes
 from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.precision import conversion

@@ -27,21 +27,17 @@ class Shapes:
     """Degrees, micro-batches and chunks: what is left to choose of each is `MODES`, sequence and recomputation."""
 
     mesh: Mesh
-    most: dict[str, tuple[int, str]]
-    """By axis: the most devices that it can use, and what says so."""
     rejected: tuple[Rejection, ...]
 
 
 def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
     """Return every product of degrees within the limits, the batch and the devices."""
-    most: dict[str, tuple[int, str]] = {}
     rejected = []
     # The table of degrees grows axis by axis, so that products beyond the devices never appear.
     rows = np.ones((1, len(AXES)), dtype=np.int64)
     for column, strategy in enumerate(STRATEGIES):
         name = strategy.axis.name
         limit = strategy.limit(arrays, query.batch)
-        most[name] = (limit.most, limit.by)
         wanted = bool(query.allowed & set(MODES)) if name == "data" else name in query.allowed
         degrees = np.arange(1, min(limit.most, query.devices) + 1 if wanted else 2, dtype=np.int64)
         if name == "data":
@@ -54,7 +50,7 @@ def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
     for columns in exclusive_axes():
         rows = rows[(rows[:, columns] > 1).sum(axis=1) <= 1]
     rows = rows[query.batch % rows[:, _REPLICAS].prod(axis=1) == 0]
-    return Shapes(mesh=_with_microbatches(rows, arrays, query), most=most, rejected=tuple(rejected))
+    return Shapes(mesh=_with_microbatches(rows, arrays, query), rejected=tuple(rejected))
 
 
 def exclusive_axes() -> list[list[int]]:

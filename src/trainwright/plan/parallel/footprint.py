@@ -8,9 +8,8 @@ import numpy as np
 from trainwright.plan.parallel.block_costs import BlockCosts
 from trainwright.plan.parallel.mesh import Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.pipeline_stages import PipelineStages
 from trainwright.plan.parallel.precision import Optimizer
-from trainwright.plan.parallel.strategies.pipeline import in_flight
+from trainwright.plan.parallel.strategies.pipeline import PipelineStages, in_flight
 
 __all__ = ["MemoryFootprint", "footprint", "reserved_bytes"]
 

@@ -11,17 +11,15 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.block_costs import BlockCosts, block_costs
-from trainwright.plan.parallel.collective_seconds import all_seconds
+from trainwright.plan.parallel.collective_seconds import all_seconds, group_seconds, measured_group_costs
 from trainwright.plan.parallel.exposure import StageTimes, exposed_seconds
 from trainwright.plan.parallel.footprint import MemoryFootprint, footprint
-from trainwright.plan.parallel.fsdp_groups import group_seconds, measured_group_costs
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.pipeline_stages import PipelineStages, stages_of
 from trainwright.plan.parallel.precision import Optimizer
 from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.data import DataStrategy
-from trainwright.plan.parallel.strategies.pipeline import PipelineStrategy, bubble_slots
+from trainwright.plan.parallel.strategies.pipeline import PipelineStages, PipelineStrategy, bubble_slots, stages_of
 from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad
 from trainwright.plan.pipeline.least_load import shortest_longest_parts
 

@@ -162,11 +162,12 @@ def _rung_lines(overview: Overview) -> list[Json]:
 
 def _write_caption(overview: Overview, objective: int, drawn: int) -> str:
     with_reports = sum(bool(trial.reports) for trial in overview.trials)
-    parts = [f"{drawn:,} of {count(with_reports, 'trial')} are drawn." if drawn < with_reports else ""]
-    if not parts[0]:
+    if drawn == with_reports:
         parts = [f"{count(drawn, 'trial')}, one line each."]
-    elif drawn >= _MOST_CURVES // 2:
-        parts = [f"{drawn:,} of {with_reports:,} trials are drawn: the best ones and an even choice of the others."]
+    else:
+        parts = [
+            f"{drawn:,} of {count(with_reports, 'trial')} are drawn: the best ones and an even choice of the others."
+        ]
     rungs = overview.rungs
     stopped = overview.count(Status.STOPPED)
     if rungs and len(rungs) <= _MOST_RUNGS:
@@ -178,7 +179,7 @@ def _write_caption(overview: Overview, objective: int, drawn: int) -> str:
     if best is not None and best.reports:
         value = overview.values[overview.ranking[0], objective]
         parts.append(f"The best, trial {best.number}, reached {number(value)} in {count(best.epoch, 'epoch')}.")
-    return " ".join(part for part in parts if part)
+    return " ".join(parts)
 
 
 def _stopped_words(stopped: int) -> str:

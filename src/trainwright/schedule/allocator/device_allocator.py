@@ -189,6 +189,11 @@ class DeviceAllocator:
         self._start_running(running)
         return True
 
+    def start_waiting(self, *, new: bool, reserved: float = 0.0) -> None:
+        """Start what waits, with or without new trials, on all free devices but so many."""
+        while self.free - reserved >= self.policy.start and self.start_next(new=new):
+            pass
+
     def restart(self, trial: int, size: int) -> bool:
         """Start a preempted trial on `size` devices; return whether they were free."""
         block = self.free_slots.take(size)

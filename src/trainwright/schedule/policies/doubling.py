@@ -80,12 +80,12 @@ class _Planner:
         if running is not None and running.is_settled and running.rungs and running.epoch == running.rung_epoch:
             self._note_wish(allocator, running)
         if self.policy.mode == "block":
-            self._start_waiting(allocator, new=True)
+            allocator.start_waiting(new=True)
             self._serve_those_that_rest(allocator)
             return
         if running is not None:
             retreat(allocator, running)
-        self._start_waiting(allocator, new=allocator.new_trial_waits())
+        allocator.start_waiting(new=allocator.new_trial_waits())
         if allocator.new_trial_waits():
             return
         self._grant_wishes(allocator)
@@ -93,7 +93,7 @@ class _Planner:
             allocator.plan_again_at(self.wishes[0].until)
         else:
             # Too late to be complete, but nobody else has use for the devices.
-            self._start_waiting(allocator, new=True)
+            allocator.start_waiting(new=True)
 
     def _note_wish(self, allocator: DeviceAllocator, running: RunningTrial) -> None:
         """Note what the trial's last rung has earned it, if it has not got it."""
@@ -183,7 +183,3 @@ class _Planner:
             ):
                 left.append(wish)
         self.wishes = left
-
-    def _start_waiting(self, allocator: DeviceAllocator, *, new: bool) -> None:
-        while allocator.free >= self.policy.start and allocator.start_next(new=new):
-            pass

@@ -125,7 +125,7 @@ class _Planner:
         running = allocator.changed
         if running is not None:
             retreat(allocator, running)
-        self._start_waiting(allocator, new=allocator.new_trial_waits())
+        allocator.start_waiting(new=allocator.new_trial_waits())
         if allocator.new_trial_waits():
             if running is not None and running.is_settled and allocator.free < self.policy.start:
                 self._shrink_trial(allocator, running)
@@ -137,12 +137,7 @@ class _Planner:
                 reserved = self._ask_last_ones(allocator) if allocator.free else 0.0
             # Too late to be complete, but nobody else has use for these devices.
             if allocator.source.waits():
-                self._start_waiting(allocator, new=True, reserved=reserved)
-
-    def _start_waiting(self, allocator: DeviceAllocator, *, new: bool, reserved: float = 0.0) -> None:
-        """Start what waits, with or without new trials, on all free devices but so many."""
-        while allocator.free - reserved >= self.policy.start and allocator.start_next(new=new):
-            pass
+                allocator.start_waiting(new=True, reserved=reserved)
 
     # Growth.
 

@@ -30,7 +30,9 @@ _STATUS: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
     (TrainwrightError, 500),
 )
 _WORDS = {
-    "Not Found": "path: nothing is here; allowed: the Open Inference Protocol's, /v2/ensembles/NAME, /metrics and /",
+    "Not Found": (
+        "path: there is nothing here; allowed: the Open Inference Protocol's, /v2/ensembles/NAME, /metrics and /"
+    ),
     "Method Not Allowed": "method: is not allowed here; allowed: POST for inference, GET for all else",
 }
 

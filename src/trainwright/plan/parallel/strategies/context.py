@@ -12,10 +12,17 @@ of the keys and values of s / c positions beside attention, and twice that backw
 
 import numpy as np
 
-from trainwright.plan.parallel.collective import Operation, Phase
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad, undivided
+from trainwright.plan.parallel.strategies.strategy import (
+    Exchange,
+    Limit,
+    Operation,
+    ParallelStrategy,
+    Phase,
+    StageLoad,
+    undivided,
+)
 
 __all__ = ["ContextStrategy", "gathered_bytes"]
 

@@ -10,10 +10,9 @@ of context, spatial and expert ranks are summed together with those of data rank
 
 import numpy as np
 
-from trainwright.plan.parallel.collective import Operation, Phase
 from trainwright.plan.parallel.mesh import Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Operation, ParallelStrategy, Phase, StageLoad
 
 __all__ = ["BUCKET_BYTES", "DataStrategy"]
 

@@ -6,10 +6,9 @@ hidden vector, `top_k` times. The ranks work on different samples, as those of d
 
 import numpy as np
 
-from trainwright.plan.parallel.collective import Phase
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad, undivided
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, Phase, StageLoad, undivided
 
 __all__ = ["ExpertStrategy"]
 

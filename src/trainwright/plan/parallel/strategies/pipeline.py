@@ -4,14 +4,15 @@ GPipe: Huang et al. (arXiv 1811.06965); 1F1B and interleaved stages: Narayanan e
 the bubble is (p - 1) / S of the ideal time, (p - 1) / (v S) with v chunks a stage, for v times the transfers.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
-from trainwright.plan.parallel.collective import Phase
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, Phase, StageLoad
 
-__all__ = ["PipelineStrategy", "bubble_slots", "in_flight", "most_in_flight"]
+__all__ = ["PipelineStages", "PipelineStrategy", "bubble_slots", "in_flight", "most_in_flight", "stages_of"]
 
 _GPIPE, _INTERLEAVED = SCHEDULES.index("gpipe"), SCHEDULES.index("interleaved")
 
@@ -57,3 +58,43 @@ def bubble_slots(mesh: Mesh) -> Floats:
     """Return how many micro-batches' time a stage waits in an iteration."""
     waits: Floats = (mesh.axis("pipeline") - 1) / mesh.chunks
     return waits
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class PipelineStages:
+    """The different stages of a pipeline: `runs` (stages, blocks), and the first place at which each stands.
+
+    Equal stages are one; the first of them is that with most micro-batches in flight.
+    """
+
+    runs: Floats
+    first: Ints
+    cut_bytes: float
+    """The most that a sample hands on between two stages, traced."""
+    lengths: tuple[int, ...]
+    """Blocks of each stage, of chunk after chunk."""
+    begins: tuple[str, ...]
+    """Paths of the modules that all but the first of these begin with, () if they are not known."""
+
+
+def stages_of(arrays: ModelArrays, ends: Ints, chunks: int) -> PipelineStages:
+    """Return the stages of a chain cut at `ends`: with chunks, stage i has parts i, i + p, i + 2p, ..."""
+    of_run = np.repeat(np.arange(len(arrays.counts)), arrays.counts)
+    starts = np.concatenate([[0], ends[:-1]])
+    edges = np.cumsum(arrays.counts)
+    # How many runs of each repeated block lie before every cut.
+    before = np.clip(np.concatenate([starts, ends[-1:]])[:, None], edges - arrays.counts, edges)
+    parts = np.diff(before, axis=0)
+    stages = len(ends) // chunks
+    blocks_of_stage = parts.reshape(chunks, stages, -1).sum(axis=0)
+    # Stages with equal runs cost the same: one of them is priced, the first, which has most in flight.
+    runs, first = np.unique(blocks_of_stage, axis=0, return_index=True)
+    handed = max((arrays.blocks[of_run[end - 1]].output_bytes for end in ends[:-1]), default=0)
+    paths = [begin for block in arrays.blocks for begin in block.begins]
+    return PipelineStages(
+        begins=tuple(paths[start] for start in starts[1:]) if paths else (),
+        runs=runs.astype(np.float64),
+        first=first.astype(np.int64),
+        cut_bytes=float(handed),
+        lengths=tuple(int(length) for length in ends - starts),
+    )

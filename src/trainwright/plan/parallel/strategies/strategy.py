@@ -3,14 +3,17 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
-from trainwright.plan.parallel.collective import Operation, Phase
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
 
-__all__ = ["Exchange", "Limit", "ParallelStrategy", "StageLoad", "largest_part", "undivided"]
+__all__ = ["Exchange", "Limit", "Operation", "ParallelStrategy", "Phase", "StageLoad", "largest_part", "undivided"]
+
+Operation = Literal["all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "send"]
+Phase = Literal["forward", "backward", "gradient", "update", "input"]
 
 
 @dataclass(frozen=True, eq=False, slots=True)

@@ -10,10 +10,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from trainwright.plan.parallel.collective import Operation, Phase
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
-from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, StageLoad
+from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Operation, ParallelStrategy, Phase, StageLoad
 
 __all__ = ["TensorStrategy", "falls_evenly"]
 

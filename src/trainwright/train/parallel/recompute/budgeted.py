@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainwright.plan.memory.plan_record import CompiledPlan, Plan
-from trainwright.train.parallel.recompute.compiled import apply_compiled, fit_compiled
+from trainwright.train.parallel.recompute.compiled import fit_compiled
 from trainwright.train.parallel.recompute.fitting import apply, fit
 from trainwright.train.parallel.recompute.sample_step import Call
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
@@ -79,9 +79,7 @@ class Budgeted:
         """Make the module that trains a batch within the budget, unless the last one does."""
         if isinstance(self._budget, Plan | CompiledPlan):
             if self._planned is None:
-                compiled = isinstance(self._budget, CompiledPlan)
-                follow: Callable[[nn.Module, Any], nn.Module] = apply_compiled if compiled else apply
-                self._keep_module(follow(self._model, self._budget))
+                self._keep_module(apply(self._model, self._budget))
             return
         size = total_bytes(tensors_of((args, kwargs)), granule_of(self._model))
         # A plan for a larger batch, or for gradients that add up, keeps the budget for less as well.

@@ -11,8 +11,9 @@ from torch.optim import Optimizer
 from trainwright.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
-from trainwright.plan.memory.plan_record import Plan
+from trainwright.plan.memory.plan_record import CompiledPlan, Plan
 from trainwright.plan.memory.planning import full_bytes, plan_chain
+from trainwright.train.parallel.recompute.compiled import apply_compiled
 from trainwright.train.parallel.recompute.copies import measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.measure import measure_chain, state_bytes
@@ -109,8 +110,10 @@ def _find_difference(own: StepResult, row: StageRow, model: nn.Module, sample: A
     return "" if found and own.difference(StepResult.of(model, model, sample, loss)) else found
 
 
-def apply(model: nn.Module, plan: Plan) -> nn.Module:
+def apply(model: nn.Module, plan: Plan | CompiledPlan) -> nn.Module:
     """Return a module that trains as a plan says; raise PlanMismatch if the plan was made for other stages."""
+    if isinstance(plan, CompiledPlan):
+        return apply_compiled(model, plan)
     names = tuple(stage.name for stage in plan.chain.stages)
     if names == _WHOLE:
         return _apply_plan(model, whole_row(model, why="so is the plan's"), plan)
