@@ -51,7 +51,11 @@ class FileLayer:
 
     def sync_folder(self, path: Path) -> None:
         """Make the names in a folder durable."""
-        sync_folder(path)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
 
     def remove(self, path: Path) -> None:
         """Remove a folder and all in it; it is no error if it is gone or cannot be removed."""
@@ -134,12 +138,8 @@ def make_folder(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder, or the content of a file, to the disk."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    """Bring the names in a folder to the disk."""
+    _FILES.sync_folder(path)
 
 
 def _beside(target: Path) -> Path:
@@ -158,7 +158,11 @@ def _sync_all(path: Path) -> None:
     """Bring a file, or all below a folder, to the disk."""
     for below in sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else ():
         _sync_all(below)
-    sync_folder(path)
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        _FILES.sync(handle)
+    finally:
+        _FILES.close(handle)
 
 
 def _exchange(new: Path, old: Path) -> None:

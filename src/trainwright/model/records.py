@@ -1,6 +1,6 @@
 """Reads dataclasses from JSON by their annotations: chains, profiles and plans, with the records inside them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from types import NoneType
@@ -11,7 +11,7 @@ from trainwright.errors import InputError, closest
 __all__ = ["check_schema", "read_record"]
 
 _Record = TypeVar("_Record")
-_hints = cache(get_type_hints)
+_hints: Callable[[Any], dict[str, Any]] = cache(get_type_hints)
 
 
 def check_schema(content: Any, schema: int, where: str, error: type[InputError], advice: str) -> Mapping[str, Any]:
@@ -59,16 +59,16 @@ def _read_value(hint: Any, value: Any, where: str, error: type[InputError], advi
         hint = next(each for each in get_args(hint) if each is not NoneType)
     if is_dataclass(hint):
         return read_record(hint, value, where, error, advice)  # type: ignore[arg-type]  # a class
-    wanted, said = {tuple: (list | tuple, "a list"), Mapping: (Mapping, "an object")}.get(
-        get_origin(hint), (object, "")
-    )
-    if not isinstance(value, wanted):
-        raise error(f"{where}: got {value!r}; allowed: {said}{advice}")
+    if get_origin(hint) is Mapping and not isinstance(value, Mapping):
+        raise error(f"{where}: got {value!r}; allowed: an object{advice}")
     if get_origin(hint) is not tuple:
         return value
+    if not isinstance(value, list | tuple):
+        raise error(f"{where}: got {value!r}; allowed: a list{advice}")
     inner = get_args(hint)[0]
-    if not is_dataclass(inner):
-        return tuple(value)
+    records = is_dataclass(inner)
     # Elements are counted from 1: of "chain, stages" the second is "chain, stage 2".
-    places = enumerate(value, start=1)
-    return tuple(read_record(inner, each, f"{where[:-1]} {place}", error, advice) for place, each in places)
+    return tuple(
+        read_record(inner, each, f"{where[:-1]} {place}", error, advice) if records else each
+        for place, each in enumerate(value, start=1)
+    )

@@ -85,7 +85,8 @@ def _saving_peak(sizes: Sizes, s: int, t: int, o: int) -> int:
     # are alive together.
     waiting = sizes.output_gradient[t + 1] + sizes.later_gradients[t + 1] + sizes.temporary[o]
     made = sizes.output_gradient[s + 1] + sizes.output_gradient[s] + sizes.later_gradients[s]
-    return sizes.saved[o] + max(waiting, made + sizes.backward_temporary[o])
+    peak: int = sizes.saved[o] + max(waiting, made + sizes.backward_temporary[o])
+    return peak
 
 
 @compiled
@@ -98,7 +99,8 @@ def _forward_bytes(sizes: Sizes) -> Ints:
 def _sweep_peak(sizes: Sizes, s: int, t: int, j: int) -> int:
     """Return the bytes of stage j's forward without gradients, in a sweep from s on of which s has the input paid."""
     waiting = sizes.output_gradient[t + 1] + sizes.later_gradients[t + 1]
-    return waiting + sizes.output[j + 1] + sizes.no_grad_temporary[j] + (sizes.output[j] if j > s else 0)
+    peak: int = waiting + sizes.output[j + 1] + sizes.no_grad_temporary[j] + (sizes.output[j] if j > s else 0)
+    return peak
 
 
 @compiled
@@ -145,7 +147,7 @@ def fill_table(sizes: Sizes, grid: tuple[int, int, int]) -> Singles:
             # Or run s..split-1 without gradients, then split..t beside the output of split-1, then s..split-1 again.
             # `need` is the largest peak of these forwards, `low0` its slots; slots from `high` on are as fast as
             # without recomputation.
-            need, ran, low0 = np.int64(-1), 0.0, 0
+            need, ran, low0 = -1, 0.0, 0
             high = slots + 1
             for split in range(s + 1, t + 1):  # the right part begins at `split`
                 j = split - 1
@@ -194,7 +196,7 @@ def choose_persistent(
             value += table[_row_index(s + 1, t, n), left]
         if value < best:
             best, option = value, o
-    need, ran = np.int64(-1), 0.0
+    need, ran = -1, 0.0
     for split in range(s + 1, t + 1):
         ran += sizes.no_grad_forward[split - 1]
         need = max(need, _sweep_peak(sizes, s, t, split - 1))
@@ -232,7 +234,7 @@ def least_bytes(sizes: Sizes) -> tuple[Ints, Ints]:
                 if least < best:
                     best, which = least, -1 - (o - first[s])
             # Or run to a split without gradients; `ran` is the largest peak of these forwards.
-            ran = np.int64(0)
+            ran = 0
             for split in range(s + 1, t + 1):
                 j = split - 1
                 ran = max(ran, gradient_bytes[t + 1] + beside[j] - (output[j] if j == s else 0))
@@ -280,7 +282,7 @@ def fill_priced_table(sizes: Sizes, kinds: tuple[Ints, Ints], grid: tuple[int, i
                         target[m] = min(target[m], cost + value)
                 # Or run s..split-1 without gradients, then split..t, then s..split-1 again. The first of these forwards
                 # reads w; while the others run (`rest`), w may have left.
-                need, rest, ran = w + _sweep_peak(sizes, s, t, s), np.int64(0), 0.0
+                need, rest, ran = w + _sweep_peak(sizes, s, t, s), 0, 0.0
                 for split in range(s + 1, t + 1):
                     j = split - 1
                     ran += sizes.no_grad_forward[j]
@@ -316,7 +318,7 @@ def choose_priced(sizes: Sizes, priced: PricedTable, node: tuple[int, int, int, 
         if value < best or option < 0:
             best, option, leaves = value, o, away
     # Then the splits.
-    need, rest, ran = w + _sweep_peak(sizes, s, t, s), np.int64(0), 0.0
+    need, rest, ran = w + _sweep_peak(sizes, s, t, s), 0, 0.0
     for split in range(s + 1, t + 1):
         j = split - 1
         ran += sizes.no_grad_forward[j]
@@ -341,7 +343,7 @@ def fill_across(sizes: Sizes, table: Singles, t: int, grid: tuple[int, int, int]
     for s in range(t, -1, -1):
         # The sweep: forwards of s..t that keep nothing, each beside its own input; its largest peak is the least m.
         total = 0.0
-        need, sweep = np.int64(0), np.int64(0)
+        need, sweep = 0, 0
         for j in range(s, t + 1):
             total += sizes.no_grad_forward[j]
             step = sizes.output[j + 1] + sizes.no_grad_temporary[j] + (sizes.output[j] if j > s else 0)

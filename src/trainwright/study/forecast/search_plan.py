@@ -159,7 +159,7 @@ def plan_search(
         verdict = judge(oracle, profile, batch=batch, devices=devices, **settings)
         judged.append((params, verdict))
         # One that fits only when it is repaired has no time on its own devices: another is looked for.
-        if verdict.runs and (curve is None or not curve.feasible[0]):
+        if verdict.runs and (curve is None or math.isinf(curve.seconds[0])):
             wanted = [devices * size for size in sizes if devices * size <= oracle.cluster.devices]
             curve = oracle.scaling_curve(profile, batch=batch, devices=wanted, **settings)
     if curve is None:
@@ -172,7 +172,7 @@ def plan_search(
         cluster=oracle.cluster,
         task=task,
         task_devices=devices,
-        scaling=Scaling(curve=curve.speedups(devices=devices)) if curve.feasible[0] else Scaling(),
+        scaling=Scaling(curve=curve.speedups(devices=devices)) if math.isfinite(curve.seconds[0]) else Scaling(),
     )
     search = SearchSetup(searcher=searcher or RandomSearcher(), space=space)
     runs = forecasts({"": scheduler}, engine, trials=trials, seeds=seeds, search=search)[""].runs
