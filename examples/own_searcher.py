@@ -45,7 +45,7 @@ class HillClimber:
             for row, key in zip(steps, space.row_keys(steps), strict=True):
                 if key not in view.tried and key not in taken:
                     taken.add(key)
-                    return row
+                    return np.asarray(row)
         return draw_new(view, number, taken, "hill")
 
 

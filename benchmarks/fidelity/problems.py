@@ -5,7 +5,7 @@ and `valid_loss` [rows, epochs], where what is not finite has diverged.
 """
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -58,7 +58,10 @@ class CurveProblem:
 
 def find_curves(data: Path, families: Sequence[str] | None = None) -> Iterator[CurveProblem]:
     """Yield all problems of a folder; LCBench's need onnxruntime, AlgoPerf's polars."""
-    special = {"yahpo_lcbench": ("lcbench", _lcbench), "algoperf": ("algoperf", _algoperf)}
+    special: dict[str, tuple[str, Callable[[Path], Iterator[tuple[str, _Table | _Surrogate]]]]] = {
+        "yahpo_lcbench": ("lcbench", _lcbench),
+        "algoperf": ("algoperf", _algoperf),
+    }
     for folder in sorted(path for path in data.iterdir() if path.is_dir()):
         family, read = special.get(folder.name, (folder.name, _tables))
         if families is None or family in families:

@@ -147,7 +147,7 @@ def _play_all(
     missing_cells = [cell for cell in cells if cell.key not in kept.values]
     families = None if wanted is None else tuple(wanted)
     for cell, regrets in _played(missing_cells, data, families, processes):
-        kept.of(cell.key, lambda regrets=regrets: regrets)
+        kept.add(cell.key, regrets)
         progress(f"{cell.key}: {' '.join(f'{regret:.3f}' for regret in regrets)}")
     return [(cell, kept.values[cell.key]) for cell in cells]
 
@@ -288,17 +288,17 @@ def _judge(found: Sequence[tuple[Cell, list[float]]]) -> dict[str, Any]:
         summary["default_behind_random"] = float(np.mean(behind))
     rows, detail = [], {}
     for method, by_family in regrets.items():
-        for family, values in by_family.items():
-            means = np.mean(values, axis=0)
+        for family, studies in by_family.items():
+            means = np.mean(studies, axis=0)
             lead = {}
             for other in (DEFAULT, f"random+{method.split('+')[-1]}"):
                 if other != method and other in regrets:
-                    apart = np.array(values) - np.array(regrets[other][family])
+                    apart = np.array(studies) - np.array(regrets[other][family])
                     lead[other] = [average(column) for column in apart.T]
             detail[f"{family} {method}"] = {"regret": means.tolist(), "minus": lead}
             apart_of = lead.get(DEFAULT)
             cells = [shown(apart_of[mark]) if apart_of else "" for mark in judged]
-            rows.append([family, method, str(len(values)), *(f"{mean:.2f}" for mean in means), *cells])
+            rows.append([family, method, str(len(studies)), *(f"{mean:.2f}" for mean in means), *cells])
     rows.sort(key=lambda row: row[0])
     header = ["family", "method", "studies", *(f"after {mark:g}" for mark in MARKS)]
     header += [f"minus default, after {mark:g} (95 %)" for mark in JUDGED]

@@ -46,11 +46,15 @@ class Kept:
     def of(self, key: str, make: Callable[[], Sequence[float]]) -> list[float]:
         """Return what is known by this name, or find it out."""
         if key not in self.values:
-            self.values[key] = [float(value) for value in make()]
-            if self.path is not None:
-                with self.path.open("a") as file:
-                    file.write(json.dumps([key, self.values[key]]) + "\n")
+            self.add(key, make())
         return self.values[key]
+
+    def add(self, key: str, values: Sequence[float]) -> None:
+        """Keep the measures of one more study."""
+        self.values[key] = [float(value) for value in values]
+        if self.path is not None:
+            with self.path.open("a") as file:
+                file.write(json.dumps([key, self.values[key]]) + "\n")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -87,10 +87,8 @@ class Watched(PromotionRule):
     _begun: int = 0
     _running: set[int] = field(default_factory=set)
 
-    @property
-    def max_epochs(self) -> int | None:
-        """The rule's."""
-        return self.rule.max_epochs
+    def __post_init__(self) -> None:
+        self.max_epochs = self.rule.max_epochs
 
     @property
     def promotes(self) -> bool:
