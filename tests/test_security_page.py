@@ -16,7 +16,6 @@ NAMES = {path.relative_to(ROOT).as_posix(): path for path in FILES}
 
 # Each reads what this very program wrote, or refuses all but a list of records; reasons beside them.
 UNPICKLES = {
-    "study/forecast/forecast.py": "from a child process that it started itself",
     "checkpoint/tools/formats/dcp.py": "an unpickler with a fixed list",
     "ui/figure_views.py": "a copy of what it holds in memory",
 }

@@ -143,7 +143,9 @@ def test_a_table_given_as_a_value(trainwright, study_file):
 def test_a_study_of_another_space(trainwright, study_file):
     """A directory that holds another study is refused, naming the first difference."""
     assert trainwright("run", study_file(), "--quiet").status == 0
-    refused(trainwright("run", study_file(("high = 1.0", "high = 2.0"))), r"x in \[0.0, 1.0\], now \[0.0, 2.0\]")
+    refused(
+        trainwright("run", study_file(("high = 1.0", "high = 2.0"))), r"x = Float\(0.0, 1.0\), now Float\(0.0, 2.0\)"
+    )
     refused(trainwright("run", study_file(("seed = 3", "seed = 4"))), "was made with seed 3, now 4")
     refused(
         trainwright("run", study_file(("min val_loss", "max val_loss"))), "objectives min val_loss, now max val_loss"

@@ -23,7 +23,7 @@ def test_another_space_seed_or_objective_is_refused(tmp_path):
     make(tmp_path / "study").close()
     changed = tw.Space(x=tw.Float(0.0, 2.0), k=tw.Int(1, 9), kind=tw.Choice("a", "b"))
     cases = [
-        ({"space": changed}, ["x in [0.0, 1.0]", "now [0.0, 2.0]", "new directory"]),
+        ({"space": changed}, ["x = Float(0.0, 1.0)", "now Float(0.0, 2.0)", "new directory"]),
         ({"objectives": "max loss"}, ["objectives min loss", "now max loss", "new directory"]),
         ({"objectives": "min loss <= 3"}, ["min loss <= 3"]),
         ({"seed": 8}, ["seed 7", "now 8", "seed=7"]),

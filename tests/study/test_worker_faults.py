@@ -134,7 +134,7 @@ def test_a_newer_format_is_refused_before_anything_is_written(begun):
     path = begun / "ledger" / "study.json"
     path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
     before = sorted(begun.rglob("*"))
-    with pytest.raises(LedgerTooNew, match="ledger: format 2; this version reads up to 1; upgrade trainwright"):
+    with pytest.raises(LedgerTooNew, match=r"study\.json: format 2; this version reads up to 1; upgrade trainwright"):
         tw.Worker(where=begun, engine=HERE).run(trials=3, progress=False)
     assert sorted(begun.rglob("*")) == before
 
