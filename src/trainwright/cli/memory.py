@@ -11,11 +11,10 @@ from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import call_function
 from trainwright.errors import InputError
 from trainwright.files import write_text
-from trainwright.memory import Chain, Plan
+from trainwright.memory import Chain, Plan, load_chain
 from trainwright.memory import curve as trade_offs
 from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
-from trainwright.memory.chain_files import load_chain
 from trainwright.plan.byte_sizes import format_bytes, read_size
 from trainwright.plan.memory.explain import draw_timeline, explain_plan
 from trainwright.plan.memory.minimum_budget import lowest_with_copies

@@ -1,10 +1,11 @@
 """Train what does not fit: rematerialisation, offloading and pipeline partitions of a chain of stages."""
 
+from pathlib import Path
 from typing import Any, Literal
 
-from trainwright.errors import BudgetError
-from trainwright.memory.chain_files import load_chain
+from trainwright.errors import BudgetError, ChainError, UnsupportedModel
 from trainwright.model.chain import Chain, Stage
+from trainwright.model.profile import Profile
 from trainwright.plan.byte_sizes import read_size
 from trainwright.plan.memory.operations import Link
 from trainwright.plan.memory.plan_record import CompiledPlan, Plan
@@ -130,3 +131,33 @@ def pipeline(
     size = read_size(memory, "memory")
     chain = load_chain(subject, sample, loss=loss, skips=False)
     return plan_pipeline(chain, stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
+
+
+def load_chain(
+    subject: Any,
+    sample: Any = None,
+    *,
+    loss: Any = None,
+    optimizer: Any = None,
+    accumulate: bool = False,
+    skips: bool = True,
+) -> Chain:
+    """Return the chain that `subject` is, that a profile or the file of that name holds, or that is measured."""
+    if isinstance(subject, Chain):
+        return subject
+    if isinstance(subject, Profile):
+        return subject.chain
+    if isinstance(subject, str | Path):
+        return Chain.load(subject)
+    if not hasattr(subject, "named_parameters"):
+        raise ChainError(
+            f"memory: got {type(subject).__name__}; allowed: a torch module with a sample, a profile with seconds, a "
+            "Chain, or the name of a chain file"
+        )
+    if sample is None:
+        raise UnsupportedModel(
+            f"memory, sample: got None for a model ({type(subject).__name__}); allowed: a batch that it takes"
+        )
+    from trainwright.train.parallel.recompute.fitting import chain_of
+
+    return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, skips=skips)

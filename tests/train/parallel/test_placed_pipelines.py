@@ -9,7 +9,7 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import PipelineError
-from trainwright.memory.chain_files import load_chain
+from trainwright.memory import load_chain
 from trainwright.plan.memory.operations import OperationKind
 from trainwright.train import parallelise
 from trainwright.train.parallel.pipeline.stage_plans import choose_operations, ways_to_run

@@ -8,7 +8,7 @@ from torch import nn
 
 from trainwright import memory
 from trainwright.errors import BudgetExceeded
-from trainwright.memory.chain_files import load_chain
+from trainwright.memory import load_chain
 from trainwright.train.parallel.recompute import fitting
 
 
