@@ -92,6 +92,10 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--cells", type=Path, metavar="FILE", help="where finished studies are kept")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
+    if not arguments.data.is_dir():
+        parser.error(f"--data: got {arguments.data}, which is no folder; allowed: a folder of families")
+    if arguments.seeds < 1 or arguments.processes < 1:
+        parser.error("--seeds and --processes: allowed: whole numbers from 1 on")
     methods, skipped = _methods(parser, arguments.methods.split(","))
     wanted = None if arguments.families is None else arguments.families.split(",")
     problems = _problems(arguments.data, None if wanted is None else tuple(wanted))

@@ -11,6 +11,7 @@ Needs hypothesis; nothing else of the package imports this file.
 import pickle
 import shutil
 import tempfile
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import prod
@@ -53,15 +54,15 @@ def bits(dtype: str, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
     return torch.from_numpy(raw).view(getattr(torch, dtype)).reshape(shape) if size else _empty(dtype, shape)
 
 
-class FormatConformance:
+class FormatConformance(ABC):
     """What every format promises. Subclass as Test<Format>, give `make`, inherit the tests."""
 
     many = 10_000
     """How many small tensors are a checkpoint like others; fewer in the fast tests of a format with dear records."""
 
+    @abstractmethod
     def make(self) -> Format:
         """Return the format."""
-        raise NotImplementedError
 
     def check(self, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> None:
         """Write, read back, and compare bit by bit."""
@@ -248,7 +249,7 @@ class FormatConformance:
                     self.make().read(path)
             assert not mark.exists()
 
-    def hide_pickles(self, folder: Path, payload: Callable[[], bytes]) -> None:
+    def hide_pickles(self, folder: Path, payload: Callable[[], bytes]) -> None:  # noqa: B027 -- a format without pickles has none to hide
         """Put further files into `folder` where a pickle lies hidden; formats with more places to hide say more."""
 
 

@@ -9,6 +9,7 @@ Needs no test library of its own: any runner that collects classes and methods n
 # ruff: noqa: S101 -- a test kit is made of asserts, and pickles what it made itself
 
 import pickle
+from abc import ABC, abstractmethod
 from itertools import permutations
 from typing import ClassVar
 
@@ -21,16 +22,16 @@ from trainwright.randomness import rng
 __all__ = ["CombinationConformance"]
 
 
-class CombinationConformance:
+class CombinationConformance(ABC):
     """Subclass as Test<CombinationRule>, give `make_rule`; a rule made for a number of members is made for four."""
 
     MEMBERS: ClassVar[int] = 4
     ROWS: ClassVar[int] = 23
     COLUMNS: ClassVar[int] = 3
 
+    @abstractmethod
     def make_rule(self) -> CombinationRule:
         """Return the rule under test."""
-        raise NotImplementedError
 
     def predictions(self, seed: int = 0) -> list[Array]:
         """Return one prediction a member, of the first kind that the rule combines."""

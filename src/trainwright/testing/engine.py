@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -88,14 +89,14 @@ def run_all(
     return kept
 
 
-class EngineConformance:
+class EngineConformance(ABC):
     """Inherit as Test<Engine> and give `make_engine`; `processes` says whether trials run in other processes."""
 
     processes: ClassVar[bool] = True
 
+    @abstractmethod
     def make_engine(self) -> Engine:
         """Return an engine, not opened yet."""
-        raise NotImplementedError
 
     @contextmanager
     def opened(self) -> Iterator[tuple[Engine, Path]]:

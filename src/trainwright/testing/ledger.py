@@ -6,6 +6,7 @@ Needs hypothesis; nothing else of the package imports this file.
 
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -40,7 +41,7 @@ records = st.tuples(
 """Records of unknown kinds, which a ledger keeps as they are, not yet stamped."""
 
 
-class LedgerConformance:
+class LedgerConformance(ABC):
     """What every ledger promises. Subclass as Test<Ledger>, give `make` and `another`, inherit the tests."""
 
     records: ClassVar[st.SearchStrategy[Record]] = records
@@ -49,13 +50,13 @@ class LedgerConformance:
     examples = 30
     """How many examples hypothesis tries; fewer for a ledger that is slow to make."""
 
+    @abstractmethod
     def make(self) -> Ledger:
         """Return a writer on a new, empty ledger."""
-        raise NotImplementedError
 
+    @abstractmethod
     def another(self, ledger: Ledger) -> Ledger:
         """Return another writer on the records of `ledger`, which may be closed."""
-        raise NotImplementedError
 
     def test_round_trip(self) -> None:
         """Any record comes back as it was stamped: unknown kinds, NaN, infinities, all of Unicode."""

@@ -9,6 +9,7 @@ Needs no test library of its own: any runner that collects classes and methods n
 # ruff: noqa: S101, S301 -- a test kit is made of asserts, and pickles what it made itself
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -133,14 +134,14 @@ def _check(played: _Played) -> None:
     assert {trial: running.block for trial, running in allocator.running.items()} == played.held
 
 
-class PolicyConformance:
+class PolicyConformance(ABC):
     """Inherit as Test<Policy> and give `make_policy` and the sizes of engines (slots, slots a node) that it can use."""
 
     engines: ClassVar[tuple[tuple[int, int], ...]] = ((1, 1), (2, 2), (3, 3), (8, 8), (12, 4), (10, 6))
 
+    @abstractmethod
     def make_policy(self) -> AllocationPolicy:
         """Return the policy."""
-        raise NotImplementedError
 
     def test_every_trial_ends(self) -> None:
         """Whatever ends when, all work is started in its order and ends; then every slot is free again."""

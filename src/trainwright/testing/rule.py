@@ -9,6 +9,7 @@ Needs no test library of its own: any runner that collects classes and methods n
 # ruff: noqa: S101, S301 -- a test kit is made of asserts, and pickles what it made itself
 
 import pickle
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import cycle
@@ -179,7 +180,7 @@ def _copy(index: Index) -> Index:
     return pickle.loads(pickle.dumps(index))
 
 
-class RuleConformance:
+class RuleConformance(ABC):
     """Inherit as Test<Rule> and give `make_rule`.
 
     Set `rank_based` if only the order of losses counts, `equals_stay` to False if trials are judged by a model.
@@ -190,9 +191,9 @@ class RuleConformance:
     objectives: ClassVar[int] = 1
     streams: ClassVar[int] = 12  # random studies per test
 
+    @abstractmethod
     def make_rule(self) -> PromotionRule:
         """Return the rule; called often, so that state of its own would show."""
-        raise NotImplementedError
 
     def studies(self) -> Iterator[tuple[Loss, dict[str, Any]]]:
         """Yield losses with few different values, so that ties are common, and sizes of studies; some with trouble."""

@@ -9,6 +9,7 @@ Needs no test library of its own: any runner that collects classes and methods n
 # ruff: noqa: S101 -- a test kit is made of asserts
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import ClassVar
 
@@ -91,15 +92,15 @@ def bowl(configuration: Configuration, number: int) -> list[float]:
     return [sum(math.log1p(abs(float(v) - 0.3)) for v in values)]
 
 
-class SearcherConformance:
+class SearcherConformance(ABC):
     """Inherit as Test<Searcher> and give `make_searcher`; set to False what the searcher does not claim."""
 
     several_objectives: ClassVar[bool] = True
     wide_spaces: ClassVar[bool] = True  # of 200 parameters
 
+    @abstractmethod
     def make_searcher(self) -> Searcher:
         """Return a searcher; called once for every run, so that state of its own would show."""
-        raise NotImplementedError
 
     def conditional_space(self) -> Space:
         """Return a space with every kind of column, a condition and a requirement."""

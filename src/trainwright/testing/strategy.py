@@ -2,6 +2,8 @@
 
 # ruff: noqa: S101 -- a test kit is made of asserts
 
+from abc import ABC, abstractmethod
+
 import numpy as np
 
 from trainwright.plan.parallel.mesh import Ints, Mesh
@@ -12,18 +14,18 @@ from trainwright.plan.parallel.strategies.strategy import ParallelStrategy, Stag
 __all__ = ["StrategyConformance"]
 
 
-class StrategyConformance:
+class StrategyConformance(ABC):
     """Shares are shares, one part divides nothing, more parts never leave more; exchanges are real ones."""
 
     batch = 64
 
+    @abstractmethod
     def make_strategy(self) -> ParallelStrategy:
         """Return the strategy."""
-        raise NotImplementedError
 
+    @abstractmethod
     def make_work(self) -> ModelArrays:
         """Return a model that it can divide into at least four parts."""
-        raise NotImplementedError
 
     def meshes(self) -> Mesh:
         """Return a candidate for every degree that applies, within the limit."""
