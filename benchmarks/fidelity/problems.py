@@ -18,7 +18,7 @@ from trainwright.randomness import rng
 from trainwright.space import Choice, Float, Int, Space
 from trainwright.space.parameters import Parameter
 
-__all__ = ["CurveProblem", "find_curves"]
+__all__ = ["CurveProblem", "LCBench", "find_curves"]
 
 Array = NDArray[np.float64]
 
@@ -138,22 +138,52 @@ def _algoperf(folder: Path) -> Iterator[tuple[str, _Table]]:
         yield str(workload), _Table(space, params, np.array([np.median(alike, axis=0) for alike in found.values()]))
 
 
+@dataclass(frozen=True, kw_only=True)
+class LCBench:
+    """The surrogate of a folder: the network, its parameters by name in the order of its inputs, and its data sets."""
+
+    net: Any
+    parameters: dict[str, dict[str, Any]]
+    epochs: int
+    codes: dict[str, int]  # of the first data sets, by name
+
+    @classmethod
+    def of(cls, folder: Path) -> "LCBench | None":
+        """Open it; None without onnxruntime, or without the model."""
+        try:
+            runtime = import_module("onnxruntime")
+        except ImportError:
+            return None
+        if not (folder / "model.onnx").is_file():
+            return None
+        options = runtime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        net = runtime.InferenceSession(str(folder / "model.onnx"), options)
+        space = json.loads((folder / "config_space.json").read_text())["hyperparameters"]
+        listed = {each["name"]: each for each in space}
+        codes = json.loads((folder / "encoding.json").read_text())["OpenML_task_id"]
+        names = ["batch_size", "learning_rate", "momentum", "weight_decay", "num_layers", "max_units", "max_dropout"]
+        return cls(
+            net=net,
+            parameters={name: listed[name] for name in names},
+            epochs=int(listed["epoch"]["upper"]),
+            codes={task: codes[task] for task in listed["OpenML_task_id"]["choices"][:_TASKS]},
+        )
+
+    def predict(self, code: int, values: Array) -> Array:
+        """Return [rows, epochs, outputs] of one data set for values [rows, parameters]."""
+        epochs = np.tile(np.arange(1, self.epochs + 1), len(values))[:, None]
+        inputs = np.concatenate([epochs, np.repeat(values, self.epochs, axis=0)], axis=1).astype(np.float32)
+        codes = np.full((len(inputs), 1), code, np.int32)
+        found: Array = self.net.run(None, {"x_cont": inputs, "x_cat": codes})[0].astype(float)
+        return found.reshape(len(values), self.epochs, -1)
+
+
 def _lcbench(folder: Path) -> Iterator[tuple[str, "_Surrogate"]]:
-    try:
-        runtime = import_module("onnxruntime")
-    except ImportError:
-        return
-    if not (folder / "model.onnx").is_file():
-        return
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    net = runtime.InferenceSession(str(folder / "model.onnx"), options)
-    listed = {each["name"]: each for each in json.loads((folder / "config_space.json").read_text())["hyperparameters"]}
-    codes: dict[str, int] = json.loads((folder / "encoding.json").read_text())["OpenML_task_id"]
-    names = ["batch_size", "learning_rate", "momentum", "weight_decay", "num_layers", "max_units", "max_dropout"]
-    space = Space.of({name: _parameter(listed[name]) for name in names})
-    for task in listed["OpenML_task_id"]["choices"][:_TASKS]:
-        yield task, _Surrogate(net, codes[task], space, names, int(listed["epoch"]["upper"]))
+    lcbench = LCBench.of(folder)
+    if lcbench is not None:
+        for task, code in lcbench.codes.items():
+            yield task, _Surrogate(lcbench, code)
 
 
 def _parameter(entry: Mapping[str, Any]) -> Parameter:
@@ -162,17 +192,15 @@ def _parameter(entry: Mapping[str, Any]) -> Parameter:
 
 
 class _Surrogate:
-    """Validation errors (percent) that the network gives."""
+    """Validation errors (percent) that the network gives for one data set."""
 
-    def __init__(self, net: Any, code: int, space: Space, names: list[str], length: int) -> None:
-        self._net, self._code, self.space, self._names, self.length = net, code, space, names, length
+    def __init__(self, lcbench: LCBench, code: int) -> None:
+        self._lcbench, self._code, self.length = lcbench, code, lcbench.epochs
+        self.space = Space.of({name: _parameter(entry) for name, entry in lcbench.parameters.items()})
 
     def __call__(self, rows: Array) -> Array:
         """Return the curves of rows of the space."""
-        values = np.array([[params[name] for name in self._names] for params in self.space.decode(rows)], dtype=float)
-        epochs = np.tile(np.arange(1, self.length + 1), len(rows))[:, None]
-        inputs = np.concatenate([epochs, np.repeat(values, self.length, axis=0)], axis=1).astype(np.float32)
-        codes = np.full((len(inputs), 1), self._code, np.int32)
-        found = self._net.run(None, {"x_cont": inputs, "x_cat": codes})[0]
-        errors: Array = 100.0 - found[:, 1].astype(float).reshape(len(rows), self.length)
+        names = self._lcbench.parameters
+        values = np.array([[params[name] for name in names] for params in self.space.decode(rows)], dtype=float)
+        errors: Array = 100.0 - self._lcbench.predict(self._code, values)[:, :, 1]
         return errors

@@ -1,14 +1,13 @@
 """Studies of recorded curves: the tables as simulated tasks, and a rule whose reports are noted with their times."""
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from benchmarks.fidelity.problems import LCBench
 
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated.record import SimulatedStudy
@@ -37,7 +36,6 @@ __all__ = ["Curves", "Watched", "algoperf", "lcbench", "study", "taskset"]
 _EPOCHS = 50  # of AlgoPerf's runs: fiftieths of
 _SHARE = 0.9  # the time allowed, that a run must have used
 _LEAST = 12  # rows that make a table
-_SURROGATES = 6  # data sets of LCBench
 _CONFIGURATIONS = 300  # drawn for each of them
 
 
@@ -214,29 +212,14 @@ def lcbench(folder: Path) -> Iterator[Curves]:
 
     Nothing if onnxruntime is missing. Its seconds fall at times; a later epoch never counts as earlier.
     """
-    place = folder / "yahpo_lcbench"
-    try:
-        runtime = import_module("onnxruntime")
-    except ImportError:
+    lcbench = LCBench.of(folder / "yahpo_lcbench")
+    if lcbench is None:
         return
-    if not (place / "model.onnx").is_file():
-        return
-    options = runtime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1
-    net = runtime.InferenceSession(str(place / "model.onnx"), options)
-    space = {each["name"]: each for each in json.loads((place / "config_space.json").read_text())["hyperparameters"]}
-    codes: dict[str, int] = json.loads((place / "encoding.json").read_text())["OpenML_task_id"]
-    names = ["batch_size", "learning_rate", "momentum", "weight_decay", "num_layers", "max_units", "max_dropout"]
-    epochs = np.arange(1, int(space["epoch"]["upper"]) + 1)
-    for number, name in enumerate(space["OpenML_task_id"]["choices"][:_SURROGATES]):
-        shares = rng(0, "surrogate", number).random((_CONFIGURATIONS, len(names)))
-        chosen = np.stack([_placed(space[each], shares[:, i]) for i, each in enumerate(names)], axis=1)
-        inputs = np.concatenate(
-            [np.tile(epochs, _CONFIGURATIONS)[:, None], np.repeat(chosen, len(epochs), axis=0)], axis=1
-        ).astype(np.float32)
-        tasks = np.full((len(inputs), 1), codes[name], np.int32)
-        found = net.run(None, {"x_cont": inputs, "x_cat": tasks})[0].reshape(_CONFIGURATIONS, len(epochs), -1)
-        seconds, error = found[:, :, 0].astype(float), 100.0 - found[:, :, 1].astype(float)
+    for number, (name, code) in enumerate(lcbench.codes.items()):
+        shares = rng(0, "surrogate", number).random((_CONFIGURATIONS, len(lcbench.parameters)))
+        chosen = [_placed(entry, shares[:, i]) for i, entry in enumerate(lcbench.parameters.values())]
+        found = lcbench.predict(code, np.stack(chosen, axis=1))
+        seconds, error = found[:, :, 0], 100.0 - found[:, :, 1]
         yield _curves(name, tables({"valid_loss": error, "s": np.maximum(seconds, 1e-3)}, seconds="s"))
 
 
