@@ -40,6 +40,7 @@ if TYPE_CHECKING:
         MultiObjectiveASHA,
         Patience,
         Plateau,
+        PopulationBasedTraining,
         Scheduler,
         SuccessiveHalving,
     )
@@ -93,8 +94,8 @@ _NAMES = {
     "model.profile": "Profile",
     "plan": "Forecast Layout Oracle",
     "schedule": "ASHA PASHA RASDA AnyOf BestStatic Doubling DoublingAsPublished Extrapolate Fixed FixedEpochs "
-    "Hyperband IEpoch MarginalGain Median MultiObjectiveASHA Patience Plateau Scheduler "
-    "SuccessiveHalving",
+    "Hyperband IEpoch MarginalGain Median MultiObjectiveASHA Patience Plateau "
+    "PopulationBasedTraining Scheduler SuccessiveHalving",
     "search": "DefaultSearcher EvolutionSearcher ExpectedGain ForestSearcher GaussianProcessSearcher GridSearcher "
     "QuasiRandomSearcher RandomSearcher",
     "serve": "Deployment",
@@ -151,6 +152,7 @@ __all__ = [
     "Parametric",
     "Patience",
     "Plateau",
+    "PopulationBasedTraining",
     "Profile",
     "PyCOMPSs",
     "QuasiRandomSearcher",

@@ -13,7 +13,9 @@ from trainwright.schedule.rules.extrapolate import Extrapolate
 from trainwright.schedule.rules.halving import ASHA, Hyperband, SuccessiveHalving
 from trainwright.schedule.rules.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.rules.pasha import PASHA
+from trainwright.schedule.rules.population import PopulationBasedTraining
 from trainwright.schedule.rules.promotion_rule import (
+    Clone,
     Continue,
     Event,
     Pause,
@@ -36,6 +38,7 @@ __all__ = [
     "AnyOf",
     "BestStatic",
     "BuddyAllocator",
+    "Clone",
     "Continue",
     "DeviceAllocator",
     "Doubling",
@@ -53,6 +56,7 @@ __all__ = [
     "Patience",
     "Pause",
     "Plateau",
+    "PopulationBasedTraining",
     "Promote",
     "Promoted",
     "PromotionRule",

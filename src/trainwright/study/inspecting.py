@@ -6,7 +6,7 @@ from trainwright.errors import MissingExtra
 from trainwright.ledger import Constraint, Objective, State, TrialState
 from trainwright.ledger.standing import under_way
 from trainwright.space import Space
-from trainwright.study.results import By, Results, recommended
+from trainwright.study.results import By, Results, Stretch, recommended
 from trainwright.study.study_log import StudyLog
 
 if TYPE_CHECKING:
@@ -68,6 +68,18 @@ class Inspecting:
         Raises `StudyError` while no result does, and for a study of several objectives, which has a front instead.
         """
         return Results.of(self._log.state).best()
+
+    def lineage(self, trial: int | None = None) -> list[Stretch]:
+        """Return with which parameters the state of a trial (None: the best) was trained, from epoch 1 to its last.
+
+        One stretch for a trial of its own, more for a clone of population-based training.
+        """
+        now = self.best if trial is None else self._log.state.trials[trial]
+        last, found = now.epoch, []
+        while (begun := now.exploits) is not None:
+            found.append(Stretch(now.number, begun.epoch + 1, last, now.params))
+            now, last = self._log.state.trials[begun.parent], begun.epoch
+        return [Stretch(now.number, 1, last, now.params), *reversed(found)]
 
     def recommend(self, *, by: By = "estimate") -> TrialState:
         """Return the trial to deploy: of least estimated loss, which a lucky noisy result is not, or `study.best`.

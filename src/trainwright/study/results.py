@@ -1,7 +1,8 @@
 """The results of a study: feasible trials, best trial, Pareto front, hypervolume, and the trial to deploy."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,10 +24,19 @@ from trainwright.search import SearchView
 from trainwright.space import Space
 from trainwright.study.projections import SearchProjection
 
-__all__ = ["By", "Results", "first_reference", "recommended"]
+__all__ = ["By", "Results", "Stretch", "first_reference", "recommended"]
 
 Array = NDArray[np.float64]
 By = Literal["estimate", "observed"]
+
+
+class Stretch(NamedTuple):
+    """The epochs `first` to `last` that were trained in one trial, with its parameters."""
+
+    trial: int
+    first: int
+    last: int
+    params: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

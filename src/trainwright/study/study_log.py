@@ -8,6 +8,7 @@ from typing import Protocol, TypeVar
 
 from trainwright.errors import LedgerError, LedgerFull, StudyError, TrainwrightError
 from trainwright.ledger import Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
+from trainwright.ledger.trials import Exploit
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.claims import Claims
@@ -237,7 +238,7 @@ class StudyLog:
             )
         return Space.from_json(self.state.space)
 
-    def proposal(self, number: int, configuration: Configuration) -> Record:
+    def proposal(self, number: int, configuration: Configuration, exploits: Exploit | None = None) -> Record:
         """Return the record of a proposal that the caller will append: with how much its searcher has seen."""
         self.claims.proposed(number)
         return facts.proposed(
@@ -247,6 +248,7 @@ class StudyLog:
             origin=configuration.origin,
             seen=sum(map(self.state.counts.__getitem__, _ENDED)),
             seen_hash=f"{self.state.ended_hash:016x}",
+            exploits=exploits,
         )
 
     def offered(self, trial: TrialState) -> bool:

@@ -27,12 +27,12 @@ from trainwright.schedule import Event as RuleEvent
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.allocator.estimates import Estimates, seconds_left
 from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
-from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened, Started
+from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started
 
 __all__ = ["simulate"]
 
-Configure = Callable[[int], Mapping[str, Any] | None]
-"""Returns the parameters of a new trial; None for none."""
+Configure = Callable[[int, Clone | None], Mapping[str, Any] | None]
+"""Returns the parameters of a new trial, or of a clone; None for none."""
 OnResult = Callable[[int, int, tuple[float, ...], bool], None]
 """Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused.
 
@@ -50,7 +50,7 @@ def simulate(
     device_seconds: float | None = None,
     seed: int,
     objectives: int = 1,
-    configure: Configure = lambda _: None,
+    configure: Configure = lambda *_: None,
     on_result: OnResult | None = None,
     result_epochs: Iterable[int] = (),
     gantt: bool = False,
@@ -226,18 +226,24 @@ class _Simulation:
             if self.on_result is not None:
                 self.on_result(trial.number, trial.reported, trial.course.losses(trial.reported), False)
             return PendingTrial(trial.number, trial.checkpoint)
-        if isinstance(answer, New) and not new:
+        if isinstance(answer, New | Clone) and not new:
             return None
-        if isinstance(answer, New):
-            number = len(self.trials)
+        if isinstance(answer, New | Clone):
+            number, clone = len(self.trials), answer if isinstance(answer, Clone) else None
             try:
-                params = self.configure(number)
+                params = self.configure(number, clone)
             except SpaceExhausted:
                 # As in a real study: those that were tried are all there are, and their promotions go on.
                 self.limits = replace(self.limits, trials=number)
                 return self.next_trial(new=False)
-            self.trials[number] = SimulatedTrial(number, self.learning_curves.of(number, params))
-            return PendingTrial(number)
+            self.trials[number] = trial = SimulatedTrial(number, self.learning_curves.of(number, params))
+            if clone is not None:
+                parent = self.trials[clone.parent]
+                at = parent.behind(self.clock) if parent.trains else parent.checkpoint
+                # A table knows no mixtures: from here on its curve is that of its own parameters.
+                trial.checkpoint = trial.reported = at
+                self._fold_event(Started(trial=number, at_seconds=self.clock, clone=clone, epoch=at))
+            return PendingTrial(number, trial.checkpoint)
         self.nothing = True
         if answer.until_seconds is not None:
             self.device_allocator.plan_again_at(answer.until_seconds)

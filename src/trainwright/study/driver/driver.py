@@ -8,7 +8,7 @@ from functools import partial
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
 from trainwright.engine.admission import REJECTED
-from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
+from trainwright.errors import EngineError, LedgerError, SchedulerStalled, StudyError, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts
 from trainwright.ledger.objectives import refusal
 from trainwright.randomness import rng
@@ -20,6 +20,7 @@ from trainwright.study.driver.budget import Budget, TeamSettings
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
 from trainwright.study.driver.gc_freeze import gc_frozen
 from trainwright.study.driver.heartbeat import Heartbeat
+from trainwright.study.driver.inheritance import hand_over
 from trainwright.study.driver.leaving import Leaving
 from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.trial_queue import TrialQueue
@@ -86,6 +87,12 @@ class Driver:
         """
         rule = self.scheduler.rule
         rule.check(len(self.log.objectives), self.budget.trials)
+        rule.check_space(self.view.space)
+        if rule.clones and self._directory is None:
+            raise StudyError(
+                f"{type(rule).__name__} starts trials from checkpoints of others, and the study keeps nothing on disk; "
+                "give tw.Study(..., directory='runs/name')"
+            )
         policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
         if notice := policy.check(slots, per_node, rule):
             self.progress.say(notice)
@@ -219,6 +226,8 @@ class Driver:
             return
         trial = self.log.state.trials[number]
         self.progress.warn_of_repeat(trial, self.log.directory)
+        if trial.exploits is not None:
+            hand_over(self.log.directory, trial)
         self.allocator.runs[number] = TrialRun(lease=lease, block=block, since=time.monotonic(), before=before)
         assignment = Assignment(
             trial=number,
@@ -228,7 +237,8 @@ class Driver:
             max_epochs=self.scheduler.rule.max_epochs,
             metrics=tuple(objective.metric for objective in self.log.objectives),
             directory=self._directory,
-            reported_epoch=trial.epoch,
+            reported_epoch=max(trial.epoch, trial.saved_epoch if trial.exploits else 0),
+            begins_after=trial.exploits.epoch if trial.exploits else 0,
             saved_step=max((lease.step for lease in trial.leases.values()), default=0),
             start_devices=self.scheduler.policy.start,
         )
@@ -249,7 +259,7 @@ class Driver:
             return None
         trial = self.log.state.trials.get(number)
         # What is known of checkpoints now tells later whether the run began from one.
-        known = max(trial.checkpoints, default=0) if trial is not None else 0
+        known = trial.saved_epoch if trial is not None else 0
         devices = self.engine.devices(block)
         start = facts.started(number, lease, slot=self._slot_name(block), devices=devices, resumed_epoch=known)
         self.log.append(start if proposal is None else facts.begun(proposal, start))
