@@ -15,7 +15,6 @@ from trainwright.schedule.rules.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.rules.pasha import PASHA
 from trainwright.schedule.rules.population import PopulationBasedTraining
 from trainwright.schedule.rules.promotion_rule import (
-    Clone,
     Continue,
     Event,
     Pause,
@@ -38,7 +37,6 @@ __all__ = [
     "AnyOf",
     "BestStatic",
     "BuddyAllocator",
-    "Clone",
     "Continue",
     "DeviceAllocator",
     "Doubling",

@@ -6,7 +6,7 @@ from trainwright.errors import MissingExtra
 from trainwright.ledger import Constraint, Objective, State, TrialState
 from trainwright.ledger.standing import under_way
 from trainwright.space import Space
-from trainwright.study.results import By, Results, Stretch, recommended
+from trainwright.study.results import By, Results, Stretch, lineage_of, recommended
 from trainwright.study.study_log import StudyLog
 
 if TYPE_CHECKING:
@@ -74,12 +74,7 @@ class Inspecting:
 
         One stretch for a trial of its own, more for a clone of population-based training.
         """
-        now = self.best if trial is None else self._log.state.trials[trial]
-        last, found = now.epoch, []
-        while (begun := now.exploits) is not None:
-            found.append(Stretch(now.number, begun.epoch + 1, last, now.params))
-            now, last = self._log.state.trials[begun.parent], begun.epoch
-        return [Stretch(now.number, 1, last, now.params), *reversed(found)]
+        return lineage_of(self._log.state, self.best.number if trial is None else trial)
 
     def recommend(self, *, by: By = "estimate") -> TrialState:
         """Return the trial to deploy: of least estimated loss, which a lucky noisy result is not, or `study.best`.

@@ -24,7 +24,7 @@ from trainwright.search import SearchView
 from trainwright.space import Space
 from trainwright.study.projections import SearchProjection
 
-__all__ = ["By", "Results", "Stretch", "first_reference", "recommended"]
+__all__ = ["By", "Results", "Stretch", "first_reference", "lineage_of", "recommended"]
 
 Array = NDArray[np.float64]
 By = Literal["estimate", "observed"]
@@ -37,6 +37,16 @@ class Stretch(NamedTuple):
     first: int
     last: int
     params: Mapping[str, Any]
+
+
+def lineage_of(state: State, number: int) -> list[Stretch]:
+    """Return the stretches of a trial's state: those of its own epochs, and before them of a clone's parents."""
+    now, found = state.trials[number], []
+    last = now.epoch
+    while (begun := now.exploits) is not None and begun.parent < now.number:
+        found.append(Stretch(now.number, begun.epoch + 1, last, now.params))
+        now, last = state.trials[begun.parent], begun.epoch
+    return [Stretch(now.number, 1, last, now.params), *reversed(found)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New,
 __all__ = ["simulate"]
 
 Configure = Callable[[int, Clone | None], Mapping[str, Any] | None]
-"""Returns the parameters of a new trial, or of a clone; None for none."""
+"""Returns the parameters of a new trial; None for none."""
 OnResult = Callable[[int, int, tuple[float, ...], bool], None]
 """Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused.
 
@@ -226,9 +226,9 @@ class _Simulation:
             if self.on_result is not None:
                 self.on_result(trial.number, trial.reported, trial.course.losses(trial.reported), False)
             return PendingTrial(trial.number, trial.checkpoint)
-        if isinstance(answer, New | Clone) and not new:
-            return None
         if isinstance(answer, New | Clone):
+            if not new:
+                return None
             number, clone = len(self.trials), answer if isinstance(answer, Clone) else None
             try:
                 params = self.configure(number, clone)
@@ -239,9 +239,8 @@ class _Simulation:
             self.trials[number] = trial = SimulatedTrial(number, self.learning_curves.of(number, params))
             if clone is not None:
                 parent = self.trials[clone.parent]
-                at = parent.behind(self.clock) if parent.trains else parent.checkpoint
-                # A table knows no mixtures: from here on its curve is that of its own parameters.
-                trial.checkpoint = trial.reported = at
+                at = min(self.length - 1, parent.behind(self.clock) if parent.trains else parent.checkpoint)
+                trial.checkpoint = trial.reported = at  # from here on the curve is that of its own parameters
                 self._fold_event(Started(trial=number, at_seconds=self.clock, clone=clone, epoch=at))
             return PendingTrial(number, trial.checkpoint)
         self.nothing = True

@@ -11,7 +11,8 @@ from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import EngineError, StudyError
-from trainwright.schedule import BestStatic, Clone, PromotionRule, Scheduler
+from trainwright.schedule import BestStatic, PromotionRule, Scheduler
+from trainwright.schedule.rules.promotion_rule import Clone
 from trainwright.search import Searcher, SearchView
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
