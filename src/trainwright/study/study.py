@@ -21,6 +21,7 @@ from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
+from trainwright.study.driver.failures import StudyFailed
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
 from trainwright.study.notes import JobNote, Searching
@@ -242,7 +243,13 @@ class Study(Simulating):
         if scheduler is None and (job := JobNote.last(self._log.state)) is not None:
             scheduler = job.scheduler("study.run(..., scheduler=...)")
         chosen = self.searching.choose(searcher, "study.run(..., searcher=...)")
-        self.work(train, budget, searcher=chosen, scheduler=Scheduler.of(scheduler), engine=engine, progress=progress)
+        try:
+            self.work(
+                train, budget, searcher=chosen, scheduler=Scheduler.of(scheduler), engine=engine, progress=progress
+            )
+        except StudyFailed as failed:
+            # The sentence names the line that failed; our frames between would only hide it.
+            raise failed.with_traceback(None) from None
 
     def work(
         self,
