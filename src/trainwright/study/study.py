@@ -30,9 +30,11 @@ from trainwright.study.projections import RuleProjection, SearchProjection, rung
 from trainwright.study.simulating import Simulating
 from trainwright.study.study_log import ENQUEUED, RetryOnFullDisk, StudyLog
 from trainwright.train.trial import as_number
-from trainwright.validators import check, instance_of, integer, optional
+from trainwright.validators import check, instance_of, integer, number, optional
 
 __all__ = ["Study"]
+
+_SECONDS = number(minimum=0)
 
 
 class Study(Simulating):
@@ -148,13 +150,16 @@ class Study(Simulating):
         *,
         failed: str | None = None,
         repeat: bool = False,
+        wall_seconds: float = 0.0,
         **metrics: float,
     ) -> TrialState:
         """Record the result of a configuration: one that was asked, or any legal mapping of values (a new trial).
 
         `failed` tells why there is none; an objective that is NaN or infinite fails the trial too. `repeat=True`
-        records a second result as a new trial of the same values.
+        records a second result as a new trial of the same values. `wall_seconds` is what it took, for searchers that
+        weigh costs; 0 where nobody measured.
         """
+        check(wall_seconds, _SECONDS, "tell: wall_seconds", TrialError)
         if not isinstance(configuration, Mapping):
             raise TrialError(f"tell: got {configuration!r}; allowed: a configuration from ask, or a mapping of values")
         if failed is not None and (metrics or not isinstance(failed, str)):
@@ -177,7 +182,8 @@ class Study(Simulating):
         elif bad is not None:
             self._log.append(facts.failed(trial.number, lease, failure="bad_objective", message=bad))
         else:
-            self._log.append(facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=0.0))
+            done = facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=wall_seconds)
+            self._log.append(done)
         # Not before it is written: a failed tell can be repeated.
         self._log.asked.discard(trial.number)
         return trial
