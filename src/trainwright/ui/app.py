@@ -14,7 +14,7 @@ from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
 
 from trainwright.errors import InputError
-from trainwright.strict_json import plain
+from trainwright.files import plain
 from trainwright.ui.figure_views import VIEWS, FigureViews
 from trainwright.ui.study_details import log_tail, study_summary, trial_page
 from trainwright.ui.study_follower import StudyFollower
