@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from trainwright.cluster import Cluster
     from trainwright.engine import Local
     from trainwright.engine.ray.engine import Ray
+    from trainwright.engine.simulated.ledger_cost import LedgerCost
     from trainwright.engine.simulated.settings import Scaling, Simulated
     from trainwright.engine.simulated.table import tables
     from trainwright.engine.simulated.task import Parametric
@@ -82,6 +83,7 @@ _NAMES = {
     "cluster": "Cluster",
     "engine": "Local",
     "engine.ray.engine": "Ray",
+    "engine.simulated.ledger_cost": "LedgerCost",
     "engine.simulated.settings": "Scaling Simulated",
     "engine.simulated.table": "tables",
     "engine.simulated.task": "Parametric",
@@ -140,6 +142,7 @@ __all__ = [
     "IEpoch",
     "Int",
     "Layout",
+    "LedgerCost",
     "Library",
     "Local",
     "MarginalGain",
