@@ -7,6 +7,7 @@ seventh word so many members are killed at random moments of the first half, eac
 ledger holds is told: trials with a result, those with none or with several ends, and the kills.
 """
 
+import gc
 import json
 import math
 import os
@@ -52,6 +53,9 @@ def main(argv: list[str]) -> None:
     workers, trials = (int(word) for word in argv[3:5])
     objective = Clocked(float(argv[5]))
     join = {"ours": _ours, "optuna": _optuna}[system](sampler, where, trials, objective)
+    # What the members share stays shared only as long as no collector marks it.
+    gc.collect()
+    gc.freeze()
     begin, go = os.pipe()
     share = trials // workers
     children = [_fork(partial(join, rank, share), objective, begin, go) for rank in range(workers)]
@@ -133,9 +137,9 @@ def _fork(join: Callable[[], None], objective: Clocked, begin: int, go: int) -> 
 
 
 def _memory() -> float:
-    """Return the megabytes that this process holds, its share of what it shares counted."""
+    """Return the megabytes that this process holds for itself."""
     lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return sum(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def _result(pid: int, pipe: int) -> dict[str, Any]:
