@@ -1,4 +1,4 @@
-"""`trainwright checkpoint ...`: look at checkpoints, check and compare them, and choose how and when to save."""
+"""`trainwright checkpoint ...`: look at checkpoints, check and compare them, and choose when to save."""
 
 import json
 import sys
@@ -9,18 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.checkpoint.policy.interval import Costs, plan_saves
-from trainwright.checkpoint.tools.bench import bench as measure
-from trainwright.checkpoint.tools.bench import collect_state
 from trainwright.checkpoint.tools.estimators import compare_estimators
 from trainwright.checkpoint.tools.proof import Proof
 from trainwright.checkpoint.tools.proof import verify_resume as prove
 from trainwright.cli.checkpoint_files import convert, diff, inspect, verify
 from trainwright.cli.command import Result, make_group
-from trainwright.cli.formatting import print_table, seconds, size
-from trainwright.cli.inputs import call_function
+from trainwright.cli.formatting import print_table, seconds
 from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError
-from trainwright.report.formatting import count, duration
+from trainwright.report.formatting import duration
 
 __all__ = ["app"]
 
@@ -140,50 +137,15 @@ def interval(
     return Result({**asdict(costs), "estimates": estimated, "plan": None if left is None else asdict(plan)})
 
 
-def bench(
-    factory: Annotated[
-        str, typer.Argument(help="MODULE:FUNCTION that returns a model, (model, optimizer), or a dict of state.")
-    ],
-    *,
-    directory: Annotated[Path, typer.Option(help="The disk to measure.")] = Path(),
-    repeats: Annotated[int, typer.Option(help="Rounds, after one to warm up.")] = 5,
-) -> Result:
-    """Measure what saving and restoring a model of yours costs, by format and by writer, on your disk."""
-    state = collect_state(call_function("factory", factory))
-    done = measure(state, directory=directory, repeats=repeats)
-    print(f"{done.tensors} tensors, {size(done.raw_bytes)}; medians of {count(done.repeats, 'round')}, in seconds\n")
-    print_table(
-        ["", "blocking", "written", "GB/s", "restored", "size", "files", "bitwise"],
-        [
-            [
-                row.name,
-                f"{row.blocking:.3f}",
-                f"{row.total:.3f}",
-                f"{row.bytes / row.total / 1e9:.2f}",
-                f"{row.restore:.3f}",
-                f"{row.bytes / done.raw_bytes:.3f}",
-                row.files,
-                "yes" if row.bitwise else "NO",
-            ]
-            for row in done.rows
-        ],
-    )
-    for name, why in done.skipped.items():
-        print(f"left out: {name}: {why}")
-    print(f"\n{done.recommendation}")
-    return Result({**asdict(done), "recommendation": done.recommendation})
-
-
 app = make_group(
     "checkpoint",
-    "Look at checkpoints, check and compare them; when to save, and what it costs.",
+    "Look at checkpoints, check and compare them; when to save.",
     {
         inspect: "Show what is in a checkpoint, without its tensors.",
         verify: "Compute every checksum again.",
         verify_resume: "Interrupt a training, resume it, compare every step.",
         diff: "Compare two checkpoints, tensor by tensor.",
         convert: "Write a checkpoint in another format.",
-        bench: "Measure what saving and restoring a model takes.",
         interval: "How often to save, by every estimator.",
     },
 )

@@ -1,4 +1,4 @@
-"""Forecast: what a layout should cost in seconds and bytes, and what limits it; the curve of seconds over devices."""
+"""What layouts should cost: seconds and bytes with their interval, what limits them, seconds by number of devices."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence

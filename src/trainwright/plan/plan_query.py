@@ -1,4 +1,4 @@
-"""Query: what a plan is asked for, checked once, and what surrounds its steps: reading, saving, devices that fail.
+"""What a plan is asked for, and what surrounds its steps: samples read, checkpoints saved, devices that fail.
 
 Time to solution under exponential failures: Daly, "A higher order estimate of the optimum checkpoint interval" (FGCS
 2006), equation 13: M e^(R/M) (e^((tau + C)/M) - 1) W / tau for W seconds of work.
@@ -17,9 +17,12 @@ from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, one_of, optional
 
-__all__ = ["FAMILIES", "GOALS", "Input", "PlanQuery", "Saving", "best_interval", "inflation", "input_seconds"]
+__all__ = ["FAMILIES", "GOALS", "Input", "PlanQuery", "Saving", "best_interval", "inflation"]
 
 _HOUR = 3600.0
+GOALS = ("time", "device-hours", "time-to-solution", "memory")
+FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(axis.name for axis in AXES if axis.name != "data"))
+"""What a strategy's name is made of, joined by "+"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,58 +71,6 @@ class Saving(Settings, error=InputError, label="checkpoint"):
             return np.full_like(mtbf_seconds, self.interval_seconds)
         found = best_interval(self.blocking(cluster), mtbf_seconds)
         return np.maximum(self.persist_seconds, np.where(np.isfinite(mtbf_seconds), found, _HOUR))
-
-
-def best_interval(cost: float, mtbf_seconds: Floats) -> Floats:
-    """Return the tau for which time to solution is least: Newton's method from sqrt(2 M C), 0 if a save is free."""
-    finite = np.where(np.isfinite(mtbf_seconds), mtbf_seconds, 1.0)
-    # Young's first-order interval, then Newton steps on the derivative of Daly's expression.
-    tau = np.sqrt(2 * finite * cost)
-    if cost:
-        tau = np.minimum(tau, finite)
-        for _ in range(60):
-            grown = np.exp((tau + cost) / finite)
-            tau = np.clip(tau + ((1 - tau / finite) * grown - 1) * finite**2 / (tau * grown), 1e-9 * finite, finite)
-    return np.where(np.isfinite(mtbf_seconds), tau, np.inf)
-
-
-def inflation(saving: Saving, cluster: Cluster, devices: Floats) -> tuple[Floats, Floats]:
-    """Return how much longer than its work a job takes, by saves alone and by saves and failures: (n,) each.
-
-    The mean time between failures of a job is that of a device divided by its devices.
-    """
-    # A job fails as soon as one of its devices does.
-    mtbf = cluster.failure.device_mtbf_hours * _HOUR / devices
-    cost = saving.blocking(cluster)
-    tau = np.maximum(1e-9, saving.interval(cluster, mtbf))
-    saves = 1 + cost / tau
-    with np.errstate(over="ignore", invalid="ignore"):
-        lost = mtbf * np.exp(saving.restart_seconds / mtbf) * np.expm1((tau + cost) / mtbf) / tau
-    return saves, np.where(np.isfinite(mtbf), lost, saves)
-
-
-def input_seconds(reading: Input, cluster: Cluster, mesh: Mesh) -> Floats:
-    """Return the seconds until an iteration's samples are read, decoded and copied, beside nothing else.
-
-    A node reads for the replicas that it holds; of a replica that spans nodes one of them reads.
-    """
-    # The slowest of the links that a sample passes decides.
-    nodes = np.ceil(mesh.devices / cluster.devices_per_node)
-    a_node = np.ceil(mesh.batch / np.minimum(nodes, mesh.replicas))
-    storage, host = cluster.storage, cluster.device.host_bandwidth
-    parts = [a_node * reading.decode / reading.workers]
-    if not reading.cached:
-        parts += [a_node * reading.bytes / storage.node_read] if storage.node_read else []
-        parts += [np.full(mesh.rows, mesh.batch * reading.bytes / storage.shared_read)] if storage.shared_read else []
-    parts += [a_node * reading.bytes / host] if host else []
-    # The stages of reading work beside each other, so the slowest decides.
-    found: Floats = np.max(np.stack(parts), axis=0)
-    return found
-
-
-GOALS = ("time", "device-hours", "time-to-solution", "memory")
-FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(axis.name for axis in AXES if axis.name != "data"))
-"""What a strategy's name is made of, joined by "+"."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,3 +163,50 @@ def _nearest(batch: int, wanted: int) -> str:
     below = max((divisor for divisor in divisors if divisor < wanted), default=None)
     above = min((entry for entry in divisors if entry > wanted), default=None)
     return " and ".join(str(one) for one in (below, above) if one is not None)
+
+
+def best_interval(cost: float, mtbf_seconds: Floats) -> Floats:
+    """Return the tau for which time to solution is least: Newton's method from sqrt(2 M C), 0 if a save is free."""
+    finite = np.where(np.isfinite(mtbf_seconds), mtbf_seconds, 1.0)
+    # Young's first-order interval, then Newton steps on the derivative of Daly's expression.
+    tau = np.sqrt(2 * finite * cost)
+    if cost:
+        tau = np.minimum(tau, finite)
+        for _ in range(60):
+            grown = np.exp((tau + cost) / finite)
+            tau = np.clip(tau + ((1 - tau / finite) * grown - 1) * finite**2 / (tau * grown), 1e-9 * finite, finite)
+    return np.where(np.isfinite(mtbf_seconds), tau, np.inf)
+
+
+def inflation(saving: Saving, cluster: Cluster, devices: Floats) -> tuple[Floats, Floats]:
+    """Return how much longer than its work a job takes, by saves alone and by saves and failures: (n,) each.
+
+    The mean time between failures of a job is that of a device divided by its devices.
+    """
+    # A job fails as soon as one of its devices does.
+    mtbf = cluster.failure.device_mtbf_hours * _HOUR / devices
+    cost = saving.blocking(cluster)
+    tau = np.maximum(1e-9, saving.interval(cluster, mtbf))
+    saves = 1 + cost / tau
+    with np.errstate(over="ignore", invalid="ignore"):
+        lost = mtbf * np.exp(saving.restart_seconds / mtbf) * np.expm1((tau + cost) / mtbf) / tau
+    return saves, np.where(np.isfinite(mtbf), lost, saves)
+
+
+def input_seconds(reading: Input, cluster: Cluster, mesh: Mesh) -> Floats:
+    """Return the seconds until an iteration's samples are read, decoded and copied, beside nothing else.
+
+    A node reads for the replicas that it holds; of a replica that spans nodes one of them reads.
+    """
+    # The slowest of the links that a sample passes decides.
+    nodes = np.ceil(mesh.devices / cluster.devices_per_node)
+    a_node = np.ceil(mesh.batch / np.minimum(nodes, mesh.replicas))
+    storage, host = cluster.storage, cluster.device.host_bandwidth
+    parts = [a_node * reading.decode / reading.workers]
+    if not reading.cached:
+        parts += [a_node * reading.bytes / storage.node_read] if storage.node_read else []
+        parts += [np.full(mesh.rows, mesh.batch * reading.bytes / storage.shared_read)] if storage.shared_read else []
+    parts += [a_node * reading.bytes / host] if host else []
+    # The stages of reading work beside each other, so the slowest decides.
+    found: Floats = np.max(np.stack(parts), axis=0)
+    return found
