@@ -5,7 +5,7 @@ from itertools import accumulate, combinations
 
 import numpy as np
 import pytest
-from benchmarks.memory.pipeline_checks import bubble_share, pattern_breaches, simulate_schedule
+from benchmarks.memory.pipeline_checks import bubble_share, latency_seconds, pattern_breaches, simulate_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -164,7 +164,7 @@ def test_a_pattern_as_schedule(schedule):
     pattern = found.pattern
     assert not pattern_breaches(pattern, found.rooms)
     assert [part.last + 1 for part in plan.partition.parts[:-1]] == [part.first for part in plan.partition.parts[1:]]
-    assert plan.step_seconds <= (batches - 1) * pattern.period_seconds + pattern.latency_seconds + 1e-6
+    assert plan.step_seconds <= (batches - 1) * pattern.period_seconds + latency_seconds(pattern) + 1e-6
     assert plan.step_seconds == plan.timelines[schedule].seconds
     assert plan.step_seconds >= batches * busiest_seconds(pattern.works, pattern.links) - 1e-6
     work = [cell for row in plan.to_csv().splitlines() for cell in row.split(",")]
@@ -265,4 +265,4 @@ def test_stages_of_no_time_wait_for_nobody():
     timeline = simulate_orders(
         orders, [each.forward_seconds for each in works], [each.backward_seconds for each in works], pattern.links
     )
-    assert timeline.seconds <= 3 * pattern.period_seconds + pattern.latency_seconds + 1e-6
+    assert timeline.seconds <= 3 * pattern.period_seconds + latency_seconds(pattern) + 1e-6
