@@ -9,7 +9,7 @@ from typing import Protocol, TypeVar
 
 from trainwright.errors import LedgerError, LedgerFull, StudyError, TrainwrightError
 from trainwright.ledger import Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
-from trainwright.ledger.pace import first_pause, pause_after
+from trainwright.ledger.read_interval import first_pause, pause_after
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.claims import Claims
