@@ -35,7 +35,6 @@ BELOW_ALL = (
     "randomness",
     "settings",
     "signals",
-    "strict_json",
     "validators",
 )
 WITHOUT_TORCH = [name for name, floor in FLOORS.items() if floor <= 2 and name not in {"model", "checkpoint"}]

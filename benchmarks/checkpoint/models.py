@@ -70,12 +70,12 @@ def mlp() -> Any:
 
 
 MODELS: dict[str, Callable[[], Any]] = {"CNN": cnn, "transformer": transformer, "MLP": mlp}
-"""The factories; each is one that `trainwright checkpoint bench` takes, too."""
+"""The factories."""
 
 
 def measure(repeats: int = 5, models: tuple[str, ...] = tuple(MODELS)) -> dict[str, Any]:
     """Bench the models; return a bench for each by name."""
-    from trainwright.checkpoint.tools.bench import bench, collect_state
+    from benchmarks.checkpoint._bench import bench, collect_state
 
     found = {}
     for name in models:

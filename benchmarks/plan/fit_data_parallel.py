@@ -20,7 +20,7 @@ from benchmarks.plan.fit import Fit, FitConstant, Floats, fit_constants
 from numpy.typing import ArrayLike, NDArray
 
 from trainwright.errors import InputError
-from trainwright.plan.scaling_curve import ScalingCurve
+from trainwright.plan.forecast import ScalingCurve
 
 __all__ = ["DataParallelFit", "DataParallelSteps", "fit_data_parallel"]
 

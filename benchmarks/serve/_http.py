@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 from benchmarks._report import progress, table
 from benchmarks.serve._ensembles import INPUTS, ensemble
+from benchmarks.serve._load import LoadTest
 
 __all__ = ["run"]
 
@@ -106,8 +107,6 @@ class _NoServerError(Exception):
 
 
 def _load(url: str, clients: int, seconds: float, seed: int, found: Any, *, binary: bool) -> Any:
-    from trainwright.serve.http.load import LoadTest
-
     load = LoadTest(
         kind="closed",
         clients=clients,
@@ -157,8 +156,6 @@ def _by_clients(
 
 def _long(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Run the open loop at 80 % of what a closed loop achieves, and look at the server's memory."""
-    from trainwright.serve.http.load import LoadTest
-
     seconds = 2.0 if options.quick else options.seconds
     with _server("trainwright", folder) as (url, pid):
         most = (

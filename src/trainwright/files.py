@@ -1,14 +1,16 @@
 """Files that a user names: read or written, or one sentence about why they cannot be."""
 
 import json
+import math
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trainwright.errors import InputError
 from trainwright.publishing import write_file
 
-__all__ = ["read_json", "read_text", "read_toml", "write_text"]
+__all__ = ["plain", "read_json", "read_text", "read_toml", "write_text"]
 
 
 def read_text(path: str | Path, what: str, *, allowed: str, error: type[InputError] = InputError) -> str:
@@ -58,3 +60,14 @@ def write_text(path: str | Path, what: str, text: str, *, error: type[InputError
 
 def _of(failure: OSError) -> str:
     return (failure.strerror or str(failure)).lower()
+
+
+def plain(value: Any) -> Any:
+    """Return what strict JSON can hold: None for numbers not finite, dicts for mappings, lists for sequences."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    return value

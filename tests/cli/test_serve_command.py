@@ -1,4 +1,4 @@
-"""`trainwright serve run` and `load`: a real server in a process of its own, asked, loaded and ended by a signal."""
+"""`trainwright serve run`: a real server in a process of its own, asked and ended by a signal."""
 
 import json
 import os
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
 from served_networks import ensemble, inputs
 
 from trainwright.ensemble import Ensemble
-from trainwright.serve import Client, Deployment, DeploymentPlan, Server
+from trainwright.serve import Client, DeploymentPlan
 
 TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 
@@ -27,14 +27,6 @@ TOKEN = "a-token-of-twenty-letters"  # noqa: S105 -- of these tests
 def folder(tmp_path_factory):
     place = tmp_path_factory.mktemp("served")
     return ensemble(place / "members", [{}, {"hidden": 4}]).save(place / "out")
-
-
-@pytest.fixture(scope="module")
-def served(folder):
-    ensemble = Ensemble.load(folder)
-    plan = DeploymentPlan.simple(ensemble, "cpu", in_process=True)
-    with Deployment(ensemble, plan) as service, Server(service, port=0) as server:
-        yield server
 
 
 class TestRefusals:
@@ -70,37 +62,6 @@ class TestRefusals:
         file = DeploymentPlan.simple(other, "cpu").save(tmp_path / "plan.json")
         said = trainwright("serve", "run", folder, "--plan", file)
         assert (said.status, "was made for the ensemble" in said.err) == (2, True)
-
-    @pytest.mark.parametrize(
-        ("arguments", "sentence", "status"),
-        [
-            (["--rows", "3-5"], "--rows: got '3-5'; allowed: a number such as 8, or a range such as 1..8", 2),
-            (["--rate", "0"], "LoadTest.rate: got 0.0; allowed: a number > 0", 2),
-            (["--arrivals", "often"], "allowed: 'poisson', 'constant', 'closed'", 2),
-            (["--name", "other"], "model: got 'other'; allowed: ensemble", 2),
-        ],
-    )
-    def test_load(self, trainwright, served, arguments, sentence, status):
-        said = trainwright("serve", "load", served.url, *arguments)
-        assert (said.status, said.out) == (status, "")
-        assert sentence in said.err
-
-    def test_nobody_there(self, trainwright):
-        said = trainwright("serve", "load", "http://127.0.0.1:9")
-        assert (said.status, "is the server there?" in said.err) == (1, True)
-
-
-def test_load(trainwright, served, folder):
-    """The table and the last line say the same; answers are compared with the ensemble's own."""
-    common = ("--rate", 60, "--rows", "1..4", "--seconds", 0.5, "--warm-up", 0.1, "--json")
-    said = trainwright("serve", "load", served.url, *common, "--reference", folder)
-    told = json.loads(said.out.splitlines()[-1])
-    assert said.status == 0, said.err
-    assert told["statuses"] == {"200": told["requests"]}
-    assert (told["wrong"], told["checked"]) == (0, told["requests"])
-    assert f"{told['p99_ms']:.2f}" in said.out
-    assert 0 < told["p50_ms"] <= told["max_ms"]
-    assert told["valid"] == (not told["why"])
 
 
 @pytest.mark.slow

@@ -87,8 +87,6 @@ def test_nothing_given_is_answered_by_the_help(trainwright):
         "memory plot {}.json",
         "serve allocate {}",
         "serve run {}",
-        "serve load http://127.0.0.1:9 --reference {}",
-        "serve load http://127.0.0.1:9 --token-file {}",
     ],
 )
 def test_no_file_a_folder_an_empty_and_a_binary_one(trainwright, tmp_path, monkeypatch, line):

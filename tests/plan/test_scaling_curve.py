@@ -10,7 +10,7 @@ from oracle_cases import make_cluster, make_convolutions
 from trainwright.engine.simulated.settings import Scaling
 from trainwright.errors import InputError
 from trainwright.plan import Oracle
-from trainwright.plan.scaling_curve import ScalingCurve
+from trainwright.plan.forecast import ScalingCurve
 
 
 def made(seconds, devices=None):

@@ -9,7 +9,7 @@ from oracle_cases import make_cluster, make_convolutions
 from trainwright.cluster.device import DeviceFailures, Storage
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Input, Oracle, Saving
-from trainwright.plan.step_overheads import best_interval, inflation
+from trainwright.plan.plan_query import best_interval, inflation
 from trainwright.randomness import rng
 
 

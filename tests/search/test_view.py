@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+import trainwright as tw
 from trainwright.search import ForestSearcher, RandomSearcher, SearchView
 from trainwright.search.bayes.loss_scale import RungScale
 from trainwright.space import Choice, Float, Space, equals
@@ -268,3 +269,27 @@ def test_a_bound_is_kept_as_it_is():
         view.report(number, 1, [2.0 + number])
         view.result(number, [0.1 * number], epoch=9, complete=True)
     assert np.array_equal(RungScale.of(view, view.count)(view.outcomes, view.rungs), view.outcomes)
+
+
+def test_costs_are_seconds_per_epoch_of_what_was_measured():
+    """By trial; a cost of zero, as of a trial told without seconds, is no cost."""
+    view = SearchView(Space(x=Float(0.0, 1.0)), 0)
+    assert view.costs.shape == (0,)
+    for number, seconds in enumerate((3.0, 0.0, 5.0)):
+        view.propose(number, view.space.configuration(np.array([number / 3])))
+        view.spend(number, seconds)
+        view.result(number, [1.0], epoch=None, complete=True)
+    assert np.array_equal(view.costs, [3.0, np.nan, 5.0], equal_nan=True)
+
+
+def test_a_study_tells_costs_live_and_opened_alike(tmp_path):
+    costs = []
+    with tw.Study(Space(x=Float(0.0, 1.0)), "min loss", directory=tmp_path) as study:
+        for seconds in (2.0, 0.0, 7.5):
+            study.tell(study.ask(), loss=seconds, wall_seconds=seconds)
+        with pytest.raises(tw.TrainwrightError, match="tell: wall_seconds"):
+            study.tell({"x": 0.5}, loss=1.0, wall_seconds=-1.0)
+        costs.append(study._searcher_view().costs)
+    with tw.Study.open(tmp_path) as study:
+        costs.append(study._searcher_view().costs)
+    assert np.array_equal(costs, [[2.0, np.nan, 7.5]] * 2, equal_nan=True)

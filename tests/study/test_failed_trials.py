@@ -147,6 +147,9 @@ def test_a_script_prints_the_place(tmp_path):
     assert all(line.endswith("exception: KeyError: 'xx' (mine.py:4)") for line in lines[:2])
     assert "KeyError: 'xx' at mine.py:4, in `trial.report(loss=trial.params[\"xx\"])`" in lines[-1]
     assert lines[-1].endswith("its output: runs/mine/logs/trial-000001/lease-1.log")
+    # The call in the script and the door of ours that it went through: no stack of ours between.
+    files = [line.split('"')[1] for line in lines if line.startswith("  File ")]
+    assert [file.rpartition("/")[2] for file in files] == ["mine.py", "study.py"]
     assert done.returncode == 1
 
 

@@ -18,8 +18,8 @@ from typing import Annotated, Any, get_args
 
 import typer
 
+from trainwright.files import plain
 from trainwright.settings import Setting, settings_of
-from trainwright.strict_json import plain
 
 __all__ = [
     "INTERRUPTED",

@@ -1,7 +1,5 @@
-"""`trainwright serve ...`: place an ensemble on devices, answer requests with it, and load it."""
+"""`trainwright serve ...`: place an ensemble on devices and answer requests with it."""
 
-import os
-import re
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,24 +7,19 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli.command import EnsembleFolder, Nodes, PlanFile, Result, TokenFile, Trust, make_group, options_of
-from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import find_cluster
 from trainwright.cli.workflow.allocation import AllocationStage, show_plan
 from trainwright.cli.workflow.deployment import show_address
 from trainwright.ensemble import Ensemble
-from trainwright.errors import InputError
 from trainwright.http_security import token_for
 from trainwright.integrations.ray_serve import RayService
-from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Options, Server
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server
 from trainwright.serve import allocate as find_placement
-from trainwright.serve.http.load import LoadResult, LoadTest
 from trainwright.serve.placement.allocate import allocate_or_pack
 from trainwright.serve.service import Service
 from trainwright.validators import check, number, one_of
 
 __all__ = ["app"]
-
-_EnsembleName = Annotated[str, typer.Option("--name", help="Of the ensemble in the addresses.")]
 
 
 @options_of(AllocationStage)
@@ -71,7 +64,7 @@ def run(
     host: Annotated[str, typer.Option(help="Beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
     token_file: TokenFile = None,
-    name: _EnsembleName = "ensemble",
+    name: Annotated[str, typer.Option(help="Of the ensemble in the addresses.")] = "ensemble",
     drain: Annotated[float, typer.Option(help="Seconds for admitted requests at the end.")] = 30.0,
 ) -> Result:
     """Serve an ensemble over HTTP (Open Inference Protocol, version 2) until SIGTERM or Ctrl-C; twice ends it at once.
@@ -119,74 +112,11 @@ def _show_summary(content: Any) -> None:
     print(f"requests: {requests or 'none'}; rows: {content['rows']}; degraded: {content['degraded']}")
 
 
-@options_of(
-    LoadTest, "rate", "kind", "seconds", "warm_up_seconds", "clients", kind="--arrivals", warm_up_seconds="--warm-up"
-)
-def load(
-    url: Annotated[str, typer.Argument(help="Where the server is, such as http://127.0.0.1:8000.")],
-    *,
-    changes: dict[str, Any],
-    rows: Annotated[str, typer.Option(help="Rows of a request, such as 1..8.")] = "1",
-    as_json: Annotated[bool, typer.Option("--as-json", help="Send JSON in place of binary tensors.")] = False,
-    reference: Annotated[
-        Path | None, typer.Option(help="The ensemble's folder: every answer is compared with its own.")
-    ] = None,
-    trust: Trust = False,
-    deadline_ms: Annotated[float | None, typer.Option(help="Of each request.")] = None,
-    seed: Annotated[int, typer.Option(help="Equal seeds give equal requests at equal times.")] = 0,
-    name: _EnsembleName = "ensemble",
-    token_file: TokenFile = None,
-) -> Result:
-    """Send requests at times drawn beforehand; a latency counts from when its request was to be sent.
-
-    Exit 1 if an answer differs from the reference.
-    """
-    # The factories of the reference's networks may be modules of the current folder.
-    sys.path.append(str(Path.cwd()))
-    result = LoadTest(
-        rows=_read_range(rows),
-        seed=seed,
-        binary=not as_json,
-        options=Options(deadline_ms=deadline_ms),
-        name=name,
-        token=token_for("localhost", token_file),
-        **changes,
-    ).run(url, reference=None if reference is None else Ensemble.load(reference, trust=trust).predict)
-    _show_load(result)
-    return Result(result.to_json(), status=1 if result.wrong else 0)
-
-
-def _read_range(text: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d{1,9})(?:\.\.(\d{1,9}))?", text.strip())
-    if found is None:
-        raise InputError(f"--rows: got {text!r}; allowed: a number such as 8, or a range such as 1..8")
-    return int(found[1]), int(found[2] or found[1])
-
-
-def _show_load(result: LoadResult) -> None:
-    asked = "as fast as it answers" if result.asked_rate is None else f"{result.asked_rate:.1f} requests/s asked for"
-    print(f"{result.requests} requests in {result.seconds:g} s after {result.warm_up_seconds:g} s of warm-up, {asked}")
-    print(f"answered: {result.achieved_rate:.1f} requests/s, {result.rows_rate:.1f} rows/s")
-    print(f"statuses: {', '.join(f'{status}: {count}' for status, count in sorted(result.statuses.items()))}")
-    print_table(
-        ("latency, ms", *result.latency_ms),
-        [("of answers", *("-" if one is None else f"{one:.2f}" for one in result.latency_ms.values()))],
-    )
-    if result.degraded_share:
-        print(f"degraded: {result.degraded_share:.1%} of the answers")
-    if result.checked:
-        print(f"wrong: {result.wrong} of {result.checked} answers differ from the reference by more than 1e-6")
-    if not result.valid:
-        cores = os.cpu_count()
-        print(f"not valid: {result.why}; the load was another than asked for ({cores} cores here)")
-
-
 app = make_group(
     "serve",
-    "Place an ensemble on devices, answer requests with it, and load it.",
+    "Place an ensemble on devices and answer requests with it.",
     {
         allocate: "Find which member runs where, with which batch size.",
         run: "Serve an ensemble over HTTP (Open Inference Protocol).",
-        load: "Send requests at times drawn beforehand, and measure.",
     },
 )

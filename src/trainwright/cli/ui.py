@@ -1,14 +1,11 @@
 """`trainwright ui DIR`: studies as they run, in a browser."""
 
 from contextlib import suppress
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainwright.cli.command import TokenFile
-from trainwright.http_security import token_for
-from trainwright.ui.server_load import ServerLoad
 from trainwright.ui.serving import serve_page
 
 __all__ = ["ui"]
@@ -21,15 +18,8 @@ def ui(
     port: Annotated[int, typer.Option(help="The port; 0 takes any that is free.")] = 8765,
     name: Annotated[list[str] | None, typer.Option(help="A further host name that a browser may use.")] = None,
     token_file: TokenFile = None,
-    server: Annotated[str | None, typer.Option(help="A served ensemble whose load is shown: http://HOST:PORT.")] = None,
-    ensemble: Annotated[str, typer.Option(help="The name of that ensemble.")] = "ensemble",
-    server_token_file: Annotated[Path | None, typer.Option(help="Holds the token that the server asks for.")] = None,
 ) -> None:
     """Show studies in a browser as they run; nothing can be changed there. Ctrl-C ends it."""
-    load = None
-    if server is not None:
-        token = None if server_token_file is None else token_for("127.0.0.1", server_token_file)
-        load = ServerLoad(server, ensemble=ensemble, token=token)
 
     def announce(address: str) -> None:
         print(f"{where}: {address}", flush=True)
@@ -37,4 +27,4 @@ def ui(
 
     # Ctrl-C is how the page ends.
     with suppress(KeyboardInterrupt):
-        serve_page(where, host=host, port=port, names=name or (), token_file=token_file, server=load, ready=announce)
+        serve_page(where, host=host, port=port, names=name or (), token_file=token_file, ready=announce)

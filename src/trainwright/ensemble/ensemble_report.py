@@ -12,7 +12,7 @@ from trainwright.ensemble.combine.rules import CombinationRule, combine
 from trainwright.ensemble.combine.uncertainty import coverage, crps
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
-from trainwright.strict_json import plain
+from trainwright.files import plain
 
 __all__ = ["EnsembleReport", "make_report"]
 

@@ -4,7 +4,7 @@ from trainwright.plan.calibration import MeasuredRun
 from trainwright.plan.forecast import Forecast
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.oracle import Oracle
-from trainwright.plan.step_overheads import Input, Saving
+from trainwright.plan.plan_query import Input, Saving
 from trainwright.plan.verdict import judge, verdicts
 
 ParallelPlan = Layout

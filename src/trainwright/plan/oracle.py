@@ -12,7 +12,7 @@ from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.byte_sizes import distinct_sizes
 from trainwright.plan.calibration import MeasuredRun, calibrate_cluster
-from trainwright.plan.forecast import Forecast, Ranking, Rejection
+from trainwright.plan.forecast import Forecast, Ranking, Rejection, ScalingCurve
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.parallel.assembly import assemble, mark_within_error
 from trainwright.plan.parallel.candidates import CHUNKS, exclusive_axes, shapes
@@ -24,9 +24,7 @@ from trainwright.plan.parallel.recomputation import choices_of
 from trainwright.plan.parallel.search import FamilyBest, search
 from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
 from trainwright.plan.parallel.strategies.tensor import falls_evenly
-from trainwright.plan.plan_query import PlanQuery
-from trainwright.plan.scaling_curve import ScalingCurve
-from trainwright.plan.step_overheads import Input, Saving
+from trainwright.plan.plan_query import Input, PlanQuery, Saving
 
 __all__ = ["NoPlan", "Oracle"]
 
@@ -212,20 +210,10 @@ class Oracle:
 
     def forecast(self, profile: Profiles, layout: Layout, *, optimizer: str = "adamw") -> Forecast:
         """Return what a layout comes to. Raises `InputError` as `estimate` does."""
-        return self.estimate(
-            profile,
-            batch=layout.batch,
-            degrees=layout.degrees,
-            micro=layout.micro_batch,
-            zero=layout.zero,
-            shard=layout.shard if layout.zero else None,
-            sequence=layout.sequence,
-            recompute=layout.recompute,
-            schedule=layout.schedule,
-            chunks=layout.chunks,
-            precision=layout.precision,
-            optimizer=optimizer,
-        )
+        names = ("batch", "degrees", "zero", "sequence", "recompute", "schedule", "chunks", "precision")
+        choices = {name: getattr(layout, name) for name in names}
+        shard = layout.shard if layout.zero else None
+        return self.estimate(profile, micro=layout.micro_batch, shard=shard, optimizer=optimizer, **choices)
 
     def fit(self, runs: Sequence[MeasuredRun]) -> "Oracle":
         """Return the oracle of a cluster whose figures were fitted to measured training steps.

@@ -1,4 +1,8 @@
-"""Request: what a plan is asked for, checked once."""
+"""What a plan is asked for, and what surrounds its steps: samples read, checkpoints saved, devices that fail.
+
+Time to solution under exponential failures: Daly, "A higher order estimate of the optimum checkpoint interval" (FGCS
+2006), equation 13: M e^(R/M) (e^((tau + C)/M) - 1) W / tau for W seconds of work.
+"""
 
 from dataclasses import dataclass, field
 from typing import Annotated
@@ -10,15 +14,63 @@ from trainwright.errors import InputError, closest
 from trainwright.plan.parallel.mesh import Floats, Mesh
 from trainwright.plan.parallel.precision import Optimizer, Precision, optimizer_of, precision_of
 from trainwright.plan.parallel.strategies.registry import AXES
-from trainwright.plan.step_overheads import Input, Saving, inflation, input_seconds
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, one_of, optional
 
-__all__ = ["FAMILIES", "GOALS", "PlanQuery"]
+__all__ = ["FAMILIES", "GOALS", "Input", "PlanQuery", "Saving", "best_interval", "inflation"]
 
+_HOUR = 3600.0
 GOALS = ("time", "device-hours", "time-to-solution", "memory")
 FAMILIES = ("serial", "data", "zero1", "zero2", "fsdp", "hsdp", *(axis.name for axis in AXES if axis.name != "data"))
 """What a strategy's name is made of, joined by "+"."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input(Settings, error=InputError, label="input"):
+    """What reading costs: `bytes` and CPU seconds to `decode` a sample, over `workers` processes of a node.
+
+    With `prefetch` it goes on beside the step before, and only what is longer than a step is waited for. `cached` says
+    that later epochs read from memory: only decoding and copying are left.
+    """
+
+    bytes: Annotated[float, number(minimum=0)] = 0.0
+    decode: Annotated[float, number(minimum=0)] = 0.0
+    workers: Annotated[int, integer(minimum=1)] = 8
+    prefetch: bool = True
+    cached: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saving(Settings, error=InputError, label="checkpoint"):
+    """What checkpoints cost: `bytes` at the storage's speed, or `seconds` that training stands still for one.
+
+    A failed job goes on after `restart_seconds`. None for `interval_seconds` saves as often as is best, or, where no
+    failures are known, once an hour; never more often than a save takes until it is safe, `persist_seconds`.
+    """
+
+    bytes: Annotated[float, number(minimum=0)] = 0.0
+    seconds: Annotated[float | None, optional(number(minimum=0))] = None
+    restart_seconds: Annotated[float, number(minimum=0)] = 60.0
+    persist_seconds: Annotated[float, number(minimum=0)] = 0.0
+    interval_seconds: Annotated[float | None, optional(number(above=0))] = None
+
+    def blocking(self, cluster: Cluster) -> float:
+        """Return the seconds of one save; raises `InputError` if the storage's speed is wanted and not known."""
+        if self.seconds is not None:
+            return self.seconds
+        if self.bytes and not cluster.storage.write:
+            raise InputError(
+                f"checkpoint: cluster {cluster.name!r} has no storage.write; allowed: bytes a second in the cluster's "
+                "file, or the seconds of a save in place of its bytes"
+            )
+        return self.bytes / cluster.storage.write if self.bytes else 0.0
+
+    def interval(self, cluster: Cluster, mtbf_seconds: Floats) -> Floats:
+        """Return the seconds between two saves."""
+        if self.interval_seconds is not None:
+            return np.full_like(mtbf_seconds, self.interval_seconds)
+        found = best_interval(self.blocking(cluster), mtbf_seconds)
+        return np.maximum(self.persist_seconds, np.where(np.isfinite(mtbf_seconds), found, _HOUR))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +163,50 @@ def _nearest(batch: int, wanted: int) -> str:
     below = max((divisor for divisor in divisors if divisor < wanted), default=None)
     above = min((entry for entry in divisors if entry > wanted), default=None)
     return " and ".join(str(one) for one in (below, above) if one is not None)
+
+
+def best_interval(cost: float, mtbf_seconds: Floats) -> Floats:
+    """Return the tau for which time to solution is least: Newton's method from sqrt(2 M C), 0 if a save is free."""
+    finite = np.where(np.isfinite(mtbf_seconds), mtbf_seconds, 1.0)
+    # Young's first-order interval, then Newton steps on the derivative of Daly's expression.
+    tau = np.sqrt(2 * finite * cost)
+    if cost:
+        tau = np.minimum(tau, finite)
+        for _ in range(60):
+            grown = np.exp((tau + cost) / finite)
+            tau = np.clip(tau + ((1 - tau / finite) * grown - 1) * finite**2 / (tau * grown), 1e-9 * finite, finite)
+    return np.where(np.isfinite(mtbf_seconds), tau, np.inf)
+
+
+def inflation(saving: Saving, cluster: Cluster, devices: Floats) -> tuple[Floats, Floats]:
+    """Return how much longer than its work a job takes, by saves alone and by saves and failures: (n,) each.
+
+    The mean time between failures of a job is that of a device divided by its devices.
+    """
+    # A job fails as soon as one of its devices does.
+    mtbf = cluster.failure.device_mtbf_hours * _HOUR / devices
+    cost = saving.blocking(cluster)
+    tau = np.maximum(1e-9, saving.interval(cluster, mtbf))
+    saves = 1 + cost / tau
+    with np.errstate(over="ignore", invalid="ignore"):
+        lost = mtbf * np.exp(saving.restart_seconds / mtbf) * np.expm1((tau + cost) / mtbf) / tau
+    return saves, np.where(np.isfinite(mtbf), lost, saves)
+
+
+def input_seconds(reading: Input, cluster: Cluster, mesh: Mesh) -> Floats:
+    """Return the seconds until an iteration's samples are read, decoded and copied, beside nothing else.
+
+    A node reads for the replicas that it holds; of a replica that spans nodes one of them reads.
+    """
+    # The slowest of the links that a sample passes decides.
+    nodes = np.ceil(mesh.devices / cluster.devices_per_node)
+    a_node = np.ceil(mesh.batch / np.minimum(nodes, mesh.replicas))
+    storage, host = cluster.storage, cluster.device.host_bandwidth
+    parts = [a_node * reading.decode / reading.workers]
+    if not reading.cached:
+        parts += [a_node * reading.bytes / storage.node_read] if storage.node_read else []
+        parts += [np.full(mesh.rows, mesh.batch * reading.bytes / storage.shared_read)] if storage.shared_read else []
+    parts += [a_node * reading.bytes / host] if host else []
+    # The stages of reading work beside each other, so the slowest decides.
+    found: Floats = np.max(np.stack(parts), axis=0)
+    return found

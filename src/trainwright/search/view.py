@@ -1,4 +1,4 @@
-"""What a searcher sees of a study: told rows as columns, pending and tried rows, and nothing of clocks or devices."""
+"""What a searcher sees of a study: told rows as columns, pending and tried rows, and of clocks what was recorded."""
 
 import copy
 import math
@@ -65,6 +65,7 @@ class SearchView:
         self._reports: dict[int, list[tuple[int, tuple[float, ...]]]] = {}  # not yet told: the horizon was unknown
         self._last_rung: dict[int, int] = {}  # by trial: rungs told so far
         self._failed_at: dict[int, int] = {}  # by trial: its failed row
+        self._costs: dict[int, float] = {}  # by trial
         self._with_result: set[int] = set()
         self._count = 0
         self._partial = 0  # rows that are no final result
@@ -125,6 +126,11 @@ class SearchView:
             self._last_rung[number] = rung = max(1, bisect_right(self.ladder, epoch))
             self._append(number, losses, max(epoch, self.ladder[0]), rung - 1)
 
+    def spend(self, number: int, seconds: float) -> None:
+        """Note the seconds per epoch that a trial has taken (without epochs: in all); 0 says that nobody measured."""
+        if seconds > 0.0:
+            self._costs[number] = seconds
+
     def withdraw(self, number: int) -> None:
         """Drop a pending trial that is lost or cancelled; it gives no row and its configuration stays tried."""
         self._pending.pop(number, None)
@@ -181,6 +187,11 @@ class SearchView:
     def numbers(self) -> NDArray[np.int64]:
         """Trial numbers [count]."""
         return self._numbers[: self._count]
+
+    @property
+    def costs(self) -> NDArray[np.float64]:
+        """Seconds per epoch [count] of each row's trial, nan where none are known; made anew at each look."""
+        return np.array([self._costs.get(number, np.nan) for number in self.numbers.tolist()], dtype=np.float64)
 
     @property
     def failed(self) -> NDArray[np.bool_]:

@@ -115,8 +115,7 @@ class Inspecting:
         """The volume of losses between the feasible front and a reference point; it never falls.
 
         The point lies a tenth of the range beyond the worst of the first results, two a parameter and one, and is then
-        fixed for good. Above six objectives the volume is an estimate. Raises `StudyError` before, and for one
-        objective.
+        fixed for good. Raises `StudyError` before, for one objective, and for more than six.
         """
         return Results.of(self._log.state).hypervolume()
 

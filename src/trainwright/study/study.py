@@ -21,6 +21,7 @@ from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.driver.driver import Driver
+from trainwright.study.driver.failures import StudyFailed
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
 from trainwright.study.notes import JobNote, Searching
@@ -29,9 +30,11 @@ from trainwright.study.projections import RuleProjection, SearchProjection, rung
 from trainwright.study.simulating import Simulating
 from trainwright.study.study_log import ENQUEUED, RetryOnFullDisk, StudyLog
 from trainwright.train.trial import as_number
-from trainwright.validators import check, instance_of, integer, optional
+from trainwright.validators import check, instance_of, integer, number, optional
 
 __all__ = ["Study"]
+
+_SECONDS = number(minimum=0)
 
 
 class Study(Simulating):
@@ -147,13 +150,16 @@ class Study(Simulating):
         *,
         failed: str | None = None,
         repeat: bool = False,
+        wall_seconds: float = 0.0,
         **metrics: float,
     ) -> TrialState:
         """Record the result of a configuration: one that was asked, or any legal mapping of values (a new trial).
 
         `failed` tells why there is none; an objective that is NaN or infinite fails the trial too. `repeat=True`
-        records a second result as a new trial of the same values.
+        records a second result as a new trial of the same values. `wall_seconds` is what it took, for searchers that
+        weigh costs; 0 where nobody measured.
         """
+        check(wall_seconds, _SECONDS, "tell: wall_seconds", TrialError)
         if not isinstance(configuration, Mapping):
             raise TrialError(f"tell: got {configuration!r}; allowed: a configuration from ask, or a mapping of values")
         if failed is not None and (metrics or not isinstance(failed, str)):
@@ -176,7 +182,8 @@ class Study(Simulating):
         elif bad is not None:
             self._log.append(facts.failed(trial.number, lease, failure="bad_objective", message=bad))
         else:
-            self._log.append(facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=0.0))
+            done = facts.finished(trial.number, lease, reason="completed", values=values, wall_seconds=wall_seconds)
+            self._log.append(done)
         # Not before it is written: a failed tell can be repeated.
         self._log.asked.discard(trial.number)
         return trial
@@ -242,7 +249,13 @@ class Study(Simulating):
         if scheduler is None and (job := JobNote.last(self._log.state)) is not None:
             scheduler = job.scheduler("study.run(..., scheduler=...)")
         chosen = self.searching.choose(searcher, "study.run(..., searcher=...)")
-        self.work(train, budget, searcher=chosen, scheduler=Scheduler.of(scheduler), engine=engine, progress=progress)
+        try:
+            self.work(
+                train, budget, searcher=chosen, scheduler=Scheduler.of(scheduler), engine=engine, progress=progress
+            )
+        except StudyFailed as failed:
+            # The sentence names the line that failed; our frames between would only hide it.
+            raise failed.with_traceback(None) from None
 
     def work(
         self,

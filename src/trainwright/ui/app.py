@@ -14,9 +14,8 @@ from fastapi import Path as PathParameter
 from fastapi.responses import StreamingResponse
 
 from trainwright.errors import InputError
-from trainwright.strict_json import plain
+from trainwright.files import plain
 from trainwright.ui.figure_views import VIEWS, FigureViews
-from trainwright.ui.server_load import ServerLoad
 from trainwright.ui.study_details import log_tail, study_summary, trial_page
 from trainwright.ui.study_follower import StudyFollower
 from trainwright.ui.study_registry import StudyRegistry
@@ -33,12 +32,12 @@ POLICY = (
 
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _SHARED = ("pens.js", "scales.js", "chart.js", "page.css")  # the report's, used by both
-_OWN = ("index.html", "app.js", "views.js", "trials.js", "trial.js", "load.js", "words.js", "app.css", "mark.svg")
+_OWN = ("index.html", "app.js", "views.js", "trials.js", "trial.js", "words.js", "app.css", "mark.svg")
 _MOST_STREAMS = 64
 _BEAT_SECONDS, _READ_SECONDS, _LOOK_SECONDS = 10.0, 1.0, 0.1
 
 
-def application(registry: StudyRegistry, server: ServerLoad | None = None) -> FastAPI:
+def application(registry: StudyRegistry) -> FastAPI:
     """Return the ASGI application over the studies of a shelf, without a guard in front."""
     app = FastAPI(title="Trainwright", docs_url=None, redoc_url=None, openapi_url=None)
     drawings: dict[str, FigureViews] = {}
@@ -63,7 +62,6 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
         return _send_json(
             {
                 "single": registry.single,
-                "server": server is not None,
                 "studies": [{"id": key, **_summarise_study(follower)} for key, follower in followers.items()],
             }
         )
@@ -119,12 +117,6 @@ def application(registry: StudyRegistry, server: ServerLoad | None = None) -> Fa
         return StreamingResponse(
             streams.of(follower, request), media_type="text/event-stream", headers={"cache-control": "no-store"}
         )
-
-    @app.get("/api/server")
-    def load() -> Response:
-        if server is None:
-            raise HTTPException(404, "no server was named; start with --server URL")
-        return _send_json(server.content())
 
     _add_files(app)
     return app

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from trainwright.errors import MissingExtra
 from trainwright.http_security import Guard, bind, is_loopback, token_for
-from trainwright.ui.server_load import ServerLoad
 from trainwright.ui.study_registry import StudyRegistry
 
 __all__ = ["serve_page"]
@@ -19,7 +18,6 @@ def serve_page(
     port: int = 8765,
     names: Sequence[str] = (),
     token_file: str | Path | None = None,
-    server: ServerLoad | None = None,
     ready: Callable[[str], None] = lambda _page_address: None,
 ) -> None:
     """Serve the studies at `where` until interrupted; `ready` gets the address once it listens, with the token if any.
@@ -40,7 +38,7 @@ def serve_page(
         # Bound before anything is announced: a port in use is refused at once.
         with bind(host, port) as listener:
             guard = Guard(
-                application(registry, server),
+                application(registry),
                 host=host,
                 token=token,
                 names=names,

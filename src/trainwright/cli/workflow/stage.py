@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Protocol, Self, TypeVar
 
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, StudyError
+from trainwright.files import plain
 from trainwright.ledger import State, open_ledger, state_of
 from trainwright.publishing import write_file
 from trainwright.settings import Settings, settings_of
-from trainwright.strict_json import plain
 from trainwright.study import Study
 from trainwright.validators import instance_of
 

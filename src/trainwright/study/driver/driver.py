@@ -32,6 +32,7 @@ from trainwright.train.assignment import Assignment
 __all__ = ["Driver"]
 
 _POLL_SECONDS = 0.5
+_PATIENCE_SECONDS = 5.0
 _WATCH_SECONDS = 1.0
 _HOPELESS, _ALIKE = 10, 2
 """So many failures without one success end a run, or as many as trials run if that is more; or so many alike."""
@@ -75,6 +76,7 @@ class Driver:
         self._watched_at = time.monotonic()
         self._directory = None if log.directory is None else str(log.directory.resolve())
         self._failed_before = failed_numbers(log.state)  # in earlier runs: they say nothing of this one
+        self._patience = _POLL_SECONDS  # until the next look while there is nothing to do
         self._rejected = 0  # trials that a verdict never let start
         self._checkpoint_retry = RetryOnFullDisk(0.0 if self.team is None else self.team.give_up_seconds, say)
         self._checkpoint_retry.interrupted = log.retry.interrupted = lambda: self.leaving.signalled
@@ -443,6 +445,9 @@ class Driver:
     def _await_news(self) -> None:
         """Wait for what others do, and take over what they left if they are gone."""
         at = self.queue.ask_at
-        time.sleep(_POLL_SECONDS if at is None else min(_POLL_SECONDS, max(0.0, at - self.rule.seconds)))
+        time.sleep(self._patience if at is None else min(self._patience, max(0.0, at - self.rule.seconds)))
+        began = time.monotonic()
         self.log.refresh()
         self.queue.take_over(self.log.state.open)
+        # Many that wait on few cores leave these to those that still work.
+        self._patience = min(_PATIENCE_SECONDS, max(_POLL_SECONDS, self.log.pause(time.monotonic() - began)))

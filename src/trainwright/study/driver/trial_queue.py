@@ -1,5 +1,6 @@
 """The queue of trials that wait for devices: interrupted before promoted before new ones."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -159,7 +160,9 @@ class TrialQueue:
     def learn(self) -> None:
         """Let the searcher learn what has come, as long as there is time for it."""
         if isinstance(self.searcher, Learner):
+            began = time.monotonic()
             self.searcher.learn(self.searcher_view)
+            self.log.spend(time.monotonic() - began)
 
     def _propose_new(self, limit: int | None) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
@@ -171,6 +174,7 @@ class TrialQueue:
         if number is None:
             return None
         try:
+            self.learn()
             (configuration,) = self.searcher.ask(self.searcher_view, [number])
         except SpaceExhausted as end:
             claims.release([number])

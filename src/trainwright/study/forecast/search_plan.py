@@ -15,8 +15,8 @@ from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.task import LearningCurve, LearningCurves, Parametric
 from trainwright.errors import StudyError, TrainwrightError
 from trainwright.plan import Oracle, judge
+from trainwright.plan.forecast import ScalingCurve
 from trainwright.plan.parallel.precision import Profiles
-from trainwright.plan.scaling_curve import ScalingCurve
 from trainwright.plan.verdict import Verdict
 from trainwright.randomness import rng
 from trainwright.schedule import Scheduler

@@ -1,6 +1,5 @@
 // The page: which view the address names, the stream of what changes, and the frame around them.
 
-import { LoadView } from "./load.js";
 import { TrialView } from "./trial.js";
 import { TrialsView } from "./trials.js";
 import { FiguresView, OverviewView, StudiesView } from "./views.js";
@@ -12,7 +11,6 @@ const VIEWS = [
   ["curves", "Learning curves", (study) => new FiguresView(study, "Learning curves", ["curves"])],
   ["parameters", "Parameters", (study) => new FiguresView(study, "Parameters", ["importance", "parallel"])],
   ["cluster", "Cluster", (study) => new FiguresView(study, "Cluster", ["cluster"])],
-  ["plans", "Forecast", (study) => new FiguresView(study, "Forecast of the search", ["plans"])],
   ["ensembles", "Ensembles", (study) => new FiguresView(study, "Ensembles", ["ensembles"])],
 ];
 
@@ -71,7 +69,6 @@ const route = () => {
 
 const links = (current) => {
   const list = study ? VIEWS.map(([name, title]) => [study.address(name), title, name]) : [];
-  if (index.server) list.push(["#/server", "Server", "server"]);
   if (!index.single && !study) list.unshift(["#/", "Studies", ""]);
   nav.replaceChildren(
     ...list.map(([href, title, name]) => make("a", { href, "aria-current": name === current ? "page" : null }, title)),
@@ -95,15 +92,6 @@ const go = async ({ focus = true } = {}) => {
   const { id, name, rest, words } = route();
   if (id === "content") return; // the skip link
   index ||= await ask("/api/studies");
-  if (id === "server" && index.server) {
-    study?.close();
-    study = null;
-    crumb.textContent = "";
-    links("server");
-    live.textContent = "";
-    show(new LoadView(), "Server", { focus });
-    return;
-  }
   if (!id) {
     if (index.single) {
       location.replace(`#/${index.studies[0].id}/overview`);

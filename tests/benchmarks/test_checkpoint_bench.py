@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 import torch
+from benchmarks.checkpoint._bench import Bench, BenchRow, bench, collect_state
 from torch import nn
 
-from trainwright.checkpoint.tools.bench import Bench, BenchRow, bench, collect_state
 from trainwright.checkpoint.tools.formats.format import FORMATS
 from trainwright.checkpoint.tools.formats.safetensors import SafeTensors
 from trainwright.errors import (
@@ -64,7 +64,7 @@ class TestBench:
                 with super().open(path) as stored:
                     yield replace(stored, fetch=lambda name: stored.fetch(name) + 1)
 
-        monkeypatch.setattr("trainwright.checkpoint.tools.bench.FORMATS", {**FORMATS, "safetensors": Lossy()})
+        monkeypatch.setattr("benchmarks.checkpoint._bench.FORMATS", {**FORMATS, "safetensors": Lossy()})
         found = bench(state, directory=tmp_path, repeats=1)
         assert {one.name: one.bitwise for one in found.rows if not one.bitwise} == {"safetensors": False}
 

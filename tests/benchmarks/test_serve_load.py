@@ -1,19 +1,22 @@
 """The load generator: reproducible arrivals, latencies from the time meant, and runs that say when they are no good."""
 
+import sys
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 pytest.importorskip("fastapi")
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
 
+from benchmarks.serve._load import LoadTest, arrivals
 from http_for_tests import Scripted, ensemble
 
 from trainwright.errors import Overloaded, ServeConfigError, ServeError
 from trainwright.serve import Server
-from trainwright.serve.http.load import LoadTest, arrivals
 
 
 class TestArrivals:
