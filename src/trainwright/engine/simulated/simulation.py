@@ -13,22 +13,12 @@ from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedTrial
 from trainwright.engine.simulated.task import Draws
 from trainwright.errors import ScheduleError, SpaceExhausted
-from trainwright.schedule import (
-    DeviceAllocator,
-    Pause,
-    Promote,
-    Promoted,
-    Reported,
-    RuleView,
-    Scheduler,
-    Stop,
-    TrialView,
-)
+from trainwright.schedule import DeviceAllocator, Pause, Promote, Promoted, Reported, RuleView, Scheduler, Stop
 from trainwright.schedule import Event as RuleEvent
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.allocator.estimates import Estimates, seconds_left
 from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
-from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started
+from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started, TrialView
 
 __all__ = ["simulate"]
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from trainwright.engine import Died, Engine, Outcome, Raised, TrainFunction
 from trainwright.engine.admission import REJECTED
-from trainwright.errors import EngineError, LedgerError, SchedulerStalled, StudyError, TrainwrightError
+from trainwright.errors import EngineError, LedgerError, SchedulerStalled, TrainwrightError
 from trainwright.ledger import Record, Status, TrialState, facts
 from trainwright.ledger.objectives import refusal
 from trainwright.randomness import rng
@@ -20,7 +20,7 @@ from trainwright.study.driver.budget import Budget, TeamSettings
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
 from trainwright.study.driver.gc_freeze import gc_frozen
 from trainwright.study.driver.heartbeat import Heartbeat
-from trainwright.study.driver.inheritance import hand_over
+from trainwright.study.driver.inheritance import check_folder, hand_over
 from trainwright.study.driver.leaving import Leaving
 from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.trial_queue import TrialQueue
@@ -90,11 +90,7 @@ class Driver:
         rule = self.scheduler.rule
         rule.check(len(self.log.objectives), self.budget.trials)
         rule.check_space(self.view.space)
-        if rule.clones and self._directory is None:
-            raise StudyError(
-                f"{type(rule).__name__} starts trials from checkpoints of others, and the study keeps nothing on disk; "
-                "give tw.Study(..., directory='runs/name')"
-            )
+        check_folder(rule, self.log.directory)
         policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
         if notice := policy.check(slots, per_node, rule):
             self.progress.say(notice)

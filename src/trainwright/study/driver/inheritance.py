@@ -16,10 +16,20 @@ from trainwright.checkpoint.save.publish import Published
 from trainwright.errors import StudyError
 from trainwright.ledger import TrialState
 from trainwright.publishing import FileLayer, make_folder, publish
+from trainwright.schedule import PromotionRule
 
-__all__ = ["hand_over", "put_by"]
+__all__ = ["check_folder", "hand_over", "put_by"]
 
 _TRIES = 5  # the parent may drop a checkpoint while it is linked
+
+
+def check_folder(rule: PromotionRule, directory: Path | None) -> None:
+    """Refuse a rule that starts trials from checkpoints of others in a study that keeps nothing on disk."""
+    if rule.clones and directory is None:
+        raise StudyError(
+            f"{type(rule).__name__} starts trials from checkpoints of others, and the study keeps nothing on disk; "
+            "give tw.Study(..., directory='runs/name')"
+        )
 
 
 def put_by(directory: Path | None, parent: TrialState, replaces: int, number: int) -> int:
