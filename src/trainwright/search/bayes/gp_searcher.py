@@ -50,10 +50,9 @@ class GaussianProcessSearcher(BayesianSearcher):
 
     Handles conditions, requirements, several objectives, intermediate values (a row for each rung that a trial reached,
     with a column z, asked at z = 1), failures (as the worst result) and pending trials. What is gained counts times the
-    priors' density to the power 10 / results (Hvarfner et al., arXiv 2204.11051), and by the expected seconds to the
-    power `cost`; a trial of no known cost, or of zero, counts as a typical one. An ask costs O(candidates *
-    n^2) for n rows, of which at most `max_rows` are kept: all of the highest rungs, below them the best and an even
-    sample.
+    priors' density to the power 10 / results (Hvarfner et al., arXiv 2204.11051), divided by the expected seconds to
+    the power `cost`; a trial of no known cost, or of zero, counts as a typical one. An ask costs O(candidates * n^2)
+    for n rows, of which at most `max_rows` are kept: all of the highest rungs, below them the best and an even sample.
     """
 
     name: ClassVar[str] = "gp"
