@@ -24,6 +24,8 @@ def pause_after(took_seconds: float, workers: int, cores: int) -> float:
 def first_pause(draw: float, workers: int, cores: int) -> float:
     """Return the seconds until a worker reads for the first time, by a draw from [0, 1) of its own.
 
-    Workers that begin together would else all read at once, when each of them has written its first result.
+    At once where cores suffice; else workers that begin together would all read when each has its first result.
     """
+    if workers <= _PER_CORE * cores:
+        return 0.0
     return draw * pause_after(workers * _RESULT_SECONDS, workers, cores)
