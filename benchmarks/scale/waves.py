@@ -109,7 +109,7 @@ def _problems(arguments: argparse.Namespace) -> list[Any]:
     if arguments.tables is not None:
         most = arguments.workers * arguments.waves
         found += [one for one in find_tables(arguments.tables) if one.size >= 2 * most]
-        several = [one for one in find_problems(arguments.tables) if one not in SEVERAL]
+        several: list[Any] = [one for one in find_problems(arguments.tables) if one not in SEVERAL]
         found += [replace(one, name=f"{one.name}, time") for one in several if len(one.losses) >= 2 * most]
     return found
 
