@@ -96,9 +96,7 @@ def play(
                 number = len(views)
                 if isinstance(answer, Clone):
                     clone, at = answer, views[answer.parent].epoch
-                    assert 0 < at < length, "a parent has a checkpoint, and epochs left"
-                    assert answer.replaces in (played.ended | played.failed) - replaced, "one clone for each that ended"
-                    replaced.add(answer.replaces)
+                    _check_clone(clone, played, replaced, at, length)
                     begun[number] = at
                 views[number] = TrialView(number=number, epoch=at, losses=(0.0,) * objectives)
             elif isinstance(answer, Promote):
@@ -149,10 +147,7 @@ def play(
             assert not isinstance(verdict, Pause), f"a repeated epoch, {epoch}, pauses trial {number} again"
         elif isinstance(verdict, Pause):
             assert epoch >= until.get(number, 0), f"paused at {epoch}, though promoted up to {until[number]}"
-        if verdict.reason is not None and not isinstance(verdict, Stop):
-            pauses = isinstance(verdict, Pause)
-            judged = Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=clock)
-            played.index = _fold(rule, played, judged)
+        _judge(rule, played, number, verdict, clock)
         running[number] = now
         if not again:
             views[number] = now
@@ -163,6 +158,21 @@ def play(
             played.index = _fold(rule, played, Ended(trial=number, failed=False, at_seconds=clock))
             played.ended.add(number)
             del running[number]
+
+
+def _check_clone(clone: Clone, played: Played, replaced: set[int], at: int, length: int) -> None:
+    """Hold a clone that begins after epoch `at` to what a study needs, and note whom it replaces."""
+    assert 0 < at < length, "a parent has a checkpoint, and epochs left"
+    assert clone.replaces in (played.ended | played.failed) - replaced, "one clone for each that ended"
+    replaced.add(clone.replaces)
+
+
+def _judge(rule: PromotionRule, played: Played, number: int, verdict: Verdict, clock: float) -> None:
+    """Fold the verdict of a rung, as the driver that made it does."""
+    if verdict.reason is not None and not isinstance(verdict, Stop):
+        pauses = isinstance(verdict, Pause)
+        judged = Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=clock)
+        played.index = _fold(rule, played, judged)
 
 
 def _tell(rule: PromotionRule, played: Played, now: TrialView, view: RuleView, seen: TrialView) -> Verdict:
