@@ -64,7 +64,7 @@ def workers(setting: Setting, tables: list[Curves]) -> Part:
 
     def one(slots: int, seed: int) -> Sequence[float]:
         curves = tables[seed % len(tables)]
-        rule = Watched(ASHA(max_epochs=curves.length), each_epoch=True)
+        rule = Watched(ASHA(max_epochs=curves.length, min_epochs=1), each_epoch=True)
         watched, run = study(rule, curves.task, slots=slots, trials=curves.rows, seed=seed)
         at = watched.reached(curves.aim)
         return min(at, run.makespan_seconds), math.isfinite(at), run.makespan_seconds
@@ -100,11 +100,11 @@ def contestants(
     rules: dict[str, PromotionRule] = {
         "random": FixedEpochs(length),
         "halving": SuccessiveHalving(n=min(81, rows), max_epochs=length),
-        "hyperband-sync": Hyperband(max_epochs=length, asynchronous=False),
-        "hyperband-async": Hyperband(max_epochs=length, kind="promotion"),
-        "asha-stopping": ASHA(max_epochs=length),
-        "asha-promotion": ASHA(max_epochs=length, kind="promotion"),
-        "pasha": PASHA(max_epochs=length),
+        "hyperband-sync": Hyperband(max_epochs=length, min_epochs=1, asynchronous=False),
+        "hyperband-async": Hyperband(max_epochs=length, min_epochs=1, kind="promotion"),
+        "asha-stopping": ASHA(max_epochs=length, min_epochs=1),
+        "asha-promotion": ASHA(max_epochs=length, min_epochs=1, kind="promotion"),
+        "pasha": PASHA(max_epochs=length, min_epochs=1),
         "median": Median(max_epochs=length),
         "patience": Patience(max_epochs=length),
         "i-epoch": IEpoch(epochs=1, top_k=best, max_epochs=length),
@@ -175,8 +175,8 @@ def pasha(setting: Setting, tables: list[Curves]) -> Part:
     for seed in range(setting.seeds):
         curves = tables[seed % len(tables)]
         rules: dict[str, PromotionRule] = {
-            "asha": ASHA(max_epochs=curves.length, kind="promotion"),
-            "pasha": PASHA(max_epochs=curves.length),
+            "asha": ASHA(max_epochs=curves.length, min_epochs=1, kind="promotion"),
+            "pasha": PASHA(max_epochs=curves.length, min_epochs=1),
         }
         made = {name: partial(_chosen, rule, curves, seed) for name, rule in rules.items()}
         found.append([setting.kept.of(f"pasha {name} {seed}", make) for name, make in made.items()])
@@ -208,7 +208,7 @@ def discarding(setting: Setting, tables: list[Curves]) -> Part:
         rules: dict[str, list[PromotionRule]] = {
             "i-epoch": [IEpoch(epochs=i, top_k=min(3, count), max_epochs=length) for i in (1, min(5, length))],
             "halving": [SuccessiveHalving(n=count, max_epochs=length, eta=eta) for eta in (2, 4)],
-            "asha": [ASHA(max_epochs=length, eta=eta, kind="promotion") for eta in (2, 4)],
+            "asha": [ASHA(max_epochs=length, min_epochs=1, eta=eta, kind="promotion") for eta in (2, 4)],
             "extrapolate": [
                 Extrapolate(max_epochs=length, min_epochs=max(1, length // 10), share=share) for share in (0.5, 0.75)
             ],

@@ -51,7 +51,7 @@ def train(trial: tw.Trial) -> None:
 
 def scheduler(policy: str) -> tw.Scheduler:
     """Return ASHA with the policy of this name."""
-    return tw.Scheduler(tw.ASHA(max_epochs=EPOCHS, eta=2), POLICIES[policy])
+    return tw.Scheduler(tw.ASHA(max_epochs=EPOCHS, min_epochs=1, eta=2), POLICIES[policy])
 
 
 def measure(policy: str, trials: int, seed: int, seconds: float, engine: tw.Local) -> dict[str, float]:

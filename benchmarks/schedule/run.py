@@ -40,7 +40,7 @@ EPOCHS = 8
 EPOCH_SECONDS = 1000.0
 RESTART = 0.1  # of an epoch
 DEADLINES = (0.5, 1.0, 2.0, 4.0)  # times a whole trial on the devices of a new one
-RULE = tw.ASHA(max_epochs=EPOCHS, eta=2, cutoff="quantile")
+RULE = tw.ASHA(max_epochs=EPOCHS, min_epochs=1, eta=2, cutoff="quantile")
 SCHEDULERS: dict[str, tw.Scheduler] = {
     "ASHA": tw.Scheduler(RULE, tw.Fixed(START)),
     "RASDA as published": tw.RASDA(max_epochs=EPOCHS, start=START, as_published=True),
@@ -168,7 +168,7 @@ def measure_deadlines(seeds: int) -> tuple[dict[str, float], list[list[str]]]:
 
 def simulated_seconds() -> float:
     """Return the seconds that 100,000 trials on 10,000 workers take to simulate."""
-    rule = tw.ASHA(max_epochs=243, eta=3)  # 5 rungs
+    rule = tw.ASHA(max_epochs=243, min_epochs=1, eta=3)  # 5 rungs
     engine = tw.Simulated(cluster=tw.Cluster(2500, 4), task=Parametric())
     began = time.perf_counter()
     simulate(tw.Scheduler(rule, tw.Fixed(1)), engine, trials=100_000, seed=0)

@@ -25,7 +25,7 @@ def halver(name: str, length: int, members: int) -> tuple[PromotionRule, int]:
     if name in HALVINGS:
         rule = SuccessiveHalving(n=members, max_epochs=length, eta=4)
         return rule, members if name == "halving-alone" else 0
-    return ASHA(max_epochs=length, eta=4, kind="stopping" if name == "asha-stopping" else "promotion"), 0
+    return ASHA(max_epochs=length, min_epochs=1, eta=4, kind="stopping" if name == "asha-stopping" else "promotion"), 0
 
 
 def leads(found: dict[tuple[str, float, float], np.ndarray], what: str, *, less: bool) -> Part:

@@ -85,7 +85,7 @@ def test_a_report_reaches_every_rung_up_to_its_epoch():
 
 def test_a_restart_changes_nothing():
     """Epochs repeated after a restart are recorded once, and a stopped trial stays stopped."""
-    rule = ASHA(max_epochs=9, eta=2)
+    rule = ASHA(max_epochs=9, min_epochs=1, eta=2)
     index = rule.empty()
     index, _ = judge(rule, index, 0, 1, 0.1)
     index, verdict = judge(rule, index, 1, 1, 0.9)
@@ -98,7 +98,7 @@ def test_a_restart_changes_nothing():
 
 def test_failed_trials_take_no_place():
     """A trial that fails before a rung is not counted there."""
-    rule = ASHA(max_epochs=9, eta=2)
+    rule = ASHA(max_epochs=9, min_epochs=1, eta=2)
     index = rule.empty()
     for trial in range(10):
         index = rule.fold(index, Ended(trial=trial, failed=True))
@@ -107,7 +107,7 @@ def test_failed_trials_take_no_place():
 
 def test_next_epoch_and_survival():
     """The next verdict falls at the next rung, then at the end; each rung halves the chance for eta = 2."""
-    rule = ASHA(max_epochs=20, eta=2)
+    rule = ASHA(max_epochs=20, min_epochs=1, eta=2)
     at = {epoch: TrialView(number=0, epoch=epoch, losses=(0.0,)) for epoch in (0, 1, 5, 16, 19)}
     assert [rule.next_epoch(rule.empty(), view) for view in at.values()] == [1, 2, 8, 20, 20]
     assert [len(rule.survival(rule.empty(), VIEW, view)) for view in at.values()] == [5, 4, 2, 0, 0]
@@ -152,7 +152,10 @@ def test_no_decision_scans_all_trials(cutoff, trials, monkeypatch):
         ({"max_epochs": 2.5}, "ASHA.max_epochs: got 2.5; allowed: a whole number of epochs >= 1"),
         ({"max_epochs": None}, "ASHA.max_epochs: got None; allowed: a whole number of epochs >= 1"),
         ({"max_epochs": True}, "ASHA.max_epochs: got True; allowed: a whole number of epochs >= 1"),
-        ({"max_epochs": 9, "min_epochs": 0}, "ASHA.min_epochs: got 0; allowed: a whole number of epochs >= 1"),
+        (
+            {"max_epochs": 9, "min_epochs": 0},
+            "ASHA.min_epochs: got 0; allowed: a whole number of epochs >= 1, or None for three rungs",
+        ),
         ({"max_epochs": 9, "min_epochs": 10}, "ASHA.min_epochs: got 10, above max_epochs 9; allowed: 1 to max_epochs"),
         ({"max_epochs": 9, "eta": 1}, "ASHA.eta: got 1; allowed: a number > 1, usually 2, 3 or 4"),
         ({"max_epochs": 9, "eta": -2}, "ASHA.eta: got -2; allowed: a number > 1, usually 2, 3 or 4"),

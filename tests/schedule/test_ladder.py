@@ -48,4 +48,13 @@ def test_fractional_eta_rounds_up_and_rises(least, length, eta):
 def test_decimal_eta_is_exact():
     """2.5 is 5/2 and 1.1 is 11/10, not their binary neighbours."""
     assert (as_fraction(2.5), as_fraction(1.1)) == (Fraction(5, 2), Fraction(11, 10))
-    assert ASHA(max_epochs=100, eta=2.5).rungs == (1, 3, 7, 16, 40, 98)
+    assert ASHA(max_epochs=100, min_epochs=1, eta=2.5).rungs == (1, 3, 7, 16, 40, 98)
+
+
+@pytest.mark.parametrize("eta", [2, 2.5, 3, 4])
+@pytest.mark.parametrize("length", [1, 5, 9, 27, 50, 52, 81, 100, 1000])
+def test_without_a_first_rung_there_are_three_at_most(length, eta):
+    rule = ASHA(max_epochs=length, eta=eta)
+    assert len(rule.rungs) <= 3
+    assert rule.first_rung == max(1, math.ceil(length / as_fraction(eta) ** 3))
+    assert rule.rungs == ASHA(max_epochs=length, min_epochs=rule.first_rung, eta=eta).rungs

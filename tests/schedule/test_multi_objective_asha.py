@@ -70,7 +70,7 @@ def by_crowding(front, scaled):
 def test_equals_ranking_all_anew(seed, order, kind, values, eta):
     """A trial goes on iff its place is in the best 1/eta of its rung, infeasible ones last."""
     generator = np.random.default_rng(seed)
-    rule = MultiObjectiveASHA(max_epochs=9, eta=eta, kind=kind, order=order)
+    rule = MultiObjectiveASHA(max_epochs=9, min_epochs=1, eta=eta, kind=kind, order=order)
     index, records, gone = rule.empty(), defaultdict(dict), set()
     for trial in generator.permutation(40).tolist():
         losses = tuple(generator.integers(0, values, size=2).astype(float).tolist())
@@ -94,7 +94,7 @@ def test_equals_ranking_all_anew(seed, order, kind, values, eta):
 
 def test_infeasible_trials_come_last():
     """However good: a trial that breaks a constraint goes on only after all that keep them, the least excess first."""
-    rule = MultiObjectiveASHA(max_epochs=9, eta=2)
+    rule = MultiObjectiveASHA(max_epochs=9, min_epochs=1, eta=2)
     index = rule.empty()
     kinds = []
     for trial, (loss, violation) in enumerate([(0.0, 2.0), (0.0, 1.0), (9.0, 0.0), (0.0, 0.5), (8.0, 0.0)]):

@@ -297,7 +297,7 @@ def test_stragglers_are_dropped():
 
 def test_the_order_of_simultaneous_reports_changes_no_one_that_goes_on():
     """Whoever of a bracket reports first: the same trials are promoted."""
-    rule = SuccessiveHalving(n=6, max_epochs=9, eta=2)
+    rule = SuccessiveHalving(n=6, max_epochs=9, min_epochs=1, eta=2)
     losses = [0.5, 0.2, 0.2, 0.9, 0.1, 0.7]
     for shift in range(6):
         index = rule.empty()

@@ -11,7 +11,7 @@ from trainwright.schedule import ASHA, RASDA, Doubling, DoublingAsPublished, Sch
 
 
 def test_it_is_a_rule_times_a_policy():
-    rule = ASHA(max_epochs=64, eta=2, cutoff="quantile")
+    rule = ASHA(max_epochs=64, min_epochs=1, eta=2, cutoff="quantile")
     assert RASDA(max_epochs=64, start=4) == Scheduler(rule, Doubling(start=4))
     assert RASDA(max_epochs=64, start=4, as_published=True) == Scheduler(rule, DoublingAsPublished(start=4))
     assert RASDA(max_epochs=64, start=4, cap=16).policy == Doubling(start=4, cap=16)
@@ -31,7 +31,7 @@ def test_it_is_a_rule_times_a_policy():
 def test_doubling_never_stalls(devices, policy):
     """Whatever the size of the cluster: what cannot be had is not waited for for ever; the published one waits."""
     setting = Simulated(cluster=Cluster(devices // 4, 4), task=Parametric(epoch_seconds=100.0))
-    rule = ASHA(max_epochs=32, eta=2)
+    rule = ASHA(max_epochs=32, min_epochs=1, eta=2)
     for trials in (devices // 4, devices):
         run = simulate(Scheduler(rule, policy), setting, trials=trials, seed=1)
         assert not run.stalled
@@ -43,7 +43,7 @@ def test_doubling_never_stalls(devices, policy):
 
 def test_the_published_policy_names_what_it_would_wait_for():
     """Before the study starts, and of the preset only."""
-    rule = ASHA(max_epochs=8, eta=2)  # three rungs
+    rule = ASHA(max_epochs=8, min_epochs=1, eta=2)  # three rungs
     assert DoublingAsPublished(start=4).check(32, 4, rule) is None
     sentence = "a trial that passes all rungs wants 32 devices, the engine has 16"
     assert sentence in DoublingAsPublished(start=4).check(16, 4, rule)

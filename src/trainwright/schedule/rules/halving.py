@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 from trainwright.errors import ScheduleError
 from trainwright.randomness import rng
 from trainwright.schedule.rules.promotion_rule import Event, Opened
-from trainwright.schedule.rules.rung_rule import AsynchronousRule, RungRule, ladder
+from trainwright.schedule.rules.rung_rule import FIRST, AsynchronousRule, RungRule, ladder
 from trainwright.schedule.rungs.brackets import Brackets
 from trainwright.schedule.rungs.rungs import QuantileRung, Rungs, RungTable
 from trainwright.validators import flag, integer, number, one_of, optional
@@ -59,8 +59,9 @@ class _Drawn(Rungs):
 class ASHA(AsynchronousRule):
     """At each rung go on only with the best 1/eta of the trials that have reached it so far. O(log n) per event.
 
-    Rungs are ceil(min_epochs * eta^k) < `max_epochs`, in epochs. A report reaches every rung up to its epoch that the
-    trial has not reached yet; all are recorded with its loss and the highest is judged.
+    Rungs are ceil(min_epochs * eta^k) < `max_epochs`, in epochs; without `min_epochs` there are three at most. A report
+    reaches every rung up to its epoch that the trial has not reached yet; all are recorded with its loss and the
+    highest is judged.
 
     `kind="stopping"`: with `cutoff="rank"` a trial goes on iff its rank is at most max(1, floor(n/eta)), itself counted
     in n; with "quantile" iff its loss is at most the linearly interpolated 1/eta quantile of those recorded before it
@@ -118,6 +119,7 @@ class Hyperband(AsynchronousRule):
     its own. Otherwise: brackets of that many trials in turn, each a `SuccessiveHalving`. O(log n + brackets) per event.
     """
 
+    min_epochs: Annotated[int | None, FIRST] = 1  # its brackets begin later by themselves
     asynchronous: Annotated[bool, flag()] = True
     straggler_seconds: Annotated[float | None, _STRAGGLERS] = None
 
@@ -139,7 +141,7 @@ class Hyperband(AsynchronousRule):
     def brackets(self) -> tuple[tuple[int, ...], ...]:
         """The rungs of each bracket; the last has none if its first would be the full length."""
         # One more than the length, so that the last bracket may train everybody to the end.
-        firsts = ladder(self.min_epochs, self.max_epochs + 1, self._factor)
+        firsts = ladder(self.first_rung, self.max_epochs + 1, self._factor)
         return tuple(ladder(first, self.max_epochs, self._factor) for first in firsts)
 
     @property

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import numpy as np
 
 from trainwright.schedule.rules.promotion_rule import Event, Reported
-from trainwright.schedule.rules.rung_rule import RungRule
+from trainwright.schedule.rules.rung_rule import FIRST, RungRule
 from trainwright.schedule.rungs.rungs import RankRung, Rungs
 from trainwright.validators import number, one_of
 
@@ -105,6 +105,7 @@ class PASHA(RungRule):
     epochs) with "auto".
     """
 
+    min_epochs: Annotated[int | None, FIRST] = 1  # it opens rungs one by one
     epsilon: Annotated[float | Literal["auto"], number(minimum=0) | one_of("auto")] = "auto"
 
     @property

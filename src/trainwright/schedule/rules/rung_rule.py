@@ -20,11 +20,13 @@ from trainwright.schedule.rules.promotion_rule import (
 from trainwright.schedule.rungs.brackets import Brackets
 from trainwright.schedule.rungs.rungs import RankRung, Rungs, RungTable
 from trainwright.settings import Settings
-from trainwright.validators import Validator, integer, number, one_of
+from trainwright.validators import Validator, integer, number, one_of, optional
 
-__all__ = ["AsynchronousRule", "RungIndex", "RungRule", "as_fraction", "ladder"]
+__all__ = ["FIRST", "AsynchronousRule", "RungIndex", "RungRule", "as_fraction", "ladder"]
 
 RungIndex = Rungs | Brackets
+FIRST = optional(integer(minimum=1, of="epochs"), words="None for three rungs")
+_RUNGS = 3  # below the full length, unless the first is given
 
 
 def as_fraction(eta: float | Fraction) -> Fraction:
@@ -54,15 +56,19 @@ _ETA = Validator(lambda value: _ABOVE_1.accepts(value) and as_fraction(value) > 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RungRule(PromotionRule, Settings, error=ScheduleError):
-    """Compares trials at rungs: ceil(min_epochs * eta^k) < `max_epochs`, in epochs. Subclasses give `empty`."""
+    """Compares trials at rungs: ceil(min_epochs * eta^k) < `max_epochs`, in epochs. Subclasses give `empty`.
+
+    Without `min_epochs` there are at most three rungs: it is max_epochs / eta^3, rounded up. On recorded curves the
+    very first epochs of a long training foretell nothing (`benchmarks/fidelity/run.py`).
+    """
 
     max_epochs: Annotated[int, integer(minimum=1, of="epochs")]
-    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    min_epochs: Annotated[int | None, FIRST] = None
     eta: Annotated[float | Fraction, _ETA] = 3
 
     def check_together(self) -> None:
         """Refuse a first rung above the last epoch."""
-        if self.min_epochs > self.max_epochs:
+        if self.first_rung > self.max_epochs:
             raise ScheduleError(
                 f"{type(self).__name__}.min_epochs: got {self.min_epochs}, above max_epochs {self.max_epochs}; "
                 "allowed: 1 to max_epochs"
@@ -71,7 +77,12 @@ class RungRule(PromotionRule, Settings, error=ScheduleError):
     @property
     def rungs(self) -> tuple[int, ...]:
         """The epochs at which trials are compared."""
-        return ladder(self.min_epochs, self.max_epochs, self._factor)
+        return ladder(self.first_rung, self.max_epochs, self._factor)
+
+    @property
+    def first_rung(self) -> int:
+        """The epochs at which trials are first compared."""
+        return math.ceil(self.max_epochs / self._factor**_RUNGS) if self.min_epochs is None else self.min_epochs
 
     @property
     def reads_curves(self) -> bool:
