@@ -114,7 +114,7 @@ def test_intervals_are_of_pairs(tmp_path: Path):
 
 def test_asha_passes_halving_when_runs_straggle():
     full = {}
-    for rule in (ASHA(max_epochs=16, eta=4), SuccessiveHalving(n=16, max_epochs=16, eta=4)):
+    for rule in (ASHA(max_epochs=16, min_epochs=1, eta=4), SuccessiveHalving(n=16, max_epochs=16, eta=4)):
         bracket = 16 if isinstance(rule, SuccessiveHalving) else 0
         watched = Watched(rule, until=100.0, bracket=bracket)
         study(watched, EVEN, slots=8, trials=10**4, seed=0, stragglers=1.0)

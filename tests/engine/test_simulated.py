@@ -123,7 +123,7 @@ class TestTimes:
             scaling=Scaling(alpha=alpha),
             restart_seconds=restart,
         )
-        rule = ASHA(max_epochs=length, eta=2)
+        rule = ASHA(max_epochs=length, min_epochs=1, eta=2)
         run = simulate(Scheduler(rule, DoublingAsPublished(start=4)), setting, trials=trials, seed=0, gantt=True)
         rungs = int(math.log2(length))
         formula = 1 + sum(2**k / 2 ** ((k + 1) * alpha) for k in range(rungs)) + rungs * restart
@@ -163,7 +163,7 @@ POLICIES = [
     DoublingAsPublished(start=2, factor=4),
 ]
 RULES = [
-    ASHA(max_epochs=9, eta=2),
+    ASHA(max_epochs=9, min_epochs=1, eta=2),
     ASHA(max_epochs=9, kind="promotion"),
     SuccessiveHalving(max_epochs=9, n=9),
     Hyperband(max_epochs=9),
@@ -238,7 +238,7 @@ class TestWhatMustNeverHappen:
         """The published policy asks for more than there is: the run ends, and says who waits for what."""
         setting = Simulated(cluster=Cluster(4, 4), task=written(lambda trial, epoch: trial))
         policy = DoublingAsPublished(start=4)
-        run = simulate(Scheduler(ASHA(max_epochs=16, eta=2), policy), setting, trials=4, seed=0)
+        run = simulate(Scheduler(ASHA(max_epochs=16, min_epochs=1, eta=2), policy), setting, trials=4, seed=0)
         (stall,) = run.stalled
         assert (stall.trial, stall.wanted, stall.devices) == (0, 32, 16)
         error = SchedulerStalled.of(stall.trial, wanted=stall.wanted, devices=stall.devices)
@@ -255,7 +255,7 @@ class TestWhatMustNeverHappen:
             repair_seconds=1e4,
         )
         policy = DoublingAsPublished(start=4)
-        run = simulate(Scheduler(ASHA(max_epochs=16, eta=2), policy), setting, trials=4, seed=0)
+        run = simulate(Scheduler(ASHA(max_epochs=16, min_epochs=1, eta=2), policy), setting, trials=4, seed=0)
         assert run.stalled
 
     def test_a_policy_in_circles_is_refused(self):
@@ -328,7 +328,7 @@ print(*digests())
 
 
 def digests():
-    rules = (ASHA(max_epochs=9, kind="promotion"), ASHA(max_epochs=9, eta=2))
+    rules = (ASHA(max_epochs=9, kind="promotion"), ASHA(max_epochs=9, min_epochs=1, eta=2))
     policies = (Fixed(2), Doubling(start=1), MarginalGain(start=1), DoublingAsPublished(start=1))
     return [simulate(Scheduler(rule, policy), HARD, trials=30, seed=3).digest for rule in rules for policy in policies]
 

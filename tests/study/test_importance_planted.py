@@ -89,7 +89,7 @@ def test_the_first_of_a_few_studies_is_found():
         ({"weights": (2, 1.2)}, (0.55, 0.9)),
         ({"weights": (3, 1.5, 0.7, 0.3), "trials": 120}, (0.6, 0.9)),
         ({"trials": 40}, (0.5, 0.95)),
-        ({"scheduler": tw.ASHA(max_epochs=9, eta=2)}, (0.6, 0.9)),
+        ({"scheduler": tw.ASHA(max_epochs=9, min_epochs=1, eta=2)}, (0.6, 0.9)),
     ],
 )
 def test_the_first_of_24_studies_is_found(settings, share):

@@ -33,7 +33,7 @@ SINGLE = [
     tw.SuccessiveHalving(n=9, max_epochs=9),
     tw.Hyperband(max_epochs=9, asynchronous=False),
     tw.Hyperband(max_epochs=9, kind="promotion"),
-    tw.PASHA(max_epochs=16, eta=2),
+    tw.PASHA(max_epochs=16, min_epochs=1, eta=2),
     tw.AnyOf(tw.IEpoch(top_k=3, max_epochs=9), tw.Median(min_epochs=2)),
 ]
 SEVERAL = [
@@ -293,7 +293,7 @@ def test_promotions_prefer_what_keeps_the_constraints():
             trial.report(loss=loss(number, epoch), second=loss(number + 128, epoch), size=10.0 * (number % 2))
 
     with make(objectives=["min loss", "min second"], constraints="size <= 5") as study:
-        run(study, tw.MultiObjectiveASHA(max_epochs=9, eta=2, kind="promotion"), function=sized)
+        run(study, tw.MultiObjectiveASHA(max_epochs=9, min_epochs=1, eta=2, kind="promotion"), function=sized)
         beyond = [trial.number for trial in study.trials if trial.epoch > 1]
         assert beyond
         assert all(number % 2 == 0 for number in beyond)
@@ -316,7 +316,7 @@ def test_another_rule_learns_of_all_that_was():
     with make() as study:
         run(study, tw.IEpoch(top_k=1, max_epochs=9), trials=6)
         before = promotions_of(study)
-        rule = tw.ASHA(max_epochs=9, eta=2, kind="promotion")
+        rule = tw.ASHA(max_epochs=9, min_epochs=1, eta=2, kind="promotion")
         run(study, rule, trials=6)
         assert len(promotions_of(study)) > len(before)
         check_all_promoted(study, rule, trials=6)
@@ -410,7 +410,7 @@ def test_a_claim_of_a_dead_promoter_is_taken_over(tmp_path, monkeypatch):
 @pytest.mark.parametrize("further", [False, True])
 def test_a_promoter_that_was_quicker_and_died(tmp_path, monkeypatch, further):
     """It had begun, or paused at the next rung, which we read only when we find it dead: nothing is promoted twice."""
-    rule = tw.ASHA(max_epochs=9, eta=2, kind="promotion")
+    rule = tw.ASHA(max_epochs=9, min_epochs=1, eta=2, kind="promotion")
     with make(tmp_path / "study") as study:
         dead = elsewhere(study, process_start="0")
         run(study, rule, trials=1)

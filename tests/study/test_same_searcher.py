@@ -97,7 +97,9 @@ def test_ask_and_tell_resumed_is_ask_and_tell_uninterrupted(tmp_path, earlier, n
             assert len(notes) == 1
 
 
-@pytest.mark.parametrize("rule", [tw.FixedEpochs(3), tw.ASHA(max_epochs=9, eta=2.5), tw.Median(max_epochs=4)])
+@pytest.mark.parametrize(
+    "rule", [tw.FixedEpochs(3), tw.ASHA(max_epochs=9, min_epochs=1, eta=2.5), tw.Median(max_epochs=4)]
+)
 @pytest.mark.parametrize("name", [name for name in SEARCHERS if name != "optuna"])
 def test_a_run_resumed_through_any_door_is_a_run_uninterrupted(tmp_path, earlier, name, rule):
     searcher = made(name, earlier)
@@ -200,7 +202,7 @@ def test_another_searcher_is_a_new_fact(tmp_path):
 def test_a_study_keeps_its_rule(tmp_path):
     directory = tmp_path / "study"
     with tw.Study(SPACE, "min loss", directory=directory, seed=2) as study:
-        study.run(train, trials=6, scheduler=tw.ASHA(max_epochs=9, eta=2), **HERE)
+        study.run(train, trials=6, scheduler=tw.ASHA(max_epochs=9, min_epochs=1, eta=2), **HERE)
     with tw.Study.open(directory) as study:
         study.run(train, trials=12, **HERE)
         jobs = [value["rule"] for _, kind, value in study.state.notes.values() if kind == "job"]

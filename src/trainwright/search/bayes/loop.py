@@ -45,6 +45,7 @@ class Acquisition(ABC):
     draw: Callable[[np.random.Generator, int], Array] | None = None  # instead of the space's own draws
     neighbours: ClassVar[float] = 1.0  # of the candidates: so many neighbours a round, at most
     climbers: ClassVar[int] = 0  # best rows that climb
+    local_search: bool = True  # around the best candidates; else the best of them is taken as it was drawn
     crowding: float = 0.0  # of the trials under way: up to so many of the best rows are left to them
 
     @abstractmethod
@@ -117,11 +118,11 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         few = appetites if len(appetites) <= _APPETITES else np.quantile(appetites, np.linspace(0.0, 1.0, _APPETITES))
         most = int(acquisition.neighbours * self.candidates) * len(few)
         # Local search: each round asks the neighbours of the best rows so far.
-        for _ in range(_ROUNDS):
+        for _ in range(_ROUNDS if acquisition.local_search else 0):
             starts = [least_places(acquisition.score(predicted, one), _STARTS) for one in few.tolist()]
             places = starts[0] if len(starts) == 1 else np.unique(np.concatenate(starts))
             rows, predicted = _extend(acquisition, rows, predicted, moves.neighbours(generator, rows[places], most))
-        if acquisition.climbers:
+        if acquisition.climbers and acquisition.local_search:
             best = least_places(acquisition.score(predicted, float(appetites[0])), acquisition.climbers)
             rows, predicted = _extend(acquisition, rows, predicted, acquisition.climb(rows[best], generator))
         # Trials that are under way were proposed from much the same results: all would crowd around the same best row.
