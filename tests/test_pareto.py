@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.pareto import hypervolume, non_dominated, ranks, reference_of, sampled_hypervolume
+from trainwright.pareto import hypervolume, non_dominated, ranks, reference_of
 
 
 @st.composite
@@ -82,15 +82,6 @@ def test_hypervolume_of_a_sphere():
     theta, phi = (grid.ravel() for grid in np.meshgrid(angles, angles))
     sphere = np.column_stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)])
     assert hypervolume(1.0 - sphere, np.ones(3)) == pytest.approx(np.pi / 6, abs=0.06)
-
-
-def test_the_sampled_hypervolume_is_right_within_its_error():
-    rows = np.random.default_rng(0).random((30, 4))
-    exact = hypervolume(rows, np.ones(4))
-    estimate, error = sampled_hypervolume(rows, np.ones(4), np.random.default_rng(1), 20_000)
-    assert 0.0 < error < 0.01
-    assert abs(estimate - exact) < 4 * error
-    assert sampled_hypervolume(rows + 1.0, np.ones(4), np.random.default_rng(1)) == (0.0, 0.0)
 
 
 def test_a_reference_lies_a_tenth_of_the_range_beyond_the_worst():

@@ -24,7 +24,7 @@ OTHERWISE = {  # what is written in another way, and why
     "ledger/directory.py": "a claim is whoever's was first, by a link or exclusive creation; a beat is only counted",
     "ledger/journal.py": "a journal only grows, and knows torn ends",
     "cluster/calibration/compute.py": "it measures writing",
-    "integrations/optuna/journal.py": "a journal grows, as Optuna's own do",
+    "study/driver/inheritance.py": "it links at the temporary path that `publish` gives, and hands over by a rename",
     "testing/*": "a kit writes in temporary folders of its own",
     "report/tabular.py": "polars writes at the temporary path that `publish` gives",
 }

@@ -8,10 +8,10 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+from benchmarks.checkpoint.estimators import ESTIMATORS
 from benchmarks.checkpoint.failure_times import LAWS, Failures, best_interval
 
 from trainwright.checkpoint.policy.interval import Costs, plan_saves
-from trainwright.checkpoint.tools.estimators import ESTIMATORS
 
 __all__ = ["Intervals", "compare_intervals"]
 

@@ -6,7 +6,7 @@ All are lists of operations for the same simulator, so that plans are compared o
 import math
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.checkpointing import checkpointing_plans, segments, sequential
+from trainwright.plan.memory.known_plans import checkpointing_plans, segments, sequential
 from trainwright.plan.memory.operations import Operation
 from trainwright.plan.memory.simulate import simulate
 

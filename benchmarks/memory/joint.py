@@ -28,7 +28,7 @@ from benchmarks.memory.graphs import read_graph
 
 from trainwright.errors import InfeasibleBudget
 from trainwright.memory import Chain, Link, Plan, Stage
-from trainwright.plan.memory.minimum_budget import lowest_with_copies, stage_needs
+from trainwright.plan.memory.known_plans import lowest_with_copies, stage_needs
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes, plan_chain
 from trainwright.plan.memory.simulate import simulate
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from trainwright.plan.pipeline.patterns import Pattern
 from trainwright.plan.pipeline.schedules import PipelineTimeline, orders_of, simulate_orders
 
-__all__ = ["bubble_share", "pattern_breaches", "simulate_schedule"]
+__all__ = ["bubble_share", "latency_seconds", "pattern_breaches", "simulate_schedule"]
 
 _SLACK = 1e-6
 """Of a period: by so much a pattern that floating point or an integer programme made may overlap."""
@@ -46,9 +46,14 @@ def simulate_schedule(
     return min(found, key=lambda each: each.seconds)
 
 
+def latency_seconds(pattern: Pattern) -> float:
+    """Return the seconds from a micro-batch's first forward to the end of its last backward."""
+    return pattern.backward_starts[0] + pattern.works[0].backward_seconds - pattern.forward_starts[0]
+
+
 def pattern_breaches(pattern: Pattern, rooms: Sequence[int]) -> list[str]:
     """Return what a pattern does that it must not, micro-batches unrolled one by one; `rooms` are those of devices."""
-    count = 2 + (math.ceil(pattern.latency_seconds / pattern.period_seconds) if pattern.period_seconds else 0)
+    count = 2 + (math.ceil(latency_seconds(pattern) / pattern.period_seconds) if pattern.period_seconds else 0)
     slack = _SLACK * pattern.period_seconds
     found = list(_late_reads(pattern, slack))
     lanes: dict[str, list[tuple[float, float]]] = {}

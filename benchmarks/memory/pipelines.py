@@ -37,8 +37,7 @@ from trainwright.plan.pipeline.non_contiguous import (
     place_contiguous,
     place_madpipe,
 )
-from trainwright.plan.pipeline.partition import Cost, StagePart, cut_chain, training_ways
-from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
+from trainwright.plan.pipeline.partition import Cost, StagePart, WeightBytes, cut_chain, stage_holding, training_ways
 
 _LINK = 12e9
 _SHARES = (1.0, 0.5, 0.25, 0.1)

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from models import densenet, gpt, inception, resnet, unet, vit
 from trainwright import memory
-from trainwright.plan.memory.checkpointing import segments, sequential_begins
+from trainwright.plan.memory.known_plans import segments, sequential_begins
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.fitting import chain_of

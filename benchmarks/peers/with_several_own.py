@@ -28,7 +28,7 @@ class Several(Own):
         settings = settings or {}
         self._names = ["loss"] if objectives == 1 else [f"loss{i}" for i in range(objectives)]
         made = getattr(tw, searcher)(**settings)
-        self._study = tw.Study(self._space, [f"min {name}" for name in self._names], seed=seed, searcher=made)
+        self._study = tw.Study(self.space, [f"min {name}" for name in self._names], seed=seed, searcher=made)
         named = ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"
         self.version = self.version.replace("ForestSearcher defaults", f"{searcher} {named}")
 

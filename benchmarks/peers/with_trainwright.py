@@ -28,11 +28,11 @@ class Own:
         directory: str | None = None,
     ) -> None:
         self._columns = columns
-        self._space = tw.Space.of({column.name: _parameter(column) for column in columns})
+        self.space = tw.Space.of({column.name: _parameter(column) for column in columns})
         self._positions = [{value: index for index, value in enumerate(column.values)} for column in columns]
         settings = settings or {}
         made = ConstantLiar() if searcher == "ConstantLiar" else getattr(tw, searcher)(**settings)
-        self._study = tw.Study(self._space, objectives="min loss", directory=directory, seed=seed, searcher=made)
+        self._study = tw.Study(self.space, objectives="min loss", directory=directory, seed=seed, searcher=made)
         named = ", ".join(f"{key}={value}" for key, value in settings.items()) or "defaults"
         home = type(made.forest if isinstance(made, ConstantLiar) else made).__module__
         sources = _sources(home.removeprefix("trainwright."))
@@ -45,14 +45,14 @@ class Own:
 
     def ask(self, count: int) -> list[tuple[Any, list[float]]]:
         """Propose rows."""
-        return [(asked, self._row(asked.params)) for asked in self._study.ask(count)]
+        return [(asked, self.row(asked.params)) for asked in self._study.ask(count)]
 
     def tell(self, tokens: Sequence[Any], losses: Sequence[float]) -> None:
         """Tell losses."""
         for configuration, loss in zip(tokens, losses, strict=True):
             self._study.tell(configuration, loss=loss)
 
-    def _row(self, params: dict[str, Any]) -> list[float]:
+    def row(self, params: dict[str, Any]) -> list[float]:
         return [
             params[column.name] if column.numeric else positions[params[column.name]]
             for column, positions in zip(self._columns, self._positions, strict=True)
@@ -72,14 +72,14 @@ class Team(Own):
         super().__init__(columns, seed)
         self.version += "; a slot for each worker"
         self._searcher = tw.ForestSearcher()
-        self._view = SearchView(self._space, seed)
+        self._view = SearchView(self.space, seed)
         self._free: list[int] = []  # slots whose trial has ended
         self._count = 0  # trials
 
     def load(self, rows: Sequence[list[float]], losses: Sequence[float]) -> None:
         """Tell results of configurations that nobody asked for."""
         for row, loss in zip(rows, losses, strict=True):
-            self._view.propose(self._count, self._space.configuration_of(self._params(row)))
+            self._view.propose(self._count, self.space.configuration_of(self._params(row)))
             self._view.result(self._count, [loss], epoch=None, complete=True)
             self._count += 1
 
@@ -90,7 +90,7 @@ class Team(Own):
             self._view.slot = self._free.pop() if self._free else len(self._view.pending)
             [configuration] = self._searcher.ask(self._view, [self._count])
             self._view.propose(self._count, configuration)
-            asked.append(((self._count, self._view.slot), self._row(configuration.params)))
+            asked.append(((self._count, self._view.slot), self.row(configuration.params)))
             self._count += 1
         return asked
 

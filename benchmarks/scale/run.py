@@ -1,15 +1,11 @@
-"""Many workers on one study: utilisation in simulated time, throughput of real processes beside Optuna.
+"""64 real processes on one study, beside Optuna: what a trial costs, on journals and on Redis.
 
     python benchmarks/scale/run.py --json
 
-Real: 64 processes share 1,280 trials that sleep 50 ms, on the journals of each system and on Redis, with each
-system's default sampler and with random proposals. On so few cores the processors are what is short, so throughput
-tells what a trial costs beside the training; processor seconds a trial are given too (of the workers; the Redis
-server's are left out). Trials of 2 s show utilisation where the processors suffice.
-
-Simulated: N devices, 10 trials each, durations normal(60, 15) s cut at 1 s, charged with the mean costs of our
-decisions as measured in this run at 100 to 100,000 observations, and 5 ms for each append and claim. The start of the
-processes is left out, in both.
+They share 1,280 trials that sleep 50 ms, with each system's default sampler and with random proposals. On so few cores
+the processors are what is short, so throughput tells what a trial costs beside the training; processor seconds a trial
+are given too (of the workers; the Redis server's are left out). Trials of 2 s show utilisation where the processors
+suffice. The start of the processes is left out. More processes, and simulated ones: `many.py`.
 """
 
 import argparse
@@ -47,45 +43,23 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--trials", type=int, default=1280, help="trials that they share")
     parser.add_argument("--sleep", type=float, default=0.05, metavar="SECONDS", help="how long a trial sleeps")
     parser.add_argument("--repeats", type=int, default=3, help="teams of each kind, taken in turn")
-    parser.add_argument("--workers", type=int, nargs="*", default=[1, 16, 128, 640, 1920, 10_000], help="simulated")
-    parser.add_argument("--observations", type=int, nargs="*", default=[100, 1000, 10_000, 100_000])
-    parser.add_argument("--seeds", type=int, default=3)
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     summary: dict[str, Any] = {"skipped": {}}
-    simulated, costs = _simulated(arguments)
-    summary |= {f"utilisation_{workers}": found for workers, found in simulated.items()}
     teams = _teams(arguments, summary)
     rows = [_row(name, found) for name, found in teams.items()]
     header = ["team", "trials/s", "processor ms a trial", "utilisation"]
     print(table(header, rows))
-    simulated_header = ["workers, simulated; mean costs", "utilisation"]
-    simulated_rows = [[f"{workers:,}", f"{100 * found:.2f} %"] for workers, found in simulated.items()]
-    print(table(simulated_header, simulated_rows))
     result = {
         "benchmark": "scale",
         "summary": summary,
-        "detail": {"teams": teams, "costs": costs},
+        "detail": {"teams": teams},
         "settings": {name: value for name, value in vars(arguments).items() if name not in {"json", "results"}},
         "table": {"header": header, "rows": rows},
-        "tables": {"simulated": {"header": simulated_header, "rows": simulated_rows}},
         "environment": environment(),
     }
     finish(result, arguments)
     return result
-
-
-def _simulated(arguments: argparse.Namespace) -> tuple[dict[int, float], dict[str, Any]]:
-    from benchmarks.scale.simulate import measure, utilisation
-
-    costs = measure(arguments.observations, progress)
-    found = {}
-    for workers in arguments.workers:
-        found[workers] = statistics.mean(
-            utilisation(costs, workers, trials_each=10, seed=seed) for seed in range(arguments.seeds)
-        )
-        progress(f"{workers:,} simulated workers: utilisation {100 * found[workers]:.2f} %")
-    return found, vars(costs)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,169 +1,122 @@
-"""Effective utilisation of many workers in simulated time, charged with what our own decisions were measured to cost.
+"""What a ledger costs its workers, measured here, and the utilisation that the simulator makes of it."""
 
-What is charged to a device between two of its trials: appending the result, reading what others wrote since its
-driver's last look (it reads and learns twice a second while a trial runs), a claim, the searcher's proposal at that
-many results of which so many are new to it, appending it with the start, and handing the trial to the process
-that holds the device. Each cost is the mean of its measurements, so that a seldom long proposal counts with its length;
-proposals and records in processor seconds, since what else this machine does is not ours to charge. A driver that could
-not read and learn in time what the others write is refused.
-"""
-
-import heapq
-import statistics
-import tempfile
 import time
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import trainwright as tw
+from trainwright.engine.simulated.simulation import simulate
+from trainwright.schedule import Scheduler
 from trainwright.search import SearchView
 
-__all__ = ["Costs", "measure", "utilisation"]
+__all__ = ["measure", "utilisation"]
 
-APPEND_SECONDS = 0.005  # of an append or a claim, as on a shared file system or a server near by
-_READ_SECONDS = 0.5  # between a driver's looks at the ledger while its trial runs
-_RECORDS = 2  # of a trial: proposed and started, finished
-_REPEATS = 5
-_ASKS = 60  # proposals that are measured, one new result each; half as many for each power of ten of new ones
-_MOST_OF_A_TRIAL = 0.5  # may go into reading and learning
-_FEW = 10  # results there must be before the searcher has a model
+_FEW, _MANY = 50, 250  # trials of one worker alone, whose difference is what is measured
+_WRITERS, _LOOKS = 64, 50
+_RESULTS, _REPEATS = 400, 4  # read at once
+_OBSERVATIONS, _ASKS = (100, 10_000), 40
+_SPACE = {f"x{i}": tw.Float(-32.768, 32.768) for i in range(5)}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Costs:
-    """Seconds, measured on this machine: one process, one thread."""
-
-    fold: float  # to read one record, fold it and tell the searcher
-    hand_over: float  # of a trial between driver and device, beside all else
-    observations: tuple[int, ...]
-    fresh: tuple[int, ...]  # results that are new to the searcher
-    ask: tuple[tuple[float, ...], ...]  # [observations, fresh]
-
-    def of_ask(self, observations: int, fresh: int) -> float:
-        """Return the seconds of a proposal, interpolated between measured ones; beyond them it grows in proportion."""
-        row = [_between(self.observations, column, observations) for column in zip(*self.ask, strict=True)]
-        return _between(self.fresh, row, fresh)
-
-
-def _between(at: Sequence[int], values: Sequence[float], x: int) -> float:
-    if x >= at[-1]:
-        return values[-1] * x / at[-1]
-    return float(np.interp(x, at, values))
+def measure(searcher: Any, place: Callable[[str], dict[str, Any]]) -> tw.LedgerCost:
+    """Measure the costs with a searcher; `place` gives the directory or the ledger of a study, by its name."""
+    space = tw.Space.of(_SPACE)
+    alone = [_alone(space, searcher, place(f"alone-{i}"), trials) for i, trials in enumerate((_FEW, _FEW, _MANY))]
+    processor, wall = ((alone[2][i] - alone[1][i]) / (_MANY - _FEW) for i in (0, 1))
+    few, many = (_ask_seconds(space, searcher, count) for count in _OBSERVATIONS)
+    return tw.LedgerCost(
+        trial_seconds=processor,
+        growth_seconds=max(0.0, many - few) / (_OBSERVATIONS[1] - _OBSERVATIONS[0]),
+        result_seconds=_result_seconds(space, searcher, place("read")),
+        look_seconds=_look_seconds(space, place("look")),
+        wait_seconds=max(0.0, wall - processor),
+    )
 
 
-def measure(observations: Sequence[int], say: Callable[[str], None]) -> Costs:
-    """Measure the costs at these numbers of observations."""
-    space = tw.Space.of({f"x{i}": tw.Float(-32.768, 32.768) for i in range(5)})
-    fresh = tuple(sorted({1, *(n for n in observations if n <= 10_000)}))  # 10,000 rows are all that a forest has
-    found = []
-    for count in observations:
-        view, searcher = SearchView(space, 0, slot=3), tw.ForestSearcher()
-        drawn = count + sum(_asks(new) * new for new in fresh)
-        rows = iter(space.configurations(space.sample(np.random.default_rng(count), drawn)))
-        _tell(view, rows, count)
-        searcher.ask(view, [10**7])
-        found.append(tuple(_ask_seconds(view, searcher, rows, new) for new in fresh))
-        took = ", ".join(f"{1e3 * seconds:.1f} ms, {new:,} new" for new, seconds in zip(fresh, found[-1], strict=True))
-        say(f"a proposal at {count:,} results, on average: {took}")
-    with tempfile.TemporaryDirectory() as folder:
-        fold, hand_over = _fold_seconds(space, Path(folder)), _hand_over_seconds(space, Path(folder))
-    say(f"a record: {1e6 * fold:.1f} us on average; handing over a trial: {1e3 * hand_over:.1f} ms")
-    return Costs(fold=fold, hand_over=hand_over, observations=tuple(observations), fresh=fresh, ask=tuple(found))
+def _alone(space: tw.Space, searcher: Any, where: dict[str, Any], trials: int) -> tuple[float, float]:
+    """Return processor and wall seconds of a worker that works alone on trials that do nothing."""
+    with tw.Study(space, "min loss", **where, searcher=searcher) as study:
+        study.ask()  # what is compiled and imported is so now
+    worker = tw.Worker(where=_name(where), train=_nothing, searcher=searcher, engine=tw.Local(workers=0))
+    began = time.process_time(), time.perf_counter() - _delayed()
+    worker.run(trials=trials, progress=False)
+    return time.process_time() - began[0], time.perf_counter() - _delayed() - began[1]
 
 
-def _tell(view: SearchView, rows: Any, count: int) -> None:
-    start = view.count
-    for number in range(start, start + count):
-        row = next(rows)
-        view.propose(number, row)
-        view.result(number, [sum(value * value for value in row.params.values())], epoch=None, complete=True)
-    view.settle()
+def _delayed() -> float:
+    """Return the seconds in which this thread could have run and another process did: those are not the ledger's."""
+    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
 
 
-def _asks(fresh: int) -> int:
-    return _ASKS >> len(str(fresh)) - 1
-
-
-def _ask_seconds(view: SearchView, searcher: Any, rows: Any, fresh: int) -> float:
-    times = []
-    for repeat in range(_asks(fresh)):
-        _tell(view, rows, fresh)
-        start = time.process_time()
-        searcher.ask(view, [10**7 + repeat])
-        times.append(time.process_time() - start)
-    return statistics.mean(times)
-
-
-def _fold_seconds(space: Any, folder: Path) -> float:
-    """Return what one record of another writer costs a study that has a searcher."""
-    other = tw.Study(space, "min loss", directory=folder / "read", searcher=tw.RandomSearcher())
-    with tw.Study.open(folder / "read") as reader:
-        reader.ask()
-        times = []
-        for _ in range(_REPEATS):
-            for configuration in other.ask(500):
-                other.tell(configuration, loss=1.0)
-            start = time.process_time()
-            reader.refresh()
-            reader.ask()
-            times.append((time.process_time() - start) / 1000)
-    other.close()
-    return statistics.mean(times)
-
-
-def _hand_over_seconds(space: Any, folder: Path) -> float:
-    """Return the wall seconds of a trial that does nothing, on a device's process, in a memory of its own."""
-    times = []
-    for count in (20, 220):
-        study = tw.Study(space, "min loss", searcher=tw.RandomSearcher(), directory=folder / f"run-{count}")
-        start = time.perf_counter()
-        study.run(nothing, trials=count, engine=tw.Local(workers=1), progress=False)
-        times.append(time.perf_counter() - start)
-        study.close()
-    return (times[1] - times[0]) / 200
-
-
-def nothing(trial: tw.Trial) -> float:
-    """Train nothing."""
+def _nothing(trial: tw.Trial) -> float:
     return float(trial.number)
 
 
-def utilisation(costs: Costs, workers: int, *, trials_each: int, seed: int) -> float:
-    """Return the share of device time up to the last start in which trials ran; durations are normal(60, 15) s."""
-    generator = np.random.default_rng([seed, workers])
-    count = trials_each * workers  # whoever is free takes the next of them
-    durations = np.maximum(1.0, generator.normal(60.0, 15.0, size=count)).tolist()
-    late = (generator.random(count) * _READ_SECONDS).tolist()
-    visible = generator.uniform(0.05, 1.0, size=count).tolist()
-    join = 2 * APPEND_SECONDS + workers * costs.fold
-    turns = [(0.0, worker) for worker in range(workers)]
-    ends: list[float] = []  # when results were written, in order
-    starts, lasts = [], []
-    for trial in range(count):
-        now, worker = heapq.heappop(turns)
-        if trial >= workers:
-            ends.append(now)
-            now += APPEND_SECONDS
-        else:
-            now += join
-        horizon = now - visible[trial]
-        known = bisect_right(ends, horizon)
-        unread = known - bisect_right(ends, horizon - late[trial])
-        now += _RECORDS * unread * costs.fold
-        now += APPEND_SECONDS  # the claim
-        now += costs.of_ask(known, max(1, unread)) if known > _FEW else 0.0
-        now += APPEND_SECONDS + costs.hand_over
-        starts.append(now)
-        lasts.append(now + durations[trial])
-        heapq.heappush(turns, (lasts[-1], worker))
-    last = max(starts)
-    learnt = costs.of_ask(len(starts), workers) + _RECORDS * workers * costs.fold
-    if learnt > _MOST_OF_A_TRIAL * statistics.mean(durations):
-        raise SystemExit(f"{workers} workers: a driver needs {learnt:.1f} s to learn what comes during a trial")
-    busy = sum(max(0.0, min(end, last) - start) for start, end in zip(starts, lasts, strict=True))
-    return float(busy / (workers * last))
+def _name(where: dict[str, Any]) -> Any:
+    return where.get("ledger", where.get("directory"))
+
+
+def _ask_seconds(space: tw.Space, searcher: Any, count: int) -> float:
+    """Return the processor seconds of a proposal at so many results, all of them learnt."""
+    view = SearchView(space, 0, slot=3)
+    for number, one in enumerate(space.configurations(space.sample(np.random.default_rng(0), count))):
+        view.propose(number, one)
+        view.result(number, [sum(value * value for value in one.params.values())], epoch=None, complete=True)
+    searcher.ask(view, [10**7])
+    began = time.process_time()
+    for repeat in range(_ASKS):
+        searcher.ask(view, [10**7 + 1 + repeat])
+    return (time.process_time() - began) / _ASKS
+
+
+def _result_seconds(space: tw.Space, searcher: Any, where: dict[str, Any]) -> float:
+    """Return the processor seconds to read and learn one of many results of another."""
+    spent = 0.0
+    with tw.Study(space, "min loss", **where, searcher=searcher) as reader:
+        reader.ask()
+        for repeat in range(_REPEATS + 1):
+            # Written by a searcher that costs nothing, in another session.
+            with tw.Study(space, "min loss", **where, searcher=tw.RandomSearcher()) as other:
+                for one in other.ask(_RESULTS):
+                    other.tell(one, loss=float(np.sum(np.square(list(one.params.values())))))
+            began = time.process_time()
+            reader.refresh()
+            reader.ask()
+            between = time.process_time()
+            reader.ask()
+            if repeat:  # the first is what is compiled
+                spent += (between - began) - (time.process_time() - between)
+    return max(0.0, spent) / (_REPEATS * _RESULTS)
+
+
+def _look_seconds(space: tw.Space, where: dict[str, Any]) -> float:
+    """Return the processor seconds to look at one writer's journal that has not grown."""
+    with tw.Study(space, "min loss", **where) as reader, ExitStack() as others:
+        for _ in range(_WRITERS):
+            others.enter_context(tw.Study.open(_name(where))).ask()
+        reader.refresh()
+        time.sleep(2.5)  # a folder that has just changed is listed
+        reader.refresh()
+        began = time.process_time()
+        for _ in range(_LOOKS):
+            reader.refresh()
+        return (time.process_time() - began) / (_LOOKS * _WRITERS)
+
+
+def utilisation(cost: tw.LedgerCost, workers: int, *, trials: int, seconds: float, spread: float, seed: int) -> float:
+    """Return the share of device time up to the last start in which trials ran, as the simulator has it."""
+
+    def holds(ledger: tw.LedgerCost | None) -> dict[int, tuple[float, float]]:
+        task = tw.Parametric(epoch_seconds=seconds, speed_jitter=spread)
+        engine = tw.Simulated(cluster=tw.Cluster(1, workers), task=task, ledger=ledger)
+        found = simulate(Scheduler(rule=tw.FixedEpochs(1)), engine, trials=trials, seed=seed, gantt=True)
+        return {hold.trial: (hold.start, hold.end) for hold in found.gantt}
+
+    trained = {trial: end - start for trial, (start, end) in holds(None).items()}
+    starts = {trial: end - trained[trial] for trial, (_, end) in holds(cost).items()}
+    last = max(starts.values())
+    return sum(min(trained[trial], last - start) for trial, start in starts.items()) / (workers * last)

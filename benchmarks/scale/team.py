@@ -1,19 +1,27 @@
-"""A team of real processes on one study, in this Python: `python -m benchmarks.scale.team SYSTEM SAMPLER WHERE ...`.
+"""A team of real processes on one study: `python -m benchmarks.scale.team SYSTEM SAMPLER WHERE WORKERS TRIALS SECONDS`.
 
 The team's members are forked from one process that has imported and compiled everything, and all begin at one moment.
 A member runs an objective that sleeps and gives Ackley's function; what its process spends beside is what is measured.
-Prints one line of JSON: seconds from the beginning to the last end, utilisation, processor seconds, results.
+Prints one line of JSON: seconds from the beginning to the last end, utilisation, processor seconds, results. With a
+seventh word so many members are killed at random moments of the first half, each replaced at once; then only what the
+ledger holds is told: trials with a result, those with none or with several ends, and the kills.
 """
 
+import gc
 import json
 import math
 import os
 import pickle
+import random
+import signal
 import sys
 import time
 import traceback
+from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 __all__ = ["main"]
@@ -21,6 +29,7 @@ __all__ = ["main"]
 _COLUMNS = [f"x{i}" for i in range(5)]
 _BOUND = 32.768
 _SETTLED_SECONDS = 1.0
+_WORDS = 6  # on the command line, without kills
 
 
 class Clocked:
@@ -44,14 +53,32 @@ def main(argv: list[str]) -> None:
     workers, trials = (int(word) for word in argv[3:5])
     objective = Clocked(float(argv[5]))
     join = {"ours": _ours, "optuna": _optuna}[system](sampler, where, trials, objective)
+    # What the members share stays shared only as long as no collector marks it.
+    gc.collect()
+    gc.freeze()
     begin, go = os.pipe()
-    children = [_fork(partial(join, rank, trials // workers), objective, begin, go) for rank in range(workers)]
-    os.close(begin)
+    share = trials // workers
+    children = [_fork(partial(join, rank, share), objective, begin, go) for rank in range(workers)]
     for _, pipe in children:
         os.read(pipe, 1)  # it is ready
     time.sleep(_SETTLED_SECONDS)
     start = time.monotonic()
     os.close(go)
+    if len(argv) > _WORDS:
+        kills, draw = int(argv[_WORDS]), random.Random(0)
+        for _ in range(kills):
+            time.sleep(share * objective.seconds / (2 * kills))
+            place = draw.randrange(workers)
+            pid, pipe = children[place]
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            os.close(pipe)
+            children[place] = _fork(partial(join, place, share), objective, begin, go)
+            os.read(children[place][1], 1)
+        for pid, pipe in children:
+            _result(pid, pipe)
+        print(json.dumps({"seconds": time.monotonic() - start, "kills": kills, **_look_through(where, trials)}))
+        return
     found = [_result(pid, pipe) for pid, pipe in children]
     starts = sorted(at for one in found for at in one["starts"])
     last = starts[-1]
@@ -62,10 +89,26 @@ def main(argv: list[str]) -> None:
                 "seconds": max(one["end"] for one in found) - start,
                 "utilisation": busy / (workers * (last - start)),
                 "processor_seconds": sum(one["processor_seconds"] for one in found),
+                "megabytes": max(one["megabytes"] for one in found),
                 "trials": len(starts),
             }
         )
     )
+
+
+def _look_through(where: str, trials: int) -> dict[str, int]:
+    """Return how many trials have a result, none, or more than one end."""
+    from trainwright.ledger import blocks, state_of
+    from trainwright.ledger.opening import open_ledger
+
+    ledger = open_ledger(where)
+    ends = Counter(record.trial for records, _ in blocks(ledger) for record in records if record.kind == "finished")
+    found = state_of(ledger).trials
+    return {
+        "trials": sum(found[number].has_result for number in range(trials) if number in found),
+        "lost": sum(number not in found or not found[number].has_result for number in range(trials)),
+        "doubled": sum(count > 1 for count in ends.values()) + len(found) - trials,
+    }
 
 
 def _fork(join: Callable[[], None], objective: Clocked, begin: int, go: int) -> tuple[int, int]:
@@ -76,12 +119,14 @@ def _fork(join: Callable[[], None], objective: Clocked, begin: int, go: int) -> 
         return pid, near
     status = 1
     try:
-        os.close(go)
+        with suppress(OSError):  # closed already, where a member replaces another
+            os.close(go)
         os.write(far, b"+")
         os.read(begin, 1)
         before = time.process_time()
         join()
-        told = {"end": time.monotonic(), "processor_seconds": time.process_time() - before, "starts": objective.starts}
+        spent = time.process_time() - before
+        told = {"end": time.monotonic(), "processor_seconds": spent, "starts": objective.starts, "megabytes": _memory()}
         with os.fdopen(far, "wb") as pipe:
             pickle.dump(told, pipe)
         status = 0
@@ -89,6 +134,12 @@ def _fork(join: Callable[[], None], objective: Clocked, begin: int, go: int) -> 
         traceback.print_exc()
     finally:
         os._exit(status)
+
+
+def _memory() -> float:
+    """Return the megabytes that this process holds for itself."""
+    lines = Path("/proc/self/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) for line in lines if line.startswith("Private_")) / 1024
 
 
 def _result(pid: int, pipe: int) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from trainwright.schedule import (
     Stop,
     TrialView,
 )
-from trainwright.schedule.rules.promotion_rule import WAIT, Ended, Index, New, Verdict, Wait
+from trainwright.schedule.rules.promotion_rule import WAIT, Clone, Ended, Index, New, Verdict, Wait
 
 __all__ = ["Curves", "Watched", "algoperf", "lcbench", "study", "taskset"]
 
@@ -128,7 +128,7 @@ class Watched(PromotionRule):
             self._running.discard(trial.number)
         return verdict
 
-    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:
+    def on_free(self, index: Index, view: RuleView) -> Promote | New | Clone | Wait:
         """Start nothing when time is over, nor a bracket before the one before it has come to rest."""
         if view.at_seconds >= self.until:
             return WAIT

@@ -10,6 +10,7 @@ from trainwright import train as train
 from trainwright.cluster import Cluster as Cluster
 from trainwright.engine import Local as Local
 from trainwright.engine.ray.engine import Ray as Ray
+from trainwright.engine.simulated.ledger_cost import LedgerCost as LedgerCost
 from trainwright.engine.simulated.settings import Scaling as Scaling
 from trainwright.engine.simulated.settings import Simulated as Simulated
 from trainwright.engine.simulated.table import tables as tables
@@ -43,6 +44,7 @@ from trainwright.schedule import Median as Median
 from trainwright.schedule import MultiObjectiveASHA as MultiObjectiveASHA
 from trainwright.schedule import Patience as Patience
 from trainwright.schedule import Plateau as Plateau
+from trainwright.schedule import PopulationBasedTraining as PopulationBasedTraining
 from trainwright.schedule import Scheduler as Scheduler
 from trainwright.schedule import SuccessiveHalving as SuccessiveHalving
 from trainwright.search import DefaultSearcher as DefaultSearcher

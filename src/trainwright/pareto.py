@@ -6,12 +6,12 @@ A row dominates another if it is as good in every column and better in one; so e
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["MOST_EXACT", "dominates", "hypervolume", "non_dominated", "ranks", "reference_of", "sampled_hypervolume"]
+__all__ = ["MOST_OBJECTIVES", "dominates", "hypervolume", "non_dominated", "ranks", "reference_of"]
 
 Array = NDArray[np.float64]
 Mask = NDArray[np.bool_]
 
-MOST_EXACT = 6  # objectives up to which the exact hypervolume is worth its cost
+MOST_OBJECTIVES = 6  # up to which the hypervolume takes a bearable time
 
 
 def dominates(one: Array, other: Array) -> Mask:
@@ -70,30 +70,10 @@ def hypervolume(losses: Array, reference: Array) -> float:
     """Return the volume between losses [n, m] and the reference point [m], exactly; rows beyond it count nothing.
 
     A sweep for two objectives, O(n log n); above, recursive exclusive volumes (While, Bradstreet and Barone, IEEE
-    TEVC 2012), exponential in m: above six objectives use `sampled_hypervolume`. The order of rows plays no part.
+    TEVC 2012), exponential in m. The order of rows plays no part.
     """
     reference = np.asarray(reference, dtype=np.float64)
     return _volume(_within(np.asarray(losses, dtype=np.float64), reference), reference)
-
-
-def sampled_hypervolume(
-    losses: Array, reference: Array, generator: np.random.Generator, draws: int = 100_000
-) -> tuple[float, float]:
-    """Return an estimate of the hypervolume from uniform draws, and its standard error."""
-    reference = np.asarray(reference, dtype=np.float64)
-    front = _within(np.asarray(losses, dtype=np.float64), reference)
-    if not len(front):
-        return 0.0, 0.0
-    # All volume lies in the box between the best value of each objective and the reference point.
-    ideal = front.min(axis=0)
-    hits = 0
-    # In parts, because every draw is compared with the whole front.
-    for start in range(0, draws, 1000):
-        points = ideal + (reference - ideal) * generator.random((min(1000, draws - start), len(ideal)))
-        hits += int((front[None, :, :] <= points[:, None, :]).all(axis=2).any(axis=1).sum())
-    box, share = float(np.prod(reference - ideal)), hits / draws
-    # The number of hits is binomial: the variance of their share is share (1 - share) / draws.
-    return box * share, box * float(np.sqrt(share * (1.0 - share) / draws))
 
 
 def _within(losses: Array, reference: Array) -> Array:

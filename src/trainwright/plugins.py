@@ -51,7 +51,7 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "rule": _list_names(
             "trainwright.schedule",
             "ASHA AnyOf Extrapolate FixedEpochs Hyperband IEpoch Median MultiObjectiveASHA PASHA Patience Plateau "
-            "SuccessiveHalving",
+            "PopulationBasedTraining SuccessiveHalving",
         ),
         "policy": _list_names("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),
         "stop": _list_names("trainwright.search", "ExpectedGain"),

@@ -5,7 +5,7 @@ from benchmarks.memory import baselines
 
 import trainwright.memory as tm
 from memory_chains import budgets, random_chain
-from trainwright.plan.memory.checkpointing import every_block
+from trainwright.plan.memory.known_plans import every_block
 from trainwright.plan.memory.planning import minimal_bytes
 from trainwright.plan.memory.simulate import simulate
 

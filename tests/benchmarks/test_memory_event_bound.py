@@ -5,7 +5,7 @@ from benchmarks.memory.certificates import certify
 
 import trainwright.memory as tm
 from memory_chains import random_chain
-from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.known_plans import lowest_with_copies
 from trainwright.plan.memory.planning import full_bytes
 from trainwright.plan.memory.simulate import simulate
 

@@ -10,7 +10,7 @@ from trainwright.errors import ChainError
 from trainwright.memory import Link
 from trainwright.plan.memory.copy_schedule import simulate_seconds
 from trainwright.plan.memory.exact import solve_exact
-from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.known_plans import lowest_with_copies
 from trainwright.plan.memory.operations import rows_of
 from trainwright.plan.memory.planning import plan_chain
 from trainwright.plan.memory.simulate import simulate

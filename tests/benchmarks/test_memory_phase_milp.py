@@ -7,7 +7,7 @@ from benchmarks.memory.phase_milp import solve_milp
 import trainwright.memory as tm
 from memory_chains import budgets, random_chain
 from trainwright.plan.memory.exact import solve_exact
-from trainwright.plan.memory.minimum_budget import lowest_plan
+from trainwright.plan.memory.known_plans import lowest_plan
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.plan.memory.simulate import simulate
 

@@ -280,33 +280,13 @@ class TestExport:
         """Each gets every trial; where the extra is absent, the command says how to install it."""
         pytest.importorskip("tensorboard")
         logs = tmp_path / "logs"
-        said = trainwright("export", done, "--tensorboard", logs, "--last", "3")
+        said = trainwright("export", done, "--tensorboard", logs)
         assert (said.status, said.out) == (0, f"tensorboard: {logs}\n")
-        assert sorted(path.name for path in logs.glob("trial-*")) == ["trial-000001", "trial-000002", "trial-000003"]
+        assert sorted(path.name for path in logs.glob("trial-*")) == [f"trial-00000{number}" for number in range(4)]
         monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
         said = trainwright("export", done, "--mlflow", "sqlite:///x.db")
         assert (said.status, said.out) == (2, "")
         assert 'the MLflow export needs mlflow: pip install ".[mlflow]"' in said.err
-
-    def test_following(self, trainwright, done, tmp_path, monkeypatch):
-        """A study that has its results ends it at once; tables cannot grow."""
-        file = tmp_path / "journal.log"
-        said = trainwright("export", done, "--optuna-journal", file, "--follow", "--json")
-        assert last_line(said) == {"optuna_journal": str(file)}
-        assert len(file.read_text().splitlines()) == 6
-        for option in (["--follow"], ["--last", "3"]):
-            said = trainwright("export", done, "--csv", tmp_path / "a.csv", *option)
-            assert said.status == 2
-            assert f"export: {option[0]} is not for tables" in said.err
-
-        def interrupted(*_):
-            raise KeyboardInterrupt
-
-        monkeypatch.setattr("trainwright.cli.export.keep_up", interrupted)
-        said = trainwright("export", done, "--optuna-journal", file, "--follow")
-        assert (said.status, said.out) == (0, f"\noptuna_journal: {file}\n")
-        said = trainwright("export", done, "--optuna-journal", file, "--last", "0")
-        assert "export of the last trials: got 0; allowed: a number >= 1" in said.err
 
 
 @pytest.mark.parametrize("command", ["status", "report", "export"])

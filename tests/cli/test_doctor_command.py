@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from trainwright.engine.doctor.examination import Examination, Finding
+from trainwright.engine.doctor.examination import Finding
 
 
 @pytest.fixture
@@ -12,7 +12,7 @@ def found(monkeypatch):
     """Let the command find what a test says."""
 
     def give(*findings):
-        monkeypatch.setattr("trainwright.cli.doctor.examine", lambda _folder: Examination(findings=findings))
+        monkeypatch.setattr("trainwright.cli.doctor.examine", lambda _folder: findings)
 
     return give
 

@@ -115,21 +115,6 @@ def test_a_studys_own_curves(trainwright, study_file, file, tmp_path):
     assert "no study in" in said.err
 
 
-def test_a_picture(trainwright, file, tmp_path):
-    """One figure a scheduler, whole in itself; each trial has a bar on every device that it held."""
-    path = tmp_path / "picture.html"
-    simulated(trainwright, file(), "--gantt", path)
-    text = path.read_text()
-    assert "default-src 'none'" in text
-    figures = json.loads(re.search(r'id="figures">(.*?)</script>', text)[1])
-    assert [figure["title"] for figure in figures] == ["this file", "published", "static", "random"]
-    for figure in figures:
-        bars = [trace for trace in figure["data"] if trace["type"] == "bar"]
-        assert {slot for trace in bars for slot in trace["y"]} <= set("01234567")
-        assert {trial for trace in bars for trial, _ in trace["customdata"]} <= set(range(16))
-    assert "16 of 16 trials had the whole length" in figures[3]["caption"]
-
-
 def test_run_leaves_it_alone(trainwright, study_file):
     """One file may say what to run and what to simulate."""
     path = study_file(added='\n[rule]\nname = "ASHA"\nmax_epochs = 3\n\n[simulate]\ngpus = 4\ngpus_per_node = 4\n')
@@ -172,7 +157,6 @@ def test_more_refusals(trainwright, file, tmp_path):
     """A file that is not there, a picture in an unknown form, no scheduler at all."""
     for arguments, sentence in (
         ([tmp_path / "none.toml"], "there is no such file"),
-        ([file(), "--gantt", "picture.png"], "must end in .html, got '.png'"),
         ([file(), "--seeds", "0"], "seeds: got 0; allowed: a whole number >= 1"),
     ):
         said = trainwright("simulate", *arguments)

@@ -66,11 +66,11 @@ def test_later_epochs_than_the_table_has():
 def test_configurations_are_looked_up():
     """A configuration's own row if it is there, in float32 or not; else the nearest, on logarithms if they span far."""
     asked = [{"learning_rate": 0.1, "layers": 3}, {"learning_rate": 0.02, "layers": 2.0}]
-    run, heard = told(tables(wide(), missing="nearest"), 2, configure=asked.__getitem__)
+    run, heard = told(tables(wide(), missing="nearest"), 2, configure=lambda number, _: asked[number])
     assert [heard[trial, 4][0][0] for trial in (0, 1)] == pytest.approx([2.7, 1.7])
     assert run.substitutions == 1
     with pytest.raises(EngineError, match=r"no configuration learning_rate=0.02, layers=2.0; allowed: a space"):
-        simulated(tables(wide()), 2, configure=asked.__getitem__)
+        simulated(tables(wide()), 2, configure=lambda number, _: asked[number])
 
 
 def test_long_tables_with_seconds_and_maximised():
@@ -136,4 +136,4 @@ def test_a_searcher_needs_configurations():
     """A table of curves alone cannot answer a searcher."""
     task = tables({"valid_loss": wide()["valid_loss"]})
     with pytest.raises(EngineError, match="of which this table has none"):
-        simulated(task, 1, configure=lambda number: {"rate": 0.1})
+        simulated(task, 1, configure=lambda *_: {"rate": 0.1})

@@ -13,7 +13,7 @@ from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.model.profile import Profile
 from trainwright.plan import Degrees, Forecast, Oracle
-from trainwright.plan.pipeline.least_load import shortest_longest_parts
+from trainwright.plan.pipeline.partition import shortest_longest_parts
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=8), st.integers(1, 8))

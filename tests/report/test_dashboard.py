@@ -56,7 +56,7 @@ def test_the_study_and_its_trials_are_there(dashboard, asha):
     [study] = get(f"{dashboard}/api/studies")["study_summaries"]
     assert (study["study_name"], study["directions"]) == ("digits", ["minimize"])
     detail = get(f"{dashboard}/api/studies/{study['study_id']}?after=0")
-    ours = {trial.number: trial for trial in FinishedTrials(asha, lost=True).news()}
+    ours = {trial.number: trial for trial in FinishedTrials(asha, lost=True).trials}
     assert len(detail["trials"]) == len(ours) == 60
     states = {"complete": "Complete", "stopped": "Pruned", "failed": "Fail"}
     for shown in detail["trials"]:
@@ -78,7 +78,7 @@ def test_a_browser_shows_them(dashboard, asha, chromium, tmp_path):
         "--window-size=1400,2400",
         f"--user-data-dir={tmp_path}/c",
     ]
-    trials = [trial for trial in FinishedTrials(asha).news() if trial.status == "complete"]
+    trials = [trial for trial in FinishedTrials(asha).trials if trial.status == "complete"]
     best = min(trials, key=lambda trial: trial.values["val_loss"])
     for page, texts in {
         "/dashboard": ["digits"],

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from trainwright.errors import InputError, MissingExtra, StudyError
-from trainwright.integrations.optuna.journal import OptunaJournal, export_optuna_journal
+from trainwright.integrations.optuna.journal import export_optuna_journal
 from trainwright.ledger import DirectoryLedger, facts, fold
 from trainwright.ledger.rows import columns, rows
 from trainwright.report import export_csv, export_parquet
@@ -131,26 +131,6 @@ def test_several_objectives_and_values_that_are_not_finite(scribe, tmp_path):
     assert first.values == [0.5, 2.0]
     assert first.intermediate_values == {1: 0.5}
     assert [(t.state.name, t.values, t.intermediate_values) for t in bad] == [("FAIL", None, {})] * 2
-
-
-def test_the_last_trials_alone(every_state, tmp_path):
-    path = export_optuna_journal(every_state, tmp_path / "study.log", last=2)
-    numbers = [json.loads(line)["user_attrs"]["tw_number"] for line in path.read_text().splitlines()[2:]]
-    assert numbers == [4, 8]
-    with pytest.raises(InputError, match="got 0; allowed: a number >= 1"):
-        export_optuna_journal(every_state, path, last=0)
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_following_a_study_that_runs(every_state, tmp_path):
-    """Trials are appended as they end; a lost one only once it is settled."""
-    journal = OptunaJournal(every_state, tmp_path / "study.log", follow=True)
-    assert len(load(journal.path).get_trials()) == 5
-    assert journal.update() == 0
-    ledger = DirectoryLedger(every_state / "ledger")
-    ledger.append([facts.finished(3, 1, reason="completed", values={"accuracy": 0.9}, wall_seconds=1.0)])
-    assert journal.update() == 1
-    assert load(journal.path).best_value == 0.9
 
 
 def test_what_is_there_already(every_state, tmp_path):

@@ -1,4 +1,4 @@
-"""Exports that grow: what TensorBoard and MLflow read back is what the study holds, once."""
+"""Exports that are repeated: what TensorBoard and MLflow read back is what the study holds, once."""
 
 import json
 import shutil
@@ -8,12 +8,10 @@ import pytest
 
 import trainwright as tw
 from trainwright.errors import InputError, MissingExtra
-from trainwright.integrations.mlflow import MLflowRuns
-from trainwright.integrations.optuna.journal import OptunaJournal
-from trainwright.integrations.tensorboard import TensorBoardLog
+from trainwright.integrations.mlflow import export_mlflow
+from trainwright.integrations.tensorboard import export_tensorboard
 from trainwright.ledger import DirectoryLedger, facts
 from trainwright.report.finished_trials import FinishedTrials
-from trainwright.report.finished_trials import follow as keep_up
 
 SPACE = tw.Space(
     lr=tw.Float(1e-5, 1e-1, log=True),
@@ -96,7 +94,7 @@ def hparams(accumulator, tag):
 
 def test_tensorboard_reads_every_trial(study, tmp_path, read_runs):
     """Curves by epoch, parameters and how it ended; a metric that only the result has is there too."""
-    runs = read_runs(TensorBoardLog(study, tmp_path / "logs").path)
+    runs = read_runs(export_tensorboard(study, tmp_path / "logs"))
     assert set(runs) == {".", *(f"trial-{number:06d}" for number in ENDED)}
     states = {0: 1, 1: 1, 2: 2, 4: 2, 6: 1}  # success, failure
     for number, trial in trials_of(study).items():
@@ -118,7 +116,7 @@ def test_tensorboard_reads_every_trial(study, tmp_path, read_runs):
 def test_the_page_of_parameters_knows_the_space(study, tmp_path, read_runs):
     """Kinds and ranges, and the objective as the metric."""
     experiment = hparams(
-        read_runs(TensorBoardLog(study, tmp_path / "logs").path)["."], "_hparams_/experiment"
+        read_runs(export_tensorboard(study, tmp_path / "logs"))["."], "_hparams_/experiment"
     ).experiment
     assert [metric.name.tag for metric in experiment.metric_infos] == ["accuracy"]
     infos = {info.name: info for info in experiment.hparam_infos}
@@ -138,7 +136,7 @@ def test_the_page_of_parameters_lists_the_trials(study, tmp_path):
     from werkzeug.test import Client
 
     board = TensorBoard()
-    logs = str(TensorBoardLog(study, tmp_path / "logs").path)
+    logs = str(export_tensorboard(study, tmp_path / "logs"))
     board.configure(logdir=logs, load_fast="false", reload_interval=0, reload_task="blocking", port=0)
     server = board._make_server()
     server.server_close()
@@ -161,23 +159,18 @@ def files_of(path):
 def test_tensorboard_again_writes_nothing_anew(study, tmp_path):
     """Files stay as they are; one cut short by a crash is written again, and what ended since is added."""
     pytest.importorskip("tensorboard", reason='TensorBoard is absent; pip install ".[tensorboard]"')
-    log = TensorBoardLog(study, tmp_path / "logs")
-    before = files_of(log.path)
-    assert files_of(TensorBoardLog(study, tmp_path / "logs").path) == before
+    log = export_tensorboard(study, tmp_path / "logs")
+    before = files_of(log)
+    assert files_of(export_tensorboard(study, tmp_path / "logs")) == before
     cut = next(file for file in before if "trial-000001" in str(file))
-    (log.path / cut).write_bytes(before[cut][0][:50])
+    (log / cut).write_bytes(before[cut][0][:50])
     settle(study)
-    assert log.update() == 1
-    TensorBoardLog(study, tmp_path / "logs")
-    after = files_of(log.path)
+    export_tensorboard(study, tmp_path / "logs")
+    after = files_of(log)
     assert {file: content for file, (content, _) in after.items() if file in before} == {
         file: content for file, (content, _) in before.items()
     }
     assert {file.parts[0] for file in after.keys() - before.keys()} == {"trial-000003"}
-    assert sorted(p.name for p in TensorBoardLog(study, tmp_path / "few", last=2).path.glob("trial*")) == [
-        "trial-000004",
-        "trial-000006",
-    ]
 
 
 @tensorboard
@@ -189,16 +182,16 @@ def test_tensorboard_refusals(study, tmp_path, monkeypatch):
     with pytest.raises(
         InputError, match=r"holds events\.out\.tfevents\.1\.other, which is not of this study; choose an"
     ):
-        TensorBoardLog(study, logs)
+        export_tensorboard(study, logs)
     with pytest.raises(InputError, match="does not exist; make it first"):
-        TensorBoardLog(study, tmp_path / "a" / "b")
+        export_tensorboard(study, tmp_path / "a" / "b")
     with pytest.raises(InputError, match="file exists"):
-        TensorBoardLog(study, logs / "events.out.tfevents.1.other")
+        export_tensorboard(study, logs / "events.out.tfevents.1.other")
     with pytest.raises(InputError, match="lies in the study's own records"):
-        TensorBoardLog(study, study / "ledger" / "logs")
+        export_tensorboard(study, study / "ledger" / "logs")
     monkeypatch.setitem(sys.modules, "tensorboard.compat.proto", None)
     with pytest.raises(MissingExtra, match=r'TensorBoard export needs tensorboard: pip install "\.\[tensorboard'):
-        TensorBoardLog(study, tmp_path / "more")
+        export_tensorboard(study, tmp_path / "more")
     assert not (tmp_path / "more").exists()
 
 
@@ -239,7 +232,7 @@ def runs_of(client, experiment):
 def test_mlflow_reads_every_trial(study, store):
     """A run for the study, and in it one per trial: parameters, curves, result, state and times."""
     uri, client = store
-    experiment = MLflowRuns(study, uri).experiment
+    experiment = export_mlflow(study, uri)
     assert client.get_experiment(experiment).name == "study"
     runs, count = runs_of(client, experiment)
     assert sorted(runs) == [-1, *ENDED]
@@ -268,17 +261,16 @@ def test_mlflow_reads_every_trial(study, store):
 def test_mlflow_again_adds_only_what_is_new(study, store):
     """A run that was left half written is deleted and written anew; other studies' runs are left alone."""
     uri, client = store
-    runs = MLflowRuns(study, uri)
-    first, _ = runs_of(client, runs.experiment)
-    foreign = client.create_run(runs.experiment, run_name="mine").info.run_id
-    tags = {"trainwright.study": runs.finished.study_id, "trainwright.trial": "3"}
-    half = client.create_run(runs.experiment, tags=tags).info.run_id
-    assert runs.update() == 0
+    experiment = export_mlflow(study, uri)
+    first, _ = runs_of(client, experiment)
+    foreign = client.create_run(experiment, run_name="mine").info.run_id
+    tags = {"trainwright.study": FinishedTrials(study).study_id, "trainwright.trial": "3"}
+    half = client.create_run(experiment, tags=tags).info.run_id
     settle(study)
-    assert MLflowRuns(study, uri).experiment == runs.experiment
-    assert MLflowRuns(study, uri).experiment == runs.experiment
+    assert export_mlflow(study, uri) == experiment
+    assert export_mlflow(study, uri) == experiment
     client.set_terminated(foreign)
-    found = client.search_runs([runs.experiment], max_results=1000)
+    found = client.search_runs([experiment], max_results=1000)
     ids = {run.info.run_id for run in found}
     assert {run.info.run_id for run in first.values()} < ids
     assert half not in ids
@@ -289,35 +281,10 @@ def test_mlflow_again_adds_only_what_is_new(study, store):
 def test_mlflow_refusals(study, store, monkeypatch):
     uri, client = store
     with pytest.raises(InputError, match=r"MLflow at nosuch://here: .*"):
-        MLflowRuns(study, "nosuch://here")
-    client.delete_experiment(MLflowRuns(study, uri, last=1).experiment)
+        export_mlflow(study, "nosuch://here")
+    client.delete_experiment(export_mlflow(study, uri))
     with pytest.raises(InputError, match="experiment 'study' has been deleted; restore it"):
-        MLflowRuns(study, uri)
+        export_mlflow(study, uri)
     monkeypatch.setitem(sys.modules, "mlflow.tracking", None)
     with pytest.raises(MissingExtra, match=r'the MLflow export needs mlflow: pip install "\.\[mlflow\]"'):
-        MLflowRuns(study, uri)
-
-
-# While it runs.
-
-
-def test_following_ends_with_the_study(scribe, tmp_path):
-    """Trials come as they end; when the study has the results that it was run for, the export ends."""
-    scribe.create(objectives=["min loss"], space=SPACE)
-    scribe.say(facts.note("job", {"trials": 3, "session": 1}))
-    for number in range(4):
-        scribe.propose(number, space=SPACE)
-    ledger = DirectoryLedger(scribe.write() / "ledger")
-    waiting = [3, 1, 0]
-
-    class Journal(OptunaJournal):
-        def update(self):
-            number = waiting.pop()
-            ledger.append([facts.finished(number, 1, reason="completed", values={"loss": 1.0}, wall_seconds=1.0)])
-            return super().update()
-
-    journal = Journal(scribe.directory, tmp_path / "journal.log", follow=True)
-    keep_up([journal], poll_seconds=0.0)
-    assert waiting == []
-    assert [line.count('"op_code":4') for line in journal.path.read_text().splitlines()] == [0, 0, 1, 1, 1]
-    assert '"tw_number":1' in journal.path.read_text().splitlines()[3]
+        export_mlflow(study, uri)

@@ -11,7 +11,6 @@ from collections import Counter
 
 import pytest
 from test_ensembles import library
-from test_plan_figures import COST
 
 from trainwright.report import write_report
 
@@ -19,18 +18,16 @@ SVG = "{http://www.w3.org/2000/svg}"
 POINT_MM = 25.4 / 72
 KNOWN = {
     "best-results-0", "best-time-0", "curves-0", "importance-0", "parallel", "utilisation", "ensembles", "reliability",
-    "disagreement", "forecast",
+    "disagreement",
 }  # fmt: skip
 
 
 @pytest.fixture(scope="module")
 def gallery(asha, asha_study, tmp_path_factory):
-    """Return the report of a study with a library, plans, failures, and a trial that others have let go."""
+    """Return the report of a study with a library, failures, and a trial that others have let go."""
     folder = tmp_path_factory.mktemp("gallery") / "study"
     shutil.copytree(asha, folder)
     library(folder, range(0, 60, 5))
-    (folder / "stages").mkdir()
-    (folder / "stages" / "plan.json").write_text(json.dumps({"content": {"cost": COST, "trials": 80}}))
     return write_report(folder)
 
 

@@ -15,6 +15,7 @@ from trainwright.schedule import (
     MultiObjectiveASHA,
     Patience,
     Plateau,
+    PopulationBasedTraining,
     Scheduler,
     SuccessiveHalving,
 )
@@ -169,6 +170,19 @@ class TestExtrapolate(RuleConformance):
 
     def make_rule(self):
         return Extrapolate(max_epochs=9, eta=2, min_trials=2)
+
+
+class TestPopulationBasedTraining(RuleConformance):
+    rank_based = True
+
+    def make_rule(self):
+        return PopulationBasedTraining(max_epochs=20, perturb=("lr",), population=6, interval=2)
+
+
+class TestPopulationWithMedian(RuleConformance):
+    def make_rule(self):
+        population = PopulationBasedTraining(max_epochs=12, perturb=("lr",), population=4)
+        return AnyOf(population, Median(interval=3, min_trials=3))
 
 
 class TestAnyOf(RuleConformance):

@@ -153,7 +153,9 @@ REFUSED = {
     ),
     "lr: default 'c' is not a value of lr; allowed: 'a', 'b'": lambda: Choice("a", "b", default="c"),
     "lr: 'wide' is no prior; give Normal(mean, sd) or Beta(a, b)": lambda: Float(0, 1, prior="wide"),
-    "lr: Normal.mean: got 64; allowed: a number from 0 to 1": lambda: Int(1, 99, prior=Normal(64, 1)),
+    "lr: Normal.mean: got 64; allowed: a number from 0 (the parameter's low) to 1 (its high)": lambda: Int(
+        1, 99, prior=Normal(64, 1)
+    ),
     "lr: Normal.sd: got 0; allowed: a number > 0": lambda: Float(0, 1, prior=Normal(0.5, 0)),
     "lr: Beta.b: got -1; allowed: a number > 0": lambda: Float(0, 1, prior=Beta(1, -1)),
     "lr: when='x' is no condition; write for example when=equals('optimizer', 'sgd')": lambda: Float(0, 1, when="x"),

@@ -100,11 +100,11 @@ def test_the_reference_is_noted_once(tmp_path):
         assert not opened.state.writers.keys() - state.writers.keys()
 
 
-def test_many_objectives_are_sampled():
-    """Above six objectives the volume is an estimate, equal at each look."""
+def test_above_six_objectives_there_is_no_volume():
     names = [f"loss{i}" for i in range(7)]
     study = tw.Study(SPACE, [f"min {name}" for name in names], searcher=tw.RandomSearcher())
     for value in (1.0, 0.0, 1.0):
         study.tell(study.ask(), **dict.fromkeys(names, value))
-    assert study.hypervolume == pytest.approx(1.1**7)  # one point fills its box
-    assert study.hypervolume == study.hypervolume
+    with pytest.raises(StudyError, match="the study has 7 objectives; allowed: up to 6"):
+        _ = study.hypervolume
+    assert len(study.front) == 1

@@ -102,11 +102,11 @@ class TestWhatIsTold:
         assert (told["before"], told["after"]) == (11, 13)
         assert client.ask(f"{base}/trials/99").status_code == 404
 
-    @pytest.mark.parametrize("view", ["progress", "curves", "parallel", "cluster", "plans", "ensembles"])
+    @pytest.mark.parametrize("view", ["progress", "curves", "parallel", "cluster", "ensembles"])
     def test_views_are_figures(self, client, base, view):
         told = client.told(f"{base}/views/{view}")
         assert all({"name", "title", "caption", "data", "layout", "height"} <= set(each) for each in told["figures"])
-        assert bool(told["figures"]) is (view not in {"plans", "ensembles"})
+        assert bool(told["figures"]) is (view != "ensembles")
 
     def test_what_takes_long_is_worked_out_beside(self, client, base, until):
         assert client.told(f"{base}/views/importance")["pending"]

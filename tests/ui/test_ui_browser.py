@@ -151,7 +151,7 @@ def test_it_fits_a_narrow_screen_and_both_themes(address, open_page, scheme):
     page.click("text=digits")
     page.wait_for_selector("[data-drawn] canvas")
     study = page.evaluate("location.hash.split('/')[1]")
-    for view in ("overview", "trials", "trials/12", "curves", "parameters", "cluster", "plans"):
+    for view in ("overview", "trials", "trials/12", "curves", "parameters", "cluster"):
         page.evaluate("hash => { location.hash = hash; }", f"#/{study}/{view}")
         page.wait_for_selector("[data-drawn]")
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, view

@@ -9,12 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.checkpoint.policy.interval import Costs, plan_saves
-from trainwright.checkpoint.tools.estimators import compare_estimators
 from trainwright.checkpoint.tools.proof import Proof
 from trainwright.checkpoint.tools.proof import verify_resume as prove
 from trainwright.cli.checkpoint_files import convert, diff, inspect, verify
 from trainwright.cli.command import Result, make_group
-from trainwright.cli.formatting import print_table, seconds
+from trainwright.cli.formatting import seconds
 from trainwright.engine.process.proof import verify_trial
 from trainwright.errors import InputError
 from trainwright.report.formatting import duration
@@ -104,7 +103,7 @@ def interval(
     recovery: Annotated[str, typer.Option(help="From a loss until training goes on.")] = "0",
     remaining: Annotated[str | None, typer.Option(help="What is left of the allocation.")] = None,
 ) -> Result:
-    """How often to save: every estimator, and what following it costs."""
+    """How often to save, and what that costs."""
     costs = Costs(
         mtbf_seconds=seconds("--mtbf", mtbf),
         cost_seconds=seconds("--cost", cost),
@@ -112,29 +111,19 @@ def interval(
     )
     left = None if remaining is None else seconds("--remaining", remaining)
     plan = plan_saves(costs, remaining_seconds=left)
-    found = compare_estimators(costs)
+    wall = costs.wall_per_useful(plan.optimum_seconds)
     print(
         f"a loss every {duration(costs.mtbf_seconds)} on average, back after {duration(costs.recovery_seconds)}; "
-        f"a save costs {duration(costs.cost_seconds)}\n"
+        f"a save costs {duration(costs.cost_seconds)}"
     )
-    print_table(
-        ["estimator", "save every", "wall time", "useful"],
-        [
-            [
-                estimate.name,
-                duration(estimate.interval_seconds),
-                f"+{100 * (estimate.wall_per_useful - 1):.2f} %",
-                f"{100 * estimate.availability:.2f} %",
-            ]
-            for estimate in found
-        ],
+    print(
+        f"save every {duration(plan.optimum_seconds)}: {100 * (wall - 1):.2f} % more wall time than a training that "
+        f"saves nothing and loses nothing, {100 / wall:.2f} % of it useful"
     )
-    print("\nA Manager saves by the first. Wall time is that beyond a training that saves nothing and loses nothing.")
     if left is not None and plan.saves is not None:
         saves = "1 more save, after" if plan.saves == 1 else f"{plan.saves} more saves, every"
         print(plan.warning or f"in the {duration(left)} left: {saves} {duration(plan.interval_seconds)} of training")
-    estimated = [{**asdict(estimate), "availability": estimate.availability} for estimate in found]
-    return Result({**asdict(costs), "estimates": estimated, "plan": None if left is None else asdict(plan)})
+    return Result({**asdict(costs), "wall_per_useful": wall, "plan": asdict(plan)})
 
 
 app = make_group(
@@ -146,6 +135,6 @@ app = make_group(
         verify_resume: "Interrupt a training, resume it, compare every step.",
         diff: "Compare two checkpoints, tensor by tensor.",
         convert: "Write a checkpoint in another format.",
-        interval: "How often to save, by every estimator.",
+        interval: "How often to save, and what that costs.",
     },
 )

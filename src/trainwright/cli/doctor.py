@@ -2,6 +2,7 @@
 
 import shutil
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +11,7 @@ import typer
 
 from trainwright import __version__
 from trainwright.cli.command import Result
-from trainwright.engine.doctor.examination import Examination, Finding, examine
+from trainwright.engine.doctor.examination import Finding, examine
 
 __all__ = ["doctor"]
 
@@ -27,15 +28,16 @@ _MARKS = {"fine": "ok", "absent": "-", "poor": "!", "broken": "X"}
 def doctor(directory: Annotated[Path, typer.Argument(help="Where studies are to lie.")] = Path()) -> Result:
     """Tell what is installed, which devices and engines are there, and whether a folder will do for studies."""
     found = examine(directory)
-    content = {"version": __version__, "sound": found.sound, **asdict(found)}
-    return Result(content, lambda: _show_findings(found), status=0 if found.sound else 1)
+    sound = all(finding.state != "broken" for finding in found)
+    content = {"version": __version__, "sound": sound, "findings": [asdict(finding) for finding in found]}
+    return Result(content, lambda: _show_findings(found), status=0 if sound else 1)
 
 
-def _show_findings(found: Examination) -> None:
+def _show_findings(found: Sequence[Finding]) -> None:
     print(f"trainwright {__version__}")
     for area, heading in _HEADINGS.items():
         print(f"\n{heading}")
-        for finding in found.findings:
+        for finding in found:
             if finding.area == area:
                 _show_finding(finding)
     print(f"\n{_describe_verdict(found)}")
@@ -50,8 +52,8 @@ def _show_finding(finding: Finding) -> None:
         print(f"{' ' * len(lead)}-> {finding.mend}")
 
 
-def _describe_verdict(found: Examination) -> str:
-    broken, poor = found.of("broken"), found.of("poor")
+def _describe_verdict(found: Sequence[Finding]) -> str:
+    broken, poor = ([each for each in found if each.state == state] for state in ("broken", "poor"))
     content = ". ".join(
         f"{word}: {', '.join(each.name for each in findings)}"
         for word, findings in (("Worth a look (!)", poor), ("Broken (X)", broken))

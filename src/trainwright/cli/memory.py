@@ -17,7 +17,7 @@ from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
 from trainwright.plan.byte_sizes import format_bytes, read_size
 from trainwright.plan.memory.explain import draw_timeline, explain_plan
-from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.known_plans import lowest_with_copies
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
 __all__ = ["app"]

@@ -13,14 +13,13 @@ from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
 from trainwright.cli.workflow.stage import A_TABLE
 from trainwright.cluster import Cluster
+from trainwright.engine.simulated.ledger_cost import LedgerCost
 from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.table import tables
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import InputError
 from trainwright.files import read_toml
 from trainwright.plugins import describe, make
-from trainwright.report.files import target
-from trainwright.report.html import write_simulated_page
 from trainwright.schedule import Scheduler
 from trainwright.settings import Settings, refuse_unknown, settings_of
 from trainwright.study import Forecast, Study
@@ -59,11 +58,8 @@ def simulate(
     gpus: Annotated[list[int] | None, typer.Option(help="Devices of the cluster; may be repeated.")] = None,
     trials: Annotated[int | None, typer.Option(help="Trials of the study.")] = None,
     seeds: Annotated[int | None, typer.Option(help="How many studies to simulate of each kind.")] = None,
-    gantt: Annotated[Path | None, typer.Option(help="Draw who held which device when, as .html.")] = None,
 ) -> Result:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
-    if gantt is not None:
-        target(gantt.parent, gantt, (".html",))
     content = read_toml(file, "study file", allowed="a study file (.toml) with a [simulate] table")
     changes = {"gpus": gpus, "trials": trials, "seeds": seeds}
     table, settings = _read_table(content, f"{file}, [simulate]", changes)
@@ -76,18 +72,8 @@ def simulate(
             engine(_make_cluster(devices, table.gpus_per_node)),
             trials=table.trials,
             seeds=table.seeds,
-            gantt=gantt is not None,
         )
         _show_forecasts(devices, table, found[devices])
-    if gantt is not None:
-        # One simulated study of each kind is drawn: the first seed stands for the others.
-        panels = {
-            (name if len(found) == 1 else f"{name}, {devices} GPUs"): (devices, forecast.runs[0])
-            for devices, item in found.items()
-            for name, forecast in item.items()
-        }
-        write_simulated_page(panels, gantt)
-        print(f"gantt: {gantt}")
     forecast_contents = [
         {"gpus": devices, "scheduler": name, **_collect_content(forecast)}
         for devices, item in found.items()
@@ -182,6 +168,8 @@ def _make_engine(table: SimulateTable, settings: Mapping[str, Any], path: Path) 
     """Return what makes the engine of a cluster: trials are a formula, a table, or those of a study that has begun."""
     where, task = f"{path}, [simulate]", table.task
     scaling = _make_scaling(table.scaling, where)
+    if "ledger" in settings:
+        settings = {**settings, "ledger": LedgerCost.from_table(settings["ledger"], f"{where} ledger")}
     if "study" in task:
         refuse_unknown(task, ("study",), f"{where} task")
         with Study.open(path.parent / str(task["study"])) as study:

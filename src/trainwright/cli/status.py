@@ -52,6 +52,8 @@ def _collect_content(study: Any) -> dict[str, Any]:
     front = [
         {"trial": trial.number, "params": dict(trial.params), "values": dict(trial.values)} for trial in study.front
     ]
+    if front and len(parts := study.lineage(front[0]["trial"])) > 1:
+        front[0]["lineage"] = [part._asdict() for part in parts]
     grants = [
         {
             "trial": number,
@@ -89,6 +91,8 @@ def _describe_ensemble(study: Any) -> dict[str, Any]:
 def _show_trial(story: Mapping[str, Any]) -> None:
     word = story["state"]
     print(f"trial {story['trial']}: {word}, {count(story['epochs'], 'epoch')}")
+    for number, first, last in story["lineage"][:-1]:
+        print(f"epochs {first} to {last} in trial {number}")
     for run in story["attempts"]:
         devices = f" on {', '.join(run['devices'])}" if run["devices"] else ""
         end = run["end"] or {"running": "goes on"}.get(word, word)
@@ -123,6 +127,8 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
         print(f"best: trial {best['trial']} with {values}")
         for name, value in best["params"].items():
             print(f"  {name} = {value}")
+        for part in best.get("lineage", [])[:-1]:
+            print(f"  epochs {part['first']} to {part['last']} in trial {part['trial']}")
     if "error" in content.get("ensemble", {}):
         print(f"no ensemble so far: {content['ensemble']['error']}")
     elif "ensemble" in content:

@@ -7,55 +7,52 @@ run that was left unfinished is deleted and written anew.
 import json
 import math
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from trainwright.errors import InputError, MissingExtra
 from trainwright.ledger import Status, TrialState
 from trainwright.ledger.rows import first_start
 from trainwright.report.finished_trials import FinishedTrials, metric_points
 
-if TYPE_CHECKING:
-    pass
-
-__all__ = ["MLflowRuns"]
+__all__ = ["export_mlflow"]
 
 _STUDY, _TRIAL = "trainwright.study", "trainwright.trial"
 _MOST_METRICS, _MOST_PARAMS = 1000, 100  # what MLflow takes at once
 _STATUS = {Status.COMPLETE: "FINISHED", Status.STOPPED: "KILLED", Status.FAILED: "FAILED", Status.ABANDONED: "KILLED"}
 
 
-class MLflowRuns:
-    """The ended trials of the study in `directory`, or its `last` ones, as runs of the MLflow store at `uri`.
+def export_mlflow(directory: str | Path, uri: str) -> str:
+    """Write the ended trials of the study in `directory` as runs of the MLflow store at `uri`.
 
-    The experiment has the name of the study's directory. Each `update` adds the trials that have ended since; lost
-    trials wait until it is settled what becomes of them.
+    The experiment, whose id is returned, has the name of the study's directory. Runs that are there are not written
+    anew; lost trials wait until it is settled what becomes of them.
     """
+    try:
+        from mlflow.exceptions import MlflowException
+        from mlflow.tracking import MlflowClient
+    except ImportError:
+        raise MissingExtra.of("the MLflow export", "mlflow", "mlflow") from None
+    finished = FinishedTrials(directory)
+    try:
+        store = _Store(MlflowClient(tracking_uri=uri), uri, finished)
+        parent, known = store.find_runs()
+        for trial in finished.trials:
+            # Trials that the store has already, from an earlier export, are not written twice.
+            if trial.number not in known:
+                store.write_trial(trial, parent)
+    except MlflowException as error:
+        said = str(error).split("\n", 1)[0].split(". ", 1)[0]
+        raise InputError(f"MLflow at {uri}: {said}") from error
+    return store.experiment
 
-    def __init__(self, directory: str | Path, uri: str, *, last: int | None = None) -> None:
-        try:
-            from mlflow.tracking import MlflowClient
-        except ImportError:
-            raise MissingExtra.of("the MLflow export", "mlflow", "mlflow") from None
-        self.finished = FinishedTrials(directory, last=last)
-        self.uri = uri
-        with self._explain_errors():
-            self._client = MlflowClient(tracking_uri=uri)
-            self.experiment: str = self._find_experiment(self.finished.name)
-            self._parent, self._known = self._find_runs()
-        self.update()
 
-    def update(self) -> int:
-        """Add the trials that have ended since the last call and are not there; returns how many."""
-        self.finished.read()
-        # Trials that the store has already, from an earlier export, are not written twice.
-        trials = [trial for trial in self.finished.news() if trial.number not in self._known]
-        for trial in trials:
-            with self._explain_errors():
-                self._write_trial(trial)
-        return len(trials)
+class _Store:
+    """The experiment of a study in an MLflow store."""
+
+    def __init__(self, client: Any, uri: str, finished: FinishedTrials) -> None:
+        self._client, self._uri, self._finished = client, uri, finished
+        self.experiment = self._find_experiment(finished.name)
 
     def _find_experiment(self, name: str) -> str:
         found = self._client.get_experiment_by_name(name)
@@ -63,16 +60,16 @@ class MLflowRuns:
             return str(self._client.create_experiment(name))
         if found.lifecycle_stage != "active":
             raise InputError(
-                f"MLflow at {self.uri}: experiment {name!r} has been deleted; restore it, or remove it there"
+                f"MLflow at {self._uri}: experiment {name!r} has been deleted; restore it, or remove it there"
             )
         return str(found.experiment_id)
 
-    def _find_runs(self) -> tuple[str, set[int]]:
+    def find_runs(self) -> tuple[str, set[int]]:
         """Return the study's run, made if it is not there, and the numbers of the trials that are there."""
         parent, known, token = None, set(), None
         while token != "":
             page = self._client.search_runs(
-                [self.experiment], f"tags.`{_STUDY}` = '{self.finished.study_id}'", page_token=token
+                [self.experiment], f"tags.`{_STUDY}` = '{self._finished.study_id}'", page_token=token
             )
             for run in page:
                 number = run.data.tags.get(_TRIAL)
@@ -86,22 +83,23 @@ class MLflowRuns:
         return parent or self._study_run(), known
 
     def _study_run(self) -> str:
-        state = self.finished.state
-        tags = {_STUDY: self.finished.study_id, "trainwright.objectives": ", ".join(map(str, state.objectives))}
-        run = self._client.create_run(self.experiment, tags=tags, run_name=self.finished.name)
+        state = self._finished.state
+        tags = {_STUDY: self._finished.study_id, "trainwright.objectives": ", ".join(map(str, state.objectives))}
+        run = self._client.create_run(self.experiment, tags=tags, run_name=self._finished.name)
         self._client.log_param(run.info.run_id, "seed", str(state.seed))
         self._client.set_terminated(run.info.run_id)
         return str(run.info.run_id)
 
-    def _write_trial(self, trial: TrialState) -> None:
+    def write_trial(self, trial: TrialState, parent: str) -> None:
+        """Write a trial as a run within the study's run, `parent`."""
         from mlflow.entities import Metric, Param
 
         started, ended = first_start(trial), _to_milliseconds(trial.end.at) if trial.end is not None else 0
         tags = {
-            _STUDY: self.finished.study_id,
+            _STUDY: self._finished.study_id,
             _TRIAL: str(trial.number),
             "trainwright.state": trial.status.value,
-            "mlflow.parentRunId": self._parent,
+            "mlflow.parentRunId": parent,
         }
         if trial.failure is not None:
             tags["trainwright.failure"] = f"{trial.failure.kind}: {trial.failure.message}"
@@ -125,18 +123,6 @@ class MLflowRuns:
                 params=params[i * _MOST_PARAMS : (i + 1) * _MOST_PARAMS],
             )
         self._client.set_terminated(run, status=_STATUS[trial.status], end_time=ended)
-        self._known.add(trial.number)
-
-    @contextmanager
-    def _explain_errors(self) -> Iterator[None]:
-        """Tell what MLflow refuses in one sentence."""
-        from mlflow.exceptions import MlflowException
-
-        try:
-            yield
-        except MlflowException as error:
-            said = str(error).split("\n", 1)[0].split(". ", 1)[0]
-            raise InputError(f"MLflow at {self.uri}: {said}") from error
 
 
 def _metric_key(name: str) -> str:

@@ -20,65 +20,57 @@ from trainwright.report.finished_trials import FinishedTrials, metric_points
 from trainwright.space import Choice, Constant, Float, Int, Space
 from trainwright.space.parameters import Parameter
 
-__all__ = ["TensorBoardLog"]
+__all__ = ["export_tensorboard"]
 
 _GOOD = frozenset({Status.COMPLETE, Status.STOPPED})
 
 
-class TensorBoardLog:
-    """The ended trials of the study in `directory`, or its `last` ones, as runs in the folder `path`.
+def export_tensorboard(directory: str | Path, path: str | Path) -> Path:
+    """Write the ended trials of the study in `directory` as runs in the folder `path`; returns it.
 
-    Each `update` adds the trials that have ended since; lost trials wait until it is settled what becomes of them.
-    Refused if the folder holds another study's runs.
+    Runs that are there are not written anew; lost trials wait until it is settled what becomes of them. Refused if the
+    folder holds another study's runs.
     """
-
-    def __init__(self, directory: str | Path, path: str | Path, *, last: int | None = None) -> None:
+    try:
+        import tensorboard.compat.proto  # noqa: F401 -- before anything is made
+    except ImportError:
+        raise MissingExtra.of("the TensorBoard export", "tensorboard", "tensorboard") from None
+    finished = FinishedTrials(directory)
+    logs = folder(directory, path)
+    suffix = f".trainwright-{finished.study_id}"
+    parameters = Space.from_json(finished.state.space or {}).parameters
+    _write_run(logs, suffix, 0.0, [_experiment_event(finished.name, finished.state, parameters)])
+    for trial in finished.trials:
+        run = logs / f"trial-{trial.number:06d}"
         try:
-            import tensorboard.compat.proto  # noqa: F401 -- before anything is made
-        except ImportError:
-            raise MissingExtra.of("the TensorBoard export", "tensorboard", "tensorboard") from None
-        self.finished = FinishedTrials(directory, last=last)
-        self.path = folder(directory, path)
-        self._suffix = f".trainwright-{self.finished.study_id}"
-        state = self.finished.state
-        self._parameters = Space.from_json(state.space or {}).parameters
-        self._write_trial(self.path, 0.0, [_experiment_event(self.finished.name, state, self._parameters)])
-        self.update()
-
-    def update(self) -> int:
-        """Add the trials that have ended since the last call; returns how many."""
-        self.finished.read()
-        trials = self.finished.news()
-        for trial in trials:
-            run = self.path / f"trial-{trial.number:06d}"
-            try:
-                run.mkdir(exist_ok=True)
-            except OSError as error:
-                raise InputError(f"cannot write to {run}: {(error.strerror or str(error)).lower()}") from error
-            self._write_trial(run, _start_time(trial), _make_events(trial, self._parameters))
-        return len(trials)
-
-    def _write_trial(self, run: Path, started: float, events: Iterable[Any]) -> None:
-        """Write the one event file of a run, unless it is there as it should be."""
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
-        content = io.BytesIO()
-        records = RecordWriter(content)
-        # Equal records must give equal bytes, which is how a later export sees that nothing is new.
-        for event in (Event(wall_time=started, file_version="brain.Event:2"), *events):
-            records.write(event.SerializeToString(deterministic=True))
-        path = run / f"events.out.tfevents.{int(started)}{self._suffix}"
-        try:
-            others = [file.name for file in run.glob("*tfevents*") if not file.name.endswith(self._suffix)]
-            if others:
-                raise InputError(
-                    f"cannot write to {run}: it holds {others[0]}, which is not of this study; choose another folder"
-                )
-            if not path.exists() or path.read_bytes() != content.getvalue():
-                write_file(path, content.getvalue())
+            run.mkdir(exist_ok=True)
         except OSError as error:
-            raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
+            raise InputError(f"cannot write to {run}: {(error.strerror or str(error)).lower()}") from error
+        _write_run(run, suffix, _start_time(trial), _make_events(trial, parameters))
+    return logs
+
+
+def _write_run(run: Path, suffix: str, started: float, events: Iterable[Any]) -> None:
+    """Write the one event file of a run, unless it is there as it should be."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    content = io.BytesIO()
+    records = RecordWriter(content)
+    # Equal records must give equal bytes, which is how a later export sees that nothing is new.
+    for event in (Event(wall_time=started, file_version="brain.Event:2"), *events):
+        records.write(event.SerializeToString(deterministic=True))
+    path = run / f"events.out.tfevents.{int(started)}{suffix}"
+    try:
+        others = [file.name for file in run.glob("*tfevents*") if not file.name.endswith(suffix)]
+        if others:
+            raise InputError(
+                f"cannot write to {run}: it holds {others[0]}, which is not of this study; choose another folder"
+            )
+        if not path.exists() or path.read_bytes() != content.getvalue():
+            write_file(path, content.getvalue())
+    except OSError as error:
+        raise InputError(f"cannot write {path}: {(error.strerror or str(error)).lower()}") from error
 
 
 def _start_time(trial: TrialState) -> float:

@@ -8,6 +8,7 @@ from typing import Any
 
 from trainwright.ledger.kinds import check_body
 from trainwright.ledger.record import Record
+from trainwright.ledger.trials import Exploit
 from trainwright.ledger.writers import Writer
 
 __all__ = [
@@ -68,10 +69,19 @@ def left(also: Sequence[str] = ()) -> Record:
 
 
 def proposed(
-    trial: int, *, params: Mapping[str, Any], key: str, origin: Mapping[str, Any], seen: int, seen_hash: str
+    trial: int,
+    *,
+    params: Mapping[str, Any],
+    key: str,
+    origin: Mapping[str, Any],
+    seen: int,
+    seen_hash: str,
+    exploits: Exploit | None = None,
 ) -> Record:
     """Return the record of a new trial; `seen` results, with that order-free hash, were known to its searcher."""
     body = {"params": params, "key": key, "origin": dict(origin), "seen": seen, "seen_hash": seen_hash}
+    if exploits is not None:
+        body["exploits"] = exploits._asdict()
     return _record("proposed", body, trial)
 
 

@@ -20,6 +20,7 @@ from trainwright.ledger.trials import (
     ENDED,
     Checkpoint,
     End,
+    Exploit,
     Failure,
     Lease,
     Offer,
@@ -291,6 +292,8 @@ def _proposed(trial: TrialState, record: Record) -> None:
     if list in map(type, params.values()):
         params = {name: tuple(value) if isinstance(value, list) else value for name, value in params.items()}
     trial.params, trial.key, trial.origin, trial.writer = params, body["key"], body["origin"], record.writer
+    found = body.get("exploits")
+    trial.exploits = None if found is None else Exploit(found["parent"], found["epoch"], found["replaces"])
 
 
 def _started(trial: TrialState, record: Record) -> None:

@@ -78,6 +78,16 @@ _PROPOSED = (
     Field("params", PARAMS, "its configuration"),
     Field("key", TEXT, "the configuration's digest"),
     Field("origin", JSON_OBJECT, "searcher and how it came to it"),
+    Field(
+        "exploits",
+        _shape(
+            Field("parent", Whole(), "a trial"),
+            Field("epoch", Whole(), "of its checkpoint"),
+            Field("replaces", Whole(), "a trial that has ended"),
+        ),
+        "whose checkpoint a clone begins from, and in the place of which trial",
+        required=False,
+    ),
     Field("seen", Whole(), "how many ends its searcher knew"),
     Field("seen_hash", TEXT, "a hash of those, whatever their order"),
 )

@@ -12,6 +12,7 @@ __all__ = [
     "MAX_RESTARTS",
     "Checkpoint",
     "End",
+    "Exploit",
     "Failure",
     "Lease",
     "Offer",
@@ -48,6 +49,14 @@ class Status(StrEnum):
 
 ENDED = frozenset({Status.COMPLETE, Status.STOPPED, Status.FAILED, Status.ABANDONED})
 """The statuses in which no more work is due."""
+
+
+class Exploit(NamedTuple):
+    """What a clone begins from: its parent's checkpoint of `epoch`; it takes the place of `replaces`."""
+
+    parent: int
+    epoch: int
+    replaces: int
 
 
 class Report(NamedTuple):
@@ -170,6 +179,8 @@ class TrialState:
     key: str = ""
     origin: Mapping[str, Any] = field(default_factory=dict)
     writer: str = ""
+    exploits: Exploit | None = None
+    """None for a trial that began from nothing."""
     reports: dict[int, Report] = field(default_factory=dict)
     checkpoints: dict[int, Checkpoint] = field(default_factory=dict)
     offered: dict[int, Offer] = field(default_factory=dict)
@@ -177,6 +188,11 @@ class TrialState:
     status: Status = Status.PROPOSED
     epoch: int = 0
     """The highest epoch reported."""
+
+    @property
+    def saved_epoch(self) -> int:
+        """The epoch of its newest checkpoint, of a clone at first its parent's; 0 without one."""
+        return max(self.checkpoints, default=0 if self.exploits is None else self.exploits.epoch)
 
     @property
     def lease(self) -> int:

@@ -54,6 +54,11 @@ class Writer:
         """Return the writer of a `joined` record's body."""
         return cls(**{name: body[name] for name in _PLACE if name in body})
 
+    @property
+    def is_here(self) -> bool:
+        """Whether it was on this host since the host's last start, in whatever container."""
+        return self.host == socket.gethostname() and self.boot == _boot()
+
     def gone(self) -> bool | None:
         """Return whether the process is gone, or None if that cannot be known from here: beats tell then.
 

@@ -210,20 +210,10 @@ class Oracle:
 
     def forecast(self, profile: Profiles, layout: Layout, *, optimizer: str = "adamw") -> Forecast:
         """Return what a layout comes to. Raises `InputError` as `estimate` does."""
-        return self.estimate(
-            profile,
-            batch=layout.batch,
-            degrees=layout.degrees,
-            micro=layout.micro_batch,
-            zero=layout.zero,
-            shard=layout.shard if layout.zero else None,
-            sequence=layout.sequence,
-            recompute=layout.recompute,
-            schedule=layout.schedule,
-            chunks=layout.chunks,
-            precision=layout.precision,
-            optimizer=optimizer,
-        )
+        names = ("batch", "degrees", "zero", "sequence", "recompute", "schedule", "chunks", "precision")
+        choices = {name: getattr(layout, name) for name in names}
+        shard = layout.shard if layout.zero else None
+        return self.estimate(profile, micro=layout.micro_batch, shard=shard, optimizer=optimizer, **choices)
 
     def fit(self, runs: Sequence[MeasuredRun]) -> "Oracle":
         """Return the oracle of a cluster whose figures were fitted to measured training steps.

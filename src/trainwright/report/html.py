@@ -1,10 +1,9 @@
-"""The report of a study, the page of an ensemble, and that of simulated studies: one self-contained HTML file each."""
+"""The report of a study, and the page of an ensemble: one self-contained HTML file each."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.ledger import open_ledger, state_of
 from trainwright.ledger.standing import under_way
@@ -12,14 +11,13 @@ from trainwright.report import tables
 from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureGroup, FigureSource, draw_ensemble_report
-from trainwright.report.figures.utilisation import simulated_utilisation
 from trainwright.report.files import target, write
 from trainwright.report.formatting import DASH, escape
 from trainwright.report.header import footer_html, header_html
 from trainwright.report.overview import Overview
 from trainwright.report.page import Section, figure_html, page_html
 
-__all__ = ["write_ensemble_page", "write_report", "write_simulated_page"]
+__all__ = ["write_ensemble_page", "write_report"]
 
 
 def write_report(directory: str | Path, path: str | Path | None = None) -> Path:
@@ -75,23 +73,6 @@ def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
     )
     write(where, page)
     return where
-
-
-def write_simulated_page(studies: Mapping[str, tuple[int, SimulatedStudy]], path: Path) -> None:
-    """Write who held which device when in simulated studies, each with the devices of its cluster, by its name."""
-    drawn = [
-        simulated_utilisation(f"study-{number}", escape(name, 80), devices, study)
-        for number, (name, (devices, study)) in enumerate(studies.items())
-    ]
-    figures = [figure for figure in drawn if figure is not None]
-    page = page_html(
-        title="Simulated studies",
-        header="<h1>Simulated studies</h1>",
-        sections=[(f"devices-{figure.name}", figure.title, figure_html(figure, alone=True)) for figure in figures],
-        figures=figures,
-        footer="",
-    )
-    write(path, page)
 
 
 def _group_html(group: FigureGroup, drawn: DrawnGroup) -> str:

@@ -41,7 +41,7 @@ def best_trials(overview: Overview) -> str:
         _Column("trial", [str(trial.number) for trial in trials], right=True),
         *(_Column(name, aligned([final_metrics(t).get(name) for t in trials]), right=True) for name in metrics),
         *([_Column("feasible", [_FEASIBLE[item] for item in feasible])] if overview.limits else []),
-        _Column("epochs", [f"{trial.epoch:,}" for trial in trials], right=True),
+        _Column("epochs", [_epochs_text(trial) for trial in trials], right=True),
         _Column("state", states, classes=[f"state {state}" for state in states]),
         *([_Column("failure", reasons, classes=["long"] * len(trials))] if any(reasons) else []),
         *(_parameter_column(name, [trial.params.get(name) for trial in trials]) for name in names),
@@ -55,6 +55,11 @@ def best_trials(overview: Overview) -> str:
         order += ", infeasible ones last" if overview.within.any() else "; none keeps all bounds and constraints"
     caption = f"{which}, {order}." if ranked else "No result yet."
     return _table_html(caption, columns, first=bool(ranked) and alone)
+
+
+def _epochs_text(trial: TrialState) -> str:
+    begun = trial.exploits
+    return f"{trial.epoch:,}" if begun is None else f"{trial.epoch:,} (to {begun.epoch:,} in trial {begun.parent})"
 
 
 def pick(selection: ChosenEnsemble) -> str:

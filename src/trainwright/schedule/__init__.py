@@ -13,6 +13,7 @@ from trainwright.schedule.rules.extrapolate import Extrapolate
 from trainwright.schedule.rules.halving import ASHA, Hyperband, SuccessiveHalving
 from trainwright.schedule.rules.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.rules.pasha import PASHA
+from trainwright.schedule.rules.population import PopulationBasedTraining
 from trainwright.schedule.rules.promotion_rule import (
     Continue,
     Event,
@@ -53,6 +54,7 @@ __all__ = [
     "Patience",
     "Pause",
     "Plateau",
+    "PopulationBasedTraining",
     "Promote",
     "Promoted",
     "PromotionRule",

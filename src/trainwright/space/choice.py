@@ -106,6 +106,14 @@ class Choice(Varying):
         last = max(index for index, weight in enumerate(self.weights) if weight > 0)
         return self.axis.to_units(np.minimum(np.searchsorted(ends, p, side="right"), last).astype(np.float64))
 
+    def log_density(self, units: Array) -> Array:
+        """Return the logarithm of the weights at units, up to a constant; of a weight of 0 that of the least double."""
+        if self.weights is None:
+            return np.zeros(len(units))
+        weights = np.maximum(np.array(self.weights) / max(self.weights), np.finfo(np.float64).tiny)
+        density: Array = np.log(weights)[self.axis.to_numbers(units).astype(np.intp)]
+        return density
+
     def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the arguments contradict each other."""
         if not self.values:

@@ -57,6 +57,7 @@ class Columns:
             for index, parameter in enumerate(parameters)
             if not parameter.even and not _plain_choice(parameter)
         ]
+        self.densities = [(index, p.log_density) for index, p in enumerate(parameters) if not p.even]
         codes = [index for index, parameter in enumerate(parameters) if _plain_choice(parameter)]
         self._codes = _make_indexer(codes) if codes else None
         # Positions count from 0, so their number is one above the last.

@@ -24,6 +24,9 @@ from trainwright.validators import Validator, check, flag, integer, number
 
 __all__ = ["Beta", "Float", "Int", "Normal", "NumericParameter", "Prior", "prior_from_json"]
 
+_UNIT = Validator(number(minimum=0, maximum=1).accepts, "a number from 0 (the parameter's low) to 1 (its high)")
+_EDGE = 1e-6  # from a bound, where a density of Beta may be endless
+
 
 @dataclass(frozen=True)
 class Normal:
@@ -34,8 +37,7 @@ class Normal:
 
     def check_arguments(self, name: str) -> None:
         """Raise SpaceError if the settings make no law."""
-        # A place on the unit column: 0 is the parameter's low, 1 its high.
-        check(self.mean, number(minimum=0, maximum=1), f"{name}: Normal.mean", SpaceError)
+        check(self.mean, _UNIT, f"{name}: Normal.mean", SpaceError)
         check(self.sd, number(above=0), f"{name}: Normal.sd", SpaceError)
 
     def quantile(self, p: Array) -> Array:
@@ -46,6 +48,11 @@ class Normal:
         below, above = ndtr(-self.mean / self.sd), ndtr((1 - self.mean) / self.sd)
         units: Array = self.mean + self.sd * ndtri(below + p * (above - below))
         return np.minimum(np.maximum(units, 0.0), 1.0)
+
+    def log_density(self, units: Array) -> Array:
+        """Return the logarithm of the density, up to a constant."""
+        density: Array = -0.5 * ((units - self.mean) / self.sd) ** 2
+        return density
 
     def to_json(self) -> dict[str, Any]:
         """Return the prior as data."""
@@ -70,6 +77,12 @@ class Beta:
 
         units: Array = betaincinv(self.a, self.b, p)
         return units
+
+    def log_density(self, units: Array) -> Array:
+        """Return the logarithm of the density, up to a constant; finite at the bounds too."""
+        inner = np.clip(units, _EDGE, 1.0 - _EDGE)
+        density: Array = (self.a - 1.0) * np.log(inner) + (self.b - 1.0) * np.log1p(-inner)
+        return density
 
     def to_json(self) -> dict[str, Any]:
         """Return the prior as data."""
@@ -116,6 +129,10 @@ class NumericParameter(Varying):
     def quantile(self, p: Array) -> Array:
         """Return the latent units of uniform draws, through the prior."""
         return p if self.prior is None else self.prior.quantile(p)
+
+    def log_density(self, units: Array) -> Array:
+        """Return the logarithm of the prior at units, up to a constant."""
+        return np.zeros(len(units)) if self.prior is None else self.prior.log_density(units)
 
     def rank(self, name: str, value: Any) -> float:
         """Return the number itself, which need not be on the grid, or raise TrialError."""

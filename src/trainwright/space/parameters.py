@@ -88,6 +88,10 @@ class Varying(Parameter, ABC):
         """Return the latent units of uniform draws."""
 
     @abstractmethod
+    def log_density(self, units: Array) -> Array:
+        """Return the logarithm of the prior or of the weights at units, up to a constant."""
+
+    @abstractmethod
     def clean(self, name: str, value: Any) -> Any:
         """Return a value as the space itself would give it, or raise TrialError that says what is allowed."""
 

@@ -77,6 +77,19 @@ class Space:
         """Return `count` draws from the priors in which every column has a value; `settle` makes rows of them."""
         return self._layout.maps.quantile(generator.random((count, self.dimension)))
 
+    @property
+    def has_priors(self) -> bool:
+        """Whether a prior or weights bend the draws."""
+        return bool(self._layout.maps.densities)
+
+    def log_density(self, U: Array) -> Array:
+        """Return the logarithm of the priors and weights of rows, up to a constant; what is inactive has none."""
+        density = np.zeros(len(U))
+        for index, log_density in self._layout.maps.densities:
+            active = ~np.isnan(U[:, index])
+            density[active] += log_density(U[active, index])
+        return density
+
     def sample(self, generator: np.random.Generator, count: int) -> Array:
         """Return `count` legal rows drawn from the priors, or raise SpaceInfeasible."""
         if count < 0:

@@ -73,12 +73,16 @@ class Claims:
         self._log.refresh()
         while free := list(itertools.islice(self._free_numbers(limit), 2 * turns)):
             while free:
-                self._draws += 1
                 # Drawn at random, lest all that come late try the same number first.
-                number = free.pop(int(rng(self._state.seed, "jitter", self.slot, self._draws).integers(len(free))))
+                number = free.pop(int(self.jitter() * len(free)))
                 if self._win_number(number):
                     return number
         return None
+
+    def jitter(self) -> float:
+        """Return a draw from [0, 1), the workers' own, by which they do not do the same at once."""
+        self._draws += 1
+        return float(rng(self._state.seed, "jitter", self.slot, self._draws).random())
 
     def _free_numbers(self, limit: int | None, first: int = 0, step: int = 1) -> Iterator[int]:
         """Yield the numbers first, first + step, ... that are free as far as is known."""
@@ -166,6 +170,12 @@ class Claims:
         """About how many other writers are at work."""
         gone = self._dead.union(self._log.mine)
         return sum(not writer.left and name not in gone for name, writer in self._state.writers.items())
+
+    @property
+    def here(self) -> int:
+        """About how many writers are at work on this host, we among them."""
+        writers = self._state.writers.items()
+        return sum(not writer.left and name not in self._dead and writer.is_here for name, writer in writers)
 
     def dead(self, writer: str) -> bool | None:
         """Return whether a writer is known to be gone (we never are); None while that cannot be known yet."""

@@ -6,7 +6,7 @@ from trainwright.errors import MissingExtra
 from trainwright.ledger import Constraint, Objective, State, TrialState
 from trainwright.ledger.standing import under_way
 from trainwright.space import Space
-from trainwright.study.results import By, Results, recommended
+from trainwright.study.results import By, Results, Stretch, lineage_of, recommended
 from trainwright.study.study_log import StudyLog
 
 if TYPE_CHECKING:
@@ -69,6 +69,13 @@ class Inspecting:
         """
         return Results.of(self._log.state).best()
 
+    def lineage(self, trial: int | None = None) -> list[Stretch]:
+        """Return with which parameters the state of a trial (None: the best) was trained, from epoch 1 to its last.
+
+        One stretch for a trial of its own, more for a clone of population-based training.
+        """
+        return lineage_of(self._log.state, self.best.number if trial is None else trial)
+
     def recommend(self, *, by: By = "estimate") -> TrialState:
         """Return the trial to deploy: of least estimated loss, which a lucky noisy result is not, or `study.best`.
 
@@ -108,8 +115,7 @@ class Inspecting:
         """The volume of losses between the feasible front and a reference point; it never falls.
 
         The point lies a tenth of the range beyond the worst of the first results, two a parameter and one, and is then
-        fixed for good. Above six objectives the volume is an estimate. Raises `StudyError` before, and for one
-        objective.
+        fixed for good. Raises `StudyError` before, for one objective, and for more than six.
         """
         return Results.of(self._log.state).hypervolume()
 

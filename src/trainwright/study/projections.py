@@ -8,7 +8,7 @@ from trainwright.ledger import Objective, Record, State, Status, TrialState
 from trainwright.ledger.objectives import Outcome, losses_of, violation_of
 from trainwright.schedule import AnyOf, Continue, Event, Promote, Promoted, PromotionRule, Reported, RuleView, TrialView
 from trainwright.schedule.allocator.device_allocator import RunningTrial
-from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened, Started, Verdict, Wait
+from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started, Verdict, Wait
 from trainwright.search import SearchView
 from trainwright.space.configuration import Configuration
 
@@ -135,6 +135,9 @@ class RuleProjection:
             losses = losses[: len(self._objectives)]
             return Reported(trial=number, epoch=body["epoch"], losses=losses, violation=violation, at_seconds=at)
         if kind in {"proposed", "started"}:
+            if (found := trial.exploits) is not None:  # a member from its proposal on: nobody else is to be cloned
+                clone = Clone(found.parent, found.replaces)
+                return Started(trial=number, at_seconds=at, clone=clone, epoch=found.epoch)
             return Started(trial=number, at_seconds=at) if record.lease is not None else None
         if kind == "decided":
             pauses, goes_on = (body["verdict"] == verdict for verdict in ("pause", "continue"))
@@ -164,7 +167,7 @@ class RuleProjection:
         seen = TrialView(number=running.trial, epoch=running.epoch, losses=losses)
         return self.rule.survival(self._index, view, seen)
 
-    def on_free(self, view: RuleView) -> Promote | New | Wait:
+    def on_free(self, view: RuleView) -> Promote | New | Clone | Wait:
         """Return what the rule would do with free devices."""
         return self.rule.on_free(self._index, view)
 

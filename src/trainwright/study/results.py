@@ -1,7 +1,8 @@
 """The results of a study: feasible trials, best trial, Pareto front, hypervolume, and the trial to deploy."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,23 +11,40 @@ from trainwright.errors import StudyError
 from trainwright.ledger import State, TrialState
 from trainwright.ledger.objectives import losses_of
 from trainwright.pareto import (
-    MOST_EXACT,
+    MOST_OBJECTIVES,
     dominates,
     hypervolume,
     non_dominated,
     ranks,
     reference_of,
-    sampled_hypervolume,
 )
-from trainwright.randomness import rng
 from trainwright.search import SearchView
 from trainwright.space import Space
 from trainwright.study.projections import SearchProjection
 
-__all__ = ["By", "Results", "first_reference", "recommended"]
+__all__ = ["By", "Results", "Stretch", "first_reference", "lineage_of", "recommended"]
 
 Array = NDArray[np.float64]
 By = Literal["estimate", "observed"]
+
+
+class Stretch(NamedTuple):
+    """The epochs `first` to `last` that were trained in one trial, with its parameters."""
+
+    trial: int
+    first: int
+    last: int
+    params: Mapping[str, Any]
+
+
+def lineage_of(state: State, number: int) -> list[Stretch]:
+    """Return the stretches of a trial's state: those of its own epochs, and before them of a clone's parents."""
+    now, found = state.trials[number], []
+    last = now.epoch
+    while (begun := now.exploits) is not None and begun.parent < now.number:
+        found.append(Stretch(now.number, begun.epoch + 1, last, now.params))
+        now, last = state.trials[begun.parent], begun.epoch
+    return [Stretch(now.number, 1, last, now.params), *reversed(found)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +117,7 @@ class Results:
 
     def hypervolume(self) -> float:
         """Return the volume between the feasible front and the reference point; raises `StudyError` before it is."""
-        return self._measure_volume(self.goals[self.feasible], self._find_reference())
+        return hypervolume(self.goals[self.feasible], self._find_reference())
 
     def hypervolume_over_time(self) -> list[tuple[int, float]]:
         """Return the number of each trial in the order in which they ended, and the hypervolume after it."""
@@ -112,7 +130,7 @@ class Results:
             # The volume is measured only when the front has moved.
             if self.feasible[place] and not dominates(front, goals).any():
                 front = np.vstack([front[~dominates(goals, front)], goals])
-                volume = max(volume, self._measure_volume(front, reference))
+                volume = max(volume, hypervolume(front, reference))
             course.append((self.trials[place].number, volume))
         return course
 
@@ -120,6 +138,11 @@ class Results:
         objectives = self.state.objectives
         if len(objectives) == 1:
             raise StudyError(f"hypervolume: the study has one objective ({objectives[0]}); use study.best")
+        if len(objectives) > MOST_OBJECTIVES:
+            raise StudyError(
+                f"hypervolume: the study has {len(objectives)} objectives; allowed: up to {MOST_OBJECTIVES}, beyond "
+                "which it takes too long; use study.front"
+            )
         values = self.state.reference or first_reference(self.state)
         if values is None:
             raise StudyError(
@@ -127,11 +150,6 @@ class Results:
                 f"are {len(self.trials)}"
             )
         return np.array([objective.loss(values[objective.metric]) for objective in objectives])
-
-    def _measure_volume(self, losses: Array, reference: Array) -> float:
-        if len(reference) > MOST_EXACT:
-            return sampled_hypervolume(losses, reference, rng(self.state.seed, "hypervolume", 0))[0]
-        return hypervolume(losses, reference)
 
 
 def first_reference(state: State) -> dict[str, float] | None:

@@ -1,5 +1,6 @@
 """The log of one study: its ledger, the state folded from the records, and further projections of them."""
 
+import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -8,6 +9,8 @@ from typing import Protocol, TypeVar
 
 from trainwright.errors import LedgerError, LedgerFull, StudyError, TrainwrightError
 from trainwright.ledger import Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
+from trainwright.ledger.read_interval import first_pause, pause_after
+from trainwright.ledger.trials import Exploit
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.claims import Claims
@@ -20,7 +23,6 @@ _T = TypeVar("_T")
 ENQUEUED = "enqueued"
 """The origin of a trial that a person has put in front of all others, and that anybody may take."""
 
-_SELDOM_SECONDS = 30.0
 _REFEREE_SECONDS = 5.0  # between looks whether whoever fixes the reference point has died over it
 _FIRST_PAUSE_SECONDS = 0.5
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -107,7 +109,7 @@ class StudyLog:
         self.asked: set[int] = set()  # trials whose configurations `ask` gave to whoever holds this object
         self.retry = RetryOnFullDisk()
         self.claims = Claims(self)
-        self._next_read = 0.0
+        self._next_read: float | None = None
         self._refereed = False  # whether the reference point is fixed
         self._next_referee = 0.0
         self.refresh()
@@ -191,11 +193,22 @@ class StudyLog:
             self._fold_records(records)
 
     def keep_up(self) -> None:
-        """Read what other writers appended, but spend no more than one part in fifty of the time on it."""
+        """Read what other writers appended, if it is time for that."""
         began = time.monotonic()
+        if self._next_read is None:
+            self._next_read = began + first_pause(self.claims.jitter(), self.claims.here, os.cpu_count() or 1)
         if began >= self._next_read:
             self.refresh()
-            self._next_read = (now := time.monotonic()) + min(_SELDOM_SECONDS, 49.0 * (now - began))
+            self._next_read = now = time.monotonic()
+            self.spend(now - began)
+
+    def spend(self, seconds: float) -> None:
+        """Count the time of reading, or of learning from what was read: the more, the later is the next read."""
+        self._next_read = (self._next_read or time.monotonic()) + self.pause(seconds)
+
+    def pause(self, seconds: float) -> float:
+        """Return how long to read nothing after so many seconds of it."""
+        return pause_after(seconds, self.claims.here, os.cpu_count() or 1)
 
     def _fold_records(self, records: Sequence[Record]) -> None:
         # The projections of each kind of record.
@@ -237,7 +250,7 @@ class StudyLog:
             )
         return Space.from_json(self.state.space)
 
-    def proposal(self, number: int, configuration: Configuration) -> Record:
+    def proposal(self, number: int, configuration: Configuration, exploits: Exploit | None = None) -> Record:
         """Return the record of a proposal that the caller will append: with how much its searcher has seen."""
         self.claims.proposed(number)
         return facts.proposed(
@@ -247,6 +260,7 @@ class StudyLog:
             origin=configuration.origin,
             seen=sum(map(self.state.counts.__getitem__, _ENDED)),
             seen_hash=f"{self.state.ended_hash:016x}",
+            exploits=exploits,
         )
 
     def offered(self, trial: TrialState) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from trainwright.randomness import rng
 from trainwright.schedule.rules.promotion_rule import (
+    Clone,
     Continue,
     Ended,
     Event,
@@ -79,6 +80,8 @@ def play(
     running: dict[int, TrialView] = {}
     views: dict[int, TrialView] = {}
     until: dict[int, int] = {}  # of promoted trials
+    replaced: set[int] = set()
+    begun: dict[int, int] = {}  # of clones: the epoch that they began from
     clock = 0.0
 
     def view() -> RuleView:
@@ -87,12 +90,15 @@ def play(
     while True:
         # Free workers ask until the rule has nothing for them, as a study's do.
         while len(running) < workers:
-            answer = rule.on_free(played.index, view())
-            if isinstance(answer, New):
+            answer, clone, at = rule.on_free(played.index, view()), None, 0
+            if isinstance(answer, New | Clone):
                 assert len(views) < trials, "a new trial was asked for beyond the budget"
                 number = len(views)
-                losses = (0.0,) * objectives
-                views[number] = TrialView(number=number, epoch=0, losses=losses)
+                if isinstance(answer, Clone):
+                    clone, at = answer, views[answer.parent].epoch
+                    _check_clone(clone, played, replaced, at, length)
+                    begun[number] = at
+                views[number] = TrialView(number=number, epoch=at, losses=(0.0,) * objectives)
             elif isinstance(answer, Promote):
                 number = answer.trial
                 assert number in played.paused, "only a paused trial can be promoted, and only once"
@@ -109,7 +115,7 @@ def play(
             else:
                 break
             running[number] = views[number]
-            played.index = _fold(rule, played, Started(trial=number, at_seconds=clock))
+            played.index = _fold(rule, played, Started(trial=number, at_seconds=clock, clone=clone, epoch=at))
         if not running:
             return played
         clock += float(generator.random())
@@ -122,7 +128,7 @@ def play(
                 played.failed.add(number)
                 del running[number]
             else:  # lost, and back at a checkpoint
-                running[number] = replace(before, epoch=int(generator.integers(0, before.epoch + 1)))
+                running[number] = replace(before, epoch=int(generator.integers(begun.get(number, 0), before.epoch + 1)))
             continue
         # Epochs may be skipped, as training functions that report seldom do.
         epoch = min(length, before.epoch + int(generator.integers(1, stride + 1)))
@@ -141,10 +147,7 @@ def play(
             assert not isinstance(verdict, Pause), f"a repeated epoch, {epoch}, pauses trial {number} again"
         elif isinstance(verdict, Pause):
             assert epoch >= until.get(number, 0), f"paused at {epoch}, though promoted up to {until[number]}"
-        if verdict.reason is not None and not isinstance(verdict, Stop):
-            pauses = isinstance(verdict, Pause)
-            judged = Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=clock)
-            played.index = _fold(rule, played, judged)
+        _judge(rule, played, number, verdict, clock)
         running[number] = now
         if not again:
             views[number] = now
@@ -155,6 +158,21 @@ def play(
             played.index = _fold(rule, played, Ended(trial=number, failed=False, at_seconds=clock))
             played.ended.add(number)
             del running[number]
+
+
+def _check_clone(clone: Clone, played: Played, replaced: set[int], at: int, length: int) -> None:
+    """Hold a clone that begins after epoch `at` to what a study needs, and note whom it replaces."""
+    assert 0 < at < length, "a parent has a checkpoint, and epochs left"
+    assert clone.replaces in (played.ended | played.failed) - replaced, "one clone for each that ended"
+    replaced.add(clone.replaces)
+
+
+def _judge(rule: PromotionRule, played: Played, number: int, verdict: Verdict, clock: float) -> None:
+    """Fold the verdict of a rung, as the driver that made it does."""
+    if verdict.reason is not None and not isinstance(verdict, Stop):
+        pauses = isinstance(verdict, Pause)
+        judged = Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=clock)
+        played.index = _fold(rule, played, judged)
 
 
 def _tell(rule: PromotionRule, played: Played, now: TrialView, view: RuleView, seen: TrialView) -> Verdict:
@@ -232,7 +250,8 @@ class RuleConformance(ABC):
         """A study comes to an end: every trial has ended, or is paused and will never be asked for again."""
         for loss, sizes in self.studies():
             played = play(self.make_rule(), loss, **sizes)
-            assert played.ended | played.paused | played.failed == set(range(sizes["trials"]))
+            settled = played.ended | played.paused | played.failed
+            assert settled == set(range(len(settled) if self.make_rule().clones else sizes["trials"]))
             assert not played.ended & played.paused
 
     def test_ties_go_to_the_lower_number(self) -> None:

@@ -14,7 +14,7 @@ class Assignment:
     """One lease of one trial, as an engine is asked to run it.
 
     `directory` is the study's folder (None: nothing is kept), `reported_epoch` the last epoch that the ledger knows,
-    `saved_step` the last step of which it knows a checkpoint.
+    `saved_step` the last step of which it knows a checkpoint. A clone `begins_after` the epoch of its parent's.
     A trial of several processes has one for each, of its own `rank`; `address` is "host:port" where rank 0 is met, new
     for each launch. Each of them has `devices_each` devices; `start_devices` are those of a new trial in this study.
     """
@@ -28,6 +28,7 @@ class Assignment:
     directory: str | None = None
     reported_epoch: int = 0
     saved_step: int = 0
+    begins_after: int = 0
     rank: int = 0
     world_size: int = 1
     address: str = ""

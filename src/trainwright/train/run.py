@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 __all__ = ["Run", "parallelise"]
 
 
+_OPTIONS = frozenset({"lr", "initial_lr", "weight_decay", "momentum", "betas", "eps", "alpha", "dampening"})
+"""What optimizers call their hyperparameters; whatever else is in their groups may be learnt."""
+
+
 class Run:
     """A model in training, on one device or as one of several ranks that hold equal copies of it.
 
@@ -203,6 +207,21 @@ class Run:
     def count_steps(self, manager: Manager) -> None:
         """Let a manager know of each step of the optimizer, whoever calls it."""
         self._count = manager.count
+
+    def read_options(self) -> list[dict[str, Any]]:
+        """Return the hyperparameters of each group of the optimizer."""
+        return [{name: group[name] for name in _OPTIONS & group.keys()} for group in self.optimizer.param_groups]
+
+    def set_options(self, options: list[dict[str, Any]]) -> None:
+        """Go on with these, though another state was restored; rates stay where a schedule has brought them."""
+        scheduled = [self.schedule, *getattr(self.schedule, "_schedulers", ())] if self.schedule is not None else []
+        for place, (group, own) in enumerate(zip(self.optimizer.param_groups, options, strict=True)):
+            # A plateau's schedule knows no first rate: it begins with that of the optimizer.
+            ratio = own["initial_lr"] / group["initial_lr"] if group.get("initial_lr") else 0.0
+            rate = group["lr"] * ratio if scheduled and ratio else own["lr"]
+            group.update({**own, "lr": rate})
+            for one in scheduled if ratio else ():
+                one.base_lrs[place] *= ratio
 
     def _before(self, *_: Any) -> None:
         self._depth += 1

@@ -155,6 +155,11 @@ class Trial:
         if at <= self._reported:
             self._warn_once(f"trial {self.number}: epoch {at} was reported before; later reports of it are ignored")
             return
+        if at <= self.assignment.begins_after:
+            raise TrialMisuse(
+                f"trial {self.number} goes on from another trial's checkpoint of epoch {self.assignment.begins_after}, "
+                f"and reported epoch {at}; call trial.prepare, or the manager's restore(), before trial.epochs()"
+            )
         if self.max_epochs is not None and at > self.max_epochs:
             raise TrialEnd
         if self.world_size > 1:
@@ -248,11 +253,14 @@ class Trial:
         if self.assignment.directory is not None:
             manager = Manager(self, config=_PREPARED, **run.items())
             run.count_steps(manager)
+            options = run.read_options()
             restored = manager.restore(mode="best_effort")
             # Another machine or other versions will do, another model will not.
             if restored is not None:
                 grave = [found for found in restored.differences if found.effect is Effect.STATE]
                 settle_differences(grave, mode="exact", what=str(restored.path))
+                if not restored.manifest.lease:  # another trial's: only what is learnt is taken over
+                    run.set_options(options)
         run.arrange()
         return run
 

@@ -31,7 +31,6 @@ VIEWS: Mapping[str, tuple[str, ...]] = {
     "importance": ("importance",),
     "cluster": ("workers",),
     "ensembles": ("ensembles",),
-    "plans": ("plans",),
 }
 """The groups of figures of each view that may be asked for."""
 
@@ -58,11 +57,10 @@ class FigureViews:
         if name == "ensembles":
             return self._view_ensembles()
         with self.follower.reading() as overview:
-            # Files of plans may change without a record, so that view is read each time.
-            key = None if name == "plans" else self.follower.revision
+            key = self.follower.revision
             with self._lock:
                 cached = self._cache.setdefault(name, _CachedView())
-            if cached.view is None or key is None or cached.key != key:
+            if cached.view is None or cached.key != key:
                 cached.view, cached.key = _draw_view(name, overview, self.follower.directory), key
             return cached.view
 

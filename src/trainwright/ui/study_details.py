@@ -8,6 +8,7 @@ from typing import Any
 
 from trainwright.ledger.trials import Lease
 from trainwright.report.overview import Overview
+from trainwright.study.results import lineage_of
 from trainwright.ui.study_follower import StudyFollower
 
 __all__ = ["LOG_BYTES", "log_tail", "study_summary", "trial_page"]
@@ -99,6 +100,7 @@ def trial_page(overview: Overview, number: int) -> dict[str, Any] | None:
                 name: [trial.reports[epoch].metrics.get(name, math.nan) for epoch in epochs] for name in metrics
             },
         },
+        "lineage": [[part.trial, part.first, part.last] for part in lineage_of(overview.state, number)],
         "attempts": [_describe_attempt(overview, lease) for _, lease in sorted(trial.leases.items())],
         "decisions": [
             {"epoch": d.epoch, "rule": d.rule, "verdict": d.verdict, "value": d.value, "threshold": d.threshold}

@@ -6,7 +6,7 @@ import pytest
 
 from memory_chains import budgets, random_chain
 from trainwright.plan.memory.exact import solve_exact
-from trainwright.plan.memory.minimum_budget import lowest_plan
+from trainwright.plan.memory.known_plans import lowest_plan
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.phases import improve_plan
 from trainwright.plan.memory.simulate import simulate

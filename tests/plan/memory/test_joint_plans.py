@@ -7,7 +7,7 @@ import trainwright.memory as tm
 from memory_chains import budgets, random_chain
 from trainwright.errors import InfeasibleBudget
 from trainwright.plan.memory.copy_schedule import place_copies, simulate_seconds
-from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.known_plans import lowest_with_copies
 from trainwright.plan.memory.offload import PricedProgram, price_hull
 from trainwright.plan.memory.operations import operations_of, rows_of
 from trainwright.plan.memory.persistent import solve_persistent

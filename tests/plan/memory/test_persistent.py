@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from memory_chains import budgets, random_chain
-from trainwright.plan.memory.minimum_budget import lowest_plan
+from trainwright.plan.memory.known_plans import lowest_plan
 from trainwright.plan.memory.persistent import PersistentTable, solve_persistent
 from trainwright.plan.memory.simulate import simulate
 

@@ -7,7 +7,7 @@ import trainwright.memory as tm
 from memory_chains import random_chain
 from trainwright.plan.memory._phases import anneal_phases, list_rows
 from trainwright.plan.memory.copy_schedule import fastest_schedule
-from trainwright.plan.memory.minimum_budget import lowest_with_copies
+from trainwright.plan.memory.known_plans import lowest_with_copies
 from trainwright.plan.memory.offload import plan_offload
 from trainwright.plan.memory.operations import OperationKind, operations_of
 from trainwright.plan.memory.persistent import solve_persistent

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from trainwright.memory import Chain, Stage
-from trainwright.plan.memory.minimum_budget import lowest_plan
+from trainwright.plan.memory.known_plans import lowest_plan
 from trainwright.plan.memory.operations import parse_operation
 from trainwright.plan.memory.planning import simplify_plan
 from trainwright.plan.memory.simulate import simulate

@@ -9,8 +9,7 @@ from benchmarks.memory.pipeline_checks import pattern_breaches
 
 from memory_chains import random_chain
 from trainwright.plan.pipeline import non_contiguous
-from trainwright.plan.pipeline.partition import training_ways
-from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
+from trainwright.plan.pipeline.partition import WeightBytes, stage_holding, training_ways
 
 
 def searched(seed, devices, *, way="none"):

@@ -1,7 +1,5 @@
 """Verifies checkpoints: computes every stored checksum again."""
 
-import zipfile
-import zlib
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -10,23 +8,18 @@ from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.restore.restored import find_damages
 from trainwright.checkpoint.tools.formats.format import format_of
 from trainwright.checkpoint.tools.sources import find_newest, list_checkpoints
-from trainwright.errors import CheckpointCorruptError
+from trainwright.errors import CheckpointCorruptError, CheckpointFormatError
 
 __all__ = ["Verification", "Verified", "verify"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verified:
-    """One checkpoint: how much was read, and what is wrong: each damage names file, chunk and tensors.
-
-    `checksums` is False for a format that keeps none: then it was only read from end to end.
-    """
+    """One checkpoint: how much was read, and what is wrong: each damage names file, chunk and tensors."""
 
     path: str
-    format: str
     files: int = 0
     bytes: int = 0
-    checksums: bool = True
     step: int | None = None
     damages: tuple[str, ...] = ()
 
@@ -51,67 +44,29 @@ class Verification:
 def verify(path: Path | str) -> Verification:
     """Read every byte of the checkpoint at `path`, or of all below it, and compare it with its checksums.
 
-    Raises `CheckpointNotFoundError` or `CheckpointFormatError` where there is none.
+    Raises `CheckpointNotFoundError` where there is none, and `CheckpointFormatError` for a file of another kind.
     """
     path = Path(path)
     folders = list_checkpoints(path)
-    if folders:
-        checked = tuple(_verify_manager(folder) for folder in folders)
-    else:
+    if not folders:
         # Says what lies there instead.
         find_newest(path)
-        checked = (_verify_file(path),)
-    return Verification(path=str(path), checkpoints=checked)
+        kind = format_of(path).name
+        raise CheckpointFormatError(
+            f"verify: got {path}, a {kind} file, which keeps no checksums of its tensors; allowed: what a Manager wrote"
+        )
+    return Verification(path=str(path), checkpoints=tuple(map(_verify_checkpoint, folders)))
 
 
-def _verify_manager(folder: Path) -> Verified:
+def _verify_checkpoint(folder: Path) -> Verified:
     try:
         manifest = Manifest.read(folder)
     except CheckpointCorruptError as error:
-        return Verified(path=str(folder), format="manager", damages=(str(error),))
+        return Verified(path=str(folder), damages=(str(error),))
     return Verified(
         path=str(folder),
-        format="manager",
         files=len(manifest.files),
         bytes=manifest.size,
         step=manifest.step,
         damages=tuple(find_damages(folder, manifest)),
     )
-
-
-def _verify_file(path: Path) -> Verified:
-    kind = format_of(path)
-    files = sorted(one for one in path.rglob("*") if one.is_file()) if path.is_dir() else [path]
-    # Of the formats only zip files have checksums; the others are read from end to end.
-    zipped = kind.name == "torch"
-    wrong = []
-    try:
-        if zipped:
-            wrong += _bad_entry(path)
-        with kind.open(path) as stored:
-            for name in stored:
-                try:
-                    # A mapped tensor is read only when it is looked at.
-                    stored[name].clone()
-                except CheckpointCorruptError as error:
-                    wrong.append(str(error))
-    except CheckpointCorruptError as error:
-        wrong.append(str(error))
-    return Verified(
-        path=str(path),
-        format=kind.name,
-        files=len(files),
-        bytes=sum(file.stat().st_size for file in files),
-        checksums=zipped,
-        damages=tuple(wrong),
-    )
-
-
-def _bad_entry(path: Path) -> list[str]:
-    """Compare the checksums of a zip file's entries; return what is wrong with the first bad one."""
-    try:
-        with zipfile.ZipFile(path) as archive:
-            bad = archive.testzip()
-    except (zipfile.BadZipFile, zlib.error, OSError) as error:
-        return [f"{path.name} cannot be read: {error}"]
-    return [] if bad is None else [f"{path.name} is damaged in its entry {bad}"]

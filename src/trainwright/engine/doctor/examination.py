@@ -10,7 +10,7 @@ from trainwright.engine.doctor.machine import Machine
 from trainwright.engine.doctor.packages import examine_extras, examine_packages, imported
 from trainwright.errors import InputError
 
-__all__ = ["Examination", "Finding", "examine", "examine_engines"]
+__all__ = ["Finding", "examine", "examine_engines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,24 +28,11 @@ class Finding:
     mend: str = ""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Examination:
-    """All findings, in the order in which they are told."""
+def examine(folder: str | Path = ".", *, host: Machine | None = None) -> tuple[Finding, ...]:
+    """Look at this machine, or at `host`, and at a folder for studies; return what was found, in the order to tell it.
 
-    findings: tuple[Finding, ...]
-
-    @property
-    def sound(self) -> bool:
-        """Whether nothing essential is broken."""
-        return not self.of("broken")
-
-    def of(self, state: str) -> tuple[Finding, ...]:
-        """Return the findings of one state."""
-        return tuple(finding for finding in self.findings if finding.state == state)
-
-
-def examine(folder: str | Path = ".", *, host: Machine | None = None) -> Examination:
-    """Look at this machine, or at `host`, and at a folder for studies; takes seconds, most of them importing torch."""
+    It takes seconds, most of them importing torch.
+    """
     if not Path(folder).is_dir():
         raise InputError(f"doctor: got {str(folder)!r}; allowed: a directory that is there; make it, or name another")
     host = host if host is not None else Machine()
@@ -58,7 +45,7 @@ def examine(folder: str | Path = ".", *, host: Machine | None = None) -> Examina
         "engines": examine_engines(host),
         "folder": examine_folder(host, Path(folder)),
     }
-    return Examination(findings=tuple(Finding(area, *row) for area, rows in areas.items() for row in rows))
+    return tuple(Finding(area, *row) for area, rows in areas.items() for row in rows)
 
 
 # Name, program, the variable of a job, and what it gives.

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from trainwright.engine.doctor.machine import Machine
 
-__all__ = ["GIVES", "examine_extras", "examine_packages", "fits", "imported"]
+__all__ = ["GIVES", "examine_extras", "examine_packages", "imported"]
 
 GIVES = {
     "torch": "training with trial.prepare, checkpoints, profiles, data-parallel trials",
@@ -75,8 +75,6 @@ def _examine_package(host: Machine, name: str, bounds: str, probe: dict[str, obj
     line = f'pip install "{name}{bounds}"'
     if version is None:
         return "broken", "is not installed", line
-    if not fits(version, bounds):
-        return "broken", f"{version} does not meet {bounds}", line
     if probe is not None and "error" in probe:
         python = ".".join(map(str, host.python[:2]))
         mend = f"install a build of {name} for Python {python} and the other packages' versions (constraints.txt)"
@@ -91,22 +89,15 @@ def examine_extras(host: Machine) -> Iterator[tuple[str, ...]]:
     """Yield each extra of which packages are asked for: what it gives, and whether all of them are there."""
     asked = list(_read_requirements(host))
     for extra, gives in GIVES.items():
-        versions = {name: (host.version(name), bounds) for name, bounds, of in asked if of == extra}
+        versions = {name: host.version(name) for name, _, of in asked if of == extra}
         # Part of an extra is as good as nothing, but the sentence names the part.
-        missing = [name for name, (version, _) in versions.items() if version is None]
-        old = [
-            f"{name} {version} (needs {bounds})"
-            for name, (version, bounds) in versions.items()
-            if version is not None and not fits(version, bounds)
-        ]
+        missing = [name for name, version in versions.items() if version is None]
         line = f'pip install ".[{extra}]"'
         if missing:
             part = "" if len(missing) == len(versions) else f" ({', '.join(missing)} missing)"
             yield extra, "absent", f"{gives}{part}", line
-        elif old:
-            yield extra, "poor", f"too old: {', '.join(old)}", line
         elif versions:
-            yield extra, "fine", ", ".join(f"{name} {version}" for name, (version, _) in versions.items())
+            yield extra, "fine", ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _read_requirements(host: Machine) -> Iterator[tuple[str, str, str]]:
@@ -116,25 +107,3 @@ def _read_requirements(host: Machine) -> Iterator[tuple[str, str, str]]:
         extra = re.search(r"extra\s*==\s*['\"]([\w-]+)['\"]", line)
         if found is not None and not (extra is not None and extra[1] == "all"):
             yield found["name"].lower(), found["bounds"].strip(" ()"), extra[1] if extra is not None else ""
-
-
-def fits(version: str, bounds: str) -> bool:
-    """Return whether a version meets bounds such as ">=2.55,<3"; operators other than these are taken as met."""
-    mine = _parse_numbers(version)
-    for bound in filter(None, bounds.split(",")):
-        found = re.match(r"\s*(>=|<=|<|>|==)\s*([\d.]+)", bound)
-        if found is None:
-            continue
-        other = _parse_numbers(found[2])
-        # 3 and 3.0.0 are equal: the shorter one is filled up with zeros.
-        length = max(len(mine), len(other))
-        left, right = (numbers + (0,) * (length - len(numbers)) for numbers in (mine, other))
-        met = {">=": left >= right, "<=": left <= right, "<": left < right, ">": left > right, "==": left == right}
-        if not met[found[1]]:
-            return False
-    return True
-
-
-def _parse_numbers(version: str) -> tuple[int, ...]:
-    found = re.match(r"\d+(\.\d+)*", version)
-    return tuple(int(part) for part in found[0].split(".")) if found is not None else ()

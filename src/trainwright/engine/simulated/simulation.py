@@ -7,31 +7,22 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from trainwright.engine.simulated.ledger_cost import LedgerCost, Workers
 from trainwright.engine.simulated.record import SimulatedStudy, Stall, StudyRecorder
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedTrial
 from trainwright.engine.simulated.task import Draws
 from trainwright.errors import ScheduleError, SpaceExhausted
-from trainwright.schedule import (
-    DeviceAllocator,
-    Pause,
-    Promote,
-    Promoted,
-    Reported,
-    RuleView,
-    Scheduler,
-    Stop,
-    TrialView,
-)
+from trainwright.schedule import DeviceAllocator, Pause, Promote, Promoted, Reported, RuleView, Scheduler, Stop
 from trainwright.schedule import Event as RuleEvent
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.allocator.estimates import Estimates, seconds_left
 from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
-from trainwright.schedule.rules.promotion_rule import Ended, Judged, New, Opened, Started
+from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started, TrialView
 
 __all__ = ["simulate"]
 
-Configure = Callable[[int], Mapping[str, Any] | None]
+Configure = Callable[[int, Clone | None], Mapping[str, Any] | None]
 """Returns the parameters of a new trial; None for none."""
 OnResult = Callable[[int, int, tuple[float, ...], bool], None]
 """Hears trial, epoch, losses (none if it failed), and whether the trial rests now, ended or paused.
@@ -50,7 +41,7 @@ def simulate(
     device_seconds: float | None = None,
     seed: int,
     objectives: int = 1,
-    configure: Configure = lambda _: None,
+    configure: Configure = lambda *_: None,
     on_result: OnResult | None = None,
     result_epochs: Iterable[int] = (),
     gantt: bool = False,
@@ -117,6 +108,7 @@ class _Simulation:
         self.drops = Draws(seed, "simulated drop", "exponential")
         self.lifetimes = Draws(seed, "simulated node", "exponential")
         cluster = setting.cluster
+        self.workers = Workers(setting.ledger or LedgerCost(), cluster.devices)
         self.events = EventQueue(most=100 * (cluster.devices + 1000))
         self.timer: int | None = None  # when the policy or the rule wants to be asked again
         self.down: set[int] = set()  # nodes
@@ -226,18 +218,23 @@ class _Simulation:
             if self.on_result is not None:
                 self.on_result(trial.number, trial.reported, trial.course.losses(trial.reported), False)
             return PendingTrial(trial.number, trial.checkpoint)
-        if isinstance(answer, New) and not new:
-            return None
-        if isinstance(answer, New):
-            number = len(self.trials)
+        if isinstance(answer, New | Clone):
+            if not new:
+                return None
+            number, clone = len(self.trials), answer if isinstance(answer, Clone) else None
             try:
-                params = self.configure(number)
+                params = self.configure(number, clone)
             except SpaceExhausted:
                 # As in a real study: those that were tried are all there are, and their promotions go on.
                 self.limits = replace(self.limits, trials=number)
                 return self.next_trial(new=False)
-            self.trials[number] = SimulatedTrial(number, self.learning_curves.of(number, params))
-            return PendingTrial(number)
+            self.trials[number] = trial = SimulatedTrial(number, self.learning_curves.of(number, params))
+            if clone is not None:
+                parent = self.trials[clone.parent]
+                at = min(self.length - 1, parent.behind(self.clock) if parent.trains else parent.checkpoint)
+                trial.checkpoint = trial.reported = at  # from here on the curve is that of its own parameters
+                self._fold_event(Started(trial=number, at_seconds=self.clock, clone=clone, epoch=at))
+            return PendingTrial(number, trial.checkpoint)
         self.nothing = True
         if answer.until_seconds is not None:
             self.device_allocator.plan_again_at(answer.until_seconds)
@@ -396,6 +393,7 @@ class _Simulation:
             if not self.setting.resume:
                 trial.checkpoint = 0
         trial.started = True
+        cost += self.workers.start(running.block[0], self.clock, self.recorder.results)
         self._train_on(trial, self.clock + cost)
         running.measured_from = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:

@@ -19,7 +19,7 @@ from trainwright.report.files import target, write
 from trainwright.report.finished_trials import FinishedTrials
 from trainwright.space import Choice, Constant, Float, Int, Space
 
-__all__ = ["OptunaJournal", "export_optuna_journal"]
+__all__ = ["export_optuna_journal"]
 
 _WRITER = "trainwright-"
 _CODES = {
@@ -31,50 +31,37 @@ _CODES = {
 }
 
 
-def export_optuna_journal(directory: str | Path, file: str | Path, *, last: int | None = None) -> Path:
-    """Write the ended trials of the study in `directory`, or its `last` ones, in the order of their numbers.
+def export_optuna_journal(directory: str | Path, file: str | Path) -> Path:
+    """Write the ended trials of the study in `directory`, in the order of their numbers.
 
     A file that is there already is replaced if it is such an export and Optuna has added nothing to it, else refused.
     """
-    return OptunaJournal(directory, file, last=last).path
+    path = target(directory, file)
+    finished = FinishedTrials(directory, lost=True)
+    _refuse_foreign(path)
+    journal = _Journal(finished)
+    write(path, "".join([*journal.head(finished.name), *map(journal.line_of, finished.trials)]))
+    return path
 
 
-class OptunaJournal:
-    """A journal that is written once and then grows: each `update` appends the trials that have ended since.
+class _Journal:
+    """The lines of a study's journal."""
 
-    With `follow=True` lost trials are left out until it is settled what becomes of them, since a line once written
-    cannot be changed.
-    """
+    def __init__(self, finished: FinishedTrials) -> None:
+        self._objectives = finished.state.objectives
+        self._writer = f"{_WRITER}{finished.study_id}"
+        self._parameters = _parameters(finished.state)
 
-    def __init__(
-        self, directory: str | Path, file: str | Path, *, last: int | None = None, follow: bool = False
-    ) -> None:
-        self.path = target(directory, file)
-        self.finished = FinishedTrials(directory, last=last, lost=not follow)
-        self._writer = f"{_WRITER}{self.finished.study_id}"
-        _refuse_foreign(self.path)
-        self._parameters = _parameters(self.finished.state)
-        lines = [*self._head(self.finished.name), *map(self._trial, self.finished.news())]
-        write(self.path, "".join(lines))
-
-    def update(self) -> int:
-        """Append the trials that have ended since the last call, in the order of their numbers; returns how many."""
-        self.finished.read()
-        trials = self.finished.news()
-        if trials:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write("".join(map(self._trial, trials)))
-        return len(trials)
-
-    def _head(self, name: str) -> Iterable[str]:
-        objectives = self.finished.state.objectives
-        directions = [1 if objective.direction == "min" else 2 for objective in objectives]
+    def head(self, name: str) -> Iterable[str]:
+        """Yield the lines that create the study and name its metrics."""
+        directions = [1 if objective.direction == "min" else 2 for objective in self._objectives]
         yield self._line(0, study_name=name, directions=directions)
-        names = [objective.metric for objective in objectives]
+        names = [objective.metric for objective in self._objectives]
         yield self._line(3, study_id=0, system_attr={"study:metric_names": names})
 
-    def _trial(self, trial: TrialState) -> str:
-        objectives, metrics = self.finished.state.objectives, dict(final_metrics(trial))
+    def line_of(self, trial: TrialState) -> str:
+        """Return the line that adds a trial."""
+        objectives, metrics = self._objectives, dict(final_metrics(trial))
         # Objectives are Optuna's values; all other metrics become user attributes.
         goals = [metrics.pop(objective.metric, math.nan) for objective in objectives]
         values = goals if all(map(math.isfinite, goals)) else None

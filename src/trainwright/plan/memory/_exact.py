@@ -1,90 +1,17 @@
 """Kernels of the exact search: A* over which values are alive and which gradient has arrived; see `exact`.
 
-The states stand in an open hash table, those to look at in a heap.
+A state is one number; what is known of it stands in lists, by the place that a dictionary has of it.
 """
+
+import heapq
 
 import numpy as np
 
-from trainwright.kernels import Floats, Ints, compiled
+from trainwright.kernels import Ints, compiled
 from trainwright.plan.memory.operations import BACKWARD, DELETE, FORWARD_ALL, FORWARD_KEEP
 from trainwright.plan.memory.sizes import Sizes
 
-__all__ = ["EMPTY", "build_table", "find_slot", "path_to", "pop_heap", "push_heap", "search_plans"]
-
-EMPTY = np.int64(-1)
-
-
-@compiled
-def find_slot(keys: Ints, key: int) -> np.int64:
-    """Return where a key stands, or would stand, in an open table whose size is a power of two."""
-    mask = keys.size - 1
-    # Fibonacci hashing: the golden ratio spreads neighbouring keys over the table.
-    mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-    # The lowest bits of a product depend on few bits of the key: higher ones are taken.
-    place = np.int64(mixed >> np.uint64(20)) & mask
-    # Linear probing.
-    while keys[place] not in (EMPTY, key):
-        place = (place + 1) & mask
-    return place
-
-
-@compiled
-def push_heap(heap: Floats, nodes: Ints, size: int, value: float, node: int) -> int:
-    # Sift up: parents that are larger move down.
-    child = size
-    while child:
-        parent = (child - 1) >> 1
-        if heap[parent] <= value:
-            break
-        heap[child], nodes[child] = heap[parent], nodes[parent]
-        child = parent
-    heap[child], nodes[child] = value, node
-    return size + 1
-
-
-@compiled
-def pop_heap(heap: Floats, nodes: Ints, size: int) -> int:
-    """Remove the least entry, which the caller has read."""
-    size -= 1
-    value, node = heap[size], nodes[size]
-    # Sift the last entry down from the root: the smaller child moves up.
-    parent = 0
-    while True:
-        child = 2 * parent + 1
-        if child >= size:
-            break
-        if child + 1 < size and heap[child + 1] < heap[child]:
-            child += 1
-        if heap[child] >= value:
-            break
-        heap[parent], nodes[parent] = heap[child], nodes[child]
-        parent = child
-    heap[parent], nodes[parent] = value, node
-    return size
-
-
-@compiled
-def build_table(states: Ints, count: int, size: int) -> tuple[Ints, Ints]:
-    """Return a table of so many places with the first states in it: keys, and the number of each."""
-    table, holder = np.full(size, EMPTY), np.zeros(size, np.int64)
-    for each in range(count):
-        place = find_slot(table, states[each])
-        table[place], holder[place] = states[each], each
-    return table, holder
-
-
-@compiled
-def path_to(came: Ints, node: int) -> Ints:
-    """Return the steps [length, 3] from the first state to a node; a row of `came` is the parent and the step."""
-    length, at = 0, node
-    while at:
-        length, at = length + 1, came[at, 0]
-    steps, at = np.empty((length, 3), np.int64), node
-    while at:
-        length -= 1
-        steps[length] = came[at, 1:]
-        at = came[at, 0]
-    return steps
+__all__ = ["search_plans"]
 
 
 @compiled
@@ -158,43 +85,32 @@ def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -
     powers = np.ones(n + 2, np.int64)
     for i in range(1, n + 2):
         powers[i] = powers[i - 1] * base
-    capacity = 1024
-    states, cost, closed = np.zeros(capacity, np.int64), np.zeros(capacity), np.zeros(capacity, np.bool_)
-    came = np.zeros((capacity, 4), np.int64)  # parent, kind, stage, option
-    heap, nodes, size = np.zeros(capacity), np.zeros(capacity, np.int64), 0
     top = powers[n]  # state = digits + top * gradient; the digit of stage i has weight powers[i - 1]
-    states[0] = top * n
-    count = 1
-    # Open addressing needs many empty places to be fast: four for each state.
-    table, holder = build_table(states, count, 4 * capacity)
-    size = push_heap(heap, nodes, size, cheapest.sum(), 0)
+    start = top * n
+    # Of each state: its number, least cost, whether it is settled, and the parent, kind, stage and option it came by.
+    places, states, cost, closed, came = {start: 0}, [start], [0.0], [False], [(0, 0, 0, 0)]
+    heap = [(float(cheapest.sum()), 0)]
     digit = np.zeros(n + 1, np.int64)
     proven = 0.0
     # The least estimate in the heap is a lower bound of every plan, for the estimate is admissible.
-    while size:
-        proven, node = heap[0], nodes[0]
-        size = pop_heap(heap, nodes, size)
+    while heap:
+        proven, node = heapq.heappop(heap)
         # A state may stand in the heap several times; it is closed at its least cost, as the estimate is consistent.
         if closed[node]:
             continue
         closed[node] = True
         gradient = states[node] // top
         if gradient == 0:
-            return path_to(came, node), cost[node], cost[node]
-        if proven >= bound or count > limit:
+            # The way here, from its end.
+            seconds, at = cost[node], len(states)
+            steps = np.empty((at, 3), np.int64)
+            while node:
+                at -= 1
+                node, steps[at, 0], steps[at, 1], steps[at, 2] = came[node]
+            return steps[at:], seconds, seconds
+        if proven >= bound or len(states) > limit:
             break
         used, rest = _read_state(sizes, states[node] - top * gradient, gradient, powers, digit)
-        # Room for every neighbour of this state in the heap, the list of states and the hash table.
-        if size + 4 * n * base + 8 > heap.size:
-            heap = np.concatenate((heap, np.zeros(heap.size + 4 * n * base)))
-            nodes = np.concatenate((nodes, np.zeros(nodes.size + 4 * n * base, np.int64)))
-        if count + 4 * n * base + 8 > states.size:
-            more = states.size + 4 * n * base
-            states = np.concatenate((states, np.zeros(more, np.int64)))
-            cost, closed = np.concatenate((cost, np.zeros(more))), np.concatenate((closed, np.zeros(more, np.bool_)))
-            came = np.concatenate((came, np.zeros((more, 4), np.int64)))
-        if 2 * (count + 4 * n * base) > table.size:
-            table, holder = build_table(states, count, 4 * table.size)
         # The backward that can run now: where it frees as much as it takes, nothing is gained by waiting.
         alone = False
         if digit[gradient] > 1 and (gradient == 1 or digit[gradient - 1]):
@@ -219,15 +135,15 @@ def search_plans(sizes: Sizes, room: int, bound: float, base: int, limit: int) -
                     if reached + left >= bound:
                         continue
                     # Keep the state if it is new, or reached at a lower cost than before.
-                    place = find_slot(table, state)
-                    known = table[place] != EMPTY
-                    other = holder[place] if known else count
-                    if known and (closed[other] or cost[other] <= reached):
+                    other = places[state] if state in places else -1  # noqa: SIM401  numba's `get` may be None
+                    if other >= 0 and (closed[other] or cost[other] <= reached):
                         continue
-                    if not known:
-                        table[place], holder[place], states[other] = state, count, state
-                        count += 1
-                    cost[other] = reached
-                    came[other] = (node, kind, i, option)
-                    size = push_heap(heap, nodes, size, reached + left, other)
-    return np.empty((0, 3), np.int64), np.inf, min(proven, bound) if size else bound
+                    if other < 0:
+                        places[state] = other = len(states)
+                        states.append(state)
+                        cost.append(reached)
+                        closed.append(False)
+                        came.append((node, kind, i, option))
+                    cost[other], came[other] = reached, (node, kind, i, option)
+                    heapq.heappush(heap, (reached + left, other))
+    return np.empty((0, 3), np.int64), np.inf, min(proven, bound) if heap else bound

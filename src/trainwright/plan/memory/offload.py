@@ -33,7 +33,7 @@ import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.checkpointing import keep_all
+from trainwright.plan.memory.known_plans import keep_all
 from trainwright.plan.memory.operations import Link, Operation, operations_of, rows_of
 from trainwright.plan.memory.persistent import PlanNode, rows_of_nodes
 from trainwright.plan.memory.phases import HURRIES, anneal_all, phases_of, rates_of, save_everything

@@ -1,7 +1,6 @@
-"""Plans and their files: operations for one chain and what they should take; for compiled code a share of torch's."""
+"""Plans: operations for one chain and what they should take, and their files; for compiled code a share of torch's."""
 
 import json
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,14 +9,12 @@ from typing import Any, Literal
 from trainwright.errors import PlanMismatch
 from trainwright.files import read_json, write_text
 from trainwright.model.chain import Chain
-from trainwright.model.records import read_record
 from trainwright.plan.memory.operations import Link, Operation, parse_operation
 from trainwright.plan.memory.simulate import Simulation, simulate
 
 __all__ = ["SCHEMA", "CompiledPlan", "Compiler", "Plan"]
 
 SCHEMA = 1
-_COMPILED = "compiled memory plan", 2
 Compiler = Literal["inductor", "aot_eager"]
 
 
@@ -167,27 +164,3 @@ class CompiledPlan:
     def summary(self) -> dict[str, Any]:
         """The plan's numbers by name."""
         return asdict(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as a JSON object."""
-        return {"schema": _COMPILED[1], "kind": _COMPILED[0], **asdict(self)}
-
-    @classmethod
-    def from_json(cls, content: Any) -> "CompiledPlan":
-        """Return the plan that `to_json` has written; raise PlanMismatch for anything else."""
-        if not isinstance(content, Mapping) or (content.get("kind"), content.get("schema")) != _COMPILED:
-            raise PlanMismatch(
-                f"plan file: got no {_COMPILED[0]} of schema {_COMPILED[1]}; allowed: what CompiledPlan.save writes"
-            )
-        values = {name: content[name] for name in content if name not in {"kind", "schema"}}
-        return read_record(cls, values, "plan file", PlanMismatch)
-
-    def save(self, path: str | Path) -> None:
-        """Write the plan as a JSON file."""
-        write_text(path, "plan file", json.dumps(self.to_json(), indent=1) + "\n", error=PlanMismatch)
-
-    @classmethod
-    def load(cls, path: str | Path) -> "CompiledPlan":
-        """Read a plan from a JSON file."""
-        allowed = "a file that CompiledPlan.save wrote"
-        return cls.from_json(read_json(path, "plan file", allowed=allowed, error=PlanMismatch))

@@ -7,9 +7,8 @@ from typing import Literal, get_args
 from trainwright.errors import BudgetError, ChainError, InfeasibleBudget
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
-from trainwright.plan.memory.checkpointing import keep_all
 from trainwright.plan.memory.exact import SearchResult, solve_exact
-from trainwright.plan.memory.minimum_budget import lowest_plan, lowest_with_copies
+from trainwright.plan.memory.known_plans import keep_all, lowest_plan, lowest_with_copies
 from trainwright.plan.memory.offload import plan_offload
 from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
 from trainwright.plan.memory.persistent import solve_persistent

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.model.chain import Chain
-from trainwright.plan.memory.checkpointing import checkpointing_plans
+from trainwright.plan.memory.known_plans import checkpointing_plans
 from trainwright.plan.memory.persistent import PersistentTable
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes, plan_chain
 from trainwright.plan.memory.simulate import simulate

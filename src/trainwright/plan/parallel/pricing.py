@@ -21,7 +21,7 @@ from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.data import DataStrategy
 from trainwright.plan.parallel.strategies.pipeline import PipelineStages, PipelineStrategy, bubble_slots, stages_of
 from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad
-from trainwright.plan.pipeline.least_load import shortest_longest_parts
+from trainwright.plan.pipeline.partition import shortest_longest_parts
 
 __all__ = ["Pricer", "Prices"]
 

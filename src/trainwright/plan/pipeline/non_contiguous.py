@@ -19,10 +19,9 @@ import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
-from trainwright.plan.pipeline.partition import Cost
+from trainwright.plan.pipeline.partition import Cost, WeightBytes, stage_holding
 from trainwright.plan.pipeline.patterns import Pattern, PatternWork, least_period, one_forward_one_backward
 from trainwright.plan.pipeline.period import valid_period
-from trainwright.plan.pipeline.stage_memory import WeightBytes, stage_holding
 
 __all__ = ["PatternPlacement", "PlacedStage", "PlacementSearch", "place_contiguous", "place_madpipe"]
 

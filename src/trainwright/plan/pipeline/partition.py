@@ -1,8 +1,9 @@
 """Where to cut a chain into pipeline stages: the least load of the busiest stage or link, within each device's memory.
 
-The load of a part of `least_load` is that of its stage or of the link behind it, with the true number of micro-batches
-in flight: the stage that has p - 1 behind it holds min(p, m). O(L^2 P) given the loads. The load of a stage comes from
-one of three ways to train it:
+A(i, p), the best of layers i.. in p parts, is the least over ends j of the larger of the load of i..j-1 and
+A(j, p - 1); of equal choices the part that ends first (PipeDream, SOSP 2019). The load of a part is that of its stage
+or of the link behind it, with the true number of micro-batches in flight: the stage that has p - 1 behind it holds
+min(p, m). O(L^2 P) given the loads. The load of a stage comes from one of three ways to train it:
 
 - "none": nothing is recomputed;
 - "full": only the inputs of micro-batches in flight are held, everything is recomputed in the backward;
@@ -33,24 +34,149 @@ import numpy as np
 from numpy.typing import NDArray
 
 from trainwright.errors import PipelineError
+from trainwright.kernels import Floats, Ints
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.persistent import PersistentTable
 from trainwright.plan.memory.sizes import sizes_of
-from trainwright.plan.pipeline.least_load import Floats, Ints, least_load_partitions
-from trainwright.plan.pipeline.stage_memory import StageHolding, WeightBytes, stage_holding, weight_bytes
-from trainwright.plan.pipeline.stage_memory import input_bytes as received
-from trainwright.validators import check, integer
+from trainwright.validators import check, integer, one_of
 
 __all__ = [
+    "PATTERNS",
+    "PLANNED",
+    "SCHEDULES",
     "ChainPartition",
     "Cost",
     "RematerialisationTables",
+    "Schedule",
+    "StageHolding",
     "StagePart",
     "Way",
+    "WeightBytes",
+    "check_schedule",
     "cut_chain",
+    "in_flight",
+    "least_load_partitions",
     "parts_of",
+    "shortest_longest_parts",
+    "stage_bytes",
+    "stage_holding",
     "training_ways",
 ]
+
+Schedule = Literal["gpipe", "1f1b", "interleaved", "zero-bubble"]
+SCHEDULES = ("gpipe", "1f1b", "interleaved", "zero-bubble")
+PATTERNS = ("1f1b-star", "madpipe")
+"""Orders that are patterns of a period (1F1B*, MadPipe), which have placements of their own."""
+PLANNED = ("auto", *SCHEDULES, *PATTERNS)
+"""Schedules that a plan may be for."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WeightBytes:
+    """Copies of the parameters' bytes that a stage holds, and a divisor where others share them (ZeRO)."""
+
+    copies: float = 2.0
+    """Flush schedules 2 (weight and gradient), weight stashing 3; an optimizer adds its own (Adam 2 in fp32)."""
+    shared_by: int = 1
+
+
+def check_schedule(name: str, known: tuple[str, ...] = SCHEDULES) -> None:
+    """Raise PipelineError for an unknown schedule."""
+    check(name, one_of(*known), "schedule", PipelineError)
+
+
+def in_flight(schedule: str, *, stage: int, stages: int, microbatches: int) -> int:
+    """Return the micro-batches whose saved values a stage (from 0) holds at its worst, one chunk a stage."""
+    check_schedule(schedule)
+    return microbatches if schedule == "gpipe" else min(microbatches, stages - stage)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StageHolding:
+    """Bytes of a stage that recomputes nothing: always there, of each micro-batch in flight, while a backward runs."""
+
+    fixed: int
+    """Weights, and the buffers to receive and send on both borders (two each)."""
+    each: int
+    """Saved values and the input."""
+    temporary: int
+    """The largest temporaries of a backward, which stages of one device need one at a time."""
+
+
+def stage_holding(chain: Chain, first: int, last: int, *, weights: WeightBytes) -> StageHolding:
+    """Return what layers first..last (from 1) hold; the loss is one more layer."""
+    layers = chain.steps[first - 1 : last]
+    borders = 2 * (input_bytes(chain, first) + (layers[-1].output_bytes if last < len(chain.stages) else 0))
+    return StageHolding(
+        fixed=weight_bytes(chain, first, last, weights) + borders,
+        each=sum(layer.saved_bytes for layer in layers) + input_bytes(chain, first),
+        temporary=max(0, *(layer.backward_temporary_bytes for layer in layers)),
+    )
+
+
+def stage_bytes(chain: Chain, first: int, last: int, *, flying: int, weights: WeightBytes) -> int:
+    """Return the peak bytes of layers first..last (from 1) with `flying` micro-batches, nothing recomputed."""
+    held = stage_holding(chain, first, last, weights=weights)
+    return held.fixed + flying * held.each + held.temporary
+
+
+def weight_bytes(chain: Chain, first: int, last: int, weights: WeightBytes) -> int:
+    """Return the bytes of parameters, gradients and optimizer state of layers first..last."""
+    parameters = sum(layer.parameter_bytes for layer in chain.steps[first - 1 : last])
+    return int(-(-weights.copies * parameters // weights.shared_by))
+
+
+def input_bytes(chain: Chain, first: int) -> int:
+    """Return the bytes that the stage that begins at a layer receives; none for the first, whose input is loaded."""
+    return chain.steps[first - 2].output_bytes if first > 1 else 0
+
+
+BestEnds = Callable[[Floats, int], tuple[Floats, Ints]]
+"""From A(., p - 1) [items + 1] and p to A(., p) and the end of the first of these parts, by where it begins."""
+
+
+def least_load_partitions(length: int, most: int, best_ends: BestEnds) -> list[tuple[float, list[int]]]:
+    """Return for 1, 2, ... `most` parts of so many items the load of the busiest (inf if none fits), and all ends."""
+    rest = np.full(length + 1, np.inf)
+    rest[length] = 0.0
+    chosen: list[Ints] = []
+    found = []
+    for parts in range(1, most + 1):
+        rest, ends = best_ends(rest, parts)
+        chosen.append(ends)
+        # Follow the choices from the first item: with fewer and fewer parts left.
+        place = 0
+        path: list[int] = []
+        for each in reversed(chosen):
+            place = int(each[place])
+            path.append(place)
+        found.append((float(rest[0]), path))
+    return found
+
+
+def shortest_longest_parts(seconds: Floats, most: int) -> list[Ints]:
+    """Return for 1, 2, ... `most` parts where each ends, so that the longest is shortest; of equal ones the last cuts.
+
+    The items are gone through backwards, so that the part that ends first is the last; n^2 steps a part.
+    """
+    length = len(seconds)
+    before = np.concatenate([[0.0], np.cumsum(seconds)])
+    # Seconds of items i..j-1 at [i, j]; a part has at least one item.
+    spans = np.where(np.tri(length + 1, dtype=np.bool_).T, before[None, :] - before[:, None], np.inf)
+    np.fill_diagonal(spans, np.inf)
+    # The same of the reversed row: its items i..j-1 are n-j..n-i-1 of the row as it is.
+    backwards = spans[::-1, ::-1].T
+
+    def best_ends(rest: Floats, _: int) -> tuple[Floats, Ints]:
+        largest = np.maximum(rest[None, :], backwards)
+        ends = np.argmin(largest, axis=1)
+        return largest[np.arange(length + 1), ends], ends
+
+    return [
+        np.array([*(length - end for end in reversed(ends[:-1])), length], dtype=np.int64)
+        for _, ends in least_load_partitions(length, most, best_ends)
+    ]
+
 
 _SLOTS = 120
 Way = Literal["none", "full", "planned"]
@@ -199,13 +325,13 @@ def training_ways(
     def full(first: int, last: int, flying: int) -> float:
         held, seconds, again = stage(first, last)
         # The micro-batch in work has everything saved, the others their inputs alone.
-        needed = held.fixed + held.each + held.temporary + (flying - 1) * received(chain, first)
+        needed = held.fixed + held.each + held.temporary + (flying - 1) * input_bytes(chain, first)
         return seconds + again if needed <= memory_bytes else math.inf
 
     def room(first: int, last: int, flying: int) -> int:
         """Return what is left of the memory for the saved values of all micro-batches in flight."""
-        borders = 2 * (received(chain, first) + (chain.stages[last - 1].output_bytes if last < layers else 0))
-        held = flying * received(chain, first) + weight_bytes(chain, first, end_of(last), weights)
+        borders = 2 * (input_bytes(chain, first) + (chain.stages[last - 1].output_bytes if last < layers else 0))
+        held = flying * input_bytes(chain, first) + weight_bytes(chain, first, end_of(last), weights)
         return memory_bytes - borders - held
 
     # What recomputes just enough comes from one table over the whole chain.

@@ -48,11 +48,6 @@ class Pattern:
     """Of gradients, over the same links."""
     backward_starts: tuple[float, ...]
 
-    @property
-    def latency_seconds(self) -> float:
-        """From a micro-batch's first forward to the end of its last backward."""
-        return self.backward_starts[0] + self.works[0].backward_seconds - self.forward_starts[0]
-
     def orders(self, microbatches: int) -> list[list[tuple[str, int, int]]]:
         """Return by device the forwards and backwards (kind, stage, micro-batch) of a step, in their order.
 

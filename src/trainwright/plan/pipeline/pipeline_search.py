@@ -22,13 +22,17 @@ from trainwright.plan.pipeline.non_contiguous import (
     place_madpipe,
 )
 from trainwright.plan.pipeline.partition import (
+    PATTERNS,
     ChainPartition,
     Cost,
     RematerialisationTables,
     StagePart,
     Way,
+    WeightBytes,
     cut_chain,
+    in_flight,
     parts_of,
+    stage_holding,
     training_ways,
 )
 from trainwright.plan.pipeline.patterns import (
@@ -39,7 +43,6 @@ from trainwright.plan.pipeline.patterns import (
     one_forward_one_backward,
 )
 from trainwright.plan.pipeline.schedules import Orders, PipelineTimeline, deep_orders, orders_of, simulate_orders
-from trainwright.plan.pipeline.stage_memory import PATTERNS, WeightBytes, in_flight, stage_holding
 
 __all__ = ["PipelineCandidate", "PipelineProblem"]
 

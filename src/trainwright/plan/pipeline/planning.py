@@ -8,10 +8,16 @@ from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.model.chain import Chain, Option, Stage
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.pipeline.non_contiguous import PatternPlacement
-from trainwright.plan.pipeline.partition import ChainPartition, Way
+from trainwright.plan.pipeline.partition import (
+    PATTERNS,
+    PLANNED,
+    ChainPartition,
+    WeightBytes,
+    check_schedule,
+    stage_bytes,
+)
 from trainwright.plan.pipeline.pipeline_search import PipelineProblem
 from trainwright.plan.pipeline.schedules import PipelineTimeline
-from trainwright.plan.pipeline.stage_memory import PATTERNS, PLANNED, WeightBytes, check_schedule, stage_bytes
 
 __all__ = ["PipelinePlan", "plan_pipeline"]
 
@@ -22,8 +28,6 @@ class PipelinePlan:
 
     partition: ChainPartition
     """That of the schedule: interleaved has two stages a device, under MadPipe one device may have several."""
-    alternatives: dict[Way, ChainPartition | None] = field(repr=False)
-    """The partitions of least load for each way to train."""
     timelines: dict[str, PipelineTimeline] = field(repr=False)
     """By schedule, the least step found in the memory; those that do not fit are absent."""
     schedule: str
@@ -126,10 +130,8 @@ def plan_pipeline(
     plain = tuple(
         stage_bytes(chain, part.first, part.last, flying=part.flying, weights=weights) for part in partition.parts
     )
-    kinds: tuple[Way, ...] = ("none", "full", "planned")
     return PipelinePlan(
         partition=partition,
-        alternatives={way: problem.cut(memory_bytes, way) for way in kinds},
         timelines={name: each.timeline for name, each in found.items()},
         placements={name: each.placement for name, each in found.items() if each.placement is not None},
         schedule=chosen,

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trainwright.errors import PipelineError
-from trainwright.plan.pipeline.stage_memory import check_schedule, in_flight
+from trainwright.plan.pipeline.partition import check_schedule, in_flight
 from trainwright.validators import check, integer
 
 __all__ = [
@@ -40,11 +40,10 @@ class PipelineTrace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineTimeline:
-    """A step: its runs by device, its time, and the most chunks' worth of saved values that each device held."""
+    """A step: its runs by device, and its time."""
 
     runs: tuple[tuple[PipelineTrace, ...], ...]
     seconds: float
-    held: tuple[int, ...]
 
     @property
     def busy_share(self) -> float:
@@ -216,13 +215,4 @@ def _place_run(
             break
         if not moved:
             raise PipelineError("schedule: got orders in which every device waits for another")
-    # Saved values are held from the forward to the last part of the backward.
-    last = "W" if any(run.kind == "W" for lane in lanes for run in lane) else "B"
-    held = []
-    for lane in lanes:
-        now = highest = 0
-        for each in lane:
-            now += (each.kind == "F") - (each.kind == last)
-            highest = max(highest, now)
-        held.append(highest)
-    return PipelineTimeline(runs=tuple(map(tuple, lanes)), seconds=max(free), held=tuple(held))
+    return PipelineTimeline(runs=tuple(map(tuple, lanes)), seconds=max(free))

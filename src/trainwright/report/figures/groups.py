@@ -13,7 +13,6 @@ from trainwright.errors import EnsembleError, SearchError
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.ensembles import disagreement_figure, ensemble_front, reliability_figure
 from trainwright.report.figures.figure import Figure
-from trainwright.report.figures.forecast import forecast_figure, read_search_plan
 from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.report.figures.learning_curves import learning_curves
 from trainwright.report.figures.objectives import hypervolume_figure, trade_offs
@@ -130,11 +129,6 @@ def _draw_ensembles(source: FigureSource) -> DrawnGroup:
     return DrawnGroup(figures=[ensemble_front(found), *draw_ensemble_report(found.report)], ensemble=found)
 
 
-def _draw_forecast(source: FigureSource) -> DrawnGroup:
-    plan = None if source.directory is None else read_search_plan(source.directory)
-    return _collect_figures(forecast_figure(source.overview, plan))
-
-
 def _draw_workers(source: FigureSource) -> DrawnGroup:
     return _collect_figures(utilisation(source.overview))
 
@@ -146,7 +140,6 @@ GROUPS: Mapping[str, FigureGroup] = {
     "importance": FigureGroup(heading="Which parameters matter", draw=_draw_importance),
     "parallel": FigureGroup(heading="Parameters and results", draw=_draw_parallel),
     "ensembles": FigureGroup(heading="Ensembles", draw=_draw_ensembles),
-    "plans": FigureGroup(heading="Forecast of the search", draw=_draw_forecast),
     "workers": FigureGroup(heading="Workers over time", draw=_draw_workers),
 }
 """By name, in the order of the report."""

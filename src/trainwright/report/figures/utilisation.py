@@ -1,25 +1,21 @@
-"""Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy.
-
-The figure is the same for a study that ran and for one that was simulated.
-"""
+"""Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy."""
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.engine.simulated.record import SimulatedStudy
 from trainwright.ledger import TrialState
 from trainwright.ledger.trials import Lease
 from trainwright.report.figures.figure import Figure, Json, axis, draw_lines, draw_trace, layout, rounded
 from trainwright.report.formatting import count, duration, escape, time_unit
 from trainwright.report.overview import Overview
 
-__all__ = ["simulated_utilisation", "utilisation"]
+__all__ = ["utilisation"]
 
-_MOST_BARS, _MOST_SIMULATED, _MOST_SLOTS, _BINS, _LABELLED = 1500, 6000, 64, 300, 150
+_MOST_BARS, _MOST_SLOTS, _BINS, _LABELLED = 1500, 64, 300, 150
 _COLOURS = {
     "complete": "--blue",
     "stopped early": "--sky",
@@ -28,8 +24,6 @@ _COLOURS = {
     "interrupted": "--orange",
     "silent": "--muted",
 }
-_ENDS = {"full": "complete", "stopped": "stopped early", "failed": "failed", "node lost": "failed", "stalled": "silent"}
-"""How runs of simulated trials ended that did not go on later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,34 +56,17 @@ def utilisation(overview: Overview) -> Figure | None:
         lines = "line is a break" if len(clock.breaks) == 1 else f"lines are {len(clock.breaks)} breaks"
         away = f" The dotted {lines} in which nothing ran, {duration(seconds)} in all, left out here."
     slots = _sort_slots({run.slot for run in runs})
-    figure = _draw_runs(runs, slots, total, word=word, most=_MOST_BARS, breaks=clock.breaks.tolist())
-    title = "Workers" if word == "slot" else "Devices"
-    return replace(figure, title=title, caption=figure.caption + away)
-
-
-def simulated_utilisation(name: str, title: str, devices: int, study: SimulatedStudy) -> Figure | None:
-    """Return the figure of a simulated study on a cluster of so many devices; None if nothing ran."""
-    runs = [
-        _Run(hold.trial, str(device), hold.start, hold.end, _ENDS.get(hold.why, "interrupted"))
-        for hold in study.gantt
-        for device in hold.block
-    ]
-    if not runs:
-        return None
-    slots = [str(device) for device in range(devices)]
-    figure = _draw_runs(runs, slots, study.makespan_seconds, word="device", most=_MOST_SIMULATED)
-    full = f"{study.full:,} of {count(study.trials, 'trial')} had the whole length."
-    return replace(figure, name=name, title=title, caption=f"{figure.caption} {full}")
+    return _draw_runs(runs, slots, total, word=word, breaks=clock.breaks.tolist(), away=away)
 
 
 def _draw_runs(
-    runs: list[_Run], slots: list[str], total: float, *, word: str, most: int, breaks: Sequence[float] = ()
+    runs: list[_Run], slots: list[str], total: float, *, word: str, breaks: Sequence[float], away: str
 ) -> Figure:
-    """Return bars of runs on slots over `total` seconds, or a map of shares where they are more than `most`."""
+    """Return bars of runs on slots over `total` seconds, or a map of shares where there are too many."""
     unit, per = time_unit(total)
     busy = _busy_shares(runs, slots, total)
     # Bars by the thousand can neither be read nor drawn quickly.
-    many = len(runs) > most or len(slots) > _MOST_SLOTS
+    many = len(runs) > _MOST_BARS or len(slots) > _MOST_SLOTS
     height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
     whole = height + 200
     # The line below has a fixed height in pixels, so its share of the plot depends on the number of rows.
@@ -104,9 +81,9 @@ def _draw_runs(
     started = len({(run.trial, run.start) for run in runs})
     return Figure(
         name="utilisation",
-        title="",
+        title="Workers" if word == "slot" else "Devices",
         caption=f"{count(started, 'run')} on {count(len(slots), word)} in {duration(total)}: {what}. On average "
-        f"{busy.mean():.0%} of the {word}s were busy (line below).",
+        f"{busy.mean():.0%} of the {word}s were busy (line below).{away}",
         data=[*([_draw_map(busy, total / per)] if many else _draw_bars(runs, per)), _draw_line(busy, total / per)],
         layout=layout(
             bargap=0.25,

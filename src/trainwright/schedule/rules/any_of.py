@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from trainwright.errors import ScheduleError
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
+    Clone,
     Continue,
     Event,
     Index,
@@ -18,6 +19,8 @@ from trainwright.schedule.rules.promotion_rule import (
     Verdict,
     Wait,
 )
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 
 __all__ = ["AnyOf"]
 
@@ -46,6 +49,20 @@ class AnyOf(PromotionRule):
     def promotes(self) -> bool:
         """If either rule does."""
         return self.first.promotes or self.second.promotes
+
+    @property
+    def clones(self) -> bool:
+        """If the first does, which hands out free devices."""
+        return self.first.clones
+
+    def check_space(self, space: Space) -> None:
+        """Refuse what either refuses."""
+        self.first.check_space(space)
+        self.second.check_space(space)
+
+    def clone_of(self, space: Space, parent: Configuration, *, seed: int, number: int) -> Configuration:
+        """Ask the first rule."""
+        return self.first.clone_of(space, parent, seed=seed, number=number)
 
     def check(self, objectives: int, trials: int | None = None) -> None:
         """Refuse what either refuses, and a second rule that pauses: nobody would promote those trials."""
@@ -76,7 +93,7 @@ class AnyOf(PromotionRule):
                     return verdict
         return next((v for v in verdicts if isinstance(v, Continue) and v.reason is not None), CONTINUE)
 
-    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:
+    def on_free(self, index: Index, view: RuleView) -> Promote | New | Clone | Wait:
         """Ask the first rule."""
         return self.first.on_free(index[0], view)
 

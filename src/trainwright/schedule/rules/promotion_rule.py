@@ -7,10 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from trainwright.errors import ScheduleError
+from trainwright.space import Space
+from trainwright.space.configuration import Configuration
 
 __all__ = [
     "CONTINUE",
     "WAIT",
+    "Clone",
     "Continue",
     "Ended",
     "Event",
@@ -43,12 +46,22 @@ class Opened:
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Clone:
+    """Start a new trial from the newest checkpoint of `parent`, in the place of `replaces`, which has ended."""
+
+    parent: int
+    replaces: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """A trial runs, for the first time or again."""
+    """A trial runs, for the first time or again; a `clone` began from its parent's checkpoint of `epoch`."""
 
     trial: int
     at_seconds: float = 0.0
+    clone: Clone | None = None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -199,6 +212,11 @@ class PromotionRule:
         """Whether reports between those of `next_epoch` count as well; if not, a simulation may leave them out."""
         return True
 
+    @property
+    def clones(self) -> bool:
+        """Whether it may answer `Clone`: trials then need checkpoints, and the study a folder."""
+        return False
+
     def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- for others that need it
         """Refuse a study of so many objectives, or of so few trials, that the rule cannot judge them.
 
@@ -209,6 +227,13 @@ class PromotionRule:
                 f"{type(self).__name__} compares trials by one objective, the study has {objectives}; "
                 "give the study one objective, or use MultiObjectiveASHA or FixedEpochs"
             )
+
+    def check_space(self, space: Space) -> None:
+        """Refuse a space that the rule can do nothing with."""
+
+    def clone_of(self, space: Space, parent: Configuration, *, seed: int, number: int) -> Configuration:  # noqa: ARG002
+        """Return the configuration of a clone, trial `number` of the study with this seed."""
+        return parent
 
     def empty(self) -> Index:
         """Return the index of a study without events; None if there is nothing to remember, of any."""
@@ -222,7 +247,7 @@ class PromotionRule:
         """Judge a trial whose report has just been folded."""
         return CONTINUE
 
-    def on_free(self, index: Index, view: RuleView) -> Promote | New | Wait:  # noqa: ARG002 -- likewise
+    def on_free(self, index: Index, view: RuleView) -> Promote | New | Clone | Wait:  # noqa: ARG002 -- likewise
         """Say what to do with free devices: start a new trial if the budget allows one."""
         return New() if view.remaining > 0 else WAIT
 

@@ -49,9 +49,6 @@ class Moves:
         codes = np.where(self._choice, self._points, 0)
         self._code_columns = np.repeat(np.arange(len(codes)), codes)
         self._codes = np.concatenate([np.arange(code) for code in codes])
-        grid = np.linspace(0.0, 1.0, 33)[:, None].repeat(len(codes), axis=1)
-        evenly = np.where(self._choice, np.minimum(np.floor(grid * self._points), self._points - 1), grid)
-        self._priors = not np.array_equal(space.quantile(grid), evenly)
 
     def candidates(
         self, generator: np.random.Generator, good: Array, count: int, draw: Callable[..., Array] | None = None
@@ -64,7 +61,7 @@ class Moves:
         """
         # Half draws from the space, a quarter mutations, a quarter crossovers of good rows.
         quarter, d = count // 4, self.space.dimension
-        even = count // _EVEN if self._priors or draw is not None else 0
+        even = count // _EVEN if self.space.has_priors or draw is not None else 0
         drawn = (draw or self.space.sample)(generator, count - 2 * quarter - even)
         mutants = good[generator.integers(min(10, len(good)), size=quarter)]
         pairs = good[generator.integers(min(20, len(good)), size=(2, quarter))]

@@ -39,6 +39,7 @@ Array = NDArray[np.float64]
 Pending = Literal["exclude", "ignore"]
 
 _DRAWS = 16  # of a mixture, of which the first new one is taken
+_CROWDING = 0.5  # of the trials under way: up to so many of the best candidates are left to them
 _PERIOD = 10  # trials after which kappa starts again
 
 
@@ -47,6 +48,7 @@ class ConfidenceBound(Acquisition):
 
     def __init__(self, space: Space, forest: "Forest", kappas: Array) -> None:
         self._space, self._forest, self.appetites = space, forest, kappas
+        self.crowding = _CROWDING
 
     def predict(self, rows: Array) -> Array:
         """Return mean and deviation [2, rows] at full fidelity."""
@@ -120,6 +122,7 @@ class ForestSearcher(BayesianSearcher):
             bound.draw = recalled.mixture.draw
         known = view.tried
         if self.pending == "ignore":
+            bound.crowding = 0.0
             known = known - set(view.space.row_keys(view.pending))
         rows = self._choose(view, bound, numbers, known, taken)
         return [

@@ -7,7 +7,7 @@ L-BFGS. Pending trials are believed at the posterior mean, which leaves the mean
 Several objectives have a process each, and every trial its own linear scalarisation of them (arXiv 2309.14936).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple, cast
 
@@ -21,7 +21,7 @@ from trainwright.search.bayes.loop import BayesianSearcher, add_penalties, draw_
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
-from trainwright.validators import integer
+from trainwright.validators import integer, number
 
 __all__ = ["GaussianProcessSearcher"]
 
@@ -31,6 +31,8 @@ Places = NDArray[np.intp]
 _LOWEST, _FENCE = -100.0, 1.5  # losses are clipped so many interquartile ranges from median and third quartile
 _POWERS = np.linspace(-3.0, 3.0, 49)
 _GROWTH, _GROWTHS = 16, 10  # hyperparameters are fitted anew after n / 16 more rows, at most max_rows / 10
+_PRIOR = 10.0  # results up to which a prior counts in full or more: its power falls as 10 / n
+_LEAST = -14.0  # logarithm of the least density of a prior that counts
 _BEST = 0.5  # of the rows that a crowded rung may keep: the best
 
 
@@ -47,14 +49,16 @@ class GaussianProcessSearcher(BayesianSearcher):
     """Propose where Gaussian processes expect the most improvement.
 
     Handles conditions, requirements, several objectives, intermediate values (a row for each rung that a trial reached,
-    with a column z, asked at z = 1), failures (as the worst result) and pending trials. An ask costs O(candidates *
-    n^2) for n rows, of which at most `max_rows` are kept: all of the highest rungs, below them the best and an even
-    sample.
+    with a column z, asked at z = 1), failures (as the worst result) and pending trials. What is gained counts times the
+    priors' density to the power 10 / results (Hvarfner et al., arXiv 2204.11051), divided by the expected seconds to
+    the power `cost`; a trial of no known cost, or of zero, counts as a typical one. An ask costs O(candidates * n^2)
+    for n rows, of which at most `max_rows` are kept: all of the highest rungs, below them the best and an even sample.
     """
 
     name: ClassVar[str] = "gp"
 
     max_rows: Annotated[int, integer(minimum=20), "rows that the process holds"] = 500
+    cost: Annotated[float, number(minimum=0, maximum=1), "power of the seconds that gains are divided by"] = 0.0
 
     def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
         """Choose one after the other, each believed at its posterior mean before the next."""
@@ -64,17 +68,19 @@ class GaussianProcessSearcher(BayesianSearcher):
         places, posteriors = self._posteriors(view, embedding)
         # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
         # as the forest does, found less on learning curves (`benchmarks/fidelity/run.py`).
-        targets = _make_targets(view.outcomes[places], view.bounds, view.objectives)
-        improvement = Improvement(view.space, embedding, posteriors, targets, weights)
+        targets = self._make_targets(view, places)
+        factor = self._make_factor(view, embedding, posteriors[-1], targets[-1], places)
+        m = view.objectives
+        improvement = Improvement(view.space, embedding, posteriors[:m], targets[:m], weights, factor=factor)
         # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
         improvement.good = good_rows(view, places[np.argsort(improvement.means, kind="stable")])
         mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
         proposals = []
-        for number in numbers:
-            [row] = self._choose(view, improvement, [number], view.tried, taken)
+        for trial in numbers:
+            [row] = self._choose(view, improvement, [trial], view.tried, taken)
             improvement.believe(row[None, :])
-            proposals.append(propose(view, row, number, searcher=self.name, **mix))
+            proposals.append(propose(view, row, trial, searcher=self.name, **mix))
         return proposals
 
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
@@ -93,8 +99,8 @@ class GaussianProcessSearcher(BayesianSearcher):
         places = np.concatenate([first, np.arange(size, view.count)])
         points = embedding(view.rows[places], view.progress[places])
         if known is None or not _begins(points, known.posteriors[0].points):
-            y = _make_targets(view.outcomes[first], view.bounds, view.objectives)
-            generators = [rng(view.seed, "fit", size, j) for j in range(view.objectives)]
+            y = self._make_targets(view, first)
+            generators = [rng(view.seed, "fit", size, j) for j in range(len(y))]
             begun = points[: len(first)]
             fitted = [fit(begun, embedding.owners, y[j], generator) for j, generator in enumerate(generators)]
             posteriors = [Posterior.of(found, begun, embedding.owners) for found in fitted]
@@ -105,11 +111,46 @@ class GaussianProcessSearcher(BayesianSearcher):
         view.memo[self] = _Known(state, first, posteriors)
         return places, posteriors
 
+    def _make_targets(self, view: SearchView, places: Places) -> Array:
+        """Return the targets of told rows: those of each objective, then, if costs count, that of the cost."""
+        y = _make_targets(view.outcomes[places], view.bounds, view.objectives)
+        return np.concatenate([y, _scale_costs(view.costs[places])[0][None, :]]) if self.cost else y
+
+    def _make_factor(
+        self, view: SearchView, embedding: Embedding, costs: Posterior, targets: Array, places: Places
+    ) -> Callable[[Array], Array] | None:
+        """Return what gives the logarithm of the prior^(10 / n) / seconds^cost at rows; None if that is always 0."""
+        share = _PRIOR / max(1, view.count_results) if view.space.has_priors else 0.0
+        if not share and not self.cost:
+            return None
+        alpha = costs.coefficients(targets)
+        slope = self.cost * _scale_costs(view.costs[places])[1] if self.cost else 0.0
+
+        def factor(rows: Array) -> Array:
+            found = share * np.maximum(view.space.log_density(rows), _LEAST) if share else np.zeros(len(rows))
+            if slope:
+                found -= slope * (alpha @ costs.between(costs.points, embedding(rows)))
+            return found
+
+        return factor
+
 
 def _make_targets(losses: Array, bounds: Array, objectives: int) -> Array:
     """Return targets [objectives, rows] of losses [rows, objectives and constraints], broken bounds added to each."""
     pairs = [_standardised(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
     return add_penalties(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
+
+
+def _scale_costs(costs: Array) -> tuple[Array, float]:
+    """Return the logarithms of costs with mean 0 and deviation 1, 0 where none is known, and their deviation."""
+    known = np.isfinite(costs)
+    if not known.any():
+        return np.zeros(len(costs)), 0.0
+    logs = np.log(costs[known])
+    deviation = float(logs.std())
+    y = np.zeros(len(costs))
+    y[known] = (logs - logs.mean()) / (deviation or 1.0)
+    return y, deviation
 
 
 def _standardised(losses: Array, bound: float) -> tuple[Array, float]:

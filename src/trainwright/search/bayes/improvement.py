@@ -4,7 +4,7 @@ log EI = log h((best - mean) / deviation) + log deviation, h(u) = pdf(u) + u cdf
 (arXiv 2310.20708) that keeps its digits far below zero.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ __all__ = ["Improvement", "expected_improvement", "log_h"]
 Array = NDArray[np.float64]
 
 _STEPS = 20  # of a climb
+_STEP = 1e-5  # of a unit, for a slope
 _MARGIN = 0.1  # of the noise's deviation: an improvement below it would not be seen
 _BELIEVED = 1e-6  # noise of what is believed
 _FAR = -1.0  # below it, h is written as a difference of what would cancel
@@ -28,15 +29,26 @@ _HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
 
 
 class Improvement(Acquisition):
-    """The acquisition of one ask: posteriors of the objectives, their targets and weights, and rows believed in."""
+    """The acquisition of one ask: posteriors of the objectives, their targets and weights, and rows believed in.
+
+    `factor` gives the logarithm [rows] of what the improvement at rows is multiplied by.
+    """
 
     neighbours: ClassVar[float] = 0.5
     climbers: ClassVar[int] = 3
 
     def __init__(
-        self, space: Space, embedding: Embedding, posteriors: Sequence[Posterior], targets: Array, weights: Array
+        self,
+        space: Space,
+        embedding: Embedding,
+        posteriors: Sequence[Posterior],
+        targets: Array,
+        weights: Array,
+        *,
+        factor: Callable[[Array], Array] | None = None,
     ) -> None:
         self._space = space
+        self._factor = factor
         self._embedding = embedding
         self._posteriors = list(posteriors)
         self._weights = weights
@@ -65,7 +77,8 @@ class Improvement(Acquisition):
         """Return the logarithm of the expected improvement [1, rows]."""
         mean, variance = self._predict(self._embedding(rows))
         deviation = np.sqrt(variance)
-        return np.asarray(log_h((self._best - mean) / deviation) + np.log(deviation))[None, :]
+        scores = log_h((self._best - mean) / deviation) + np.log(deviation)
+        return np.asarray(scores if self._factor is None else scores + self._factor(rows))[None, :]
 
     def score(self, predicted: Array, appetite: float) -> Array:  # noqa: ARG002 -- there is but one
         """Return the negated logarithms."""
@@ -87,7 +100,7 @@ class Improvement(Acquisition):
             if not len(columns):
                 continue
             found = minimize(
-                self._descent, row[columns], args=(point.copy(), places), jac=True, method="L-BFGS-B",
+                self._descent, row[columns], args=(point.copy(), places, row, columns), jac=True, method="L-BFGS-B",
                 bounds=[(0.0, 1.0)] * len(columns), options={"maxiter": _STEPS},
             )  # fmt: skip
             latent = row.copy()
@@ -97,7 +110,9 @@ class Improvement(Acquisition):
             return rows[:0]
         return make_legal(self._space, np.array(climbed), generator)
 
-    def _descent(self, units: Array, point: Array, places: NDArray[np.intp]) -> tuple[float, Array]:
+    def _descent(
+        self, units: Array, point: Array, places: NDArray[np.intp], row: Array, columns: NDArray[np.intp]
+    ) -> tuple[float, Array]:
         """Return minus the score and its gradient by some units of a point."""
         from scipy.special import log_ndtr
 
@@ -117,7 +132,16 @@ class Improvement(Acquisition):
         value = float(log_h(np.array([u]))[0])
         rise = float(np.exp(log_ndtr(u) - value))  # of log h, by u
         gradient = rise * (-slope - u * spread) / deviation + spread / deviation
-        return -(value + float(np.log(deviation))), -gradient
+        value += float(np.log(deviation))
+        if self._factor is not None:
+            # It has no gradient of its own: one small step along each column.
+            rows = np.repeat(row[None, :], len(units) + 1, axis=0)
+            rows[:, columns] = units
+            rows[np.arange(len(units)), columns] += _STEP
+            *stepped, here = self._factor(rows)
+            value += float(here)
+            gradient += (np.array(stepped) - here) / _STEP
+        return -value, -gradient
 
     def _predict(self, points: Array) -> tuple[Array, Array]:
         mean, variance = np.zeros(len(points)), np.zeros(len(points))

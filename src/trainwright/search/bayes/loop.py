@@ -45,6 +45,7 @@ class Acquisition(ABC):
     draw: Callable[[np.random.Generator, int], Array] | None = None  # instead of the space's own draws
     neighbours: ClassVar[float] = 1.0  # of the candidates: so many neighbours a round, at most
     climbers: ClassVar[int] = 0  # best rows that climb
+    crowding: float = 0.0  # of the trials under way: up to so many of the best rows are left to them
 
     @abstractmethod
     def predict(self, rows: Array) -> Array:
@@ -123,8 +124,12 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         if acquisition.climbers:
             best = least_places(acquisition.score(predicted, float(appetites[0])), acquisition.climbers)
             rows, predicted = _extend(acquisition, rows, predicted, acquisition.climb(rows[best], generator))
+        # Trials that are under way were proposed from much the same results: all would crowd around the same best row.
+        crowd = acquisition.crowding * rng(view.seed, "crowd", numbers[0]).random(len(numbers))
         if len(numbers) == 1:
-            place = find_new(view, rows, acquisition.score(predicted, float(appetites[0])), known, taken)
+            scores = acquisition.score(predicted, float(appetites[0]))
+            scores[least_places(scores, int(crowd[0] * len(view.pending)))] = np.inf
+            place = find_new(view, rows, scores, known, taken)
             return (rows[place] if place is not None else draw_new(view, numbers[0], taken, "last"))[None, :]
         # A batch takes the best row for each appetite in turn, among those that are neither known nor taken.
         keys = view.space.row_keys(rows)

@@ -20,6 +20,7 @@ from trainwright.study.driver.budget import Budget, TeamSettings
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
 from trainwright.study.driver.gc_freeze import gc_frozen
 from trainwright.study.driver.heartbeat import Heartbeat
+from trainwright.study.driver.inheritance import check_folder, hand_over
 from trainwright.study.driver.leaving import Leaving
 from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.trial_queue import TrialQueue
@@ -31,6 +32,7 @@ from trainwright.train.assignment import Assignment
 __all__ = ["Driver"]
 
 _POLL_SECONDS = 0.5
+_PATIENCE_SECONDS = 5.0
 _WATCH_SECONDS = 1.0
 _HOPELESS, _ALIKE = 10, 2
 """So many failures without one success end a run, or as many as trials run if that is more; or so many alike."""
@@ -74,6 +76,7 @@ class Driver:
         self._watched_at = time.monotonic()
         self._directory = None if log.directory is None else str(log.directory.resolve())
         self._failed_before = failed_numbers(log.state)  # in earlier runs: they say nothing of this one
+        self._patience = _POLL_SECONDS  # until the next look while there is nothing to do
         self._rejected = 0  # trials that a verdict never let start
         self._checkpoint_retry = RetryOnFullDisk(0.0 if self.team is None else self.team.give_up_seconds, say)
         self._checkpoint_retry.interrupted = log.retry.interrupted = lambda: self.leaving.signalled
@@ -86,6 +89,8 @@ class Driver:
         """
         rule = self.scheduler.rule
         rule.check(len(self.log.objectives), self.budget.trials)
+        rule.check_space(self.view.space)
+        check_folder(rule, self.log.directory)
         policy, slots, per_node = self.scheduler.policy, self.engine.slots, self.engine.slots_per_node
         if notice := policy.check(slots, per_node, rule):
             self.progress.say(notice)
@@ -219,6 +224,8 @@ class Driver:
             return
         trial = self.log.state.trials[number]
         self.progress.warn_of_repeat(trial, self.log.directory)
+        if trial.exploits is not None:
+            hand_over(self.log.directory, trial)
         self.allocator.runs[number] = TrialRun(lease=lease, block=block, since=time.monotonic(), before=before)
         assignment = Assignment(
             trial=number,
@@ -228,7 +235,8 @@ class Driver:
             max_epochs=self.scheduler.rule.max_epochs,
             metrics=tuple(objective.metric for objective in self.log.objectives),
             directory=self._directory,
-            reported_epoch=trial.epoch,
+            reported_epoch=max(trial.epoch, trial.saved_epoch if trial.exploits else 0),
+            begins_after=trial.exploits.epoch if trial.exploits else 0,
             saved_step=max((lease.step for lease in trial.leases.values()), default=0),
             start_devices=self.scheduler.policy.start,
         )
@@ -249,7 +257,7 @@ class Driver:
             return None
         trial = self.log.state.trials.get(number)
         # What is known of checkpoints now tells later whether the run began from one.
-        known = max(trial.checkpoints, default=0) if trial is not None else 0
+        known = trial.saved_epoch if trial is not None else 0
         devices = self.engine.devices(block)
         start = facts.started(number, lease, slot=self._slot_name(block), devices=devices, resumed_epoch=known)
         self.log.append(start if proposal is None else facts.begun(proposal, start))
@@ -433,6 +441,9 @@ class Driver:
     def _await_news(self) -> None:
         """Wait for what others do, and take over what they left if they are gone."""
         at = self.queue.ask_at
-        time.sleep(_POLL_SECONDS if at is None else min(_POLL_SECONDS, max(0.0, at - self.rule.seconds)))
+        time.sleep(self._patience if at is None else min(self._patience, max(0.0, at - self.rule.seconds)))
+        began = time.monotonic()
         self.log.refresh()
         self.queue.take_over(self.log.state.open)
+        # Many that wait on few cores leave these to those that still work.
+        self._patience = min(_PATIENCE_SECONDS, max(_POLL_SECONDS, self.log.pause(time.monotonic() - began)))

@@ -1,20 +1,23 @@
 """The queue of trials that wait for devices: interrupted before promoted before new ones."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from trainwright.errors import SpaceExhausted
 from trainwright.ledger import Record, Status, TrialState, facts
+from trainwright.ledger.trials import Exploit
 from trainwright.schedule import Pause, Promote, RuleView, Stop
 from trainwright.schedule.policies.allocation_policy import PendingTrial
-from trainwright.schedule.rules.promotion_rule import New, Wait
+from trainwright.schedule.rules.promotion_rule import Clone, New, Wait
 from trainwright.search import Searcher, SearchView
 from trainwright.search.searcher import Learner
 from trainwright.space.configuration import Configuration
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget
+from trainwright.study.driver.inheritance import put_by
 from trainwright.study.driver.progress import Progress
 from trainwright.study.projections import RuleProjection
 from trainwright.study.study_log import StudyLog
@@ -67,7 +70,7 @@ class TrialQueue:
 
     def waits(self) -> bool:
         """Whether there would be a new trial to start."""
-        return not (self.enough() or self.exhausted) and isinstance(self.rule.on_free(self.view()), New)
+        return not (self.enough() or self.exhausted) and isinstance(self.rule.on_free(self.view()), New | Clone)
 
     def next_trial(self, *, new: bool = True) -> PendingTrial | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
@@ -98,7 +101,7 @@ class TrialQueue:
         return None
 
     def _promoted_or_new(self, *, new: bool) -> int | None:
-        refused: Promote | New | None = None
+        refused: Promote | New | Clone | None = None
         while True:
             self._events_at_ask = self.rule.events
             answer = self.rule.on_free(self.view())
@@ -115,6 +118,9 @@ class TrialQueue:
                     return answer.trial
             elif not new or self.enough() or self.exhausted:
                 return None
+            elif isinstance(answer, Clone):
+                if (number := self._propose_clone(answer)) is not None:
+                    return number
             elif (proposal := self._propose_new(self.allowed())) is not None:
                 self._fresh[proposal[0]] = proposal[1]
                 return proposal[0]
@@ -154,7 +160,9 @@ class TrialQueue:
     def learn(self) -> None:
         """Let the searcher learn what has come, as long as there is time for it."""
         if isinstance(self.searcher, Learner):
+            began = time.monotonic()
             self.searcher.learn(self.searcher_view)
+            self.log.spend(time.monotonic() - began)
 
     def _propose_new(self, limit: int | None) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
@@ -166,6 +174,7 @@ class TrialQueue:
         if number is None:
             return None
         try:
+            self.learn()
             (configuration,) = self.searcher.ask(self.searcher_view, [number])
         except SpaceExhausted as end:
             claims.release([number])
@@ -176,6 +185,27 @@ class TrialQueue:
             claims.release([number])
             raise
         return number, configuration
+
+    def _propose_clone(self, answer: Clone) -> int | None:
+        """Write the proposal of a clone, whose parent's state is put by for it; None if another is quicker."""
+        log = self.log
+        # Of a team one makes it. Whoever had the claim before may have done so and died.
+        if not log.claims.take(f"clone/{answer.replaces}") or self.rule.on_free(self.view()) != answer:
+            return None
+        number = log.claims.number(self.allowed(), team=self.team)
+        if number is None:
+            return None
+        try:
+            parent, rule, space = log.state.trials[answer.parent], self.rule.rule, self.searcher_view.space
+            epoch = put_by(log.directory, parent, answer.replaces, number)
+            given = Configuration(params=parent.params, key=parent.key)
+            found = rule.clone_of(space, given, seed=log.state.seed, number=number)
+            proposal = replace(found, number=number, origin={"searcher": type(rule).__name__})
+            log.append(log.proposal(number, proposal, Exploit(answer.parent, epoch, answer.replaces)))
+        except BaseException:
+            log.claims.release([number])
+            raise
+        return number
 
     def _is_search_over(self) -> bool:
         stop = self.budget.stop_when

@@ -92,8 +92,9 @@ def preemption_record(
     trial: TrialState, lease: int, seconds: float, reason: str = "preempted", why: str = ""
 ) -> Record:
     """Return the record of a run that was interrupted: whoever has room goes on from its last checkpoint."""
-    epoch = max((checkpoint.epoch for checkpoint in trial.checkpoints.values()), default=0)
-    return facts.paused(trial.number, lease, reason=reason, epoch=epoch, values={}, wall_seconds=seconds, why=why)
+    return facts.paused(
+        trial.number, lease, reason=reason, epoch=trial.saved_epoch, values={}, wall_seconds=seconds, why=why
+    )
 
 
 def _final_values(

@@ -12,6 +12,7 @@ from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.errors import EngineError, StudyError
 from trainwright.schedule import BestStatic, PromotionRule, Scheduler
+from trainwright.schedule.rules.promotion_rule import Clone
 from trainwright.search import Searcher, SearchView
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
@@ -164,7 +165,8 @@ class _SearcherRun:
     """A searcher at work in one simulated study: what it sees, and what it proposed."""
 
     def __init__(self, search: SearchSetup, rule: PromotionRule, trials: int | None, seed: int) -> None:
-        self._searcher = search.searcher
+        rule.check_space(search.space)
+        self._searcher, self._rule = search.searcher, rule
         self._length = rule.max_epochs
         self.view = SearchView(
             search.space,
@@ -178,8 +180,12 @@ class _SearcherRun:
         self._proposed: dict[int, Configuration] = {}
         self._resting: set[int] = set()
 
-    def configure(self, number: int) -> Mapping[str, Any]:
-        (proposal,) = self._searcher.ask(self.view, [number])
+    def configure(self, number: int, clone: Clone | None = None) -> Mapping[str, Any]:
+        if clone is None:
+            (proposal,) = self._searcher.ask(self.view, [number])
+        else:
+            parent = self._proposed[clone.parent]
+            proposal = self._rule.clone_of(self.view.space, parent, seed=self.view.seed, number=number)
         self._proposed[number] = replace(proposal, number=number)
         self.view.propose(number, self._proposed[number])
         return proposal.params

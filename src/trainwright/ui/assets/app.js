@@ -11,7 +11,6 @@ const VIEWS = [
   ["curves", "Learning curves", (study) => new FiguresView(study, "Learning curves", ["curves"])],
   ["parameters", "Parameters", (study) => new FiguresView(study, "Parameters", ["importance", "parallel"])],
   ["cluster", "Cluster", (study) => new FiguresView(study, "Cluster", ["cluster"])],
-  ["plans", "Forecast", (study) => new FiguresView(study, "Forecast of the search", ["plans"])],
   ["ensembles", "Ensembles", (study) => new FiguresView(study, "Ensembles", ["ensembles"])],
 ];
 

@@ -107,7 +107,9 @@ export class TrialView {
       rows.length
         ? make("div.card.scroll", {}, make("table", {}, make("caption", {}, title), make("thead", {}, make("tr", {}, heads.map((head) => make("th", { scope: "col" }, head)))), make("tbody", {}, rows.map((row) => make("tr", {}, row.map((cell, at) => make(at ? "td" : "th", at ? {} : { scope: "row" }, cell)))))))
         : "";
+    const inherited = told.lineage.length > 1 ? told.lineage : [];
     this.tables.replaceChildren(
+      table("In which trials its state was trained.", ["trial", "from epoch", "to epoch"], inherited.map((part) => part.map(String))),
       table(
         "Attempts: each run of the trial, and how it ended.",
         ["run", "devices", "host", "from epoch", "began", "time", "end"],

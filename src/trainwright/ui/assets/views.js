@@ -108,7 +108,6 @@ const EMPTY = {
   curves: "Learning curves appear once a trial has reported two epochs.",
   importance: "There is no result yet.",
   cluster: "No trial has started yet.",
-  plans: "No forecast was made for this study: a study file's [plan] makes one.",
   ensembles: "No trial has left predictions for a library (tw.ensemble.leave).",
 };
 

@@ -11,7 +11,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[4] / "examples"))
 
 from models import resnet
 from trainwright import memory
-from trainwright.errors import BudgetError, BudgetExceeded, InfeasibleBudget, PlanMismatch, UnsupportedModel
+from trainwright.errors import BudgetError, BudgetExceeded, InfeasibleBudget, UnsupportedModel
 from trainwright.train.parallel.recompute.compiled import allocated_bytes
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
 
@@ -40,8 +40,8 @@ def same(one, other):
 
 
 @pytest.mark.slow
-def test_a_compiled_step_keeps_its_budget_and_its_gradients(tmp_path):
-    """Gradients, buffers and generators are the eager model's bit by bit; the plan in its file trains alike."""
+def test_a_compiled_step_keeps_its_budget_and_its_gradients():
+    """Gradients, buffers and generators are the eager model's bit by bit; its plan trains alike."""
     fitted = memory.fit(net(), BATCH, budget=0.75, **EAGER)
     plan = fitted.plan
     assert plan.saved_share < 1.0
@@ -51,8 +51,7 @@ def test_a_compiled_step_keeps_its_budget_and_its_gradients(tmp_path):
         fitted(torch.cat((BATCH, BATCH)))
     fitted.eval()
     assert torch.equal(fitted(BATCH), fitted(BATCH))
-    plan.save(tmp_path / "plan.json")
-    applied = memory.apply(net(), memory.CompiledPlan.load(tmp_path / "plan.json"))
+    applied = memory.apply(net(), plan)
     assert same(trained(net(), BATCH), trained(applied, BATCH))
     with pytest.raises(InfeasibleBudget, match="least measured") as refused:
         memory.fit(net(), BATCH, budget="60 KiB", **EAGER)
@@ -73,22 +72,6 @@ def test_a_residual_network():
     fitted = memory.fit(made(), batch, budget=1.0, optimizer="adamw", **EAGER)
     assert fitted.plan.peak_bytes <= fitted.plan.budget_bytes
     assert same(trained(made(), batch), trained(fitted, batch))
-
-
-def test_a_plan_goes_through_a_file(tmp_path):
-    """What is written is read; a plan of the other back-end, another schema, or half a file is refused."""
-    plan = memory.CompiledPlan(
-        budget_bytes=4096, peak_bytes=4000, fixed_bytes=1000, input_bytes=128, saved_share=0.5, compiler="aot_eager"
-    )
-    path = tmp_path / "plan.json"
-    plan.save(path)
-    assert memory.CompiledPlan.load(path) == plan
-    with pytest.raises(PlanMismatch, match="no memory plan"):
-        memory.Plan.load(path)
-    half = {name: value for name, value in plan.to_json().items() if name != "compiler"}
-    for content in ({"kind": "memory plan"}, plan.to_json() | {"schema": 9}, half, [1]):
-        with pytest.raises(PlanMismatch, match="allowed"):
-            memory.CompiledPlan.from_json(content)
 
 
 def test_allocations_are_seen():

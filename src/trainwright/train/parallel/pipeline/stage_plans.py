@@ -15,8 +15,7 @@ from torch import nn
 from trainwright.errors import PipelineError
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
-from trainwright.plan.memory.checkpointing import keep_all
-from trainwright.plan.memory.minimum_budget import lowest_plan
+from trainwright.plan.memory.known_plans import keep_all, lowest_plan
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.simulate import simulate

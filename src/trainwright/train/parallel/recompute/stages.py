@@ -1,9 +1,9 @@
 """Stages cut from a module: callables in a row that share its parameters and do together what it does.
 
-A (nested) `nn.Sequential` is a row already. Other modules are traced symbolically and cut where a single value is alive
-between what came before and the rest, the model's own inputs apart: those are there anyway, and ride along. A stage
-begins with a layer that has parameters: what follows it (an activation, a pooling, a write in place) stays with it, as
-autograd then need not hold what lies between them.
+A model is traced symbolically, of a (nested) `nn.Sequential` the row of its layers, and cut where a single value is
+alive between what came before and the rest, the model's own inputs apart: those are there anyway, and ride along. A
+stage begins with a layer that has parameters: what follows it (an activation, a pooling, a write in place) stays with
+it, as autograd then need not hold what lies between them.
 
 A part between two cuts that holds much of the model is cut further, where a single value is alive beside those that
 skip many layers (a U-Net's levels, a mask made from the input): these ride along with it, stage by stage.
@@ -37,8 +37,6 @@ class StageRow:
 
     stages: tuple[nn.Module, ...]
     names: tuple[str, ...]
-    tuples: bool
-    """Whether what goes from stage to stage is a tuple of arguments, or one value."""
     bind: Callable[..., tuple[Any, ...] | None]
     """From the arguments of the model's forward to those of the first stage; None for a call of another form."""
     again: Callable[[nn.Module, CallForm], "StageRow"]
@@ -71,7 +69,7 @@ class StageRow:
         """Call a stage (from 1) with what the one before returned."""
         stage = self.stages[number - 1]
         # Not called: it is a container of ours without hooks, and torch.fx looks long for where an exception began.
-        return stage.forward(*value) if self.tuples or number == 1 else stage.forward(value)
+        return stage.forward(*value)
 
 
 def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool = True, deep: bool = True) -> StageRow:
@@ -82,22 +80,9 @@ def split_model(model: nn.Module, form: CallForm | None = None, *, skips: bool =
     evaluation mode and for parameters that have no shape yet.
     """
     check_trains(model)
-    if _is_row(model):
-        # A sequence is a row already: a stage begins with each layer that has parameters.
-        groups: list[list[tuple[str, nn.Module]]] = []
-        for name, each in _flat_children(model, ""):
-            if not groups or _has_parameters(each):
-                groups.append([])
-            groups[-1].append((name, each))
-        return StageRow(
-            stages=tuple(nn.Sequential(*(each for _, each in group)) for group in groups),
-            names=tuple(group[0][0] for group in groups),
-            tuples=False,
-            bind=lambda *values: values,
-            again=partial(split_model, skips=skips, deep=deep),
-            watch=AttributeWatch([model, *(each for each in model.modules() if type(each) is nn.Sequential)]),
-        )
-    tracer = Tracer(form or CallForm.default(model), deep=deep)
+    # The layers of a sequence are its stages, as they are.
+    row = type(model) is nn.Sequential and not has_hooks(model)
+    tracer = Tracer(form or CallForm.default(model), deep=deep and not row)
     try:
         graph = tracer.trace(model)
     except Exception as error:  # noqa: BLE001  tracing fails in as many ways as models are written
@@ -111,7 +96,6 @@ def whole_row(model: nn.Module, _: CallForm | None = None, *, why: str) -> Stage
     return StageRow(
         stages=(_Whole(model),),
         names=("model",),
-        tuples=True,
         bind=lambda *args, **kwargs: (args, kwargs),
         whole=why,
         again=partial(whole_row, why=why),
@@ -197,21 +181,6 @@ def check_trains(model: nn.Module) -> None:
         )
 
 
-def _is_row(module: nn.Module) -> bool:
-    # A sequence with hooks is no row: flattening would pass them by.
-    return type(module) is nn.Sequential and len(module) > 0 and not has_hooks(module)
-
-
-def _flat_children(module: nn.Module, prefix: str) -> Iterator[tuple[str, nn.Module]]:
-    for name, child in module._modules.items():  # noqa: SLF001  the public ones leave out what is there twice
-        if child is None:
-            continue
-        if _is_row(child):
-            yield from _flat_children(child, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", child
-
-
 class _Whole(nn.Module):
     """A model called with the arguments that were packed for it."""
 
@@ -244,7 +213,6 @@ def _cut(model: nn.Module, graph: fx.Graph, tracer: Tracer, *, skips: bool, deep
     return StageRow(
         stages=tuple(stages),
         names=tuple(names),
-        tuples=True,
         bind=tracer.form.values,
         again=partial(split_model, skips=skips, deep=deep),
         rides=rides if skipping else (),

@@ -164,8 +164,12 @@ class Tracer(fx.Tracer):
             return self.create_proxy("call_module", self.path_of_module(m), args, kwargs)
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """Return whether not to look into a module: its hooks would see proxies, once. If not `deep`, into none."""
-        return not self._deep or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
+        """Return whether not to look into a module: its hooks would see proxies, once.
+
+        If not `deep`, into none but sequences.
+        """
+        known = self._deep or type(m) is nn.Sequential
+        return not known or has_hooks(m) or super().is_leaf_module(m, module_qualified_name)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         """Add an operation, which will run as gradients and autocast stand outside."""

@@ -16,7 +16,6 @@ from torch.utils import _pytree as pytree
 
 __all__ = [
     "TreeSpec",
-    "can_have_gradient",
     "flatten_tree",
     "granule_of",
     "leaves_of",
@@ -156,8 +155,3 @@ def _dense_tensors(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
 def storage_key(tensor: torch.Tensor) -> int:
     """Return the identity of a tensor's storage."""
     return int(tensor.untyped_storage()._cdata)  # noqa: SLF001  the only one
-
-
-def can_have_gradient(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor can have a gradient."""
-    return tensor.is_floating_point() or tensor.is_complex()
