@@ -242,7 +242,7 @@ WORDS = {  # the design's ideas, and where each has its class or function
     "GaussianProcessSearcher",
     "integrations.optuna.searcher": "OptunaSearcher",
     "schedule": "Scheduler FixedEpochs IEpoch Median Patience SuccessiveHalving ASHA Hyperband PASHA "
-    "MultiObjectiveASHA Extrapolate Plateau AnyOf Fixed Doubling DoublingAsPublished MarginalGain BestStatic RASDA",
+    "MultiObjectiveASHA Plateau AnyOf Fixed Doubling DoublingAsPublished MarginalGain BestStatic RASDA",
     "engine": "Local",
     "train": "Trial Loader from_optuna",
     "checkpoint": "Manager",

@@ -96,11 +96,11 @@ class _Table:
         self.space = space
         self.length = losses.shape[1]
         self._losses = np.where(np.isfinite(losses), losses, np.inf).astype(float)
-        self._rows = space.encode_all(rows)
+        self.rows = space.encode_all(rows)
 
     def __call__(self, rows: Array) -> Array:
         """Return the curve of the row nearest to each."""
-        nearest = [int(((self._rows - row) ** 2).sum(axis=1).argmin()) for row in rows]
+        nearest = [int(((self.rows - row) ** 2).sum(axis=1).argmin()) for row in rows]
         found: Array = self._losses[nearest]
         return found
 

@@ -40,7 +40,6 @@ from trainwright.pareto import hypervolume
 from trainwright.schedule import (
     ASHA,
     PASHA,
-    Extrapolate,
     FixedEpochs,
     Hyperband,
     IEpoch,
@@ -89,9 +88,7 @@ def workers(setting: Setting, tables: list[Curves]) -> Part:
     return summary, rows
 
 
-def contestants(
-    curves: Curves, slots: int, lengths: float, *, extrapolate: bool
-) -> dict[str, tuple[PromotionRule, int]]:
+def contestants(curves: Curves, slots: int, lengths: float) -> dict[str, tuple[PromotionRule, int]]:
     """Return the rules that play for the same time, and of how many trials."""
     length, rows = curves.length, curves.rows
     budget = int(slots * lengths * length)
@@ -109,8 +106,6 @@ def contestants(
         "patience": Patience(max_epochs=length),
         "i-epoch": IEpoch(epochs=1, top_k=best, max_epochs=length),
     }
-    if extrapolate:
-        rules["extrapolate"] = Extrapolate(max_epochs=length, min_epochs=max(1, length // 10))
     return {name: (rule, short if name == "i-epoch" else rows) for name, rule in rules.items()}
 
 
@@ -121,13 +116,13 @@ def _regrets(
     return [curves.regret(watched.best(share * until)) for share in SHARES]
 
 
-def order(setting: Setting, tables: list[Curves], *, part: str, extrapolate: bool = True) -> Part:
+def order(setting: Setting, tables: list[Curves], *, part: str) -> Part:
     """Rank the rules at shares of one budget of time."""
     slots, names, losses = 4, [], []
     for seed in range(setting.seeds):
         curves = tables[seed % len(tables)]
         lengths = min(6.0, curves.rows / (3 * slots))
-        rules = contestants(curves, slots, lengths, extrapolate=extrapolate)
+        rules = contestants(curves, slots, lengths)
         names = list(rules)
         until = lengths * curves.seconds
         made = {
@@ -207,11 +202,8 @@ def discarding(setting: Setting, tables: list[Curves]) -> Part:
         length, count = curves.length, min(trials, curves.rows)
         rules: dict[str, list[PromotionRule]] = {
             "i-epoch": [IEpoch(epochs=i, top_k=min(3, count), max_epochs=length) for i in (1, min(5, length))],
-            "halving": [SuccessiveHalving(n=count, max_epochs=length, eta=eta) for eta in (2, 4)],
+            "halving": [SuccessiveHalving(n=count, max_epochs=length, min_epochs=1, eta=eta) for eta in (2, 4)],
             "asha": [ASHA(max_epochs=length, min_epochs=1, eta=eta, kind="promotion") for eta in (2, 4)],
-            "extrapolate": [
-                Extrapolate(max_epochs=length, min_epochs=max(1, length // 10), share=share) for share in (0.5, 0.75)
-            ],
             "random": [FixedEpochs(length)],
         }
         kinds = list(rules)
@@ -244,7 +236,7 @@ def discarding(setting: Setting, tables: list[Curves]) -> Part:
         summary |= entered(f"hypervolume_log_epochs_{name.replace('-', '_')}", in_logs)
         text = f"{shown(volume)}, {shown(in_logs)} in log epochs; epochs from {means[2]:.3f}, regret {means[3]:.3f}"
         rows.append([f"hypervolume of {name}", text, ""])
-    for name in ("halving", "asha", "extrapolate"):
+    for name in ("halving", "asha"):
         gap = average(values[:, 0, 1] - values[:, kinds.index(name), 1])
         summary |= entered(f"i_epoch_minus_{name}_hypervolume_log_epochs", gap)
         measured = f"{shown(gap, '+.3f')} in log epochs"
@@ -259,7 +251,7 @@ PARTS: dict[str, tuple[Callable[[Setting, list[Curves]], Part], Callable[[Path],
     "discarding": (discarding, taskset, "taskset/*.npz"),
     "order_algoperf": (partial(order, part="order_algoperf"), algoperf, "algoperf/*.parquet, and polars"),
     "order_surrogate": (
-        partial(order, part="order_surrogate", extrapolate=False),
+        partial(order, part="order_surrogate"),
         lcbench,
         "yahpo_lcbench/model.onnx, and onnxruntime",
     ),

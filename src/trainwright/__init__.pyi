@@ -34,7 +34,6 @@ from trainwright.schedule import AnyOf as AnyOf
 from trainwright.schedule import BestStatic as BestStatic
 from trainwright.schedule import Doubling as Doubling
 from trainwright.schedule import DoublingAsPublished as DoublingAsPublished
-from trainwright.schedule import Extrapolate as Extrapolate
 from trainwright.schedule import Fixed as Fixed
 from trainwright.schedule import FixedEpochs as FixedEpochs
 from trainwright.schedule import Hyperband as Hyperband

@@ -50,7 +50,7 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         | {"OptunaSearcher": _OPTUNA},
         "rule": _list_names(
             "trainwright.schedule",
-            "ASHA AnyOf Extrapolate FixedEpochs Hyperband IEpoch Median MultiObjectiveASHA PASHA Patience Plateau "
+            "ASHA AnyOf FixedEpochs Hyperband IEpoch Median MultiObjectiveASHA PASHA Patience Plateau "
             "PopulationBasedTraining SuccessiveHalving",
         ),
         "policy": _list_names("trainwright.schedule", "BestStatic Doubling DoublingAsPublished Fixed MarginalGain"),

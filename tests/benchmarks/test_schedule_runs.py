@@ -1,10 +1,9 @@
-"""The benchmarks of allocation policies and of `Extrapolate`: their tables, and what they keep."""
+"""The benchmarks of allocation policies: their tables, and what they keep."""
 
 import json
 
-import numpy as np
 import pytest
-from benchmarks.schedule import real, recall
+from benchmarks.schedule import real
 from benchmarks.schedule import run as schedule
 from benchmarks.schedule.speeds import SPEEDS, derived
 
@@ -59,16 +58,6 @@ def test_speeds_are_those_of_the_step_times(tmp_path):
     found = derived(tmp_path)
     assert found.keys() == SPEEDS.keys()
     assert set(map(str, found.values())) == {str({"held": (2.0, 4.0), "grown": (2.0, 4.0)})}
-
-
-def test_recall_on_curves_that_do_not_cross(capsys: pytest.CaptureFixture, tmp_path):
-    """Where a trial's rank never changes nobody ends a winner, and both rules save something."""
-    levels = np.random.default_rng(0).permutation(40) / 40
-    np.savez(tmp_path / "one.npz", valid_loss=levels[:, None] + 1 / np.arange(1, 28)[None, :])
-    recall.main(["--taskset", str(tmp_path), "--seeds", "3", "--json"])
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
-    assert summary["extrapolate_taskset_ended"] == summary["better_half_taskset_ended"] == 0.0
-    assert 0 < summary["extrapolate_taskset_saved"] < summary["better_half_taskset_saved"]
 
 
 @pytest.mark.slow

@@ -91,7 +91,7 @@ ADDED = {
     "rule's value": (RULE + "max_epochs = 9\neta = 1", "ASHA.eta: got 1; allowed: a number > 1"),
     "unknown rule": (
         '[rule]\nname = "Asha"',
-        r"\[rule\] name: got 'Asha'; allowed: ASHA, AnyOf, Extrapolate, FixedEpochs",
+        r"\[rule\] name: got 'Asha'; allowed: ASHA, AnyOf, FixedEpochs, Hyperband",
     ),
     "policy too large": ('[policy]\nname = "Fixed"\ndevices = 2', "Fixed.devices: got 2, the engine has 1 slots"),
     "rule to stop": (

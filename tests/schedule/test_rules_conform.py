@@ -6,7 +6,6 @@ from trainwright.schedule import (
     ASHA,
     PASHA,
     AnyOf,
-    Extrapolate,
     Fixed,
     FixedEpochs,
     Hyperband,
@@ -162,14 +161,6 @@ class TestMultiObjectiveAshaOfPromotions(RuleConformance):
 
     def make_rule(self):
         return MultiObjectiveASHA(max_epochs=9, eta=2, kind="promotion", order="crowding")
-
-
-class TestExtrapolate(RuleConformance):
-    equals_stay = False
-    streams = 3
-
-    def make_rule(self):
-        return Extrapolate(max_epochs=9, eta=2, min_trials=2)
 
 
 class TestPopulationBasedTraining(RuleConformance):

@@ -62,7 +62,6 @@ RULES = {
     "median, seldom": tw.Median(max_epochs=26, min_epochs=4, interval=5),
     "full length": tw.FixedEpochs(26),
     "two rules": tw.AnyOf(tw.ASHA(max_epochs=26, min_epochs=2), tw.Patience(epochs=3)),
-    "extrapolated": tw.Extrapolate(max_epochs=16),
 }
 SEARCHERS = {
     "forest": tw.ForestSearcher(candidates=60),

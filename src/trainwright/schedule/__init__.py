@@ -9,7 +9,6 @@ from trainwright.schedule.policies.static import BestStatic, Fixed
 from trainwright.schedule.rules.any_of import AnyOf
 from trainwright.schedule.rules.curves import Median, Patience, Plateau
 from trainwright.schedule.rules.epochs import FixedEpochs, IEpoch
-from trainwright.schedule.rules.extrapolate import Extrapolate
 from trainwright.schedule.rules.halving import ASHA, Hyperband, SuccessiveHalving
 from trainwright.schedule.rules.multi_objective_asha import MultiObjectiveASHA
 from trainwright.schedule.rules.pasha import PASHA
@@ -42,7 +41,6 @@ __all__ = [
     "Doubling",
     "DoublingAsPublished",
     "Event",
-    "Extrapolate",
     "Fixed",
     "FixedEpochs",
     "FreeSlots",

@@ -199,13 +199,9 @@ def _copy(index: Index) -> Index:
 
 
 class RuleConformance(ABC):
-    """Inherit as Test<Rule> and give `make_rule`.
-
-    Set `rank_based` if only the order of losses counts, `equals_stay` to False if trials are judged by a model.
-    """
+    """Inherit as Test<Rule> and give `make_rule`; set `rank_based` if only the order of losses counts."""
 
     rank_based: ClassVar[bool] = False
-    equals_stay: ClassVar[bool] = True
     objectives: ClassVar[int] = 1
     streams: ClassVar[int] = 12  # random studies per test
 
@@ -256,8 +252,6 @@ class RuleConformance(ABC):
 
     def test_ties_go_to_the_lower_number(self) -> None:
         """Among equal losses, the lowest number so far is the best so far: it is never stopped."""
-        if not self.equals_stay:
-            return
         rule = self.make_rule()
         played = Played(index=rule.empty())
         # From high to low numbers: each trial is the lowest so far when it reports.
