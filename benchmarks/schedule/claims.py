@@ -96,7 +96,7 @@ def contestants(curves: Curves, slots: int, lengths: float) -> dict[str, tuple[P
     best = min(short, max(1, (budget - short) // length))
     rules: dict[str, PromotionRule] = {
         "random": FixedEpochs(length),
-        "halving": SuccessiveHalving(n=min(81, rows), max_epochs=length),
+        "halving": SuccessiveHalving(n=min(81, rows), max_epochs=length, min_epochs=1),
         "hyperband-sync": Hyperband(max_epochs=length, min_epochs=1, asynchronous=False),
         "hyperband-async": Hyperband(max_epochs=length, min_epochs=1, kind="promotion"),
         "asha-stopping": ASHA(max_epochs=length, min_epochs=1),

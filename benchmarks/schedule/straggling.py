@@ -23,7 +23,7 @@ KINDS = ("asha-stopping", "asha-promotion")
 def halver(name: str, length: int, members: int) -> tuple[PromotionRule, int]:
     """Return a rule of the part on stragglers, and the size of brackets that wait for each other."""
     if name in HALVINGS:
-        rule = SuccessiveHalving(n=members, max_epochs=length, eta=4)
+        rule = SuccessiveHalving(n=members, max_epochs=length, min_epochs=1, eta=4)
         return rule, members if name == "halving-alone" else 0
     return ASHA(max_epochs=length, min_epochs=1, eta=4, kind="stopping" if name == "asha-stopping" else "promotion"), 0
 
