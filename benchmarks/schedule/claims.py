@@ -102,7 +102,7 @@ def contestants(curves: Curves, slots: int, lengths: float) -> dict[str, tuple[P
         "asha-stopping": ASHA(max_epochs=length, min_epochs=1),
         "asha-promotion": ASHA(max_epochs=length, min_epochs=1, kind="promotion"),
         "pasha": PASHA(max_epochs=length, min_epochs=1),
-        "median": Median(max_epochs=length),
+        "median": Median(max_epochs=length, min_epochs=1),
         "patience": Patience(max_epochs=length),
         "i-epoch": IEpoch(epochs=1, top_k=best, max_epochs=length),
     }

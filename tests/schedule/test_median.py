@@ -81,8 +81,7 @@ def test_next_epoch():
 @pytest.mark.parametrize(
     ("settings_", "sentence"),
     [
-        ({"min_epochs": 0}, "Median.min_epochs: got 0; allowed: a whole number of epochs >= 1"),
-        ({"min_epochs": None}, "Median.min_epochs: got None; allowed: a whole number of epochs >= 1"),
+        ({"min_epochs": 0}, "Median.min_epochs: got 0; allowed: a whole number of epochs >= 1, or None"),
         ({"interval": 1.0}, "Median.interval: got 1.0; allowed: a whole number of epochs >= 1"),
         ({"min_trials": 0}, "Median.min_trials: got 0; allowed: a whole number >= 1"),
         ({"max_epochs": "9"}, "Median.max_epochs: got '9'; allowed: a whole number of epochs >= 1, or None"),
@@ -92,3 +91,10 @@ def test_bad_settings(settings_, sentence):
     with pytest.raises(ScheduleError) as caught:
         Median(**settings_)
     assert str(caught.value) == sentence
+
+
+@pytest.mark.parametrize(("length", "first"), [(None, 1), (5, 1), (27, 1), (28, 2), (52, 2), (270, 10)])
+def test_the_first_compared_epoch_is_a_share_of_the_length(length, first):
+    rule = Median(max_epochs=length)
+    assert rule.first_epoch == first
+    assert rule.next_epoch(rule.empty(), TrialView(number=0, epoch=0, losses=())) == first

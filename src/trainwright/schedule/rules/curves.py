@@ -24,6 +24,7 @@ from trainwright.validators import integer, number, optional
 
 __all__ = ["Curve", "CurveRule", "Curves", "Median", "Patience", "Plateau"]
 
+_EARLY = 27  # this part of a training says too little of its end
 _LENGTH = optional(integer(minimum=1, of="epochs"))
 
 
@@ -81,18 +82,24 @@ class Median(CurveRule):
     """At every `interval`-th epoch from `min_epochs` on, compare at that same epoch with the others that reached it.
 
     A trial stops iff its best loss up to there is above the median of the other trials' mean losses up to there; with
-    fewer than `min_trials` others it goes on. O(log n) per report.
+    fewer than `min_trials` others it goes on. `min_epochs` left out is a 27th of `max_epochs`, rounded up, or 1: the
+    very first epochs of a long training foretell nothing. O(log n) per report.
     """
 
-    min_epochs: Annotated[int, integer(minimum=1, of="epochs")] = 1
+    min_epochs: Annotated[int | None, _LENGTH] = None
     interval: Annotated[int, integer(minimum=1, of="epochs")] = 1
     min_trials: Annotated[int, integer(minimum=1)] = 5
     max_epochs: Annotated[int | None, _LENGTH] = None
 
+    @property
+    def first_epoch(self) -> int:
+        """The first compared epoch."""
+        return math.ceil((self.max_epochs or 1) / _EARLY) if self.min_epochs is None else self.min_epochs
+
     def judge(self, index: Curves, curve: Curve) -> Verdict:
         """Compare the trial's best loss with the running means of the others, at a compared epoch."""
         epoch, losses = curve.epoch, curve.losses.values()
-        if epoch < self.min_epochs or (epoch - self.min_epochs) % self.interval:
+        if epoch < self.first_epoch or (epoch - self.first_epoch) % self.interval:
             return curve.verdict if isinstance(curve.verdict, Stop) else CONTINUE
         others, best = index.epochs.setdefault(epoch, OrderStatistics()), min(losses)
         verdict: Verdict = CONTINUE
@@ -106,9 +113,9 @@ class Median(CurveRule):
 
     def next_epoch(self, index: Curves, trial: TrialView) -> int:  # noqa: ARG002 -- likewise
         """Return the next compared epoch."""
-        if trial.epoch < self.min_epochs:
-            return self.min_epochs
-        return trial.epoch + self.interval - (trial.epoch - self.min_epochs) % self.interval
+        if trial.epoch < self.first_epoch:
+            return self.first_epoch
+        return trial.epoch + self.interval - (trial.epoch - self.first_epoch) % self.interval
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
