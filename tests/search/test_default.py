@@ -6,7 +6,8 @@ import pytest
 
 import trainwright as tw
 from trainwright.search import DefaultSearcher, ForestSearcher, GaussianProcessSearcher, QuasiRandomSearcher, SearchView
-from trainwright.space import Float, Space
+from trainwright.search.bayes.wide_searcher import WideSearcher
+from trainwright.space import Choice, Float, Space
 from trainwright.testing.searcher import SearcherConformance, play
 
 
@@ -30,7 +31,7 @@ def asked(view, trials=6, count=1, loss=bowl):
     numbers = list(range(trials, trials + count))
     found = DefaultSearcher().ask(view, numbers)
     searchers = {c.origin["searcher"] for c in found}
-    searcher = {"gp": GaussianProcessSearcher(), "forest": ForestSearcher()}[searchers.pop()]
+    searcher = {"gp": GaussianProcessSearcher(), "forest": ForestSearcher(), "cma-es": WideSearcher()}[searchers.pop()]
     assert found == searcher.ask(view, numbers)
     return found[0].origin["searcher"]
 
@@ -38,7 +39,7 @@ def asked(view, trials=6, count=1, loss=bowl):
 def test_a_process_is_asked_while_little_is_known_of_few_columns():
     assert asked(view_of()) == "gp"
     assert asked(view_of(20), 22) == "gp"
-    assert asked(view_of(21), 23) == "forest"
+    assert asked(view_of(21), 23) == "cma-es"
     assert asked(view_of(), 199) == "gp"
     assert asked(view_of(), 200) == "forest"
     assert asked(view_of(), 6, count=195) == "forest"
@@ -47,6 +48,12 @@ def test_a_process_is_asked_while_little_is_known_of_few_columns():
 def test_the_forest_is_asked_for_what_only_it_was_measured_with():
     assert asked(view_of(bounds=[math.inf, 0.5]), loss=lambda c, n: [*bowl(c, n), c["x0"]]) == "forest"
     assert asked(view_of(objectives=2), loss=lambda c, n: [*bowl(c, n), c["x0"]]) == "forest"
+
+
+def test_columns_that_are_mostly_choices_are_the_forests():
+    choices = {f"c{i}": Choice("a", "b") for i in range(12)} | {f"x{i}": Float(0.0, 1.0) for i in range(12)}
+    view = SearchView(Space.of(choices), 0)
+    assert asked(view, 25, loss=lambda c, n: [c["x0"]]) == "forest"
 
 
 def test_a_worker_asks_whom_a_laptop_asks():
@@ -60,7 +67,7 @@ def test_a_worker_asks_whom_a_laptop_asks():
 
 @pytest.mark.parametrize("columns", [2, 21])
 def test_where_trials_report_a_process_of_few_rows_is_asked(columns):
-    """As long as the columns are few, and however many the trials."""
+    """As long as the columns are few, and however many the trials; else the wide search is."""
     view = view_of(columns, epochs=9)
     for number, configuration in enumerate(QuasiRandomSearcher().ask(view, range(230))):
         view.propose(number, configuration)
@@ -68,7 +75,7 @@ def test_where_trials_report_a_process_of_few_rows_is_asked(columns):
             view.report(number, epoch, [bowl(configuration, number)[0] + 1 / epoch])
         view.result(number, bowl(configuration, number), epoch=9, complete=True)
     [found] = DefaultSearcher().ask(view, [230])
-    searcher = GaussianProcessSearcher(max_rows=200) if columns == 2 else ForestSearcher()
+    searcher = GaussianProcessSearcher(max_rows=200) if columns == 2 else WideSearcher()
     assert [found] == searcher.ask(view, [230])
 
 

@@ -1,5 +1,7 @@
 """The searcher of a study that names none: Gaussian processes while little is known of few columns, then the forest.
 
+Many columns are searched by an evolution strategy and a process together.
+
 The rule is what `benchmarks/search` bears out, on the problems that it was chosen on, and a function of what the study
 has seen, so that a resumed study and its workers choose alike.
 """
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 
 from trainwright.search.bayes.forest_searcher import ForestSearcher
 from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
+from trainwright.search.bayes.wide_searcher import WideSearcher
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
 
@@ -21,10 +24,11 @@ _ROWS = 200  # that the process holds where trials report: more make its questio
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DefaultSearcher:
-    """Ask `GaussianProcessSearcher` where it is the better one, else `ForestSearcher`, both with their defaults.
+    """Ask `GaussianProcessSearcher` or `WideSearcher` where they are the better ones, else `ForestSearcher`.
 
     The process has: one objective without bounds, at most 20 columns, and at most 200 trials told, open and asked for;
-    with intermediate values it has any number of trials, and holds 200 rows of them. Both begin with the same trials.
+    with intermediate values it has any number of trials, and holds 200 rows of them. The wide search has: one objective
+    without bounds and more than 20 columns, most of them numeric. Process and forest begin with the same trials.
     """
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
@@ -38,10 +42,13 @@ class DefaultSearcher:
             searcher.learn(view)
 
 
-def _searcher(view: SearchView, wanted: int) -> GaussianProcessSearcher | ForestSearcher:
+def _searcher(view: SearchView, wanted: int) -> GaussianProcessSearcher | ForestSearcher | WideSearcher:
     """Return who is asked for `wanted` more trials."""
-    if len(view.bounds) > 1 or view.space.dimension > _COLUMNS:
+    if len(view.bounds) > 1:
         return ForestSearcher()
+    if view.space.dimension > _COLUMNS:
+        numeric = sum(column.kind != "choice" for column in view.space.columns)
+        return WideSearcher() if 2 * numeric > view.space.dimension else ForestSearcher()
     if view.partial:
         return GaussianProcessSearcher(max_rows=_ROWS)
     few = view.count + len(view.pending) + wanted <= _TRIALS

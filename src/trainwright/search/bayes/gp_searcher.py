@@ -65,6 +65,20 @@ class GaussianProcessSearcher(BayesianSearcher):
         """Choose one after the other, each believed at its posterior mean before the next."""
         # Several objectives become one by weights that are drawn anew for each batch.
         weights = draw_weights(rng(view.seed, "weights", numbers[0]), view.objectives)
+        improvement = self.acquire(view, weights)
+        mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
+        proposals = []
+        for trial in numbers:
+            # The maximum itself of what is gained lies on the edges of a space, where least is known. With a rule
+            # trials are many, and every other one takes the best of what was drawn.
+            improvement.local_search = not (view.partial and trial % _DRAWN)
+            [row] = self._choose(view, improvement, [trial], view.tried, taken)
+            improvement.believe(row[None, :])
+            proposals.append(propose(view, row, trial, searcher=self.name, **mix))
+        return proposals
+
+    def acquire(self, view: SearchView, weights: Array) -> Improvement:
+        """Return the acquisition function of what a view shows, for a weighted sum of its objectives."""
         embedding = Embedding(view.space, fidelity=view.partial)
         places, posteriors = self._posteriors(view, embedding)
         # Losses of all rungs stay on one scale, as the process sees the rung itself: to lay the rungs over each other,
@@ -76,16 +90,7 @@ class GaussianProcessSearcher(BayesianSearcher):
         # Pending trials count at their posterior mean, so that no proposal crowds them.
         improvement.believe(view.pending)
         improvement.good = good_rows(view, places[np.argsort(improvement.means, kind="stable")])
-        mix = {"weights": weights.tolist()} if view.objectives > 1 else {}
-        proposals = []
-        for trial in numbers:
-            # The maximum itself of what is gained lies on the edges of a space, where least is known. With a rule
-            # trials are many, and every other one takes the best of what was drawn.
-            improvement.local_search = not (view.partial and trial % _DRAWN)
-            [row] = self._choose(view, improvement, [trial], view.tried, taken)
-            improvement.believe(row[None, :])
-            proposals.append(propose(view, row, trial, searcher=self.name, **mix))
-        return proposals
+        return improvement
 
     def _posteriors(self, view: SearchView, embedding: Embedding) -> tuple[Places, list[Posterior]]:
         """Return the rows that count, and a posterior for each objective: fitted to the first of them, grown since."""
