@@ -43,9 +43,9 @@ class _Normal(NamedTuple):
 class WideSearcher:
     """Propose draws of a distribution that follows the best, for many numeric columns.
 
-    Handles several objectives, conditions, requirements, choices (copied from the best, one in the mean changed), failures (the worst) and
-    reports (who came farther is better). What it proposes depends on which trials are told, not on their order. An ask
-    costs O(results * columns) for the distribution and what a process of 200 rows costs.
+    Handles several objectives, conditions, requirements, choices (copied from the best, one in the mean changed),
+    failures (the worst) and reports (who came farther is better). What it proposes depends on which trials are told,
+    not on their order. An ask costs O(results * columns) for the distribution, and what a process of 200 rows costs.
     """
 
     name: ClassVar[str] = "cma-es"
