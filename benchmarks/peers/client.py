@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 # What `make peers` installs, one environment each, because peers pin packages that fight each other.
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
-    "optuna": ("optuna==5.0.0", "redis==7.1.0"),
+    "optuna": ("optuna==5.0.0", "redis==7.1.0", "cmaes==0.13.1"),
     "optuna-gp": ("optuna==5.0.0", "torch==2.13.0", "scipy==1.17.1"),
     "deephyper": ("deephyper==0.13.2",),
     "ray-tune": (
@@ -47,6 +47,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "optuna-tpe": ("optuna", "optuna-tpe"),
     "optuna-tpe-categorical": ("optuna", "optuna-tpe-categorical"),
     "optuna-gp": ("optuna-gp", "optuna-gp"),
+    "optuna-cmaes": ("optuna", "optuna-cmaes"),
     "smac": ("smac", "smac"),
     "deephyper": ("deephyper", "deephyper"),
     "deephyper-values": ("deephyper", "deephyper-values"),

@@ -90,6 +90,7 @@ def _typed(column: Column, value: float) -> float:
 
 METHODS = {
     "optuna-tpe": Sampler,
+    "optuna-cmaes": partial(Sampler, sampler="CmaEsSampler"),
     "optuna-tpe-categorical": partial(Sampler, categorical=True),
     "optuna-gp": partial(Sampler, sampler="GPSampler"),
 }

@@ -1,4 +1,4 @@
-"""Nine test functions to search in: those of the DeepHyper paper (JOSS 10.21105/joss.07975), in its dimensions.
+"""Test functions to search in: nine of the DeepHyper paper (JOSS 10.21105/joss.07975), and four in many columns.
 
 Formulas and domains: Surjanovic and Bingham, Virtual Library of Simulation Experiments, and for Shekel Dixon and Szego
 (1978). Two of them (Ackley, Griewank) have their minimum in the middle of the domain, where any method that begins in
@@ -14,7 +14,7 @@ import numpy as np
 from benchmarks.peers.columns import Column
 from numpy.typing import NDArray
 
-__all__ = ["FUNCTIONS", "Function", "find_functions"]
+__all__ = ["FUNCTIONS", "WIDE", "Function", "find_functions"]
 
 Array = NDArray[np.float64]
 
@@ -60,12 +60,15 @@ class Function:
 
 
 def find_functions(names: str) -> list[Function]:
-    """Return the functions of a comma-separated list, or all of them for `all`."""
-    known = {function.name: function for function in FUNCTIONS}
-    wanted = list(known) if names == "all" else names.split(",")
+    """Return the functions of a comma-separated list, in which `all` are the nine and `wide` those of many columns."""
+    sets = {"all": FUNCTIONS, "wide": WIDE}
+    known = {function.name: function for function in FUNCTIONS + WIDE}
+    wanted = [
+        each for name in names.split(",") for each in ([one.name for one in sets[name]] if name in sets else [name])
+    ]
     for name in wanted:
         if name not in known:
-            raise SystemExit(f"{name!r} is no function; known are all, {', '.join(known)}")
+            raise SystemExit(f"{name!r} is no function; known are all, wide, {', '.join(known)}")
     return [known[name] for name in wanted]
 
 
@@ -164,4 +167,33 @@ FUNCTIONS = (
         bounds=((0.0, 10.0),) * 4,
         best=(4.00074686, 3.99950948, 4.00074686, 3.99950948),
     ),
+)
+
+
+def _wide(function: Function, columns: int, *, embedded: bool = False) -> Function:
+    """Return a function of many columns, its minimum moved; `embedded`: those beyond its own have no effect."""
+    generator = np.random.default_rng([columns, *function.name.encode()])
+    low, high = function.bounds[0]
+    if embedded:
+        places = generator.permutation(columns)[: len(function.bounds)]
+        best = np.full(columns, 0.5 * (low + high))
+        best[places] = function.best
+    else:
+        # Somewhere in the middle three fifths of each column.
+        best = low + (high - low) * generator.uniform(0.2, 0.8, columns)
+        step = best - function.best[0]
+
+    def losses(x: Array) -> Array:
+        return function.losses(x[:, places] if embedded else x - step)
+
+    name = f"{function.name.rstrip('0123456789')}{columns}"
+    bounds = (function.bounds[0],) * columns
+    return Function(name=name, losses=losses, bounds=bounds, best=tuple(best.tolist()), family="wide")
+
+
+_BY_NAME = {function.name: function for function in FUNCTIONS}
+WIDE = tuple(
+    _wide(_BY_NAME[name], columns, embedded=name == "hartmann6")
+    for columns in (30, 100)
+    for name in ("ackley5", "hartmann6", "levy5", "rosenbrock5")
 )

@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Run what is not kept yet, judge, and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tables", type=Path, metavar="DIR", help="a set of tables, or a parent of several")
-    parser.add_argument("--functions", metavar="all|NAME,...", help="test functions")
+    parser.add_argument("--functions", metavar="all|wide|NAME,...", help="test functions")
     parser.add_argument("--searchers", default="forest,random,optuna-tpe,deephyper", metavar="NAME[:SEEDS],...")
     parser.add_argument("--evaluations", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=30)
