@@ -38,7 +38,7 @@ def test_half_of_all_points_have_a_regret_above_one():
 def test_names_are_chosen_or_refused():
     assert len(find_functions("all")) == 9
     assert [function.name for function in find_functions("shekel,branin2")] == ["shekel", "branin2"]
-    with pytest.raises(SystemExit, match="'branin' is no function; known are all, ackley5"):
+    with pytest.raises(SystemExit, match="'branin' is no function; known are all, wide, ackley5"):
         find_functions("branin")
 
 
