@@ -105,9 +105,8 @@ def play(
                 assert views[number].epoch < answer.until_epoch <= length, "a promotion leads to a later epoch"
                 played.paused.remove(number)
                 played.promotions.append((number, answer.until_epoch))
-                until[number] = answer.until_epoch
-                promoted = Promoted(trial=number, until_epoch=answer.until_epoch, at_seconds=clock)
-                played.index = _fold(rule, played, promoted)
+                until[number] = end = answer.until_epoch
+                played.index = _fold(rule, played, Promoted(trial=number, until_epoch=end, at_seconds=clock))
             elif answer.until_seconds is not None and not running:
                 assert answer.until_seconds > clock, "a time to wait for is in the future"
                 clock = answer.until_seconds
