@@ -20,6 +20,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -241,14 +242,14 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         for seed in range(arguments.seeds):
             for problem in ours:
                 key = f"{part} {family} {problem.name} {seed}"
-                found.append(kept.of(key, lambda problem=problem, seed=seed: make(problem, seed)))
+                found.append(kept.of(key, partial(make, problem, seed)))
         progress(f"{part}: {family}")
         return np.array(found)
 
     for family in dict.fromkeys(problem.family for problem in problems):
         for stopped in (False, True):
             label = "ASHA stopped" if stopped else "nobody stopped"
-            values = values_of(family, label, lambda problem, seed, s=stopped: _foretell(problem, seed, stopped=s))
+            values = values_of(family, label, partial(_foretell, stopped=stopped))
             found = values.reshape(len(values), -1, 3)  # studies, rungs, predictors
             more = found[:, :, 1:] - found[:, :, :1]
             for k, name in enumerate(("best so far", "model")):
@@ -260,7 +261,7 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
                     rows.append([family, str(len(values)), text, *cells, *[""] * 4])
         for risk in (None, *RISKS):
             label = "ASHA" if risk is None else f"model, risk {risk:g}"
-            values = values_of(family, label, lambda problem, seed, r=risk: _play(problem, seed, r))
+            values = values_of(family, label, partial(_play, risk=risk))
             figures = {
                 "ended": values[:, 1].sum() / max(1.0, values[:, 0].sum()),
                 "saved": values[:, 2].mean(),
