@@ -1,10 +1,12 @@
-"""Transfer: how much an earlier study of a related table saves, on tables of finished trainings.
+"""Transfer: how much earlier studies of related tables save, on tables of finished trainings.
 
     python benchmarks/transfer/run.py --tables DIR --json
 
 For each ordered pair of tables of one set, a forest without transfer searches the first for `--earlier` evaluations;
-then the second is searched without it and with it, in each of the three ways, on the same seeds. Regret is normalised
-as in `search/`, over `--evaluations`; the first trials are what transfer is for, so it is judged at 10 trials too.
+then the second is searched without it and with it, in each of the three ways, on the same seeds. It is searched with
+the studies of all other tables too, and with one more that was told the opposite: each loss with its sign turned.
+Regret is normalised as in `search/`, over `--evaluations`; the first trials are what transfer is for, so it is judged
+at 10 trials too.
 """
 
 import argparse
@@ -29,7 +31,8 @@ from trainwright.search.transfer import Transfer
 
 __all__ = ["main"]
 
-_WAYS = ("none", *get_args(Transfer))
+_SEVERAL = ("several", "several, one opposite")  # as surrogates
+_WAYS = ("none", *get_args(Transfer), *_SEVERAL)
 _EARLY = 10  # trials
 
 
@@ -52,9 +55,13 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
         name = f"{source.name} to {target.name.rsplit('/', 1)[-1]}"
         found: dict[str, list[np.ndarray]] = {way: [] for way in _WAYS}
         for seed in range(arguments.seeds):
-            earlier, _ = _search(source, tw.ForestSearcher(), seed + 1000, arguments.earlier)
+            # The source comes first, so that each pair is of another order.
+            others = [source, *(table for table, of in pairs if of is target and table is not source)]
+            earlier = [_search(other, tw.ForestSearcher(), seed + 1000, arguments.earlier)[0] for other in others]
+            opposite, _ = _search(source, tw.ForestSearcher(), seed + 2000, arguments.earlier, sign=-1.0)
             for way in _WAYS:
-                _, places = _search(target, _searcher(earlier, way), seed, arguments.evaluations)
+                searcher = _searcher(earlier, opposite, way)
+                _, places = _search(target, searcher, seed, arguments.evaluations)
                 cell = Cell(Key("", target.name, target.digest, seed, 1), tuple(places), 0.0)
                 found[way].append(curve(target, cell, arguments.evaluations))
         for way in _WAYS:
@@ -73,13 +80,17 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
     return result
 
 
-def _searcher(earlier: tw.Study, way: str) -> tw.ForestSearcher:
+def _searcher(earlier: list[tw.Study], opposite: tw.Study, way: str) -> tw.ForestSearcher:
     if way == "none":
         return tw.ForestSearcher()
-    return tw.ForestSearcher(warm_start=earlier, transfer=cast(Transfer, way))
+    if way in _SEVERAL:
+        return tw.ForestSearcher(warm_start=earlier if way == "several" else [*earlier, opposite])
+    return tw.ForestSearcher(warm_start=earlier[0], transfer=cast(Transfer, way))
 
 
-def _search(problem: Table, searcher: tw.ForestSearcher, seed: int, evaluations: int) -> tuple[tw.Study, list[int]]:
+def _search(
+    problem: Table, searcher: tw.ForestSearcher, seed: int, evaluations: int, sign: float = 1.0
+) -> tuple[tw.Study, list[int]]:
     """Search one table and return the study and the rows that it tried."""
     space = tw.Space.of({c.name: tw.Choice(*c.values, ordered=c.kind == "ordinal") for c in problem.columns})
     places = [{value: place for place, value in enumerate(c.values)} for c in problem.columns]
@@ -88,7 +99,7 @@ def _search(problem: Table, searcher: tw.ForestSearcher, seed: int, evaluations:
     for _ in range(evaluations):
         asked = study.ask()
         row = problem.place([p[asked.params[c.name]] for c, p in zip(problem.columns, places, strict=True)])
-        study.tell(asked, loss=problem.show(seed, row, rows.count(row)))
+        study.tell(asked, loss=sign * problem.show(seed, row, rows.count(row)))
         rows.append(row)
     return study, rows
 

@@ -129,7 +129,7 @@ def test_ranks_are_those_of_the_study_and_who_got_less_far_was_worse(tmp_path):
         experience = Experience.of(given, "surrogate")
         assert [row["x"] for row in experience.rows] == [1, 2, 3, 4, 5]
         assert np.array(experience.ranks)[:, 0] == pytest.approx([0.5, 0.2, 0.2, 0.9, 0.7])
-        assert (experience.complete, experience.source) == (3, str(tmp_path / "old"))
+        assert (experience.sources, experience.owners) == ((str(tmp_path / "old"),), (0,) * 5)
 
 
 def test_long_studies_are_thinned():
@@ -146,7 +146,7 @@ def test_long_studies_are_thinned():
 def test_values_outside_and_parameters_unknown():
     """A row with a value outside says nothing here; a number need not lie on the new grid."""
     experience = Experience(
-        source="runs/old", complete=4,
+        sources=("runs/old",), owners=(0,) * 4,
         rows=({"x": 0.26, "n": 3}, {"x": 5.0, "n": 1}, {"x": 0.5, "n": 2}, {"x": 0.9, "n": 2, "k": "new"}),
         ranks=((0.1,), (0.3,), (0.6,), (0.9,)),
     )  # fmt: skip
@@ -166,6 +166,18 @@ def told(count, space=None, objectives="min loss"):
     return study
 
 
+def told_two():
+    study = tw.Study(Space(x=Float(0.0, 1.0)), objectives=["min a", "min b"])
+    study.tell({"x": 0.5}, a=0.0, b=1.0)
+    return study
+
+
+def other():
+    study = tw.Study(Space(y=Float(0.0, 1.0)), objectives="min loss")
+    study.tell({"y": 0.5}, loss=0.0)
+    return study
+
+
 def test_what_cannot_be_learnt_from_is_refused(tmp_path):
     wrong = {
         "transfer='generative' needs at least 10 completed trials, the earlier study has 4; use transfer='priors'": (
@@ -174,8 +186,15 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path):
         "transfer='surrogate' needs at least a completed trial, the earlier study has 0; leave warm_start out": (
             lambda: tw.ForestSearcher(warm_start=told(0))
         ),
-        "warm_start: got 7; allowed: a study, as of tw.Study.open('runs/old'), or its directory": (
+        "warm_start: got 7; allowed: a study, as of tw.Study.open('runs/old'), its directory, or a list of them": (
             lambda: tw.ForestSearcher(warm_start=7)
+        ),
+        "warm_start: got no study; allowed: one or more, or None": lambda: tw.ForestSearcher(warm_start=[]),
+        "warm_start: the studies differ in their number of objectives: the earlier study 1, the earlier study 2": (
+            lambda: tw.ForestSearcher(warm_start=[told(3), told_two()])
+        ),
+        "warm_start: the earlier study has y, this study x: they share nothing": (
+            lambda: tw.ForestSearcher(warm_start=[told(3), other()]).ask(SearchView(Space(x=Float(0, 1)), 0), [0])
         ),
         "ForestSearcher.transfer: got 'all'; allowed: 'surrogate', 'generative', 'priors'": (
             lambda: tw.ForestSearcher(transfer="all")
@@ -218,7 +237,7 @@ def test_a_mixture_finds_where_rows_lie():
 
 def test_a_prior_lies_around_one_row():
     space = Space(x=Float(0.0, 1.0), kind=Choice("a", "b", "c"), y=Float(0.0, 1.0))
-    drawn = Mixture.around_row(space, np.array([0.5, 1.0, np.nan])).draw(np.random.default_rng(0), 20_000)
+    drawn = Mixture.around_rows(space, np.array([[0.5, 1.0, np.nan]])).draw(np.random.default_rng(0), 20_000)
     assert drawn[:, 0].mean() == pytest.approx(0.5, abs=0.01)
     assert drawn[:, 0].std() == pytest.approx(0.125, rel=0.05)
     assert [(drawn[:, 1] == code).mean() for code in range(3)] == pytest.approx([1 / 12, 10 / 12, 1 / 12], abs=0.01)
@@ -233,3 +252,89 @@ def test_a_mixture_of_few_rows_is_a_law(rows):
     assert len(drawn) == 500
     assert np.array_equal(np.isnan(drawn[:, 2]), drawn[:, 1] == 0.0)
     assert len(np.unique(drawn[:, 0])) > 400
+
+
+PLANE = Space(**{name: Float(0.0, 1.0) for name in "abcd"})
+PEAK = np.array([0.2, 0.7, 0.4, 0.8])
+
+
+def bowl_of(configuration, number=0):
+    return [float(((np.array([configuration.params[name] for name in "abcd"]) - PEAK) ** 2).sum())]
+
+
+def earlier_study(sign, seed=5, trials=60):
+    study = tw.Study(PLANE, objectives="min loss", seed=seed, searcher=tw.RandomSearcher())
+    for _ in range(trials):
+        configuration = study.ask()
+        study.tell(configuration, loss=sign * bowl_of(configuration)[0])
+    return study
+
+
+def means_of(seeds=range(6), trials=30, **settings):
+    """Return the mean over seeds of the best loss so far, averaged over the trials."""
+    means = []
+    for seed in seeds:
+        view = SearchView(PLANE, seed)
+        play(tw.ForestSearcher(**settings), view, trials, bowl_of)
+        means.append(np.minimum.accumulate(view.losses[:, 0]).mean())
+    return float(np.mean(means))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_several_studies_teach_together(way):
+    """The best of each opens the new study, in their order; rows of the second are not rows of the first."""
+    first, second = earlier_study(1.0), earlier_study(1.0, seed=6, trials=20)
+    searcher = tw.ForestSearcher(warm_start=[first, second], transfer=way)
+    view = SearchView(PLANE, 0)
+    opened = play(searcher, view, 2, bowl_of)
+    assert [c.origin["design"] for c in opened] == ["recalled", "recalled"]
+    for found, study in zip(opened, (first, second), strict=True):
+        assert found.params == pytest.approx(study.best.params)
+    kept = json.loads(json.dumps(searcher.warm_start.to_json()))
+    assert tw.ForestSearcher(warm_start=kept, transfer=way) == searcher
+    assert set(searcher.warm_start.owners) == {0, 1}
+    alone = [Experience.of(study, way) for study in (first, second)]
+    assert searcher.warm_start.rows == alone[0].rows + alone[1].rows
+    assert Experience.of(alone, way).rows == searcher.warm_start.rows
+
+
+def test_each_study_has_its_share_and_its_own_mark():
+    searcher = tw.ForestSearcher(warm_start=[earlier_study(1.0, seed=seed, trials=300) for seed in range(3)])
+    assert np.bincount(searcher.warm_start.owners).tolist() == [166, 166, 166]
+    recalled = Recalled(searcher.warm_start, "surrogate", PLANE, 0, 1)
+    view = SearchView(PLANE, 0)
+    play(searcher, view, 5, bowl_of)
+    told = view.recalling(recalled.rows, recalled.owners)
+    assert np.unique(told.progress).tolist() == [-3.0, -2.0, -1.0, 1.0]
+    assert not told.complete[: len(recalled.rows)].any()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_studies_that_contradict_each_other(way):
+    """One of two studies says the opposite of what is found: with the surrogate it is left out, and costs little."""
+    agreeing, opposite = earlier_study(1.0), earlier_study(-1.0, seed=6)
+    nothing = means_of()
+    for pair in ([agreeing, opposite], [opposite, agreeing]):
+        assert means_of(warm_start=pair, transfer=way) < nothing
+    if way == "surrogate":
+        searcher = tw.ForestSearcher(warm_start=[agreeing, opposite])
+        recalled = Recalled(searcher.warm_start, way, PLANE, 0, 1)
+        view = SearchView(PLANE, 0)
+        play(searcher, view, 3, bowl_of)
+        assert recalled.trusted(view).all()
+        play(searcher, view, 13, bowl_of, start=3)
+        assert set(recalled.owners[recalled.trusted(view)]) == {0}
+        assert means_of(warm_start=opposite) < 3.0 * nothing
+
+
+def test_judging_studies_survives_a_resume():
+    """The set of studies that count is a function of what was told, so a resumed study proposes alike."""
+    searcher = tw.ForestSearcher(warm_start=[earlier_study(1.0), earlier_study(-1.0, seed=6)])
+    view = SearchView(PLANE, 3)
+    whole = play(searcher, view, 40, bowl_of)
+    for cut in (3, 4, 9, 17, 33):
+        resumed = SearchView(PLANE, 3)
+        for number, configuration in enumerate(whole[:cut]):
+            resumed.propose(number, configuration)
+            resumed.result(number, bowl_of(configuration), epoch=None, complete=True)
+        assert play(searcher, resumed, 40 - cut, bowl_of, start=cut) == whole[cut:]

@@ -1,12 +1,13 @@
-"""What an earlier study found, carried into another one: by names of parameters, so that the spaces may differ.
+"""What earlier studies found, carried into another one: by names of parameters, so that the spaces may differ.
 
-Three ways. Surrogate: its rows are told to the forest, ranked among themselves and marked by a column of their own.
-Generative: a mixture model of its best configurations proposes candidates (Dorier et al., arXiv 2210.00798). Priors:
-candidates come from around its best configuration.
+Three ways. Surrogate: their rows are told to the forest, ranked within each study and marked by a column of their own.
+Generative: a mixture model of their best configurations proposes candidates (Dorier et al., arXiv 2210.00798). Priors:
+candidates come from around the best configuration of each.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -18,15 +19,19 @@ from trainwright.ledger import State, Status, open_ledger, state_of
 from trainwright.pareto import non_dominated
 from trainwright.randomness import rng
 from trainwright.search.bayes.mixture import Mixture
+from trainwright.search.view import SearchView
 from trainwright.space import Choice, Space
 
-__all__ = ["EarlierStudy", "Experience", "Recalled", "Transfer"]
+__all__ = ["Earlier", "EarlierStudy", "Experience", "Recalled", "Transfer"]
 
 Array = NDArray[np.float64]
 Transfer = Literal["surrogate", "generative", "priors"]
 
-_MOST = 500  # rows that are told
+_MOST = 500  # rows that are told, of all studies together
 _LEAST, _TENTH = 10, 0.1  # good rows that a mixture is fitted to
+_JUDGED = (4, 8, 16, 32, 64)  # completed trials by which it is judged whether they contradict a study
+_NEAREST = 3  # rows of it by which it is judged at a trial
+_AGAINST = -0.8  # deviations of Spearman's coefficient without any relation, 1 / sqrt(n - 1)
 _LEVELS = {Status.COMPLETE: 0, Status.STOPPED: 1, Status.FAILED: 2}  # a trial that got less far was the worse one
 
 
@@ -43,132 +48,208 @@ class EarlierStudy(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Experience:
-    """Configurations of an earlier study and how they ranked there, as plain data that a ledger can keep."""
+    """Configurations of earlier studies and how they ranked there, as plain data that a ledger can keep."""
 
-    source: str
-    complete: int  # trials that it completed
-    rows: tuple[Mapping[str, Any], ...]  # parameters of ended trials, by number
-    ranks: tuple[tuple[float, ...], ...]  # of each in each objective: 0 the best, 1 the worst
+    sources: tuple[str, ...]
+    rows: tuple[Mapping[str, Any], ...]  # parameters of ended trials, study by study
+    ranks: tuple[tuple[float, ...], ...]  # of each in each objective of its study: 0 the best, 1 the worst
+    owners: tuple[int, ...]  # of each row: the place of its study in `sources`
 
     @classmethod
-    def of(cls, earlier: "EarlierStudy | Experience | Mapping[str, Any] | str | Path", way: Transfer) -> Self:
-        """Return what `way` needs of a study, of its directory or URL, or of what `to_json` made.
+    def of(cls, earlier: "Earlier | Sequence[Earlier]", way: Transfer) -> Self:
+        """Return what `way` needs of a study, of its directory or URL, of what `to_json` made, or of several of these.
 
-        Raises `SearchError` if it has completed no trial, or too few.
+        Raises `SearchError` if one has completed no trial, or too few, or if their numbers of objectives differ.
         """
         if isinstance(earlier, cls):
             return earlier
         if isinstance(earlier, Mapping):
             # JSON knows no tuples.
             rows = ({k: tuple(v) if isinstance(v, list) else v for k, v in row.items()} for row in earlier["rows"])
-            ranks = tuple(map(tuple, earlier["ranks"]))
-            return cls(source=earlier["source"], complete=earlier["complete"], rows=tuple(rows), ranks=ranks)
+            sources, owners = tuple(earlier["sources"]), tuple(earlier["owners"])
+            return cls(sources=sources, rows=tuple(rows), ranks=tuple(map(tuple, earlier["ranks"])), owners=owners)
+        if not isinstance(earlier, list | tuple):
+            return cls._of_one(earlier, way, _MOST)
+        if not earlier:
+            raise SearchError("warm_start: got no study; allowed: one or more, or None")
+        most = max(_LEAST, _MOST // len(earlier))
+        found = [cls.of(e, way) if isinstance(e, (cls, Mapping)) else cls._of_one(e, way, most) for e in earlier]
+        counts = [len(one.ranks[0]) for one in found]
+        if len(set(counts)) > 1:
+            each = ", ".join(f"{' and '.join(one.sources)} {count}" for one, count in zip(found, counts, strict=True))
+            raise SearchError(f"warm_start: the studies differ in their number of objectives: {each}")
+        names: list[str] = []
+        owners_of: list[int] = []
+        for one in found:
+            owners_of += [len(names) + owner for owner in one.owners]
+            names += one.sources
+        return cls(
+            sources=tuple(names),
+            rows=tuple(row for one in found for row in one.rows),
+            ranks=tuple(ranks for one in found for ranks in one.ranks),
+            owners=tuple(owners_of),
+        )
+
+    @classmethod
+    def _of_one(cls, earlier: object, way: Transfer, most: int) -> Self:
         if isinstance(earlier, EarlierStudy):
-            found = cls._read(earlier.state, str(earlier.directory or "the earlier study"))
+            state, source = earlier.state, str(earlier.directory or "the earlier study")
         elif isinstance(earlier, str | Path):
             ledger = open_ledger(earlier, create=False)
             try:
                 # Read here and closed: what the earlier study learns later must not change proposals.
-                found = cls._read(state_of(ledger), str(earlier))
+                state, source = state_of(ledger), str(earlier)
             finally:
                 ledger.close()
         else:
             raise SearchError(
-                f"warm_start: got {earlier!r}; allowed: a study, as of tw.Study.open('runs/old'), or its directory"
+                f"warm_start: got {earlier!r}; allowed: a study, as of tw.Study.open('runs/old'), its directory, or "
+                "a list of them"
             )
+        rows, ranks, complete = _ranked(state)
         least = _LEAST if way == "generative" else 1
-        if found.complete < least:
-            mend = "use transfer='priors'" if found.complete else "leave warm_start out"
+        if complete < least:
+            mend = "use transfer='priors'" if complete else "leave warm_start out"
             many = f"{least} completed trials" if least > 1 else "a completed trial"
-            raise SearchError(f"transfer={way!r} needs at least {many}, {found.source} has {found.complete}; {mend}")
-        return found._needed(way)  # noqa: SLF001 -- it is one of us
-
-    @classmethod
-    def _read(cls, state: State, source: str) -> Self:
-        """Rank the ended trials of a state in each objective; one that was stopped or failed after those that ended."""
-        rows, scores = [], []
-        for number in sorted(state.trials):
-            trial = state.trials[number]
-            if not trial.key or trial.status not in _LEVELS:
-                continue
-            # Trials that got less far rank behind all that got farther; within a level losses decide.
-            level, values = _LEVELS[trial.status], trial.values
-            if trial.failure is None and any(objective.metric not in values for objective in state.objectives):
-                continue  # nothing is known of it
-            losses = [0.0 if trial.failure else o.loss(float(values[o.metric])) for o in state.objectives]
-            rows.append(trial.params)
-            scores.append([(level, -trial.epoch if level == 1 else 0, loss) for loss in losses])
-        # Ranks instead of losses: two studies need not have one scale.
-        ranked = np.array([_mean_ranks(column) for column in zip(*scores, strict=True)]).T
+            raise SearchError(f"transfer={way!r} needs at least {many}, {source} has {complete}; {mend}")
+        chosen = _needed(ranks, way, most, complete)
         return cls(
-            source=source,
-            complete=sum(score[0][0] == 0 for score in scores),
-            rows=tuple(rows),
-            ranks=tuple(map(tuple, ranked.tolist())),
-        )
-
-    def _needed(self, way: Transfer) -> Self:
-        """Return the rows that a way of transfer looks at: one, the good ones, or at most 500 of all qualities."""
-        ranks = np.array(self.ranks)
-        if way == "priors":
-            chosen = _best(ranks, 1)
-        elif way == "generative":
-            chosen = _best(ranks, max(_LEAST, min(_MOST, int(np.ceil(_TENTH * self.complete)))))
-        else:
-            # A fifth are the best, the rest an even sample of all qualities: the forest must see bad rows too.
-            chosen = _best(ranks, _MOST // 5)
-            rest = np.setdiff1d(np.argsort(ranks.mean(axis=1), kind="stable"), chosen, assume_unique=True)
-            chosen = np.concatenate([chosen, rest[_evenly(len(rest), _MOST - len(chosen))]])
-        places = np.sort(chosen) if way == "surrogate" else chosen
-        return type(self)(
-            source=self.source,
-            complete=self.complete,
-            rows=tuple(self.rows[i] for i in places),
-            ranks=tuple(self.ranks[i] for i in places),
+            sources=(source,),
+            rows=tuple(rows[i] for i in chosen),
+            ranks=tuple(tuple(ranks[i].tolist()) for i in chosen),
+            owners=(0,) * len(chosen),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data from which `of` makes an equal object."""
         return {
-            "source": self.source,
-            "complete": self.complete,
+            "sources": list(self.sources),
             "rows": [dict(row) for row in self.rows],
             "ranks": [list(ranks) for ranks in self.ranks],
+            "owners": list(self.owners),
         }
+
+
+Earlier = EarlierStudy | Experience | Mapping[str, Any] | str | Path
+
+
+def _ranked(state: State) -> tuple[list[Mapping[str, Any]], Array, int]:
+    """Return the ended trials of a state by number, their ranks [trials, objectives], and how many completed.
+
+    One that was stopped or failed ranks behind those that completed.
+    """
+    rows: list[Mapping[str, Any]] = []
+    scores = []
+    for number in sorted(state.trials):
+        trial = state.trials[number]
+        if not trial.key or trial.status not in _LEVELS:
+            continue
+        # Trials that got less far rank behind all that got farther; within a level losses decide.
+        level, values = _LEVELS[trial.status], trial.values
+        if trial.failure is None and any(objective.metric not in values for objective in state.objectives):
+            continue  # nothing is known of it
+        losses = [0.0 if trial.failure else o.loss(float(values[o.metric])) for o in state.objectives]
+        rows.append(trial.params)
+        scores.append([(level, -trial.epoch if level == 1 else 0, loss) for loss in losses])
+    # Ranks instead of losses: two studies need not have one scale.
+    ranks: Array = np.array([_mean_ranks(column) for column in zip(*scores, strict=True)]).T
+    return rows, ranks, sum(score[0][0] == 0 for score in scores)
+
+
+def _needed(ranks: Array, way: Transfer, most: int, complete: int) -> NDArray[np.intp]:
+    """Return the places that a way of transfer looks at: one, the good ones, or at most `most` of all qualities."""
+    if way == "priors":
+        return _best(ranks, 1)
+    if way == "generative":
+        return _best(ranks, max(_LEAST, min(most, int(np.ceil(_TENTH * complete)))))
+    # A fifth are the best, the rest an even sample of all qualities: the forest must see bad rows too.
+    chosen = _best(ranks, most // 5)
+    rest = np.setdiff1d(np.argsort(ranks.mean(axis=1), kind="stable"), chosen, assume_unique=True)
+    return np.sort(np.concatenate([chosen, rest[_evenly(len(rest), most - len(chosen))]]))
 
 
 class Recalled:
     """Experience as rows of one space, which some of its parameters are shared with."""
 
     def __init__(self, experience: Experience, way: Transfer, space: Space, seed: int, objectives: int) -> None:
-        shared = [c for c, column in enumerate(space.columns) if any(column.name in row for row in experience.rows)]
-        if not shared:
-            theirs = ", ".join(dict.fromkeys(name for row in experience.rows for name in row))
-            ours = ", ".join(column.name for column in space.columns)
-            raise SearchError(f"warm_start: {experience.source} has {theirs}, this study {ours}: they share nothing")
-        # A row with a value outside of the new space says nothing about it.
-        latent, inside = _read_rows(experience.rows, space)
-        if not inside.any():
-            raise SearchError(f"warm_start: no configuration of {experience.source} lies within this study's space")
-        ranks = np.array(experience.ranks)
+        ranks, owners = np.array(experience.ranks), np.array(experience.owners)
         if way == "surrogate" and ranks.shape[1] != objectives:
             raise SearchError(
-                f"transfer='surrogate' needs as many objectives as {experience.source} has, {ranks.shape[1]}; this "
-                f"study has {objectives}; use transfer='generative'"
+                f"transfer='surrogate' needs as many objectives as {' and '.join(experience.sources)} has, "
+                f"{ranks.shape[1]}; this study has {objectives}; use transfer='generative'"
             )
-        latent, self.ranks = latent[inside], ranks[inside]
+        # A row with a value outside of the new space says nothing about it.
+        latent, inside = _read_rows(experience.rows, space)
+        for owner, source in enumerate(experience.sources):
+            here = owners == owner
+            _check_shared(space, source, compress(experience.rows, here), within=bool(inside[here].any()))
+        latent, self.ranks, self.owners = latent[inside], ranks[inside], owners[inside]
         # What the earlier space did not have, or was inactive there, says nothing: it is drawn.
         filled = np.where(np.isnan(latent), space.latent(rng(seed, "transfer", 0), len(latent)), latent)
         self.rows: Array = space.settle(filled)
-        # The best earlier configuration opens the new study, with middle values for what it did not have.
-        [best] = _best(self.ranks, 1)
+        # The best of each earlier study opens the new one, with middle values for what it did not have.
+        of_each = [np.flatnonzero(self.owners == owner) for owner in range(len(experience.sources))]
+        best = latent[[places[_best(self.ranks[places], 1)[0]] for places in of_each]]
         middle = space.quantile(np.full((1, space.dimension), 0.5))
-        start = space.settle(np.where(np.isnan(latent[best]), middle, latent[best]))
-        self.best: Array = start[space.legal(start)]  # [1, columns], or [0, columns] where requirements forbid it
+        self.best: Array = space.settle(np.where(np.isnan(best), middle, best))  # [sources, columns]
+        self._latent = latent
+        self._judged: dict[tuple[int, int], NDArray[np.bool_]] = {}  # the last answer of `trusted`
         if way == "generative":
             self.mixture: Mixture | None = Mixture.fitted(space, latent)
         else:
-            self.mixture = Mixture.around_row(space, latent[best]) if way == "priors" else None
+            self.mixture = Mixture.around_rows(space, best) if way == "priors" else None
+
+    def trusted(self, view: SearchView) -> NDArray[np.bool_]:
+        """Return which rows [recalled] are of studies that the results of a view do not contradict.
+
+        A study contradicts if its ranks around the first 4, 8, 16, 32 or 64 completed trials and their losses go
+        against each other, beyond what chance does in one of five cases (Spearman's coefficient).
+        """
+        complete = np.flatnonzero(view.complete & ~view.failed)
+        count = max((count for count in _JUDGED if count <= len(complete)), default=0)
+        known = self._judged.get((count, view.revision))
+        if known is not None:
+            return known
+        trusted = np.ones(len(self.rows), dtype=np.bool_)
+        if count:
+            rows, losses = view.rows[complete[:count]], view.losses[complete[:count]]
+            found = np.mean([_mean_ranks(column[:, None]) for column in losses.T], axis=0)
+            for owner in np.unique(self.owners):
+                here = np.flatnonzero(self.owners == owner)
+                apart = _distances(view.space, rows, self._latent[here])
+                near = np.argsort(apart, axis=1, kind="stable")[:, :_NEAREST]
+                foreseen = self.ranks[here].mean(axis=1)[near].mean(axis=1)
+                trusted[here] = _rank_correlation(foreseen, found) >= _AGAINST / np.sqrt(count - 1.0)
+        self._judged = {(count, view.revision): trusted}
+        return trusted
+
+
+def _check_shared(space: Space, source: str, rows: Iterable[Mapping[str, Any]], *, within: bool) -> None:
+    """Raise SearchError if a study shares no parameter with the space, or has no row `within` it."""
+    theirs = dict.fromkeys(name for row in rows for name in row)
+    ours = [column.name for column in space.columns]
+    if theirs.keys().isdisjoint(ours):
+        raise SearchError(
+            f"warm_start: {source} has {', '.join(theirs)}, this study {', '.join(ours)}: they share nothing"
+        )
+    if not within:
+        raise SearchError(f"warm_start: no configuration of {source} lies within this study's space")
+
+
+def _distances(space: Space, rows: Array, others: Array) -> Array:
+    """Return the distances [rows, others]: differences of units, 1 for other choices, 0 where a value is unknown."""
+    choice = np.array([column.kind == "choice" for column in space.columns])
+    apart = np.nan_to_num(np.abs(rows[:, None, :] - others[None]))
+    found: Array = np.where(choice, apart > 0.0, apart).sum(axis=2)
+    return found
+
+
+def _rank_correlation(first: Array, second: Array) -> float:
+    """Return Spearman's coefficient, 0 where one of both is constant."""
+    ranks = np.stack([_mean_ranks(column[:, None]) for column in (first, second)])
+    ranks -= ranks.mean(axis=1, keepdims=True)
+    norm = float(np.sqrt((ranks**2).sum(axis=1).prod()))
+    return float(ranks[0] @ ranks[1]) / norm if norm else 0.0
 
 
 def _read_rows(rows: Sequence[Mapping[str, Any]], space: Space) -> tuple[Array, NDArray[np.bool_]]:
@@ -194,7 +275,7 @@ def _unit(parameter: Any, name: str, value: Any) -> float:
     return float(parameter.axis.place(parameter.rank(name, value)))
 
 
-def _mean_ranks(scores: Sequence[tuple[float, ...]]) -> Array:
+def _mean_ranks(scores: Sequence[tuple[float, ...]] | Array) -> Array:
     """Return the place of each score among all, ties sharing theirs, on a scale from 0 to 1."""
     _, place, counts = np.unique(np.array(scores), axis=0, return_inverse=True, return_counts=True)
     middles = np.cumsum(counts) - 0.5 * counts

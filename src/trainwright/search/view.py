@@ -72,7 +72,7 @@ class SearchView:
         self._rows = np.empty((64, space.dimension))
         self._losses = np.empty((64, len(self.bounds)))
         self._numbers = np.empty(64, dtype=np.int64)
-        self._epoch = np.empty(64)  # inf where the row is a final result
+        self._epoch = np.empty(64)  # inf where the row is a final result, below 0 where an earlier study's
         self._rung = np.empty(64, dtype=np.int64)
         self._failed = np.empty(64, dtype=np.bool_)
 
@@ -136,8 +136,11 @@ class SearchView:
         self._pending.pop(number, None)
         self._reports.pop(number, None)
 
-    def recalling(self, rows: NDArray[np.float64]) -> "SearchView":
-        """Return another view in which rows of an earlier study come first: at progress -1, told as failed."""
+    def recalling(self, rows: NDArray[np.float64], owners: NDArray[np.int64]) -> "SearchView":
+        """Return another view in which rows of earlier studies come first, told as failed.
+
+        Those of study `owners` = k are at progress -1 - k.
+        """
         self.settle()
         other = copy.copy(self)
         count = len(rows)
@@ -148,7 +151,7 @@ class SearchView:
             # Their losses are of another study: they count as failed here, and the forest gives them their ranks.
             _losses=np.concatenate([np.full((count, len(self.bounds)), np.inf), self.outcomes]),
             _numbers=np.concatenate([np.arange(-count, 0), self.numbers]),
-            _epoch=np.concatenate([np.full(count, np.nan), self._epoch[: self._count]]),
+            _epoch=np.concatenate([-1.0 - owners, self._epoch[: self._count]]),
             _rung=np.concatenate([np.full(count, -1), self.rungs]),
             _failed=np.concatenate([np.ones(count, dtype=np.bool_), self.failed]),
         )
@@ -210,13 +213,13 @@ class SearchView:
 
     @property
     def progress(self) -> NDArray[np.float64]:
-        """Fidelity z [count] = ln(epoch) / ln(horizon) in [0, 1]; 1 for final rows, -1 for recalled ones."""
+        """Fidelity z [count] = ln(epoch) / ln(horizon) in [0, 1]; 1 for final rows, -1 - k for those of study k."""
         progress = np.ones(self._count)
         if self._partial:
             epoch = self._epoch[: self._count]
-            part = np.isfinite(epoch)
+            part, recalled = np.isfinite(epoch) & (epoch > 0.0), epoch < 0.0
             progress[part] = np.minimum(1.0, np.log(epoch[part]) / np.log(self._horizon))
-            progress[np.isnan(epoch)] = -1.0
+            progress[recalled] = epoch[recalled]
         return progress
 
     @property

@@ -12,10 +12,9 @@ while a tree stays in cache: 0.6 ms), and average n targets into the leaves of T
 configuration costs another 0.2 ms.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, cast, get_args
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple, cast, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +23,7 @@ from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, find_new, good_rows, least_places
 from trainwright.search.searcher import propose, propose_default
-from trainwright.search.transfer import EarlierStudy, Experience, Recalled, Transfer
+from trainwright.search.transfer import Earlier, Experience, Recalled, Transfer
 from trainwright.search.view import SearchView
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
@@ -41,6 +40,13 @@ Pending = Literal["exclude", "ignore"]
 _DRAWS = 16  # of a mixture, of which the first new one is taken
 _CROWDING = 0.5  # of the trials under way: up to so many of the best candidates are left to them
 _PERIOD = 10  # trials after which kappa starts again
+
+
+class _Grown(NamedTuple):
+    """A forest and which rows of earlier studies it was told."""
+
+    forest: "Forest"
+    trusted: NDArray[np.bool_]
 
 
 class ConfidenceBound(Acquisition):
@@ -78,17 +84,17 @@ class ForestSearcher(BayesianSearcher):
     kappa_final: Annotated[float, number(above=0), "the value towards which kappa decays"] = 0.01
     pending: Annotated[Pending, one_of(*get_args(Pending)), "whether pending trials may be proposed again"] = "exclude"
     max_rows: Annotated[int, integer(minimum=10), "rows per tree: the best, the newest, a sample of the rest"] = 10_000
-    warm_start: EarlierStudy | Experience | Mapping[str, Any] | str | Path | None = field(default=None, hash=False)
+    warm_start: Earlier | Sequence[Earlier] | None = field(default=None, hash=False)
     transfer: Annotated[Transfer, one_of(*get_args(Transfer)), "how the trials of warm_start are used"] = "surrogate"
 
     def check_together(self) -> None:
-        """Refuse a kappa that grows; read the earlier study."""
+        """Refuse a kappa that grows; read the earlier studies."""
         if self.kappa_final > self.kappa:
             raise SearchError(
                 f"ForestSearcher.kappa_final: got {self.kappa_final!r}, above kappa {self.kappa!r}; allowed: a number "
                 "up to kappa, equal to it for a kappa that stays"
             )
-        # The earlier study is read once, so that later results of it change nothing here.
+        # Earlier studies are read once, so that later results of theirs change nothing here.
         if self.warm_start is not None:
             object.__setattr__(self, "warm_start", Experience.of(self.warm_start, self.transfer))
 
@@ -98,9 +104,9 @@ class ForestSearcher(BayesianSearcher):
             self._grow(view)
 
     def in_design(self, view: SearchView, number: int) -> bool:
-        """Whether a trial is of the initial design; with rows of another study the forest needs but a start."""
+        """Whether a trial is of the initial design; with rows of other studies the forest needs but a start."""
         if self.warm_start is not None and self.transfer == "surrogate":
-            return number == 0
+            return number < self._count_opening(view)
         return BayesianSearcher.in_design(self, view, number)
 
     def _ask_surrogate(self, view: SearchView, numbers: Sequence[int], taken: set[bytes]) -> list[Configuration]:
@@ -111,13 +117,13 @@ class ForestSearcher(BayesianSearcher):
         kappas = np.full(len(numbers), self._kappa(view, numbers[0]))
         for place, trial in enumerate(numbers[1:], start=1):
             kappas[place] *= rng(view.seed, "kappa", trial).standard_exponential()
-        recalled, forest = self._recall(view), self._grow(view)
+        recalled, (forest, trusted) = self._recall(view), self._grow(view)
         bound = ConfidenceBound(view.space, forest, kappas)
         old, y = np.split(forest.value(), [forest.count - view.count])
         order = least_places(np.where(view.failed, np.inf, y), 20 * (view.top + 1))  # a trial has a row at each rung
         bound.good = good_rows(view, order)
         if recalled is not None and recalled.mixture is None:
-            bound.good = np.concatenate([bound.good[:10], recalled.rows[least_places(old, 10)]])
+            bound.good = np.concatenate([bound.good[:10], recalled.rows[trusted][least_places(old, 10)]])
         elif recalled is not None and recalled.mixture is not None:
             bound.draw = recalled.mixture.draw
         known = view.tried
@@ -139,12 +145,13 @@ class ForestSearcher(BayesianSearcher):
         return kappa
 
     def propose_design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
-        """Return a configuration of the initial design; an earlier study's best comes first, then its mixture."""
+        """Return a configuration of the initial design; the best of each earlier study first, then their mixture."""
         recalled = self._recall(view)
-        if recalled is not None and number == 0:
-            best = find_new(view, recalled.best, np.zeros(len(recalled.best)), view.tried, taken)
-            if best is not None:
-                return propose(view, recalled.best[best], number, searcher=self.name, design="recalled")
+        if recalled is not None and number < self._count_opening(view):
+            best = recalled.best[number : number + 1]
+            best = best[view.space.legal(best)]  # requirements may forbid it
+            if find_new(view, best, np.zeros(len(best)), view.tried, taken) is not None:
+                return propose(view, best[0], number, searcher=self.name, design="recalled")
         if recalled is not None and recalled.mixture is not None:
             opened = propose_default(view, number, taken, searcher=self.name)
             if opened is not None:
@@ -165,14 +172,22 @@ class ForestSearcher(BayesianSearcher):
             view.memo["recalled", self] = recalled
         return recalled
 
-    def _grow(self, view: SearchView) -> "Forest":
+    def _count_opening(self, view: SearchView) -> int:
+        """Return how many trials begin with the best of earlier studies."""
+        studies = len(cast(Experience, self.warm_start).sources)
+        return min(studies, max(1, self._count_initial(view)))
+
+    def _grow(self, view: SearchView) -> _Grown:
         from trainwright.search.bayes.forest_model import Forest
 
-        recalled, ranks = self._recall(view), None
+        recalled, ranks, trusted = self._recall(view), None, np.zeros(0, np.bool_)
         if recalled is not None and recalled.mixture is None:
-            view, ranks = view.recalling(recalled.rows), recalled.ranks.T
-        forest = view.memo.get(self)
-        if not isinstance(forest, Forest) or forest.outdated(view):
-            forest = view.memo[self] = Forest(view, self.trees, self.max_rows, ranks)
-        forest.update(view)
-        return forest
+            trusted = recalled.trusted(view)
+            if trusted.any():
+                view = view.recalling(recalled.rows[trusted], recalled.owners[trusted])
+                ranks = recalled.ranks[trusted].T
+        grown = view.memo.get(self)
+        if not isinstance(grown, _Grown) or not np.array_equal(grown.trusted, trusted) or grown.forest.outdated(view):
+            grown = view.memo[self] = _Grown(Forest(view, self.trees, self.max_rows, ranks), trusted)
+        grown.forest.update(view)
+        return grown

@@ -19,8 +19,8 @@ Array = NDArray[np.float64]
 
 _COMPONENTS = 5
 _STEPS = 30
-_WIDTH = 1.0 / 8.0  # of a component that has seen one row, in units; and of the normal around one row
-_FAVOUR = 10.0  # how much likelier one row's own code is than another one
+_WIDTH = 1.0 / 8.0  # of a component that has seen one row, in units; and of the normal around a given row
+_FAVOUR = 10.0  # how much likelier a given row's own code is than another one
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,17 +34,17 @@ class Mixture:
     tables: dict[int, Array]  # by choice column: [components, codes]
 
     @classmethod
-    def around_row(cls, space: Space, row: Array) -> Self:
-        """Return a normal of deviation 1/8 of the unit around one row, and its codes ten times as likely as others."""
-        # A normal around the one row, and its own codes favoured but no other code ruled out.
-        means = np.where(_units(space), row, np.nan)[None, :]
+    def around_rows(cls, space: Space, rows: Array) -> Self:
+        """Return a component for each row: deviation 1/8 of the unit, its codes ten times as likely as others."""
+        # A normal around each row, and its own codes favoured but no other code ruled out.
+        means = np.where(_units(space), rows, np.nan)
         tables = {}
         for c, points in _choices(space):
-            if not np.isnan(row[c]):
-                table = np.ones((1, points))
-                table[0, int(row[c])] = _FAVOUR
-                tables[c] = table / table.sum()
-        return cls(space=space, weights=np.ones(1), means=means, widths=np.full_like(means, _WIDTH), tables=tables)
+            if not np.isnan(rows[:, c]).all():
+                table = 1.0 + (_FAVOUR - 1.0) * (rows[:, c][:, None] == np.arange(points))
+                tables[c] = table / table.sum(axis=1, keepdims=True)
+        weights = np.full(len(rows), 1.0 / len(rows))
+        return cls(space=space, weights=weights, means=means, widths=np.full_like(means, _WIDTH), tables=tables)
 
     @classmethod
     def fitted(cls, space: Space, rows: Array) -> Self:
