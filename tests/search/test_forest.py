@@ -216,7 +216,7 @@ def test_many_rows_are_thinned():
     play(RandomSearcher(), view, 400, square)
     searcher = ForestSearcher(max_rows=50)
     searcher.ask(view, [400])
-    held = view.memo[searcher].trees.leaf_of[:, :400] >= 0
+    held = view.memo[searcher].forest.trees.leaf_of[:, :400] >= 0
     assert np.all(held.sum(axis=1) < 50 + 0.1 * 400)
     assert np.all(held[:, np.argsort(view.losses[:, 0])[0]])
     assert len({row.tobytes() for row in held}) == 10

@@ -197,7 +197,7 @@ def test_a_forest_kept_through_any_chunks_equals_one_grown_at_once():
         if late:
             view.result(7, [0.01], epoch=None, complete=True)
             searcher.ask(view, [1000])
-        return view.memo[searcher]
+        return view.memo[searcher].forest
 
     for late in (False, True):
         whole, parts = forest_after([120], late).trees, forest_after([1, 2, 30, 1, 50, 36], late).trees
