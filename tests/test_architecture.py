@@ -153,7 +153,19 @@ def test_engines_import_no_ray_tune_or_train():
 def test_heavy_packages_are_loaded_where_they_are_used():
     """Loading every package of the house loads numpy and the command line's parser, and nothing else of weight."""
     packages = [f"trainwright.{path.parent.name}" for path in ROOT.glob("*/__init__.py")]
-    heavy = ("torch", "ray", "numba", "scipy", "polars", "pyarrow", "optuna", "sklearn", "rich", "hypothesis")
+    heavy = (
+        "torch",
+        "ray",
+        "numba",
+        "scipy",
+        "polars",
+        "pyarrow",
+        "optuna",
+        "botorch",
+        "sklearn",
+        "rich",
+        "hypothesis",
+    )
     code = (
         f"import sys, importlib; sys.path.insert(0, {str(ROOT.parent)!r})\n"
         f"for name in {packages!r}: importlib.import_module(name)\n"
@@ -240,6 +252,7 @@ WORDS = {  # the design's ideas, and where each has its class or function
     "ledger": "Ledger DirectoryLedger RedisLedger MemoryLedger",
     "search": "RandomSearcher QuasiRandomSearcher GridSearcher EvolutionSearcher ForestSearcher "
     "GaussianProcessSearcher",
+    "integrations.botorch": "BoTorchSearcher",
     "integrations.optuna.searcher": "OptunaSearcher",
     "schedule": "Scheduler FixedEpochs IEpoch Median Patience SuccessiveHalving ASHA Hyperband PASHA "
     "MultiObjectiveASHA Plateau AnyOf Fixed Doubling DoublingAsPublished MarginalGain BestStatic RASDA",

@@ -47,7 +47,7 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "DefaultSearcher EvolutionSearcher ForestSearcher GaussianProcessSearcher GridSearcher "
             "QuasiRandomSearcher RandomSearcher",
         )
-        | {"OptunaSearcher": _OPTUNA},
+        | {"BoTorchSearcher": "trainwright.integrations.botorch:BoTorchSearcher", "OptunaSearcher": _OPTUNA},
         "rule": _list_names(
             "trainwright.schedule",
             "ASHA AnyOf FixedEpochs Hyperband IEpoch Median MultiObjectiveASHA PASHA Patience Plateau "

@@ -11,6 +11,7 @@ import pytest
 from random_spaces import random_space
 
 from trainwright.errors import SpaceExhausted
+from trainwright.integrations.botorch import BoTorchSearcher
 from trainwright.integrations.optuna.searcher import OptunaSearcher
 from trainwright.randomness import rng
 from trainwright.search import (
@@ -37,6 +38,7 @@ SEARCHERS = {
     "gp": (GaussianProcessSearcher(initial=3, candidates=24), 24),
     "default": (DefaultSearcher(), 20),
     "optuna": (OptunaSearcher(), 40),
+    "botorch": (BoTorchSearcher(initial=4, candidates=16, samples=8), 6),
 }
 
 

@@ -48,7 +48,9 @@ SEARCHERS = {
     "sobol": lambda _: tw.QuasiRandomSearcher(sequence="sobol"),
     "random": lambda _: tw.RandomSearcher(),
     "optuna": lambda _: tw.OptunaSearcher("TPESampler"),
+    "botorch": lambda _: tw.BoTorchSearcher(initial=6, candidates=16, samples=8),
     "surrogate": lambda earlier: tw.ForestSearcher(candidates=40, warm_start=earlier),
+    "two earlier": lambda earlier: tw.ForestSearcher(candidates=40, warm_start=[earlier, earlier]),
     "priors": lambda earlier: tw.ForestSearcher(initial=4, candidates=40, warm_start=earlier, transfer="priors"),
 }
 

@@ -17,6 +17,7 @@ GIVES = {
     "ray": "trials on several nodes through Ray",
     "redis": "a ledger on a Redis server, for hundreds of workers",
     "optuna": "OptunaSearcher, Optuna's objectives unchanged, our searchers in Optuna's studies",
+    "botorch": "BoTorchSearcher",
     "configspace": "spaces from ConfigSpace and to it",
     "parquet": "study.to_frame(), Parquet exports, tables of learning curves",
     "tensorboard": "export to TensorBoard",

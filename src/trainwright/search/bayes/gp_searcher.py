@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 from trainwright.randomness import rng
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior, fit
 from trainwright.search.bayes.improvement import Improvement
-from trainwright.search.bayes.loop import BayesianSearcher, add_penalties, draw_weights, good_rows
+from trainwright.search.bayes.loop import BayesianSearcher, draw_weights, good_rows
+from trainwright.search.bayes.targets import make_targets, thin
 from trainwright.search.searcher import propose
 from trainwright.search.view import SearchView
 from trainwright.space.configuration import Configuration
@@ -28,13 +29,10 @@ __all__ = ["GaussianProcessSearcher"]
 Array = NDArray[np.float64]
 Places = NDArray[np.intp]
 
-_LOWEST, _FENCE = -100.0, 1.5  # losses are clipped so many interquartile ranges from median and third quartile
-_POWERS = np.linspace(-3.0, 3.0, 49)
 _GROWTH, _GROWTHS = 16, 10  # hyperparameters are fitted anew after n / 16 more rows, at most max_rows / 10
 _PRIOR = 10.0  # results up to which a prior counts in full or more: its power falls as 10 / n
 _LEAST = -14.0  # logarithm of the least density of a prior that counts
 _DRAWN = 2  # one in so many trials is proposed by a local search, where trials report
-_BEST = 0.5  # of the rows that a crowded rung may keep: the best
 
 
 class _Known(NamedTuple):
@@ -102,7 +100,7 @@ class GaussianProcessSearcher(BayesianSearcher):
         if known is None or known.state != state:
             known = None
             # What comes until the next fit needs room too.
-            first = _thinned(view, size, self.max_rows - (later - 1 - size if later - 1 > self.max_rows else 0))
+            first = thin(view, size, self.max_rows - (later - 1 - size if later - 1 > self.max_rows else 0))
         else:
             first = known.first
         places = np.concatenate([first, np.arange(size, view.count)])
@@ -122,7 +120,7 @@ class GaussianProcessSearcher(BayesianSearcher):
 
     def _make_targets(self, view: SearchView, places: Places) -> Array:
         """Return the targets of told rows: those of each objective, then, if costs count, that of the cost."""
-        y = _make_targets(view.outcomes[places], view.bounds, view.objectives)
+        y = make_targets(view.outcomes[places], view.bounds, view.objectives)
         return np.concatenate([y, _scale_costs(view.costs[places])[0][None, :]]) if self.cost else y
 
     def _make_factor(
@@ -144,12 +142,6 @@ class GaussianProcessSearcher(BayesianSearcher):
         return factor
 
 
-def _make_targets(losses: Array, bounds: Array, objectives: int) -> Array:
-    """Return targets [objectives, rows] of losses [rows, objectives and constraints], broken bounds added to each."""
-    pairs = [_standardised(column, bound) for column, bound in zip(losses.T, bounds, strict=True)]
-    return add_penalties(np.stack([y for y, _ in pairs]), objectives, np.array([bound for _, bound in pairs]))
-
-
 def _scale_costs(costs: Array) -> tuple[Array, float]:
     """Return the logarithms of costs with mean 0 and deviation 1, 0 where none is known, and their deviation."""
     known = np.isfinite(costs)
@@ -162,79 +154,12 @@ def _scale_costs(costs: Array) -> tuple[Array, float]:
     return y, deviation
 
 
-def _standardised(losses: Array, bound: float) -> tuple[Array, float]:
-    """Return losses as targets of mean 0 and deviation 1, nearly normal, and a bound on their scale.
-
-    Losses are clipped far outside their quartiles, then bent by Yeo and Johnson's power (Biometrika 87, 2000) of
-    greatest likelihood, since a process takes its residuals for normal. A failure is as bad as the worst result.
-    """
-    fine = np.isfinite(losses)
-    if not fine.any():
-        return np.zeros(len(losses)), bound
-    values = 0.5 * np.append(losses[fine], bound)  # halves, since the range of doubles is no double
-    low, middle, high = np.quantile(values[:-1], [0.25, 0.5, 0.75])
-    scale = high - low or np.abs(values[:-1] - middle).max() or 1.0
-    values = np.clip((values - middle) / scale, _LOWEST, (high - middle) / scale + _FENCE)
-    deviation = values[:-1].std() or 1.0
-    values = _bent((values - values[:-1].mean()) / deviation)
-    deviation = values[:-1].std() or 1.0
-    values = (values - values[:-1].mean()) / deviation
-    # A failure counts as the worst result, or the process would return to where trials fail.
-    y = np.full(len(losses), values[:-1].max())
-    y[fine] = values[:-1]
-    return y, float(values[-1]) if np.isfinite(bound) else bound
-
-
-def _bent(values: Array) -> Array:
-    """Return values under the power transform that makes all but the last most nearly normal."""
-    powers = _POWERS[:, None]
-    size = np.log1p(np.abs(values))
-    up = values >= 0.0
-    # ((1 + |v|)^p - 1) / p upwards with p the power, downwards with 2 less the power and the other sign.
-    p = np.where(up, powers, 2.0 - powers)
-    bent = np.where(up, 1.0, -1.0) * np.where(np.abs(p) < 1e-9, size, np.expm1(p * size) / np.where(p == 0.0, 1.0, p))
-    # The likelihood of the transform needs its derivative at each value.
-    slopes = (np.where(up, powers - 1.0, 1.0 - powers) * size)[:, :-1].sum(axis=1)  # logarithms of the derivative
-    deviation = np.maximum(bent[:, :-1].std(axis=1), 1e-12)
-    best = int(np.argmax(slopes - (len(values) - 1) * np.log(deviation)))
-    found: Array = bent[best]
-    return found
-
-
 def _fitted_sizes(count: int, most: int) -> tuple[int, int]:
     """Return at how many rows hyperparameters were fitted last, and will be next: every size to 16, then 1/16 apart."""
     size = 1
     while (following := size + max(1, min(most, size // _GROWTH))) <= count:
         size = following
     return size, following
-
-
-def _thinned(view: SearchView, count: int, most: int) -> Places:
-    """Return the places of at most so many of the first `count` rows, in their order.
-
-    From the highest rung down all rows are kept; of the first rung that is too crowded the best and an even sample of
-    the rest, and nothing below.
-    """
-    if count <= most:
-        return np.arange(count)
-    rungs = view.rungs[:count]
-    chosen: list[Places] = []
-    room = most
-    # Rows of higher rungs say more about full training, so they are taken first.
-    for rung in np.unique(rungs)[::-1]:
-        here = np.flatnonzero(rungs == rung)
-        if len(here) > room:
-            ranks = np.argsort(np.argsort(view.losses[here], axis=0, kind="stable"), axis=0).sum(axis=1)
-            # Failed rows come last: they say where not to go, which few of them do as well as many.
-            order = here[np.argsort(np.where(view.failed[here], np.inf, ranks), kind="stable")]
-            best = int(_BEST * room)
-            rest = np.sort(order[best:])
-            here = np.concatenate([order[:best], rest[np.linspace(0, len(rest) - 1, room - best).astype(np.intp)]])
-        chosen.append(here)
-        room -= len(here)
-        if not room:
-            break
-    return np.sort(np.concatenate(chosen))
 
 
 def _begins(points: Array, known: Array) -> bool:

@@ -5,21 +5,18 @@ log EI = log h((best - mean) / deviation) + log deviation, h(u) = pdf(u) + u cdf
 """
 
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.search.bayes.candidates import make_legal
+from trainwright.search.bayes.climber import Climber
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior
-from trainwright.search.bayes.loop import Acquisition
 from trainwright.space import Space
 
 __all__ = ["Improvement", "expected_improvement", "log_h"]
 
 Array = NDArray[np.float64]
 
-_STEPS = 20  # of a climb
 _STEP = 1e-5  # of a unit, for a slope
 _MARGIN = 0.1  # of the noise's deviation: an improvement below it would not be seen
 _BELIEVED = 1e-6  # noise of what is believed
@@ -28,14 +25,11 @@ _FARTHER = -1e3  # below it, the first term of a series does
 _HALF_LOG_2PI = 0.5 * float(np.log(2.0 * np.pi))
 
 
-class Improvement(Acquisition):
+class Improvement(Climber):
     """The acquisition of one ask: posteriors of the objectives, their targets and weights, and rows believed in.
 
     `factor` gives the logarithm [rows] of what the improvement at rows is multiplied by.
     """
-
-    neighbours: ClassVar[float] = 0.5
-    climbers: ClassVar[int] = 3
 
     def __init__(
         self,
@@ -47,20 +41,15 @@ class Improvement(Acquisition):
         *,
         factor: Callable[[Array], Array] | None = None,
     ) -> None:
-        self._space = space
+        super().__init__(space, embedding)
         self._factor = factor
-        self._embedding = embedding
         self._posteriors = list(posteriors)
         self._weights = weights
-        self.appetites = np.zeros(1)  # expected improvement weighs the unknown by itself
         self._alphas = [p.coefficients(y) for p, y in zip(posteriors, targets, strict=True)]
         noise = np.array([p.hyperparameters.noise for p in posteriors])
         self.means: Array = weights @ (targets - noise[:, None] * np.stack(self._alphas))  # at the told rows
         self._margin = _MARGIN * float(np.sqrt(weights**2 @ noise))
         self._best = float(self.means.min()) - self._margin
-        continuous = [c for c, column in enumerate(space.columns) if column.kind == "unit" and column.points is None]
-        self._continuous = np.array(continuous, dtype=np.intp)
-        self._feature = np.array([embedding.unit_of[c] for c in continuous], dtype=np.intp)
 
     def believe(self, rows: Array) -> None:
         """Take pending points, which have no result yet, as told at their posterior mean: only the deviation falls.
@@ -80,37 +69,7 @@ class Improvement(Acquisition):
         scores = log_h((self._best - mean) / deviation) + np.log(deviation)
         return np.asarray(scores if self._factor is None else scores + self._factor(rows))[None, :]
 
-    def score(self, predicted: Array, appetite: float) -> Array:  # noqa: ARG002 -- there is but one
-        """Return the negated logarithms."""
-        scores: Array = -predicted[0]
-        return scores
-
-    def climb(self, rows: Array, generator: np.random.Generator) -> Array:
-        """Return the legal ones among the rows to which the continuous columns of `rows` climb.
-
-        A climb may cross a threshold and bring a parameter to life, whose value is then drawn.
-        """
-        from scipy.optimize import minimize
-
-        climbed = []
-        for row, point in zip(rows, self._embedding(rows), strict=True):
-            # Inactive columns have no gradient; choices and grids stay where they are.
-            active = ~np.isnan(row[self._continuous])
-            columns, places = self._continuous[active], self._feature[active]
-            if not len(columns):
-                continue
-            found = minimize(
-                self._descent, row[columns], args=(point.copy(), places, row, columns), jac=True, method="L-BFGS-B",
-                bounds=[(0.0, 1.0)] * len(columns), options={"maxiter": _STEPS},
-            )  # fmt: skip
-            latent = row.copy()
-            latent[columns] = found.x
-            climbed.append(latent)
-        if not climbed:
-            return rows[:0]
-        return make_legal(self._space, np.array(climbed), generator)
-
-    def _descent(
+    def descent(
         self, units: Array, point: Array, places: NDArray[np.intp], row: Array, columns: NDArray[np.intp]
     ) -> tuple[float, Array]:
         """Return minus the score and its gradient by some units of a point."""
