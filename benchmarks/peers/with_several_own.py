@@ -41,5 +41,6 @@ class Several(Own):
 
 METHODS = {
     "several_own-forest": Several,
+    "several_own-botorch": partial(Several, searcher="BoTorchSearcher"),
     "several_own-random": partial(Several, searcher="RandomSearcher"),
 }

@@ -120,6 +120,7 @@ METHODS = {
     "trainwright-default": partial(Own, searcher="DefaultSearcher"),
     "trainwright-forest": Own,
     "trainwright-gp": partial(Own, searcher="GaussianProcessSearcher"),
+    "trainwright-botorch": partial(Own, searcher="BoTorchSearcher"),
     "trainwright-evolution": partial(Own, searcher="EvolutionSearcher"),
     "trainwright-forest-team": Team,
     "trainwright-plain-ucb": partial(Own, settings=_PLAIN),

@@ -1,4 +1,4 @@
-"""The transfer benchmark runs, small, and its summary compares the three ways with none."""
+"""The transfer benchmark runs, small, and its summary compares the three ways, and several studies, with none."""
 
 import json
 import shutil
@@ -15,6 +15,7 @@ def test_transfer(tables: Path, capsys: pytest.CaptureFixture):
     run.main(["--tables", str(tables), "--earlier", "11", "--evaluations", "10", "--seeds", "2", "--json"])
     result = json.loads(capsys.readouterr().out.splitlines()[-1])
     summary = result["summary"]
-    assert set(summary["mean_regret"]) == {"none", "surrogate", "generative", "priors"}
-    assert set(summary["mean_regret_difference"]) == {"surrogate", "generative", "priors"}
+    ways = {"surrogate", "generative", "priors", "several", "several, one opposite"}
+    assert set(summary["mean_regret"]) == {"none", *ways}
+    assert set(summary["mean_regret_difference"]) == ways
     assert len(result["detail"]) == 2
