@@ -1,6 +1,10 @@
 """Population-based training in a study: clones go on from the exact state of their parents."""
 
 import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -114,6 +118,40 @@ def test_an_interrupted_study_goes_on_as_one_that_was_not(tmp_path):
             pass
     assert history(parts) == history(whole)
     assert any(len(trial.leases) > 1 for trial in clones_of(parts))
+
+
+KILLED = """
+import os, signal, sys
+sys.path.insert(0, {here!r})
+import test_population as given
+from trainwright.study.driver import {module} as module
+
+def die_after(*arguments):
+    if {name!r} == "hand_over" and arguments[1].exploits is None:
+        return None
+    if {before}:
+        os.kill(os.getpid(), signal.SIGKILL)
+    whole(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+whole, module.{name} = module.{name}, die_after
+given.run({directory!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "before"),
+    [("trial_queue", "put_by", False), ("driver", "hand_over", True), ("driver", "hand_over", False)],
+    ids=["put by", "proposed", "handed over"],
+)
+def test_killed_while_a_clone_is_made(tmp_path, module, name, before):
+    """Between the link to its parent's state and its proposal, before its start, and just before that."""
+    parts = tmp_path / "parts"
+    code = KILLED.format(here=str(Path(__file__).parent), module=module, name=name, before=before, directory=str(parts))
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert history(run(parts)) == history(run(tmp_path / "whole"))
+    assert not list((parts / "checkpoints").glob("*/put-by"))
 
 
 def test_nothing_is_left_put_by(tmp_path):
