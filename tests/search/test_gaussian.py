@@ -123,9 +123,9 @@ def test_gradient_of_the_climb_is_that_of_differences(factor):
     places, columns, rough = np.array([0, 1]), np.array([0, 2]), 1e-7 if factor is None else 1e-4
     for row in space.sample(generator, 4):
         point = found._embedding(row[None, :])[0]
-        _, gradient = found._descent(row[columns], point.copy(), places, row, columns)
+        _, gradient = found.descent(row[columns], point.copy(), places, row, columns)
         values = [
-            [found._descent(row[columns] + sign * step, point.copy(), places, row, columns)[0] for sign in (1, -1)]
+            [found.descent(row[columns] + sign * step, point.copy(), places, row, columns)[0] for sign in (1, -1)]
             for step in 1e-6 * np.eye(2)
         ]
         assert gradient == pytest.approx([(up - down) / 2e-6 for up, down in values], rel=1e-5, abs=rough)

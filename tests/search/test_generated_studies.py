@@ -38,7 +38,7 @@ SEARCHERS = {
     "gp": (GaussianProcessSearcher(initial=3, candidates=24), 24),
     "default": (DefaultSearcher(), 20),
     "optuna": (OptunaSearcher(), 40),
-    "botorch": (BoTorchSearcher(initial=4, candidates=16, samples=8), 6),
+    "botorch": (BoTorchSearcher(initial=8, candidates=8, samples=8), 5),
 }
 
 

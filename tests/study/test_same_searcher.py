@@ -48,11 +48,14 @@ SEARCHERS = {
     "sobol": lambda _: tw.QuasiRandomSearcher(sequence="sobol"),
     "random": lambda _: tw.RandomSearcher(),
     "optuna": lambda _: tw.OptunaSearcher("TPESampler"),
-    "botorch": lambda _: tw.BoTorchSearcher(initial=6, candidates=16, samples=8),
+    "botorch": lambda _: tw.BoTorchSearcher(initial=TRIALS - 2, candidates=8, samples=8),
     "surrogate": lambda earlier: tw.ForestSearcher(candidates=40, warm_start=earlier),
     "two earlier": lambda earlier: tw.ForestSearcher(candidates=40, warm_start=[earlier, earlier]),
     "priors": lambda earlier: tw.ForestSearcher(initial=4, candidates=40, warm_start=earlier, transfer="priors"),
 }
+
+
+FORESTS = {"forest", "surrogate", "two earlier", "priors"}  # whose kappas are a worker's own
 
 
 @pytest.fixture(scope="module")
@@ -121,9 +124,7 @@ def test_a_run_resumed_through_any_door_is_a_run_uninterrupted(tmp_path, earlier
             assert shown(study) == whole, door
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in SEARCHERS if name not in {"optuna", "forest", "surrogate", "priors"}]
-)
+@pytest.mark.parametrize("name", [name for name in SEARCHERS if name not in FORESTS | {"optuna"}])
 def test_a_worker_that_joins_asks_the_same_searcher(tmp_path, earlier, name):
     """The forest alone draws a kappa for each slot; all others propose as the study itself would."""
     searcher = made(name, earlier)
@@ -138,7 +139,7 @@ def test_a_worker_that_joins_asks_the_same_searcher(tmp_path, earlier, name):
         assert shown(study) == whole
 
 
-@pytest.mark.parametrize("name", ["forest", "surrogate", "priors", "optuna"])
+@pytest.mark.parametrize("name", [*sorted(FORESTS), "optuna"])
 def test_a_worker_has_the_settings_of_the_studys_searcher(tmp_path, earlier, name):
     searcher = made(name, earlier)
     with tw.Study(SPACE, "min loss", directory=tmp_path / "study", seed=2) as study:
