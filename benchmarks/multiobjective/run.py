@@ -25,7 +25,7 @@ from benchmarks.search.measures import average_ranks, bootstrap
 __all__ = ["main"]
 
 SEARCHERS = (
-    "several-forest", "several-random", "several-nsga2", "several-tpe", "several-deephyper",
+    "several-default", "several-forest", "several-random", "several-nsga2", "several-tpe", "several-deephyper",
     "several-deephyper-chebyshev",
 )  # fmt: skip
 

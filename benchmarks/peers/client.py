@@ -59,6 +59,7 @@ METHODS: dict[str, tuple[str, str]] = {
     "mobster": ("syne-tune", "trials_synetune-mobster"),
     "dyhpo": ("syne-tune", "trials_synetune-dyhpo"),
     "several-forest": ("", "several_own-forest"),
+    "several-default": ("", "several_own-default"),
     "several-botorch": ("", "several_own-botorch"),
     "several-random": ("", "several_own-random"),
     "several-nsga2": ("optuna", "several_optuna-nsga2"),

@@ -41,6 +41,7 @@ class Several(Own):
 
 METHODS = {
     "several_own-forest": Several,
+    "several_own-default": partial(Several, searcher="DefaultSearcher"),
     "several_own-botorch": partial(Several, searcher="BoTorchSearcher"),
     "several_own-random": partial(Several, searcher="RandomSearcher"),
 }

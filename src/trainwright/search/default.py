@@ -1,6 +1,7 @@
 """The searcher of a study that names none: Gaussian processes while little is known of few columns, then the forest.
 
-Many columns are searched by an evolution strategy and a process together.
+Many columns are searched by an evolution strategy and a process together, several objectives by processes and forest in
+turn.
 
 The rule is what `benchmarks/search` bears out, on the problems that it was chosen on, and a function of what the study
 has seen, so that a resumed study and its workers choose alike.
@@ -8,6 +9,8 @@ has seen, so that a resumed study and its workers choose alike.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from trainwright.search.bayes.forest_searcher import ForestSearcher
 from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
@@ -27,23 +30,32 @@ class DefaultSearcher:
     """Ask `GaussianProcessSearcher` or `WideSearcher` where they are the better ones, else `ForestSearcher`.
 
     The process has: one objective without bounds, at most 20 columns, and at most 200 trials told, open and asked for;
-    with intermediate values it has any number of trials, and holds 200 rows of them. The wide search has: one objective
-    without bounds and more than 20 columns, most of them numeric. Process and forest begin with the same trials.
+    with intermediate values it has any number of trials, and holds 200 rows of them. Several objectives without bounds
+    have process and forest in turn, up to as many trials. The wide search has: one objective without bounds and more
+    than 20 columns, most of them numeric. Process and forest begin with the same trials.
     """
 
     def ask(self, view: SearchView, numbers: Sequence[int]) -> list[Configuration]:
         """Return one new configuration per number."""
-        return _searcher(view, len(numbers)).ask(view, numbers)
+        return _searcher(view, numbers).ask(view, numbers)
 
     def learn(self, view: SearchView) -> None:
         """Let the forest learn, if that is who will be asked."""
-        searcher = _searcher(view, 1)
+        searcher = _searcher(view, [1])
         if isinstance(searcher, ForestSearcher):
             searcher.learn(view)
 
 
-def _searcher(view: SearchView, wanted: int) -> GaussianProcessSearcher | ForestSearcher | WideSearcher:
-    """Return who is asked for `wanted` more trials."""
+def _searcher(view: SearchView, numbers: Sequence[int]) -> GaussianProcessSearcher | ForestSearcher | WideSearcher:
+    """Return who is asked for some more trials."""
+    few = view.count + len(view.pending) + len(numbers) <= _TRIALS
+    if view.objectives > 1:
+        # Weighted sums, which processes improve, find a front fast, but not where it is hollow; dominance, the forest's
+        # target, does. Batches take turns too, whatever their size.
+        turn = numbers[0] // len(numbers) % 2
+        free = len(view.bounds) == view.objectives and not np.isfinite(view.bounds).any()
+        suits = few and free and not view.partial and view.space.dimension <= _COLUMNS
+        return GaussianProcessSearcher() if suits and not turn else ForestSearcher()
     if len(view.bounds) > 1:
         return ForestSearcher()
     if view.space.dimension > _COLUMNS:
@@ -51,5 +63,4 @@ def _searcher(view: SearchView, wanted: int) -> GaussianProcessSearcher | Forest
         return WideSearcher() if 2 * numeric > view.space.dimension else ForestSearcher()
     if view.partial:
         return GaussianProcessSearcher(max_rows=_ROWS)
-    few = view.count + len(view.pending) + wanted <= _TRIALS
     return GaussianProcessSearcher() if few else ForestSearcher()
