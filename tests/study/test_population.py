@@ -127,8 +127,6 @@ import test_population as given
 from trainwright.study.driver import {module} as module
 
 def die_after(*arguments):
-    if {name!r} == "hand_over" and arguments[1].exploits is None:
-        return None
     if {before}:
         os.kill(os.getpid(), signal.SIGKILL)
     whole(*arguments)

@@ -3,8 +3,8 @@
 Many columns are searched by an evolution strategy and a process together, several objectives by processes and forest in
 turn.
 
-The rule is what `benchmarks/search` bears out, on the problems that it was chosen on, and a function of what the study
-has seen, so that a resumed study and its workers choose alike.
+The rule is what `benchmarks/search` and `multiobjective` bear out, on the problems that it was chosen on. It is a
+function of what the study has seen, so that a resumed study and its workers choose alike.
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class DefaultSearcher:
 
     def learn(self, view: SearchView) -> None:
         """Let the forest learn, if that is who will be asked."""
-        searcher = _searcher(view, [1])
+        searcher = _searcher(view, [1])  # an odd number: with several objectives the forest is asked every other time
         if isinstance(searcher, ForestSearcher):
             searcher.learn(view)
 

@@ -57,7 +57,7 @@ class Experience:
 
     @classmethod
     def of(cls, earlier: "Earlier | Sequence[Earlier]", way: Transfer) -> Self:
-        """Return what `way` needs of a study, of its directory or URL, of what `to_json` made, or of several of these.
+        """Return what `way` needs of a study, of its directory or URL, of several of these, or of what `to_json` made.
 
         Raises `SearchError` if one has completed no trial, or too few, or if their numbers of objectives differ.
         """
@@ -73,21 +73,16 @@ class Experience:
         if not earlier:
             raise SearchError("warm_start: got no study; allowed: one or more, or None")
         most = max(_LEAST, _MOST // len(earlier))
-        found = [cls.of(e, way) if isinstance(e, (cls, Mapping)) else cls._of_one(e, way, most) for e in earlier]
+        found = [cls._of_one(one, way, most) for one in earlier]
         counts = [len(one.ranks[0]) for one in found]
         if len(set(counts)) > 1:
             each = ", ".join(f"{' and '.join(one.sources)} {count}" for one, count in zip(found, counts, strict=True))
             raise SearchError(f"warm_start: the studies differ in their number of objectives: {each}")
-        names: list[str] = []
-        owners_of: list[int] = []
-        for one in found:
-            owners_of += [len(names) + owner for owner in one.owners]
-            names += one.sources
         return cls(
-            sources=tuple(names),
+            sources=tuple(source for one in found for source in one.sources),
             rows=tuple(row for one in found for row in one.rows),
             ranks=tuple(ranks for one in found for ranks in one.ranks),
-            owners=tuple(owners_of),
+            owners=tuple(place for place, one in enumerate(found) for _ in one.rows),
         )
 
     @classmethod
