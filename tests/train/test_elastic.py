@@ -33,6 +33,9 @@ class Ledger:
     def __init__(self):
         self.reports, self.checkpoints, self.saved_step, self.asked = {}, 0, 0, 99
 
+    def leaves(self):
+        return False
+
     def exchange(self, records):
         for record in records:
             if record.kind == "reported":

@@ -22,6 +22,9 @@ class Ledger:
         self.reports = {}
         self.dies = lambda epoch: False
 
+    def leaves(self):
+        return False
+
     def exchange(self, records):
         epochs = [record.body["epoch"] for record in records if record.kind == "reported"]
         if any(self.dies(epoch) for epoch in epochs):

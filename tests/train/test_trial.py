@@ -22,6 +22,9 @@ class Channel:
         self.batches = []
         self.reports = reports
 
+    def leaves(self):
+        return False
+
     def exchange(self, records):
         self.batches.append(records)
         return self.reports is None or len(self.reported) < self.reports

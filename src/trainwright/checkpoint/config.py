@@ -34,6 +34,7 @@ class Retention(Settings, error=CheckpointConfigError):
     # Of `save(metrics=...)`; "-accuracy" for one that should be high.
     metric: str = ""
     every_steps: Annotated[int, integer(minimum=0), "the checkpoints of every n-th step; 0: none"] = 0
+    epoch_ends: Annotated[int, integer(minimum=0), "the first checkpoints of the newest epochs"] = 0
 
     def check_together(self) -> None:
         """Refuse to retain the best checkpoints without a metric."""

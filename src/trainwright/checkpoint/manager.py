@@ -209,8 +209,16 @@ class Manager:
         After a signal it saves, calls `config.hook`, closes the manager and raises `SystemExit`: all ranks at the same
         step.
         """
-        now = time.perf_counter()
         self.steps += 1
+        if self.save_if_due(leave=self._policy.signal is not None):
+            self._save_and_exit()
+
+    def save_if_due(self, *, leave: bool) -> bool:
+        """Save if it is time to, after a step that was counted; return whether to leave, as one of the ranks wishes.
+
+        All ranks call it after each step, and leave at the same one.
+        """
+        now = time.perf_counter()
         under_way = self._saver.under_way
         # Steps during a save take longer than usual; the difference is part of what the save costs.
         if self._step_began is not None:
@@ -222,15 +230,16 @@ class Manager:
         # Whether a save is due by time differs between ranks; by a number of steps it does not.
         due = self.should_save()
         counted = due and isinstance(self.config.interval, int)
-        save, leave = self._ranks.due(counted, due or self._saver.redo, end=self._policy.signal is not None)
+        save, leave = self._ranks.due(counted, due or self._saver.redo, end=leave)
         if leave:
-            self._save_and_exit()
+            return True
         if save:
             self._saver.redo = False
             self.save()
         else:
             self._settle_saves()
         self._step_began = time.perf_counter()
+        return False
 
     def count(self) -> None:
         """Count an optimizer step and no more: for whoever saves at points of their own, as a trial at its reports."""

@@ -141,6 +141,9 @@ class Local(Settings, error=EngineError):
         if self.workers == 0:
             self._here.run_next(handler)
             return
+        if handler.leaves():
+            for gang in self._busy.values():
+                gang.leave()
         limited = self.timeout_seconds is not None or self.memory_bytes is not None
         deadline = time.monotonic() + timeout_seconds
         while self._busy:
@@ -244,3 +247,6 @@ class _Direct:
         except Exception as error:  # noqa: BLE001 -- the handler's trouble is no failure of the trial: `poll` raises it
             self.trouble = error
             return False
+
+    def leaves(self) -> bool:
+        return self._handler.leaves()

@@ -35,7 +35,9 @@ class Returned(_Ended):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoppedEarly(_Ended):
-    """The trial was told not to go on and ended quietly."""
+    """The trial was told not to go on and ended quietly; if `preempted`, within an epoch and to go on later."""
+
+    preempted: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,6 +76,9 @@ class Handler(Protocol):
 
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Take a trial's end; exactly one comes for each launch, after its facts."""
+
+    def leaves(self) -> bool:
+        """Whether running trials that can save within an epoch are to do so at their next step, and to end."""
 
 
 class Engine(Protocol):

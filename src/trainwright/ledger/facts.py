@@ -114,11 +114,12 @@ def checkpointed(
     step: int = 0,
     blocking_seconds: float = 0.0,
     persist_seconds: float = 0.0,
+    within_epochs: bool = False,
 ) -> Record:
     """Return the record of a checkpoint of `size` bytes at `path`, relative to the study's folder.
 
     Training stood still for `blocking_seconds` (as far as known at the commit); the checkpoint was there after
-    `persist_seconds`.
+    `persist_seconds`. `within_epochs` says that its run can save at any step.
     """
     body = {
         "epoch": epoch,
@@ -128,6 +129,7 @@ def checkpointed(
         "digest": digest,
         "blocking_seconds": _rounded(blocking_seconds),
         "persist_seconds": _rounded(persist_seconds),
+        "within_epochs": within_epochs,
     }
     return _record("checkpointed", body, trial, lease)
 

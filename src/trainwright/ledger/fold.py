@@ -334,6 +334,7 @@ def _checkpointed(trial: TrialState, record: Record) -> None:
     if not held.writer:
         held.writer = record.writer
     held.step = max(held.step, body.get("step", 0))
+    trial.saves_within |= body.get("within_epochs", False)
     before = trial.checkpoints.get(body["epoch"])
     # The same epoch again replaced the file.
     if before is None or lease >= before.lease:

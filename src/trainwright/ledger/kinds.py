@@ -143,6 +143,7 @@ KINDS: Mapping[str, RecordKind] = MappingProxyType(
             Field("digest", TEXT, "of its manifest"),
             Field("blocking_seconds", Seconds(), "that training stood still"),
             Field("persist_seconds", Seconds(), "until it was there"),
+            Field("within_epochs", FLAG, "its run can save at any step", required=False),
         ),
         "offered": _kind(
             "predictions are there",

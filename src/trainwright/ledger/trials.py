@@ -188,6 +188,8 @@ class TrialState:
     status: Status = Status.PROPOSED
     epoch: int = 0
     """The highest epoch reported."""
+    saves_within: bool = False
+    """Whether its runs can save at any step, so that a run may end within an epoch."""
 
     @property
     def saved_epoch(self) -> int:

@@ -65,6 +65,10 @@ class OutcomeRecorder:
         assert trial not in self.outcomes, f"trial {trial} ended twice"
         self.outcomes[trial] = outcome
 
+    def leaves(self) -> bool:
+        """Let trials go on."""
+        return False
+
 
 def run_all(
     engine: Engine,

@@ -42,9 +42,19 @@ class Channel(Protocol):
     def exchange(self, records: list[Record]) -> bool:
         """Hand over records for the ledger; return whether to go on."""
 
+    def leaves(self) -> bool:
+        """Whether the trial is to save at its next step and end there: its allocation ends."""
+
 
 class TrialEnd(BaseException):
-    """Ends a training function quietly. No `Exception`, so that a user's `except Exception` lets it pass."""
+    """Ends a training function quietly. No `Exception`, so that a user's `except Exception` lets it pass.
+
+    `preempted` says that the trial is to go on later, from the checkpoint that it has just saved.
+    """
+
+    def __init__(self, *, preempted: bool = False) -> None:
+        super().__init__()
+        self.preempted = preempted
 
 
 def is_pruning(error: BaseException) -> bool:

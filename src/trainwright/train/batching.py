@@ -59,9 +59,9 @@ class Batching:
                     f"allowed: {_shown(batch)}; give such a number of devices, or a batch that {self.processes} divides"
                 )
 
-    def at(self, epoch: int) -> BatchStep:
-        """Return the step of an epoch."""
-        batch = self._batch(epoch)
+    def at(self, epoch: int, batch: int | None = None) -> BatchStep:
+        """Return the step of an epoch; with `batch` one of so many samples, whatever the rule says."""
+        batch = batch or self._batch(epoch)
         # The largest share of a rank, in micro-batches of one size if the batch divides evenly.
         share = -(-batch // self.processes)
         # By default as many as a device took when the trial was new.
@@ -70,10 +70,6 @@ class Batching:
         even = batch % self.processes == 0
         times = share // _largest_divisor(share, most) if even else -(-share // most)
         return BatchStep(batch=batch, micro_batch=-(-share // times), accumulate=times)
-
-    def ratio(self, epoch: int) -> float:
-        """Return the batch of an epoch over that of the user's loader."""
-        return self._batch(epoch) / self.reference
 
     @property
     def _epochs(self) -> list[int]:

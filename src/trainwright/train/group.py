@@ -88,12 +88,19 @@ class _Leader:
     def exchange(self, records: list[Record]) -> bool:
         return _exchange_words(_Word.GOES_ON if self._channel.exchange(records) else _Word.ENDS) is _Word.GOES_ON
 
+    def leaves(self) -> bool:
+        return self._channel.leaves()
+
 
 class _Follower:
     """The channel of the other ranks: what they would tell is rank 0's to tell."""
 
     def exchange(self, records: list[Record]) -> bool:  # noqa: ARG002 -- rank 0 has the same
         return _exchange_words(_Word.HERE) is _Word.GOES_ON
+
+    def leaves(self) -> bool:
+        # Rank 0 hears of it, and tells the others by `Manager.save_if_due`.
+        return False
 
 
 def _exchange_words(word: _Word) -> _Word:

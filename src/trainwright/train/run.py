@@ -1,14 +1,18 @@
 """What `trial.prepare` hands back: model, optimizer and batches, placed on the trial's devices."""
 
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint import Manager
+from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import MissingExtra, TrialError
+from trainwright.train.assignment import TrialEnd
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
 from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
+from trainwright.train.replay import EpochReplay
 from trainwright.train.slots import Slots
 
 if TYPE_CHECKING:
@@ -53,6 +57,7 @@ class Run:
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
         unused_parameters: bool = False,
+        saves_within: bool = True,
     ) -> None:
         if not hasattr(optimizer, "_optimizer_step_pre_hooks") and hasattr(optimizer, "register_step_pre_hook"):
             # A wrapper that never ran torch's own constructor, as accelerate's does not, refuses hooks.
@@ -75,7 +80,12 @@ class Run:
         self._rate = Rescaling(optimizer=optimizer, rule=learning_rate, warmup_steps=warmup_steps)
         self._slots: Slots | None = None
         self._hooked = hasattr(optimizer, "register_step_post_hook")
-        self._count: Callable[[], None] = lambda: None
+        self._manager: Manager | None = None
+        self._stateful_loader = loader if hasattr(loader, "load_state_dict") else getattr(loader, "generator", None)
+        self._replay = EpochReplay(self._stateful_loader)
+        # Only the steps that `step` takes can be gone through again.
+        self._replayable = loss is not None and saves_within
+        self._steps_of_epoch = 0
         self._parallel: Parallel | None = None
         divided = plan is not None or memory is not None
         if slots is None and (divided or trial.world_size > 1):
@@ -154,19 +164,31 @@ class Run:
         """Take one optimizer step on `batch`, in micro-batches if need be. Needs `prepare(..., loss=)`.
 
         Returns the mean loss over the global batch, detached; `loss` is to be a mean over the samples that it is given.
+        Saves if it is time to. May end the trial here, quietly, when its allocation ends. In an epoch that was
+        interrupted the losses of steps that are done are returned as they were, and nothing is computed.
         """
         if self._loss is None:
             raise TrialError("run.step needs a loss; give trial.prepare(..., loss=f) with f(model, batch) a scalar")
+        if self._replay.replays:
+            return self._replay.recall(self.device)
+        loss = self._take_step(batch, self._loss)
+        self._replay.note(loss)
+        if self._step is not None:
+            self._replay.batch = self._step.batch
+        self._save_if_due()
+        return loss
+
+    def _take_step(self, batch: Any, loss_of: "Callable[[torch.nn.Module, Any], torch.Tensor]") -> "torch.Tensor":
         # Gradients of the last step go first, so that their memory is free during the forward pass.
         self.optimizer.zero_grad(set_to_none=True)
         if self._slots is not None:
-            loss = self._slots.backward(batch, self._loss)
+            loss = self._slots.backward(batch, loss_of)
         elif self._parallel is None:
-            loss = train_parts(self.model, self._loss, self._parts(batch))
+            loss = train_parts(self.model, loss_of, self._parts(batch))
         else:
             # A pipeline's micro-batches are the layout's.
             whole = self._parallel.plan.degrees.pipeline > 1
-            loss = self._parallel.backward(self._loss, [(1.0, batch)] if whole else self._parts(batch))
+            loss = self._parallel.backward(loss_of, [(1.0, batch)] if whole else self._parts(batch))
         if self._hooked:
             self.optimizer.step()
         else:  # an optimizer of the user's own: what is not stepped here is not seen
@@ -179,8 +201,8 @@ class Run:
         """Take over the batch of the epoch that comes, and the learning rate that goes with it."""
         if self._batching is None or self._batches is None:
             return
-        epoch = self._trial.next_epoch
-        self._step = self._batching.at(epoch)
+        # The batch stays what it was in an epoch that was interrupted, whatever devices there are now.
+        self._step = self._batching.at(self._trial.next_epoch, self._replay.batch)
         # A slot is the micro-batch; a rank takes its share of them one after another.
         if self._slots is not None:
             count = self._slots.count
@@ -189,24 +211,78 @@ class Run:
         if self._parallel is not None:
             self._parallel.expect_accumulation(self._step.accumulate > 1)
         self._batches.arrange(self._step.batch)
-        self._rate.rescale(self._batching.ratio(epoch), len(self._batches))
+        self._rate.rescale(self._step.batch / self._batching.reference, len(self._batches))
 
     def items(self) -> dict[str, Any]:
         """Return what a resumed run needs, by name; the global generators come with every checkpoint."""
-        loader = self._loader if hasattr(self._loader, "load_state_dict") else getattr(self._loader, "generator", None)
         found = {
             "model": self._bare,
             "optimizer": self.optimizer,
             "schedule": self.schedule,
-            "loader": loader,
+            "loader": self._stateful_loader,
             "rate": self._rate,
             "slots": self._slots,
+            "replay": self._replay,
         }
         return {name: item for name, item in found.items() if item is not None}
 
+    @property
+    def saves_within(self) -> bool:
+        """Whether a run of it may end at any step, to go on behind it."""
+        return self._replayable and self._replay.keepable
+
+    def _can_save(self) -> bool:
+        """Whether a run that ends now can go on behind the last step."""
+        # Steps that others have taken are not known.
+        return self._replay.possible and self._steps_of_epoch == self._replay.done
+
     def count_steps(self, manager: Manager) -> None:
         """Let a manager know of each step of the optimizer, whoever calls it."""
-        self._count = manager.count
+        self._manager = manager
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Take note that the training function begins an epoch here."""
+        if self._manager is not None:
+            self._replay.begin(epoch, keep=self._replayable)
+            self._steps_of_epoch = 0
+
+    def end_epoch(self) -> None:
+        """Take note that the epoch in work is over: a report comes."""
+        self._replay.end()
+
+    def resume(self, *, own: bool) -> None:
+        """Go on from the checkpoint that was restored; from that of another trial (not `own`) with a new epoch."""
+        if not own:
+            self._replay.forget()
+            return
+        random, options = capture_random(), deepcopy(self._read_groups())
+        schedule = None if self.schedule is None else deepcopy(self.schedule.state_dict())
+
+        def put_back() -> None:
+            for group, saved in zip(self.optimizer.param_groups, options, strict=True):
+                group.update(saved)
+            if schedule is not None:
+                self.schedule.load_state_dict(schedule)
+            restore_random(random)
+            self._steps_of_epoch = self._replay.done
+
+        # Schedules ask whether the optimizer has stepped before them: it has, in an earlier run.
+        self.optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+        self._replay.resume(put_back)
+
+    def _read_groups(self) -> list[dict[str, Any]]:
+        """Return all of the optimizer's groups but the parameters."""
+        return [
+            {name: value for name, value in group.items() if name != "params"} for group in self.optimizer.param_groups
+        ]
+
+    def _save_if_due(self) -> None:
+        """Save within the epoch if it is time to; end the trial here if its allocation ends."""
+        if self._manager is not None and self._can_save():
+            leaves = self._trial.channel.leaves()
+            if self._manager.save_if_due(leave=leaves):
+                self._manager.save(wait=True)
+                raise TrialEnd(preempted=True)
 
     def read_options(self) -> list[dict[str, Any]]:
         """Return the hyperparameters of each group of the optimizer."""
@@ -232,7 +308,9 @@ class Run:
         self._depth -= 1
         if self._depth == 0:
             self._rate.after()
-            self._count()
+            self._steps_of_epoch += 1
+            if self._manager is not None:
+                self._manager.count()
 
     def _batching_of(self, size: int | None, rule: BatchRule) -> Batching | None:
         if size is None:

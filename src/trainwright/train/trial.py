@@ -7,13 +7,12 @@ import reprlib
 import time
 import warnings
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
-from trainwright.checkpoint import CheckpointConfig, Manager, Restored
-from trainwright.checkpoint.owner import Owner
+from trainwright.checkpoint import CheckpointConfig, Manager, Restored, Retention
 from trainwright.checkpoint.state.differences import Effect, settle_differences
 from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute, closest
 from trainwright.ledger import Record, facts
@@ -35,8 +34,8 @@ if TYPE_CHECKING:
 __all__ = ["Trial", "as_number"]
 
 
-_PREPARED = CheckpointConfig(writer="sync", on_error="raise", timeout_seconds=WAIT_SECONDS)
-"""Of the manager that `prepare` makes: a report waits for its checkpoint anyway."""
+_PREPARED = CheckpointConfig(on_error="raise", timeout_seconds=WAIT_SECONDS, retention=Retention(last=2, epoch_ends=1))
+"""Of the manager that `prepare` makes. Rules and clones go on from the ends of epochs."""
 
 
 @dataclass
@@ -127,6 +126,7 @@ class Trial:
             last = min(last, self.max_epochs)
         for epoch in range(self._epoch + 1, last + 1):
             self._in_work = epoch
+            self._begin_epoch(epoch)
             yield epoch
             # An epoch without a report still passes.
             self._pass_epoch(epoch)
@@ -164,6 +164,8 @@ class Trial:
             raise TrialEnd
         if self.world_size > 1:
             meet()
+        if self._run is not None:
+            self._run.end_epoch()
         seconds = time.monotonic() - self._started
         record = facts.reported(
             self.number, self.assignment.lease, epoch=at, step=steps, metrics=numbers, wall_seconds=seconds
@@ -176,6 +178,7 @@ class Trial:
             checkpoints.manager.save(wait=True)
         self._last = numbers
         self._send([record])
+        self._begin_epoch(self._epoch + 1)
 
     def should_prune(self) -> bool:
         """Whether the study has told this trial to end.
@@ -208,12 +211,15 @@ class Trial:
         sync_bn: bool = False,
         memory: "str | float | MemoryPlan | None" = None,
         unused_parameters: bool = False,
+        save_every: Literal["auto"] | float | None = "auto",
     ) -> Run:
         """Make ready to train on the trial's devices, from the newest good checkpoint if there is one.
 
         `loader` gives the batches of all devices together; each rank gets its share. `loss(model, batch)` is the mean
         over a batch's samples, needed for `run.step` only; `schedule` a learning-rate scheduler of torch, stepped by
-        you. From here on every report saves a checkpoint. May end the trial here, quietly.
+        you. From here on every report saves a checkpoint, and so does `run.step` within an epoch: after `save_every`
+        seconds (a float) or steps (an int), as often as costs and failures say ("auto"), or never (None). May end the
+        trial here, quietly.
 
         What follows matters when the number of devices changes between runs of the trial, or the batch in one: `batch`
         is "constant", "grow" (with the devices) or [(epoch, batch), ...]; `micro_batch` bounds the samples on a device
@@ -246,25 +252,31 @@ class Trial:
             sync_bn=sync_bn,
             memory=memory,
             unused_parameters=unused_parameters,
+            saves_within=save_every is not None,
         )
         # Dropout draws something else where other samples are.
         if run.place:
             seed_all(int(rng(self.seed, "rank", run.place).integers(2**63)))
         if self.assignment.directory is not None:
-            manager = Manager(self, config=_PREPARED, **run.items())
+            config = _PREPARED if save_every is None else replace(_PREPARED, interval=save_every)
+            manager = Manager(self, config=config, **run.items())
             run.count_steps(manager)
+            self.checkpoint_owner().within_epochs = run.saves_within
             options = run.read_options()
             restored = manager.restore(mode="best_effort")
             # Another machine or other versions will do, another model will not.
             if restored is not None:
                 grave = [found for found in restored.differences if found.effect is Effect.STATE]
                 settle_differences(grave, mode="exact", what=str(restored.path))
-                if not restored.manifest.lease:  # another trial's: only what is learnt is taken over
+                own = restored.manifest.lease > 0
+                if not own:  # another trial's: only what is learnt is taken over
                     run.set_options(options)
+                run.resume(own=own)
         run.arrange()
+        self._begin_epoch(self._epoch + 1)
         return run
 
-    def checkpoint_owner(self) -> Owner:
+    def checkpoint_owner(self) -> TrialCheckpoints:
         """Return this trial as a `Manager` sees it. Raises `TrialError` if the study keeps nothing on disk."""
         if self._checkpoints is None:
             home = self._study()
@@ -328,6 +340,10 @@ class Trial:
             except CheckpointError as error:  # the training is over: what it came to counts
                 warnings.warn(str(error), stacklevel=2)
         return self._take_waiting(), self._last, self._epoch
+
+    def _begin_epoch(self, epoch: int) -> None:
+        if self._run is not None:
+            self._run.begin_epoch(epoch)
 
     def _pass_epoch(self, epoch: int) -> None:
         self._epoch = max(self._epoch, epoch)

@@ -22,6 +22,8 @@ class TrialCheckpoints(Owner):
     tell: Callable[[Record], None]
     go_on: Callable[[Restored], None]
     manager: Manager | None = None
+    within_epochs: bool = False
+    """Whether the run can save at any step."""
 
     def claim_checkpoints(self, manager: Manager) -> None:
         """Save by this manager, before each report; one trial has one."""
@@ -62,6 +64,7 @@ class TrialCheckpoints(Owner):
             size=manifest.size,
             digest=manifest.digest,
             step=manifest.step,
+            within_epochs=self.within_epochs,
             **seconds,
         )
 

@@ -19,6 +19,9 @@ EPOCHS, BATCH = 2, 8
 
 
 class Nobody:
+    def leaves(self):
+        return False
+
     def exchange(self, records):
         return True
 

@@ -258,6 +258,9 @@ def test_refused(match, settings):
 
 
 class Nobody:
+    def leaves(self):
+        return False
+
     def exchange(self, records):
         return True
 

@@ -38,6 +38,9 @@ def choose_retained(checkpoints: Sequence[Published], policy: Retention) -> Rete
     keep |= {place for place in places if manifests[place].pin is not None}
     if policy.every_steps:
         keep |= {place for place in places if manifests[place].step % policy.every_steps == 0}
+    # The oldest of an epoch comes last, and is the one that was saved at its end.
+    ends = {manifest.epoch: place for place, manifest in enumerate(manifests)}
+    keep |= {ends[epoch] for epoch in sorted(ends, reverse=True)[: policy.epoch_ends]}
     return RetentionChoice(
         tuple(one for place, one in enumerate(checkpoints) if place in keep),
         tuple(one for place, one in enumerate(checkpoints) if place not in keep),

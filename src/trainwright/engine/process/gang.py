@@ -20,7 +20,10 @@ _FIRST_PORT, _PORTS = 12000, 20000
 """Below those of outgoing connections, which begin at 32768 on Linux."""
 _TRIES = 100
 
-__all__ = ["Gang", "Process", "free_address"]
+LEAVE = ("leave",)
+"""What a worker is sent whose trial is to save at its next step and to end."""
+
+__all__ = ["LEAVE", "Gang", "Process", "free_address"]
 
 
 class Process(Protocol):
@@ -87,6 +90,7 @@ class Gang(Generic[_Worker]):
         self._failed: list[tuple[int, Outcome]] = []  # ranks that could still say why
         self._failed_at = 0.0  # when the first of them did
         self._first: Outcome | None = None  # of rank 0
+        self._told_to_leave = False
         # Rank 0 listens on this machine unless the engine found an address on another.
         address = assignment.address or (free_address() if len(workers) > 1 else "")
         for rank, worker in self._living.items():
@@ -142,6 +146,14 @@ class Gang(Generic[_Worker]):
                 self._terminate_all("out_of_memory", message, grace)
         for worker in self._living.values():
             worker.enforce()
+
+    def leave(self) -> None:
+        """Ask the trial to save at its next step and to end, if it can; asked once."""
+        if not self._told_to_leave and 0 in self._living:
+            self._told_to_leave = True
+            # One that is gone says so itself.
+            with suppress(OSError):
+                self._living[0].connection.send(LEAVE)
 
     def kill(self) -> None:
         """End all processes at once."""

@@ -73,6 +73,9 @@ class _GoOn:
     def exchange(self, _records: list[Record]) -> bool:
         return True
 
+    def leaves(self) -> bool:
+        return False
+
 
 def main(arguments: list[str]) -> int:
     """Run the trial as the plan says; return the exit status."""

@@ -47,8 +47,8 @@ def run_assignment(train: TrainFunction, assignment: Assignment, channel: Channe
     try:
         value = _plain_result(train(trial))
         outcome = Returned(value=value, **_close_trial(trial, started))
-    except TrialEnd:
-        outcome = StoppedEarly(**_close_trial(trial, started))
+    except TrialEnd as end:
+        outcome = StoppedEarly(preempted=end.preempted, **_close_trial(trial, started))
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # noqa: BLE001 -- whatever a user's code raises becomes a record, SystemExit too

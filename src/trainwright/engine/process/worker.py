@@ -11,11 +11,13 @@ import gc
 import os
 import signal
 import sys
+import time
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from trainwright.engine.function_reference import IN_WORKER, LOADING, FunctionReference
+from trainwright.engine.process.gang import LEAVE
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.ledger import Record
 from trainwright.signals import ignore_launcher
@@ -23,6 +25,7 @@ from trainwright.signals import ignore_launcher
 __all__ = ["main"]
 
 _PR_SET_PDEATHSIG = 1
+_ASK_SECONDS = 0.02
 
 
 class _Remote:
@@ -30,10 +33,21 @@ class _Remote:
 
     def __init__(self, connection: "Connection[Any, Any]") -> None:
         self._connection = connection
+        self._leaves = False
+        self._asked_at = 0.0
 
     def exchange(self, records: list[Record]) -> bool:
         self._connection.send(("facts", records))
-        return bool(self._connection.recv())
+        while (answer := self._connection.recv()) == LEAVE:
+            self._leaves = True
+        return bool(answer)
+
+    def leaves(self) -> bool:
+        # Asked at each step: a look at the line takes longer than a look at the clock.
+        if not self._leaves and (now := time.monotonic()) - self._asked_at > _ASK_SECONDS:
+            self._asked_at = now
+            self._leaves = self._connection.poll() and self._connection.recv() == LEAVE
+        return self._leaves
 
 
 def main(descriptor: int, terminating: int, parent: int) -> None:
@@ -50,9 +64,13 @@ def main(descriptor: int, terminating: int, parent: int) -> None:
     frozen = False
     while True:
         try:
-            path, arguments, reference, assignment, log, gpu = connection.recv()
+            message = connection.recv()
         except (EOFError, OSError):
             return
+        # The trial before has ended without hearing it.
+        if message == LEAVE:
+            continue
+        path, arguments, reference, assignment, log, gpu = message
         # As in the driver, so that modules are found and scripts see their arguments.
         sys.path[:], sys.argv[:] = path, arguments
         # The trial before may have changed the directory.

@@ -172,6 +172,9 @@ class Ray(Settings, error=EngineError):
     def poll(self, handler: Handler, timeout_seconds: float) -> None:
         """Serve the workers that have something to say, and look for those that have gone."""
         deadline = time.monotonic() + timeout_seconds
+        for grant in self._grants.values() if handler.leaves() else ():
+            if grant.gang is not None:
+                grant.gang.leave()
         while True:
             over, self._over = self._over, []
             for trial, outcome in over:

@@ -32,6 +32,9 @@ class _Kept:
         self.reached = self.reached or (self.until is not None and max(epochs, default=0) >= self.until)
         return not self.reached
 
+    def leaves(self) -> bool:
+        return False
+
 
 @constraint(  # type: ignore[untyped-decorator]  # PyCOMPSs has no types
     processors=[

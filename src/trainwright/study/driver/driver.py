@@ -360,6 +360,10 @@ class Driver:
                 )
             )
 
+    def leaves(self) -> bool:
+        """Whether running trials are to save at their next step, and to end."""
+        return bool(self.leaving.why)
+
     def exited(self, trial: int, outcome: Outcome) -> None:
         """Write how a trial ended."""
         run = self.allocator.runs.pop(trial)

@@ -36,10 +36,10 @@ class TimeLeft:
     """The wall time of one run, and how long epochs take: a projection of reports.
 
     A trial's next epoch is expected to take the median of its last three and a tenth. Of a trial without a report only
-    a bound is known: the shortest epoch of the study.
+    a bound is known: the shortest epoch of the study. One that saves within epochs needs no whole one.
     """
 
-    kinds = frozenset({"reported"})
+    kinds = frozenset({"reported", "checkpointed"})
     """The records that it is told of."""
 
     def __init__(self, wall_seconds: float | None, grace_seconds: float, trials: Mapping[int, TrialState]) -> None:
@@ -51,6 +51,9 @@ class TimeLeft:
         self._last: dict[int, tuple[int, float]] = {}  # of each trial: lease and seconds of its last report
         self._epochs: dict[int, tuple[float, ...]] = {}  # seconds of its last epochs
         self._shortest = 0.0
+        self._trials = trials
+        # One function trains all trials: what the last one could the next one can.
+        self._all_within = any(trial.saves_within for trial in trials.values())
         for number, trial in trials.items() if wall_seconds is not None else ():
             for _, report in sorted(trial.reports.items()):
                 self._add_report(number, report.lease, report.wall_seconds)
@@ -64,13 +67,18 @@ class TimeLeft:
         """Whether an epoch of a trial (None: of any) that begins now can end in time, as far as that is known."""
         if math.isinf(self.end):
             return True
+        trial = None if number is None else self._trials.get(number)
+        if self._all_within if trial is None else trial.saves_within:
+            return time.monotonic() < self._leave_at
         known = self._epochs.get(number) if number is not None else None
         seconds = (1 + _SPARE_SHARE) * statistics.median(known) if known else self._shortest
         return time.monotonic() + seconds <= self.end
 
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Measure the epoch that has ended with a report."""
-        if trial is not None:
+        if trial is not None and record.kind == "checkpointed":
+            self._all_within = trial.saves_within
+        elif trial is not None:
             self._add_report(trial.number, record.lease or 1, record.body["wall_seconds"])
 
     def _add_report(self, number: int, lease: int, seconds: float) -> None:

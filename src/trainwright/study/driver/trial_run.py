@@ -51,7 +51,8 @@ def end_record(
     goes_on = isinstance(outcome, StoppedEarly) and isinstance(run.verdict, Continue) and run.refusal is None
     if goes_on and run.leaves and not leaving:
         return preemption_record(trial, lease, seconds, reason="resized")
-    if goes_on and (run.preempted or run.leaves):
+    within = isinstance(outcome, StoppedEarly) and outcome.preempted
+    if goes_on and (run.preempted or run.leaves or within):
         return preemption_record(trial, lease, max(seconds, time.monotonic() - run.since), why=leaving)
     if isinstance(outcome, Raised) and outcome.failure == NO_ROOM:
         return preemption_record(trial, lease, seconds, why="no room for its checkpoint")

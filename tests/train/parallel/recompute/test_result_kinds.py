@@ -163,6 +163,9 @@ def test_results_of_every_kind_are_planned(kind, loss):
 
 
 class Nobody:
+    def leaves(self):
+        return False
+
     def exchange(self, _records):
         return True
 
