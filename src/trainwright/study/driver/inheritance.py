@@ -44,8 +44,10 @@ def put_by(directory: Path | None, parent: TrialState, replaces: int, number: in
         lineage = read_lineage(FileLayer(), _folder(directory, parent.number), parent.lease, lambda *_: None)
         if (newest := next(lineage, None)) is None:
             break
+        # Of its newest epoch the one that was saved at its end: those after it are of an epoch in work.
+        ended = [one for one in (newest, *lineage) if one.manifest.epoch == newest.manifest.epoch][-1]
         with suppress(FileNotFoundError):
-            return _link(newest, place, number).epoch
+            return _link(ended, place, number).epoch
     raise StudyError(
         f"trial {parent.number} has saved no checkpoint, so no other can go on from its state; save with trial.prepare "
         "or a tw.checkpoint.Manager"

@@ -1,14 +1,18 @@
 """Decide when a driver leaves, and how long its trials may continue with the current epoch.
 
-A launcher's signal (SIGTERM, SIGINT, SIGUSR1) gives them the grace; the end of the wall time is known before, so they
-have the grace until then. A further signal ends the driver at once.
+A launcher's signal (SIGTERM, SIGINT, SIGUSR1) or the leave file gives them the grace; the end of the wall time, or of
+the allocation if the batch system tells it, is known before, so they have the grace until then. A further signal ends
+the driver at once. Trials that save within their epochs are told to do so at their next step, and end there.
 """
 
 import math
+import os
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from trainwright.checkpoint.policy.hooks import end_of_allocation
 from trainwright.ledger import Record, TrialState
 from trainwright.schedule.allocator.estimates import seconds_left
 from trainwright.signals import StopSignals
@@ -17,10 +21,18 @@ from trainwright.study.driver.trial_run import TrialRun
 from trainwright.study.projections import DeviceSecondsProjection
 from trainwright.study.study_log import StudyLog
 
-__all__ = ["Leaving", "TimeLeft"]
+__all__ = ["LEAVE_FILE", "LeaveFile", "Leaving", "TimeLeft"]
 
 _OUT_OF_TIME = "wall seconds"
 """Why a driver leaves whose time is over."""
+_END_OF_ALLOCATION = "end of the allocation"
+LEAVE_FILE = "leave"
+"""In the study's directory: when it is written or touched, drivers that run leave as after a signal.
+
+`leave-JOB` is for the drivers of one job of the batch system.
+"""
+_JOB = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_JOB_ID")
+
 _LATE_SECONDS = 1.0
 """For which a driver may look late at its clock before it is interrupted."""
 
@@ -92,6 +104,31 @@ class TimeLeft:
             self._shortest = min(self._shortest or math.inf, took)
 
 
+class LeaveFile:
+    """The files by which an epilog, or anybody, asks drivers to leave; those of before are none of theirs."""
+
+    def __init__(self, directory: Path | None, environment: Mapping[str, str] = os.environ) -> None:
+        jobs = [environment[name] for name in _JOB if name in environment][:1]
+        names = [LEAVE_FILE, *(f"{LEAVE_FILE}-{job}" for job in jobs)]
+        self._paths = [] if directory is None else [directory / name for name in names]
+        self._before = self._written()
+
+    @property
+    def touched(self) -> bool:
+        """Whether one was written since this was made."""
+        return self._written() != self._before
+
+    def _written(self) -> list[int | None]:
+        # Compared with what it was at the start: the clocks of a file server and of this host may differ.
+        found: list[int | None] = []
+        for path in self._paths:
+            try:
+                found.append(path.stat().st_mtime_ns)
+            except OSError:
+                found.append(None)
+        return found
+
+
 class Leaving:
     """Watches signals and budgets of time for a driver whose trials are `running`; entered while it works."""
 
@@ -103,7 +140,9 @@ class Leaving:
         say: Callable[[str], None],
     ) -> None:
         self.signals = StopSignals(budget.grace_seconds)
-        self.time = TimeLeft(budget.wall_seconds, budget.grace_seconds, log.state.trials)
+        self._wall_seconds, self._out_of_time = _limit_of(budget, os.environ)
+        self.time = TimeLeft(self._wall_seconds, budget.grace_seconds, log.state.trials)
+        self._file = LeaveFile(log.directory)
         self.begun = ""
         """Why the driver leaves, once it does."""
         self._log = log
@@ -114,13 +153,13 @@ class Leaving:
         self._spent = None if budget.device_seconds is None else DeviceSecondsProjection(log.state)
         if self._spent is not None:
             log.add_projection(self._spent)
-        if budget.wall_seconds is not None:
+        if self._wall_seconds is not None:
             log.add_projection(self.time)
 
     @property
     def why(self) -> str:
         """Why the driver leaves, or is about to; "" if it works."""
-        return self.begun or self.signals.received or (_OUT_OF_TIME if self.time.over else "")
+        return self.begun or self.signals.received or (self._out_of_time if self.time.over else "")
 
     @property
     def signalled(self) -> bool:
@@ -130,7 +169,7 @@ class Leaving:
     @property
     def out_of_time(self) -> bool:
         """Whether the driver left because its wall time was over."""
-        return self.begun == _OUT_OF_TIME
+        return self.begun in {_OUT_OF_TIME, _END_OF_ALLOCATION, LEAVE_FILE}
 
     @property
     def seconds(self) -> float:
@@ -139,7 +178,7 @@ class Leaving:
 
     def limit(self) -> None:
         """See to it that the driver is interrupted at the end: an engine may run a trial in its very thread."""
-        if self._budget.wall_seconds is not None:
+        if self._wall_seconds is not None:
             self.signals.limit(self.time.end - time.monotonic() + _LATE_SECONDS)
 
     def begin(self, why: str) -> None:
@@ -147,12 +186,13 @@ class Leaving:
         self.signals.lift()
         self.begun = why
         # The end of the wall time is fixed; after a signal the grace counts from now.
-        self._until = self.time.end if self.out_of_time else time.monotonic() + self._budget.grace_seconds
+        ends = self.time.end if why == self._out_of_time else math.inf
+        self._until = ends if ends < math.inf else time.monotonic() + self._budget.grace_seconds
 
     def cut_short(self) -> bool:
         """Whether a KeyboardInterrupt was the end of the time, a further signal or the end of the grace."""
         if self.signals.urgent and not self.signalled:
-            self.begun = _OUT_OF_TIME
+            self.begun = self._out_of_time
         return self.signals.urgent
 
     def due(self) -> str:
@@ -161,8 +201,13 @@ class Leaving:
             return self.why
         # With nothing running, leave as soon as no further epoch could end in time.
         if self.time.over or not (self._running or self.time.fits()):
-            self._say(f"the budget of {self._budget.wall_seconds:g} wall seconds is used")
-            return _OUT_OF_TIME
+            known = self._budget.wall_seconds
+            told = known is None or self._out_of_time == _END_OF_ALLOCATION
+            self._say("the allocation ends" if told else f"the budget of {known:g} wall seconds is used")
+            return self._out_of_time
+        if self._file.touched:
+            self._say(f"the file {LEAVE_FILE} says that the allocation ends")
+            return LEAVE_FILE
         if self._budget.device_seconds is not None and self._device_seconds() >= self._budget.device_seconds:
             self._say(f"the budget of {self._budget.device_seconds:g} device seconds is used")
             return "device seconds"
@@ -170,7 +215,7 @@ class Leaving:
 
     def time_left(self, devices: int) -> float:
         """Return the seconds until the budget of time is used, if `devices` are busy from now on; inf without one."""
-        wall = None if self._budget.wall_seconds is None else self.time.end - time.monotonic()
+        wall = None if self._wall_seconds is None else self.time.end - time.monotonic()
         return seconds_left(wall, self._budget.device_seconds, at=0.0, spent=self._device_seconds(), devices=devices)
 
     def _device_seconds(self) -> float:
@@ -184,3 +229,12 @@ class Leaving:
         """Return the device seconds of a running trial beyond those that its reports have recorded."""
         lease = self._log.state.trials[number].leases[self._running[number].lease]
         return max(0.0, now - self._running[number].since - lease.seconds) * max(1, len(lease.devices))
+
+
+def _limit_of(budget: Budget, environment: Mapping[str, str]) -> tuple[float | None, str]:
+    """Return the seconds that a run has, None if nobody says so, and why it then ends."""
+    end = end_of_allocation(environment)
+    left = math.inf if end is None else max(0.0, end - time.time())
+    if budget.wall_seconds is not None and budget.wall_seconds <= left:
+        return budget.wall_seconds, _OUT_OF_TIME
+    return (None if end is None else left), _END_OF_ALLOCATION
