@@ -22,6 +22,7 @@ _UsageError: Any = typer.BadParameter.__base__  # typer keeps it under names tha
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "run": ("trainwright.cli.run", "Run a study file, all its stages, or go on with it."),
     "worker": ("trainwright.cli.worker", "Work on a study from anywhere that sees its ledger."),
+    "submit": ("trainwright.cli.submit", "Submit batch jobs that work on a study until it is done."),
     "status": ("trainwright.cli.status", "Show how a study stands, or what became of a trial."),
     "report": ("trainwright.cli.export", "Write the report of a study as one self-contained HTML file."),
     "ui": ("trainwright.cli.ui", "Show studies in a browser as they run."),

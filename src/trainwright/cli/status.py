@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from trainwright.cli.command import Result
+from trainwright.cli.submission.jobs import queue_states
 from trainwright.errors import EnsembleError, InputError
 from trainwright.ledger.standing import state_counts
 from trainwright.report.formatting import count
@@ -73,6 +74,7 @@ def _collect_content(study: Any) -> dict[str, Any]:
         "dropped_records": len(study.dropped),
         **_describe_ensemble(study),
         **({"grants": grants} if grants else {}),
+        **({"jobs": jobs} if study.directory is not None and (jobs := queue_states(study.directory)) else {}),
     }
     return content if len(study.objectives) == 1 else {**content, "front": front}
 
@@ -115,6 +117,15 @@ def _show_status(where: str, content: Mapping[str, Any], interrupted: int) -> No
     counts = ", ".join(words.values()) or "no trials yet"
     print(f"{where}: {goals}")
     print(f"trials: {counts}")
+    if jobs := content.get("jobs"):
+        states = [state for state in ("running", "queued", "submitted", "ended") if state in jobs.values()]
+        named = {state: [job for job, its in jobs.items() if its == state] for state in states}
+        # Those that have ended may be many.
+        told = [
+            f"{len(each)} {state}" + (f" ({', '.join(each)})" if state != "ended" else "")
+            for state, each in named.items()
+        ]
+        print(f"jobs: {', '.join(told)}")
     for grant in content.get("grants", []):
         devices = ", ".join(grant["devices"]) or "the devices of its worker"
         print(f"{grant['state']}: trial {grant['trial']} on {devices}, epoch {grant['epoch']}{_WHY[grant['state']]}")

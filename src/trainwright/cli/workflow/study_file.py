@@ -31,7 +31,7 @@ STAGES: Mapping[str, type[WorkflowStage]] = {
 }
 """By name of the table that asks for it, in the order in which they run; the search needs no table."""
 
-_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "simulate", *STAGES)
+_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "simulate", "job", *STAGES)
 _ALLOWED = "a study file (.toml), or a Python file (.py) with `study` and `train`"
 _BUDGET = ("trials", "wall_seconds", "device_seconds")
 

@@ -207,15 +207,7 @@ class Driver:
         self.progress.say(f"leaving ({why}): {trials} {self.leaving.seconds:.3g} s for the epoch in work")
         while self.allocator.runs and (left := self.leaving.seconds) > 0:
             self.engine.poll(self, min(_POLL_SECONDS, left))
-        for number, run in self.allocator.runs.items():
-            trial = self.log.state.trials[number]
-            # Its next job would begin where this one began, and end there again.
-            if not trial.reports and not trial.leases[run.lease].step:
-                self.progress.say(
-                    f"trial {number} has not ended its first epoch in {time.monotonic() - run.since:.3g} s and saves "
-                    "nothing within epochs, so it begins anew; train by run.step with trial.prepare(..., loss=f), or "
-                    "give a longer allocation"
-                )
+        self.leaving.tell_lost()
 
     # Starting and ending.
 

@@ -189,6 +189,18 @@ class Leaving:
         ends = self.time.end if why == self._out_of_time else math.inf
         self._until = ends if ends < math.inf else time.monotonic() + self._budget.grace_seconds
 
+    def tell_lost(self) -> None:
+        """Say which of the trials that still run, and are ended now, begin anew in the next run."""
+        for number, run in self._running.items():
+            trial = self._log.state.trials[number]
+            # Its next run would begin where this one began, and end there again.
+            if not trial.reports and not trial.leases[run.lease].step:
+                self._say(
+                    f"trial {number} has not ended its first epoch in {time.monotonic() - run.since:.3g} s and saves "
+                    "nothing within epochs, so it begins anew; train by run.step with trial.prepare(..., loss=f), or "
+                    "give a longer allocation"
+                )
+
     def cut_short(self) -> bool:
         """Whether a KeyboardInterrupt was the end of the time, a further signal or the end of the grace."""
         if self.signals.urgent and not self.signalled:

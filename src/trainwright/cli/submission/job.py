@@ -1,0 +1,107 @@
+"""The table [job] of a study file, and the script of the batch job that works on the study."""
+
+import shlex
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated
+
+from trainwright.cli.submission.systems import SYSTEMS
+from trainwright.errors import StudyError
+from trainwright.settings import Settings
+from trainwright.validators import each, instance_of, integer, number, one_of, optional, text
+
+__all__ = ["SCRIPT", "Job", "make_script"]
+
+SCRIPT = "job.sh"
+"""The name of the script in its folder."""
+
+_AT_LEAST_ONE = optional(integer(minimum=1))
+_LINES = each(instance_of(str), words="a list of texts, such as ['module load cuda']")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Job(Settings, error=StudyError, label=""):
+    """What a job of a batch system asks for, and what it runs before it works on the study.
+
+    Each task is a worker of the study: by default one a node, which trains one trial on each of the node's GPUs.
+    """
+
+    minutes: Annotated[int, integer(minimum=1), "time limit of one job"]
+    system: Annotated[str, one_of(*SYSTEMS), "batch system"] = "slurm"
+    nodes: Annotated[int, integer(minimum=1), "nodes of a job"] = 1
+    tasks_per_node: Annotated[int, integer(minimum=1), "workers on a node"] = 1
+    cores_per_task: Annotated[int | None, _AT_LEAST_ONE, "processors of a worker"] = None
+    gpus_per_node: Annotated[int | None, _AT_LEAST_ONE, "GPUs of a node"] = None
+    workers: Annotated[int | None, _AT_LEAST_ONE, "trials at once in a worker; else one a GPU"] = None
+    account: Annotated[str | None, optional(text("a name")), "account that is charged"] = None
+    partition: Annotated[str | None, optional(text("a name")), "partition or queue"] = None
+    name: Annotated[str, text("a name"), "name of the jobs"] = "trainwright"
+    chain: Annotated[int, integer(minimum=1), "jobs at most, one after another"] = 10
+    grace_seconds: Annotated[float, number(minimum=0), "seconds before the end that a job leaves for saving"] = 60.0
+    requests: Annotated[list[str], _LINES, "further options of the batch system, a line each"] = field(
+        default_factory=list
+    )
+    environment: Annotated[list[str], _LINES, "shell lines before the workers start"] = field(default_factory=list)
+    container: Annotated[str | None, optional(text("a path or address")), "Apptainer image of the workers"] = None
+
+    def check_together(self) -> None:
+        """Refuse what no line of a script can hold."""
+        for line in (*self.requests, *self.environment):
+            if "\n" in line:
+                raise StudyError(f"job: got a text of several lines, {line!r}; give a text for each")
+
+
+_SCRIPT = """\
+#!/bin/bash
+{requests}
+
+# Written by `trainwright submit`. Each job submits its successor first, so that one follows however this job ends, and
+# cancels it when the study is done or has failed.
+cd {here} || exit 1
+{environment}
+job="{job}"
+next={folder}/"$job".next
+# One that was put back into the queue has its successor already.
+if [ "{restarts}" -eq 0 ] && [ "$(find {folder} -name '*.next' | wc -l)" -lt {successors} ]; then
+  {successor} > "$next" && cat "$next" >> {folder}/submitted
+fi
+
+{launch} {worker}
+status=$?
+
+# 130: told to leave, or its time is over. 0: done. 1 and 2: it failed, and so would the next.
+case $status in 0|1|2)
+  if [ -s "$next" ]; then {cancel} "$(cat "$next")"; fi;;
+esac
+exit $status
+"""
+
+
+def make_script(job: Job, file: Path, folder: Path) -> str:
+    """Return the script of a job that works on the study of `file`; its output goes to `folder`."""
+    system = SYSTEMS[job.system]
+    script = shlex.quote(str(folder / SCRIPT))
+    marks = {"nodes": job.nodes, "tasks": job.nodes * job.tasks_per_node, "tasks_per_node": job.tasks_per_node}
+    requests = system.requests(job, str(folder))
+    mark = requests[0].partition(" ")[0]
+    options = [] if job.workers is None else ["--workers", str(job.workers)]
+    worker = ["trainwright", "worker", str(file), *options, "--grace", f"{job.grace_seconds:g}", "--quiet"]
+    # Where no end is known the worker leaves by its own clock; Slurm tells it.
+    if job.system != "slurm":
+        worker += ["--wall-seconds", str(60 * job.minutes)]
+    if job.container is not None:
+        gpus = ["--nv"] if job.gpus_per_node else []
+        worker = ["apptainer", "exec", *gpus, job.container, *worker]
+    return _SCRIPT.format(
+        requests="\n".join([*requests, *(f"{mark} {line}" for line in job.requests)]),
+        here=shlex.quote(str(Path.cwd())),
+        environment="\n".join(job.environment),
+        job=system.job,
+        successors=job.chain - 1,
+        restarts=system.restarts,
+        successor=system.successor.format(script=script),
+        folder=shlex.quote(str(folder)),
+        launch=system.launch.format(**marks),
+        worker=shlex.join(worker),
+        cancel=system.cancel,
+    )
