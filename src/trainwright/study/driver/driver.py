@@ -201,10 +201,6 @@ class Driver:
     def _leave_run(self, why: str) -> None:
         """Give running trials time to end their epoch, after which others go on with them."""
         self.leaving.begin(why)
-        if not self.allocator.runs:
-            return
-        trials = "1 trial has" if len(self.allocator.runs) == 1 else f"{len(self.allocator.runs)} trials have"
-        self.progress.say(f"leaving ({why}): {trials} {self.leaving.seconds:.3g} s for the epoch in work")
         while self.allocator.runs and (left := self.leaving.seconds) > 0:
             self.engine.poll(self, min(_POLL_SECONDS, left))
         self.leaving.tell_lost()

@@ -188,6 +188,9 @@ class Leaving:
         # The end of the wall time is fixed; after a signal the grace counts from now.
         ends = self.time.end if why == self._out_of_time else math.inf
         self._until = ends if ends < math.inf else time.monotonic() + self._budget.grace_seconds
+        if self._running:
+            trials = "1 trial has" if len(self._running) == 1 else f"{len(self._running)} trials have"
+            self._say(f"leaving ({why}): {trials} {self.seconds:.3g} s for the epoch in work")
 
     def tell_lost(self) -> None:
         """Say which of the trials that still run, and are ended now, begin anew in the next run."""
