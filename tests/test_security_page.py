@@ -22,6 +22,8 @@ UNPICKLES = {
 CONNECTIONS = {  # lines on which multiprocessing's pickles go
     "engine/process/worker.py": "a trial's process and its engine",
     "engine/process/gang.py": "likewise",
+    "engine/nodes/engine.py": "a gang's driver and its members, which have shown its secret",
+    "engine/nodes/member.py": "likewise",
 }
 KITS = "testing/", "conformance.py"
 
@@ -180,7 +182,7 @@ def test_sockets_listen_in_few_places():
     assert {name for name in found if not name.startswith("ui/")} == {
         "http_security.py",
         "serve/http/server.py",
-        "engine/ray/remote_worker.py",
+        "engine/process/listener.py",
     }
 
 

@@ -188,6 +188,7 @@ def test_a_script_for_another_system_is_written(site):
         ("minutes = 90", "", "study.toml, [job]: 'minutes' is missing (time limit of one job)"),
         ("nodes = 2", "nodes = 0", "nodes: got 0; allowed: a whole number >= 1"),
         ("nodes = 2", "nodse = 2", "'nodes'"),
+        ("nodes = 2", "nodes = 2\ngang = 4", "gang: got 4, which does not divide the 2 tasks of a job"),
         ("nodes = 2", 'environment = ["a\\nb"]', "got a text of several lines"),
         ("nodes = 2", "system = 'condor'", "allowed: 'slurm'"),
     ],

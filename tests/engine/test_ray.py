@@ -8,9 +8,10 @@ import pytest
 import trainings
 
 import trainwright as tw
+from trainwright.engine.process.listener import WorkerListener
 from trainwright.engine.ray.cluster import Node, SlotMap, connect, load_ray
 from trainwright.engine.ray.engine import Ray
-from trainwright.engine.ray.remote_worker import RemoteWorker, WorkerListener
+from trainwright.engine.ray.remote_worker import RemoteWorker
 from trainwright.errors import EngineError, InputError, MissingExtra
 from trainwright.plugins import make
 from trainwright.train.assignment import Assignment

@@ -1,7 +1,7 @@
-"""A training of long epochs under `trainwright worker`: a step leaves a line "trial epoch step pid" in DIRECTORY.log.
+"""A training of long epochs under `trainwright worker`: a step leaves "trial epoch step pid time" in DIRECTORY.log.
 
-A step takes as many seconds as the file DIRECTORY.pace says. At its end a trial writes its weights and the sum of its
-losses to DIRECTORY.weights-NUMBER.
+A step takes as many seconds as the file DIRECTORY.pace says; an epoch has WITHIN_STEPS of them. At its end a trial
+writes its weights to DIRECTORY.weights-NUMBER.
 """
 
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-STEPS, EPOCHS = 40, 3
+STEPS, EPOCHS = int(os.environ.get("WITHIN_STEPS", "40")), 3
 
 
 def train(trial):
@@ -26,7 +26,7 @@ def train(trial):
         if trial.rank == 0:
             # Only steps that are computed come here.
             handle = os.open(f"{directory}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            os.write(handle, f"{trial.number} {epoch} {step} {os.getpid()}\n".encode())
+            os.write(handle, f"{trial.number} {epoch} {step} {os.getpid()} {time.time()}\n".encode())
             os.close(handle)
         if pace.exists():
             time.sleep(float(pace.read_text()))

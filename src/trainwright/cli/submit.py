@@ -24,6 +24,7 @@ _SCALARS = (
     "cores_per_task",
     "gpus_per_node",
     "workers",
+    "gang",
     "account",
     "partition",
     "name",

@@ -10,6 +10,8 @@ from trainwright.cli.command import INTERRUPTED, Result, options_of
 from trainwright.cli.workflow.study_file import read_job
 from trainwright.engine import Local
 from trainwright.engine.devices import visible_gpus
+from trainwright.engine.nodes.launched import GangPlace
+from trainwright.errors import EngineError
 from trainwright.study import Study, Worker
 from trainwright.study.driver.budget import Budget
 
@@ -36,6 +38,7 @@ def worker(
     trials: Annotated[int | None, typer.Option(help="Results of the whole study.")] = None,
     wall_seconds: Annotated[float | None, typer.Option(help="Leave before so long is over.")] = None,
     workers: Annotated[int | None, typer.Option(help="Trials at once; else one a GPU.")] = None,
+    gang: Annotated[int, typer.Option(help="So many tasks of the launcher, one a node, share their trials.")] = 1,
     changes: dict[str, Any],
     quiet: Annotated[bool, typer.Option("--quiet", help="Say nothing while it runs.")] = False,
 ) -> Result:
@@ -61,9 +64,24 @@ def worker(
     # One trial per GPU by default: two on one would compete for its memory.
     if settings.get("engine") is None:
         settings["engine"] = Local(workers if workers is not None else max(1, len(visible_gpus())))
+    if gang > 1:
+        place = GangPlace.of(gang, study.directory)
+        if not place.drives:
+            # The driver keeps the study.
+            study.close()
+            told = place.serve(workers)
+            return Result({"place": place.place}, status=0 if told else INTERRUPTED)
+        settings["engine"] = place.engine(workers, settings.get("engine"))
     with study:
         joining = Worker(where=study, **settings, **changes)
-        share = joining.work(Budget(**limits, grace_seconds=joining.grace_seconds), progress=not quiet)
+        try:
+            share = joining.work(Budget(**limits, grace_seconds=joining.grace_seconds), progress=not quiet)
+        except EngineError as error:
+            # Nothing is wrong with the study, which goes on where all nodes are there.
+            if not (joining.engine is not None and joining.engine.gone):
+                raise
+            print(f"trainwright: {error}", file=sys.stderr)
+            return Result({"gone": sorted(joining.engine.gone)}, status=INTERRUPTED)
         results = study.state.results
         if not quiet:
             print(f"this worker: {share.results} of {results} results in {where}")

@@ -11,10 +11,11 @@ from pathlib import Path
 
 from trainwright.cluster.cgroup_limits import cgroup_cores
 
-__all__ = ["cores", "local_rank", "local_size", "rank", "visible_gpus"]
+__all__ = ["cores", "local_rank", "local_size", "rank", "task_count", "visible_gpus"]
 
 _RANK = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK")
 _LOCAL_RANK = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "PMI_LOCAL_RANK")
+_SIZE = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "PMI_SIZE")
 _LOCAL_SIZE = ("SLURM_STEP_TASKS_PER_NODE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "PMI_LOCAL_SIZE")
 
 
@@ -46,6 +47,11 @@ def visible_gpus() -> tuple[str, ...]:
 def rank(environment: Mapping[str, str] = os.environ) -> int | None:
     """Return the number of this process among those started together; None without a launcher."""
     return _first_number(_RANK, environment)
+
+
+def task_count(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return how many processes were started together; None without a launcher."""
+    return _first_number(_SIZE, environment)
 
 
 def local_rank(environment: Mapping[str, str] = os.environ) -> int | None:

@@ -170,6 +170,7 @@ class EngineConformance(ABC):
         engine = self.make_engine()
         assert engine.slots >= 1
         assert all(engine.devices((slot,)) for slot in range(engine.slots))
+        engine.close()
 
     def test_close_ends_what_runs(self) -> None:
         """Closing ends running trials and their children without an outcome, and leaves no process."""

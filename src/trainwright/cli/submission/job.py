@@ -33,6 +33,7 @@ class Job(Settings, error=StudyError, label=""):
     cores_per_task: Annotated[int | None, _AT_LEAST_ONE, "processors of a worker"] = None
     gpus_per_node: Annotated[int | None, _AT_LEAST_ONE, "GPUs of a node"] = None
     workers: Annotated[int | None, _AT_LEAST_ONE, "trials at once in a worker; else one a GPU"] = None
+    gang: Annotated[int, integer(minimum=1), "tasks, one a node, that share their trials"] = 1
     account: Annotated[str | None, optional(text("a name")), "account that is charged"] = None
     partition: Annotated[str | None, optional(text("a name")), "partition or queue"] = None
     name: Annotated[str, text("a name"), "name of the jobs"] = "trainwright"
@@ -45,7 +46,12 @@ class Job(Settings, error=StudyError, label=""):
     container: Annotated[str | None, optional(text("a path or address")), "Apptainer image of the workers"] = None
 
     def check_together(self) -> None:
-        """Refuse what no line of a script can hold."""
+        """Refuse what no line of a script can hold, and gangs that the nodes do not make up."""
+        if self.nodes * self.tasks_per_node % self.gang:
+            raise StudyError(
+                f"gang: got {self.gang}, which does not divide the {self.nodes * self.tasks_per_node} tasks of a job; "
+                "give a multiple of it"
+            )
         for line in (*self.requests, *self.environment):
             if "\n" in line:
                 raise StudyError(f"job: got a text of several lines, {line!r}; give a text for each")
@@ -85,6 +91,7 @@ def make_script(job: Job, file: Path, folder: Path) -> str:
     requests = system.requests(job, str(folder))
     mark = requests[0].partition(" ")[0]
     options = [] if job.workers is None else ["--workers", str(job.workers)]
+    options += ["--gang", str(job.gang)] if job.gang > 1 else []
     worker = ["trainwright", "worker", str(file), *options, "--grace", f"{job.grace_seconds:g}", "--quiet"]
     # Where no end is known the worker leaves by its own clock; Slurm tells it.
     if job.system != "slurm":

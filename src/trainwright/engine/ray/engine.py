@@ -9,11 +9,12 @@ from typing import Annotated, Any, TypeVar
 
 from trainwright.engine.function_reference import FunctionReference
 from trainwright.engine.process.gang import Gang
+from trainwright.engine.process.listener import WorkerListener
 from trainwright.engine.process.worker_process import log_path, thread_variables
 from trainwright.engine.protocol import Block, Died, Handler, Outcome, TrainFunction
 from trainwright.engine.ray.cluster import PlacementGroups, SlotMap, check_cluster, connect, living_nodes, load_ray
 from trainwright.engine.ray.host import DeviceHost, WorkerOrder
-from trainwright.engine.ray.remote_worker import RemoteWorker, WorkerListener
+from trainwright.engine.ray.remote_worker import RemoteWorker
 from trainwright.errors import EngineError
 from trainwright.settings import Settings
 from trainwright.train.assignment import Assignment

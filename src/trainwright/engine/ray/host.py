@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from trainwright.engine.process.gang import free_address
+from trainwright.engine.process.listener import keep_alive
 from trainwright.engine.process.worker_process import ChildProcess
 from trainwright.engine.protocol import Died, Outcome
 from trainwright.engine.ray.cluster import load_ray
@@ -61,8 +62,7 @@ class DeviceHost:
             line = socket.create_connection(order.driver, timeout=order.connect_seconds)
             # The worker uses the descriptor directly, without Python's timeouts.
             line.settimeout(None)
-            line.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            line.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            keep_alive(line)
             line.sendall(order.token)
         except OSError as error:
             return Died(why=f"its node could not reach the driver at {order.driver[0]}:{order.driver[1]}: {error}")
