@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from trainwright.checkpoint import CheckpointConfig, Manager
-from trainwright.engine import Raised, Returned
+from trainwright.engine import Raised, Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
 from trainwright.train import Loader
 from trainwright.train.assignment import Assignment
@@ -20,8 +20,12 @@ class Ledger:
     def __init__(self):
         self.reports, self.checkpoints, self.notes = {}, [], []
 
+    leaves_at = None  # a count of steps, after which the driver warns of the end
+    steps = 0
+
     def leaves(self):
-        return False
+        self.steps += 1
+        return self.leaves_at is not None and self.steps >= self.leaves_at
 
     def exchange(self, records):
         for record in records:
@@ -32,7 +36,7 @@ class Ledger:
                 self.checkpoints.append((record.lease, record.body["epoch"], record.body["step"]))
             else:
                 self.notes.append(record.body["name"])
-        return True
+        return self.leaves_at is None or self.steps < self.leaves_at
 
 
 class Training:
@@ -103,6 +107,28 @@ def test_interrupted_after_any_step(tmp_path, undisturbed, dies_at):
     for one, other in zip(training.final, undisturbed[0].final, strict=True):
         assert torch.equal(one, other)
     assert ledger.notes == []
+
+
+@pytest.mark.parametrize("leaves_at", [1, 4, 5, 7, 14])
+def test_told_to_leave(tmp_path, undisturbed, leaves_at):
+    """The trial saves at the step after which it was told, and ends there; no step is taken twice.
+
+    At the end of an epoch the report comes first, and ends it as the driver says.
+    """
+    training, ledger = Training(interval=1000), Ledger()
+    ledger.leaves_at = leaves_at
+    outcome = lease(1, training, ledger, tmp_path)
+    assert isinstance(outcome, StoppedEarly)
+    assert outcome.preempted == (leaves_at % 5 > 0)
+    ledger.leaves_at = None
+    assert isinstance(lease(2, training, ledger, tmp_path), Returned)
+    # The step that it was told at ended before the loop could note it.
+    noted = [step for _, step in training.steps]
+    assert sorted({*noted, leaves_at}) == list(range(1, 16))
+    assert len(noted) == 14 + (leaves_at % 5 == 0)
+    assert ledger.reports == undisturbed[1].reports
+    for one, other in zip(training.final, undisturbed[0].final, strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_restored_checkpoint_is_told_at_once(tmp_path):

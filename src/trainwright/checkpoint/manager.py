@@ -207,11 +207,17 @@ class Manager:
         """Count an optimizer step, and save if it is time to; call it after each, last in the loop.
 
         After a signal it saves, calls `config.hook`, closes the manager and raises `SystemExit`: all ranks at the same
-        step.
+        step. Within a trial whose allocation ends it saves, and ends the trial.
         """
         self.steps += 1
-        if self.save_if_due(leave=self._policy.signal is not None):
-            self._save_and_exit()
+        if self.save_if_due(leave=self._policy.signal is not None or self._owner.leaves()):
+            # A trial that leaves is its driver's to end; signals are for a training alone.
+            if self._ranks.any(self._policy.signal is not None):
+                self._save_and_exit()
+            # At the end of a pass a report is to come; a next run would find no batch, and nothing to report.
+            if not any(getattr(item, "pass_ended", False) for item in self._state.values()):
+                self.save(wait=True)
+                self._owner.leave()
 
     def save_if_due(self, *, leave: bool) -> bool:
         """Save if it is time to, after a step that was counted; return whether to leave, as one of the ranks wishes.

@@ -41,6 +41,13 @@ class Owner:
     def damaged(self, path: Path, why: str) -> None:
         """Take note of a checkpoint that was quarantined."""
 
+    def leaves(self) -> bool:
+        """Whether its training is to save at this step, and to end there."""
+        return False
+
+    def leave(self) -> None:
+        """End the training, which has saved for the last time, if that is the owner's to do."""
+
     def resumed(self, restored: Restored) -> None:
         """Go on from where this checkpoint was saved."""
         self.epoch = restored.epoch

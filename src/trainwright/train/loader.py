@@ -114,6 +114,11 @@ class Loader:
         """How many samples have been handed out in all epochs, over all ranks."""
         return (self._plan.epoch - 1) * self._plan.used + self._plan.samples
 
+    @property
+    def pass_ended(self) -> bool:
+        """Whether the last batch of the epoch has been handed out, and its pass has not come to its end yet."""
+        return self._plan.samples >= self._plan.used
+
     def __len__(self) -> int:
         return len(self._plan)
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from trainwright.checkpoint import Manager
 from trainwright.checkpoint.state.rng import capture_random, restore_random
 from trainwright.errors import MissingExtra, TrialError
-from trainwright.train.assignment import TrialEnd
 from trainwright.train.batch_slicing import samples_in, slice_batch, train_parts
 from trainwright.train.batching import Batching, BatchRule, BatchStep, RateRule, Rescaling
 from trainwright.train.loader_sharding import PlacedBatches, ShardedBatches, batches_of
@@ -279,10 +278,10 @@ class Run:
     def _save_if_due(self) -> None:
         """Save within the epoch if it is time to; end the trial here if its allocation ends."""
         if self._manager is not None and self._can_save():
-            leaves = self._trial.channel.leaves()
-            if self._manager.save_if_due(leave=leaves):
+            owner = self._trial.checkpoint_owner()
+            if self._manager.save_if_due(leave=owner.leaves()):
                 self._manager.save(wait=True)
-                raise TrialEnd(preempted=True)
+                owner.leave()
 
     def read_options(self) -> list[dict[str, Any]]:
         """Return the hyperparameters of each group of the optimizer."""

@@ -288,6 +288,7 @@ class Trial:
                 home=home,
                 tell=self._waiting.append,
                 go_on=self._resume_from,
+                told_to_leave=self.channel.leaves,
             )
         return self._checkpoints
 

@@ -9,18 +9,23 @@ from trainwright.checkpoint.owner import Owner
 from trainwright.checkpoint.save.publish import Published
 from trainwright.errors import CheckpointStateError
 from trainwright.ledger import Record, facts
+from trainwright.train.assignment import TrialEnd
 
 __all__ = ["TrialCheckpoints"]
 
 
 @dataclass(slots=True, kw_only=True)
 class TrialCheckpoints(Owner):
-    """A trial of the study in `home`. `tell` takes records for the ledger, `go_on` a restored checkpoint."""
+    """A trial of the study in `home`. `tell` takes records for the ledger, `go_on` a restored checkpoint.
+
+    `told_to_leave` says that the allocation ends.
+    """
 
     trial: int
     home: Path
     tell: Callable[[Record], None]
     go_on: Callable[[Restored], None]
+    told_to_leave: Callable[[], bool]
     manager: Manager | None = None
     within_epochs: bool = False
     """Whether the run can save at any step."""
@@ -33,6 +38,16 @@ class TrialCheckpoints(Owner):
                 "trial.prepare, which makes one"
             )
         self.manager = manager
+
+    def leaves(self) -> bool:
+        """Whether the allocation of the trial ends."""
+        # Who asks calls `Manager.step`, and so saves within epochs.
+        self.within_epochs = True
+        return self.told_to_leave()
+
+    def leave(self) -> None:
+        """End the trial here; its next run goes on from the checkpoint."""
+        raise TrialEnd(preempted=True)
 
     def committed(self, published: Published, *, blocking_seconds: float, persist_seconds: float) -> None:
         """Tell the ledger of a checkpoint, with the next report at the latest."""
