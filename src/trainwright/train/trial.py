@@ -6,7 +6,7 @@ import operator
 import reprlib
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 from trainwright.checkpoint import CheckpointConfig, Manager, Restored, Retention
 from trainwright.checkpoint.state.differences import Effect, settle_differences
-from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute, closest
+from trainwright.errors import CheckpointError, TrialError, TrialMisuse, UnknownAttribute
 from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment, Channel, TrialEnd
 from trainwright.train.batching import BatchRule, RateRule
 from trainwright.train.group import WAIT_SECONDS, meet
+from trainwright.train.other_names import instead_of
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
 from trainwright.train.trial_checkpoints import TrialCheckpoints
@@ -192,7 +193,7 @@ class Trial:
         # Python's own questions, such as that of copy.
         if name.startswith("__"):
             raise AttributeError(name)
-        raise UnknownAttribute(f"trial.{name}: no such attribute; {_instead_of(name, dir(Trial))}")
+        raise UnknownAttribute(f"trial.{name}: no such attribute; {instead_of(name, dir(Trial))}")
 
     def prepare(
         self,
@@ -425,27 +426,3 @@ def as_number(value: Any) -> float | None:
         return float(value.detach() if hasattr(value, "requires_grad") else value)
     except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's word for more than one element
         return None
-
-
-def _instead_of(name: str, known: Collection[str]) -> str:
-    """Return what to use instead of a name that `Trial` does not have, of those that are `known`."""
-    optuna = "or run an Optuna objective as it is by tw.from_optuna"
-    if name.startswith("suggest_"):
-        return f"the values are in trial.params: give the study a Space, tw.Space(x=tw.Float(0, 1)), {optuna}"
-    if name in _INSTEAD:
-        return f"use {_INSTEAD[name]}, {optuna}"
-    public = [item for item in known if not item.startswith("_")]
-    return f"a Trial has {', '.join(public)}{closest(name, public)}; {optuna.removeprefix('or ')}"
-
-
-_INSTEAD = {
-    "set_user_attr": "trial.note",
-    "set_system_attr": "trial.note",
-    "user_attrs": "trial.note, and study.state.notes",
-    "system_attrs": "trial.note, and study.state.notes",
-    "distributions": "the study's Space",
-    "relative_params": "trial.params",
-    "study": "the Study outside the training function",
-    "datetime_start": "study.state.trials[number].leases",
-}
-"""Our names, by Optuna's."""
