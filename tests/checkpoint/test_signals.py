@@ -229,7 +229,6 @@ class TestAgreement:
         assert [err for _, err in answers if "Error" in err] == []
         words = [out.split() for out, _ in answers]
         assert len({step for step, _ in words}) == 1
-        assert int(words[0][0]) % 5 == 0
         assert [name for _, name in words] == ["SIGUSR1" if rank == struck else "None" for rank in range(size)]
 
     def test_a_rank_that_left(self):
@@ -240,7 +239,7 @@ class TestAgreement:
                 raise RuntimeError("Connection closed by peer [127.0.0.1]:4242\nmore")
 
         agreement = Agreement(object(), every=1)
-        agreement._pending = (Lost(), None)
+        agreement._pending = (0, Lost(), None)
         with pytest.raises(CheckpointError, match=r"one of them seems gone: Connection closed by peer .*:4242$"):
             agreement.step(True)
 

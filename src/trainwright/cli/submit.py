@@ -59,7 +59,10 @@ def submit(
     system = SYSTEMS[job.system]
     if job.system == "slurm" and shutil.which("sbatch") is None:
         raise InputError("submit: there is no sbatch here; run it on a login node of Slurm, or give --show or --system")
-    submission = make_submission(study.folder, job.system)
+    folder = study.folder
+    # A study that cannot be opened is better known now than when the job runs.
+    study.open_study().close()
+    submission = make_submission(folder, job.system)
     script_path = submission.folder / SCRIPT
     write_file(script_path, make_script(job, file.resolve(), submission.folder), mode=0o755)
     command = system.submit.format(script=script_path)

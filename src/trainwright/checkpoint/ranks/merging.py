@@ -86,6 +86,10 @@ def merge_reports(manifest: Manifest, reports: Sequence[RankReport]) -> tuple[Ma
     return replace(manifest, world_size=len(reports), files=files, tensors=tuple(tensors), ties=ties), own
 
 
+_OF_GENERATORS = frozenset({"rng", "replay"})
+"""Items in which ranks differ by the states of their generators alone: those now, and at the start of the epoch."""
+
+
 def tree_of_rank(
     tree: Mapping[str, Any], *, saved: int, rank: int, world: int
 ) -> tuple[dict[str, Any], list[Difference]]:
@@ -97,7 +101,7 @@ def tree_of_rank(
         return {item: tree.get(f"{item}@{rank}", value) for item, value in common.items()}, []
     counts = {"saved": f"{saved} rank{'s' * (saved > 1)}", "now": f"{world} rank{'s' * (world > 1)}"}
     # Random generators belong to a rank, so with another number of ranks draws cannot be the same.
-    effects = {item: Effect.DRAWS if item == "rng" else Effect.STATE for item in sorted({"rng", *own})}
+    effects = {item: Effect.DRAWS if item in _OF_GENERATORS else Effect.STATE for item in sorted({"rng", *own})}
     return common, [Difference(item=item, **counts, effect=effect) for item, effect in effects.items()]
 
 

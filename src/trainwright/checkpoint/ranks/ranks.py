@@ -7,6 +7,7 @@ uses, so that no barrier of the training can meet it, and one for the main threa
 
 import json
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -43,6 +44,9 @@ if TYPE_CHECKING:
 __all__ = ["Agreement", "Findings", "Ranks", "SingleRank", "make_ranks"]
 
 T = TypeVar("T")
+
+_AGREE_SECONDS = 0.25
+"""How often ranks agree, unless so long has more steps than the most that may lie between."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -151,46 +155,59 @@ class SingleRank:
 class Agreement:
     """What at least one rank wishes, known to all at the same step.
 
-    Every `every` steps each rank starts an asynchronous max-reduce of its wishes and reads the one before it, so a wish
-    is heard by all ranks at the same step, at most two times `every` steps later, and nobody waits for the network in
-    between. `group` is a gloo group for this alone, None where one process trains: then wishes come true at once.
+    Every few steps, at most `every` of them, each rank starts an asynchronous max-reduce of its wishes and reads the
+    one before it. So a wish is heard by all ranks at the same step, at most two times as many steps later, and nobody
+    waits for the network in between. Slow steps are agreed on each: an allocation that ends leaves no time for many.
+    `group` is a gloo group for this alone, None where one process trains: then wishes come true at once.
     """
 
     def __init__(self, group: "ProcessGroup | None" = None, *, every: int = 8) -> None:
         self.every = every
+        self.steps = 0
+        self.read_from = 0
+        """The step at which the wishes that were read last had been told."""
         self._group = group
-        self._steps = 0
-        self._pending: tuple[Work, torch.Tensor] | None = None
+        self._next = 1
+        self._pending: tuple[int, Work, torch.Tensor] | None = None
+        self._told_at = time.monotonic()
 
     def step(self, *wishes: bool) -> tuple[bool, ...]:
         """Count a step; return for each wish whether all ranks follow it now. All ranks call this at each step."""
         if self._group is None:
             return wishes
-        self._steps += 1
+        self.steps += 1
         # Between two reduces nobody communicates, so a step costs nothing.
-        if self._steps % self.every:
+        if self.steps < self._next:
             return (False,) * len(wishes)
         import torch
         import torch.distributed as dist
 
-        # The reduce before this one has had `every` steps to finish, so waiting for it is free.
-        agreed = self._read_pending(len(wishes))
-        values = torch.tensor(wishes, dtype=torch.int32)
+        # The reduce before this one has had a step or more to finish, so waiting for it is free.
+        before = 0 if self._pending is None else self._pending[0]
+        agreed, slowest = self._read_pending(len(wishes))
+        now = time.monotonic()
+        took = (now - self._told_at) / max(1, self.steps - before)
+        self._told_at = now
+        values = torch.tensor([*wishes, round(1e6 * took)], dtype=torch.int64)
         work = dist.all_reduce(values, dist.ReduceOp.MAX, group=self._group, async_op=True)
-        self._pending = work, values
+        self._pending = self.steps, work, values
+        # All ranks have read the same, so all count alike.
+        self._next = self.steps + max(1, min(self.every, int(_AGREE_SECONDS / slowest) if slowest else 1))
         return agreed
 
-    def _read_pending(self, count: int) -> tuple[bool, ...]:
+    def _read_pending(self, count: int) -> tuple[tuple[bool, ...], float]:
+        """Return what was agreed on, and the seconds of a step on the slowest rank; 0 if nothing was."""
         if self._pending is None:
-            return (False,) * count
-        work, values = self._pending
+            return (False,) * count, 0.0
+        self.read_from, work, values = self._pending
         try:
             work.wait()
         except RuntimeError as error:
             raise CheckpointError(
                 f"the ranks could not agree on a step, one of them seems gone: {_first_line(error)}"
             ) from error
-        return tuple(bool(value) for value in values)
+        *wishes, micros = values.tolist()
+        return tuple(map(bool, wishes)), micros / 1e6
 
 
 class Ranks(SingleRank):
@@ -205,8 +222,8 @@ class Ranks(SingleRank):
         self._writers = dist.new_group(backend="gloo", timeout=self._timeout)
         self.control = dist.new_group(backend="gloo", timeout=self._timeout)
         self._agreement = Agreement(dist.new_group(backend="gloo", timeout=self._timeout))
-        # Steps during which an agreed wish still belongs to the last save.
-        self._echo = 0
+        # The step of the last save: wishes that were told until then belong to it.
+        self._saved_at = 0
 
     def exchange_names(self, state: Mapping[str, Any], captured: Captured) -> None:
         """Learn which ranks have which of the tensors of modules."""
@@ -289,11 +306,10 @@ class Ranks(SingleRank):
         """Tell whether to save at this step, and whether to end; all ranks do at the same one."""
         agreed, ended = self._agreement.step(wish, end)
         # A wish that led to this save is still on its way to be agreed on once more; it must not cause a second one.
-        if now or (agreed and not self._echo):
-            self._echo = 2 * self._agreement.every
-            return True, ended
-        self._echo = max(0, self._echo - 1)
-        return False, ended
+        save = now or (agreed and self._agreement.read_from > self._saved_at)
+        if save:
+            self._saved_at = self._agreement.steps
+        return save, ended
 
     def read(
         self, published: Published, state: Mapping[str, Any], captured: Captured, *, check: bool

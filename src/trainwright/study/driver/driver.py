@@ -159,7 +159,7 @@ class Driver:
         self.queue.write_fresh()
         if self.allocator.runs:
             self.queue.learn()
-            self.engine.poll(self, _POLL_SECONDS)
+            self.engine.poll(self, min(_POLL_SECONDS, self.leaving.time.working))
         elif not self.queue.granted:
             # Nothing was handed out. If something was, another driver was faster to start it: look again.
             if self._is_done(allowed):

@@ -75,6 +75,11 @@ class TimeLeft:
         """Whether to leave now: what runs has the grace for its epoch."""
         return time.monotonic() >= self._leave_at
 
+    @property
+    def working(self) -> float:
+        """The seconds until it is time to leave."""
+        return max(0.0, self._leave_at - time.monotonic())
+
     def fits(self, number: int | None = None) -> bool:
         """Whether an epoch of a trial (None: of any) that begins now can end in time, as far as that is known."""
         if math.isinf(self.end):
