@@ -11,9 +11,9 @@ from trainwright.checkpoint.policy.retention import choose_retained
 from trainwright.checkpoint.save.publish import Published
 
 
-def checkpoint(step, *, loss=None, pin=None):
+def checkpoint(step, *, loss=None, pin=None, epoch=0):
     report = {"metrics": {} if loss is None else {"loss": loss}}
-    manifest = Manifest(step=step, report=report, pin=pin)
+    manifest = Manifest(step=step, report=report, pin=pin, epoch=epoch)
     return Published(path=Path(f"step-{step}"), manifest=manifest)
 
 
@@ -28,6 +28,14 @@ def test_the_newest_the_best_and_every_tenth():
     assert steps(choose_retained(line, policy).keep) == [22, 21, 20, 11, 10, 1]
     policy = Retention(last=1, best=1, metric="-loss")
     assert steps(choose_retained(line, policy).keep) == [22, 2]
+
+
+def test_ends_of_epochs():
+    """Those saved within an epoch come after the one at the end of the epoch before, which stays."""
+    line = [checkpoint(step, epoch=step // 10) for step in (37, 35, 33, 30, 28, 20, 10)]
+    assert steps(choose_retained(line, Retention(last=2, epoch_ends=1)).keep) == [37, 35, 30]
+    assert steps(choose_retained(line, Retention(last=1, epoch_ends=2)).keep) == [37, 30, 20]
+    assert steps(choose_retained(line[3:], Retention(last=1, epoch_ends=1)).keep) == [30]
 
 
 def test_pins():

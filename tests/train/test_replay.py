@@ -9,8 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from trainwright.checkpoint.manifest import Manifest
 from trainwright.engine import Raised, Returned, StoppedEarly
 from trainwright.engine.process.run_assignment import run_assignment
+from trainwright.ledger import TrialState
+from trainwright.ledger.trials import Lease
+from trainwright.study.driver.inheritance import put_by
 from trainwright.train import Loader
 from trainwright.train.assignment import Assignment
 from trainwright.train.replay import EpochReplay
@@ -283,6 +287,21 @@ def test_another_number_of_steps_is_refused(tmp_path):
     assert "save_every=None" in outcome.message
 
 
+def test_a_clone_goes_on_from_the_end_of_an_epoch(tmp_path):
+    """Its parent is within an epoch: what is put by is the checkpoint at the end of the one before, with no replay."""
+    line = Line()
+    first = Training("DataLoader", line, save_every=1)
+    first.dies_at = STEPS + 4
+    with pytest.raises(KeyboardInterrupt):
+        lease(1, first, line, tmp_path)
+    kept = [Manifest.read(path) for path in (tmp_path / "checkpoints/trial-000005/lease-1").glob("step-*")]
+    assert sorted((one.step, one.epoch) for one in kept) == [(STEPS, 1), (STEPS + 3, 1), (STEPS + 4, 1)]
+    parent = TrialState(5, leases={1: Lease(1)})
+    assert put_by(tmp_path, parent, 3, 6) == 1
+    [put] = (tmp_path / "checkpoints/trial-000003/put-by").iterdir()
+    assert Manifest.read(put).step == STEPS
+
+
 class Odd:
     """A loader whose state no checkpoint can hold."""
 
@@ -297,6 +316,16 @@ class Odd:
 
     def load_state_dict(self, state):
         raise AssertionError
+
+
+def test_a_loader_whose_state_cannot_be_kept(tmp_path, monkeypatch):
+    """Nothing is saved within its epochs; that a warning comes changes nothing before the report."""
+    monkeypatch.setitem(LOADERS, "odd", lambda trial: Odd())
+    line = Line()
+    line.leaves_at = 2
+    outcome = lease(1, Training("odd", line, save_every=1), line, tmp_path)
+    assert isinstance(outcome, Raised)
+    assert "a checkpoint cannot keep object" in outcome.message
 
 
 def test_many_losses_keep_their_bits():
