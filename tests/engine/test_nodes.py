@@ -177,6 +177,7 @@ def test_a_member_that_never_comes(tmp_path):
     engine = Nodes(meeting=tmp_path / "gang.json", nodes=2, workers=1, start_seconds=3.0)
     [trial] = run(tmp_path / "study", engine, 1)
     assert trial.status == "complete"
+    assert engine.gone == {1}
 
 
 def test_nobody_else_is_let_in(tmp_path):
@@ -227,3 +228,26 @@ def test_workers_of_a_launcher(tmp_path):
     assert [task.wait(90) for task in tasks] == [0, 0]
     with tw.Study.open(directory) as study:
         assert [trial.values["world"] for trial in study.trials] == [2, 2]
+
+
+def test_a_gang_that_has_lost_a_node_is_interrupted(tmp_path):
+    """Its exit status is that of a worker to start again: nothing is wrong with the study."""
+    directory = tmp_path / "study"
+    (tmp_path / "study.toml").write_text(
+        f'[study]\ntrain = "test_nodes:train_together"\nobjectives = "min loss"\ndirectory = "{directory}"\n'
+        'trials = 1\n[space.x]\nkind = "float"\nlow = 0\nhigh = 1\n[rule]\nname = "FixedEpochs"\nmax_epochs = 3\n'
+        '[policy]\nname = "Fixed"\ndevices = 2\n'
+    )
+    tasks = []
+    for number in range(2):
+        launcher = {**SRUN, "SLURM_NTASKS": "2", "SLURM_PROCID": str(number)}
+        command = [sys.executable, "-m", "trainwright", "worker", str(tmp_path / "study.toml"), "--gang", "2"]
+        tasks.append(subprocess.Popen([*command, "--workers", "1"], env={**ENVIRONMENT, **launcher}))
+    pid_of(directory, 1, 2)
+    tasks[1].kill()
+    tasks[1].wait()
+    Path(f"{directory}.go").touch()
+    assert tasks[0].wait(90) == 130
+    with tw.Study.open(directory) as study:
+        [trial] = study.trials
+        assert (trial.blamed_losses, trial.status.ended) == (0, False)

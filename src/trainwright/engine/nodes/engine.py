@@ -238,7 +238,10 @@ class Nodes(Settings, error=EngineError):
             self._listener.close()
         with suppress(OSError):
             self.meeting.unlink()
+        # Whoever closes it may yet ask which nodes were lost.
+        gone = self._gone
         self.check_together()
+        self._gone = gone
 
     # The members.
 
