@@ -1,61 +1,74 @@
-"""The chain of a model's stages, measured: each stage runs alone, forward and backward, with every storage counted.
+"""The chain of a model's stages, measured in one forward of the model as it is.
+
+Where the forward calls a stage, the stage is measured alone, forward and backward, with every storage counted, and
+then runs once more without saving anything, so that the forward goes on. So no more is alive than a plan of least
+memory needs. Stages of one kind that are called alike are measured once. What follows the last stage, with the loss, is
+the chain's loss stage; what lies between stages is kept, and fixed.
 
 Bytes are those of live storages (not of the process), rounded as the allocator does; seconds are the least of several
 runs. Afterwards parameters, buffers, gradients, random generators and the training mode are as before.
 """
 
 import time
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import get_gradient_edge
-from torch.optim import Optimizer
+from torch.utils._python_dispatch import _disable_current_modes
 
-from trainwright.errors import BudgetError, UnsupportedModel
-from trainwright.model.chain import NO_LOSS, Chain, Stage, with_least_peaks
+from trainwright.errors import UnsupportedModel
+from trainwright.model.chain import Chain, Stage, with_least_peaks
 from trainwright.model.trace.storages import StorageTracker
-from trainwright.train.parallel.recompute.sample_step import restored_after
-from trainwright.train.parallel.recompute.stages import StageRow
+from trainwright.train.parallel.recompute.measured_stage import StageBytes, measure_stage
+from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes
+from trainwright.train.parallel.recompute.sample_step import Call, as_call, loss_of, restored_after
+from trainwright.train.parallel.recompute.stage_arguments import links_of
+from trainwright.train.parallel.recompute.stage_calls import (
+    StageSite,
+    check_trains,
+    find_stages,
+    stage_calls,
+    stage_sites,
+)
 from trainwright.train.parallel.recompute.trees import (
+    flatten_tree,
     granule_of,
     map_only,
-    rounded_bytes,
     storage_key,
     storage_keys,
     tensors_of,
     total_bytes,
 )
-from trainwright.train.parallel.recompute.values import detach_leaf, saving_nothing, written_error
-from trainwright.validators import check, one_of
+from trainwright.train.parallel.recompute.values import saving_nothing, written_error
 
-__all__ = ["OPTIMIZERS", "measure_chain", "named_state_bytes", "state_bytes"]
+__all__ = ["measure_chain"]
 
-
-_REPEATS = 3
+_REFUSED = (RuntimeError, TypeError, ValueError, IndexError, KeyError, AttributeError)
+"""What a model raises that does not take a sample."""
 
 
 def measure_chain(
     model: nn.Module,
-    row: StageRow,
-    arguments: Sequence[Any],
+    sample: Any,
     *,
+    stages: Sequence[str] = (),
     loss: Callable[[Any], torch.Tensor] | None = None,
     optimizer: str | int | None = None,
     accumulate: bool = False,
     reserve_bytes: int = 0,
-    repeats: int = _REPEATS,
 ) -> Chain:
-    """Return the chain of a model's stages for the arguments of its first stage.
+    """Return the chain of a model's stages for a sample, in the order of the calls.
 
-    `loss` makes a scalar of the model's result, and is measured as the loss stage; `optimizer` is what its state takes,
-    by name (see `OPTIMIZERS`) or in bytes. Gradients of parameters count from the backward that makes them, as after
-    `zero_grad(set_to_none=True)`; with `accumulate` they are there from the start, and a stage's new ones come on top.
-    `reserve_bytes` are somebody else's. Raises `UnsupportedModel` if nothing is trained, or the sample does not run
-    through a stage.
+    `stages` name the stages, as `find_stages` takes them; `loss` makes a scalar of the model's result. `optimizer` is
+    what its state takes, by name (see `OPTIMIZERS`) or in bytes. Gradients of parameters count from the backward that
+    makes them, as after `zero_grad(set_to_none=True)`; with `accumulate` they are there from the start, and a stage's
+    new ones come on top. `reserve_bytes` are somebody else's. Raises `UnsupportedModel` if nothing is trained, or the
+    model does not take the sample.
     """
+    check_trains(model)
     granule = granule_of(model)
     fixed = {
         "parameters": total_bytes(model.parameters(), granule),
@@ -72,69 +85,223 @@ def measure_chain(
         fixed["gradients"] = gradients
     if optimizer is not None:
         fixed["optimizer"] = optimizer if isinstance(optimizer, int) else named_state_bytes(optimizer, gradients)
-    stages: list[Stage] = []
-    last: dict[str, Any] = {}
-    draws = 0
-    riding: dict[int, int] = {}
-    # Run the stages one after the other; each is measured on what the one before has handed on.
-    with restored_after(model):
-        row.refresh()
-        value: Any = tuple(arguments)
-        for number, (stage, name) in enumerate(zip(row.stages, row.names, strict=True), start=1):
-            state, buffers = torch.get_rng_state(), [each.clone() for each in stage.buffers()]
-            numbers, value = _measure_or_refuse(
-                number, name, stage, partial(row.run, number), value, granule=granule, repeats=repeats,
-                riding=partial(row.riding, number), last=number == len(row.stages),
-            )  # fmt: skip
-            draws += not torch.equal(state, torch.get_rng_state())
-            changed = [new for old, new in zip(buffers, stage.buffers(), strict=True) if not torch.equal(old, new)]
-            # Reruns write to copies of the buffers that the stage has changed.
-            fixed["buffers"] += total_bytes(changed, granule)
-            numbers |= _first_gradients(
-                row.stages[number - 1 :], numbers["backward_temporary_bytes"], granule, accumulate=accumulate
-            )
-            riding |= {storage_key(each): rounded_bytes(each, granule) for each in row.riding(number, value)}
-            stages.append(Stage(name=name, parameter_bytes=total_bytes(stage.parameters(), granule), **numbers))
-        if not any(t.requires_grad for t in tensors_of(value)):
-            raise UnsupportedModel(
-                f"model: got a result ({type(value).__name__}) without a tensor that wants a gradient; allowed: one "
-                "for a loss, in tuples, lists, mappings or dataclasses"
-            )
-        # What skips stages is in the boundaries of all of them, which share it: it is there whatever else goes, and
-        # beside it what its maker makes when it runs again.
-        if riding:
-            fixed["skips"] = sum(riding.values())
-        # The caller has it until the loss's backward is over.
-        fixed["output"] = total_bytes(tensors_of(value), granule)
-        # Of the executor: a loss, the states of generators for reruns.
-        state_bytes = (
-            -(-state.nbytes // granule) * granule if not any(each.is_cuda for each in model.parameters()) else 0
-        )
-        fixed["executor"] = 4 * granule + (1 + draws) * state_bytes
-        if loss is not None:
-            last, _ = _measure_or_refuse(
-                len(stages) + 1, "loss", nn.Module(), loss, value, granule=granule, repeats=repeats,
-                riding=lambda _: [], last=False,
-            )  # fmt: skip
-            last |= {"output_bytes": 0, "gradient_bytes": 0}
-    *counted_stages, counted_loss = with_least_peaks([*stages, Stage(name="loss", **last) if last else NO_LOSS])
+    found = _Forward(model, granule, find_stages(model, stages))
+    call = as_call(sample)
+    batch = tensors_of((call.args, dict(call.kwargs)))
+    with restored_after(model, batch):
+        after = found.run(call, loss)
+    made = found.stages(accumulate=accumulate)
+    *counted_stages, counted_loss = with_least_peaks([*made, found.loss_stage(after, accumulate=accumulate)])
+    # The states of generators, for reruns.
+    states = found.draws * (-(-torch.get_rng_state().nbytes // granule) * granule) if granule < _CUDA_GRANULE else 0
+    fixed |= {"between stages": found.between_bytes, "executor": 4 * granule + states}
     return Chain(
         stages=tuple(counted_stages),
         loss=counted_loss,
-        input_bytes=total_bytes(tensors_of(arguments), granule),
+        input_bytes=total_bytes(batch, granule),
         fixed=fixed,
         name=type(model).__name__,
     )
 
 
-_Caller = Callable[[Any], Any]
-"""From a stage's arguments to its result."""
+_CUDA_GRANULE = 512
 
 
-def _first_gradients(stages: Sequence[nn.Module], temporary: int, granule: int, *, accumulate: bool) -> dict[str, Any]:
-    """Return what the first stage's backward leaves, and its temporaries beside it; the others come behind it."""
-    own = {id(each): each for each in stages[0].parameters() if each.requires_grad}
-    later = {id(each) for stage in stages[1:] for each in stage.parameters()}
+@dataclass(slots=True)
+class _Measured:
+    """A call of a stage."""
+
+    site: StageSite
+    bytes: StageBytes
+    # Whether the next stage reads what it has made as it is; then of how many bytes that is.
+    linked_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class _After:
+    """What follows the last stage: bytes and seconds of the loss stage."""
+
+    saved_bytes: int
+    forward_temporary_bytes: int
+    backward_temporary_bytes: int
+    forward_seconds: float
+    backward_seconds: float
+
+
+@dataclass
+class _Forward:
+    """A forward of a model in which each stage is measured where it is called."""
+
+    model: nn.Module
+    granule: int
+    names: Sequence[str]
+    calls: list[_Measured] = field(default_factory=list)
+    between_bytes: int = 0
+    draws: int = 0
+
+    def __post_init__(self) -> None:
+        self._tracker = StorageTracker(granule_bytes=self.granule)
+        self._known: dict[Any, StageBytes] = {}
+        # What stages are given that none can make again: the interpreter holds it, so it is held here.
+        self._held: dict[int, torch.Tensor] = {}
+        self._readers: Counter[int] = Counter()
+        self._below: list[torch.Tensor | None] = []
+        self._cut: torch.Tensor | None = None
+        self._base_bytes = self._live_bytes = self._extra_bytes = 0
+        self._left = 0.0
+
+    def run(self, call: Call, loss: Callable[[Any], torch.Tensor] | None) -> _After:
+        """Run the model with a sample, and its loss forward and backward; raise UnsupportedModel where it fails."""
+        tracker, model = self._tracker, self.model
+        tracker.watch(model.parameters(), "parameters")
+        tracker.watch(model.buffers(), "buffers")
+        tracker.watch(tensors_of((call.args, dict(call.kwargs))), "input")
+        self._base_bytes = tracker.live_bytes
+        with stage_calls(model, stage_sites(model, self.names), self._call) as forward, tracker:
+            try:
+                result = forward(*call.args, **call.kwargs)
+            except _REFUSED as error:
+                if isinstance(error, torch.OutOfMemoryError | UnsupportedModel):
+                    raise
+                raise UnsupportedModel(
+                    f"sample: {type(model).__name__} refuses it: {error}; allowed: a sample that the model takes"
+                ) from error
+            if not self.calls:
+                named = ", ".join(self.names[:3])
+                raise UnsupportedModel(
+                    f"stages: got {named}, none of which {type(model).__name__} calls with gradients; allowed: modules "
+                    "that its forward calls"
+                )
+            if not any(tensor.requires_grad for tensor in tensors_of(result)):
+                raise UnsupportedModel(
+                    f"model: got a result ({type(result).__name__}) without a tensor that wants a gradient; allowed: "
+                    "one for a loss, in tuples, lists, mappings or dataclasses"
+                )
+            return self._finish(result, loss)
+
+    def _finish(self, result: Any, loss: Callable[[Any], torch.Tensor] | None) -> _After:
+        tracker = self._tracker
+        # Gradients of what several stages read wait until the first of them is done.
+        several = [self._held[key] for key, times in self._readers.items() if times > 1]
+        self.between_bytes = self._live_bytes - self._base_bytes + self._extra_bytes
+        self.between_bytes += total_bytes((each for each in several if each.requires_grad), self.granule)
+        end = loss_of(result, loss)
+        now = time.perf_counter()
+        saved = tracker.live_bytes - self._live_bytes
+        forward_peak = tracker.peak_bytes - tracker.live_bytes
+        forward_seconds, start = now - self._left, tracker.live_bytes
+        tracker.restart_peak()
+        end.backward()
+        seconds = time.perf_counter() - now
+        own = total_bytes((each.grad for each in self.model.parameters() if each.grad is not None), self.granule)
+        temporary = tracker.peak_bytes - start - own - self.calls[-1].bytes.gradient_bytes
+        return _After(max(0, saved), max(0, forward_peak), temporary, forward_seconds, seconds)
+
+    def _call(
+        self, site: StageSite, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        number = len(self.calls) + 1
+        leaves, _ = flatten_tree((args, kwargs))
+        given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        links = links_of(leaves, self._below)
+        if links:
+            read = [self._below[place] for place in set(links.values())]
+            self.calls[-1].linked_bytes = total_bytes((each for each in read if each is not None), self.granule)
+        self._below = []
+        for at, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor) and at not in links:
+                self._held.setdefault(storage_key(leaf), leaf.detach().requires_grad_(leaf.requires_grad))
+                self._readers[storage_key(leaf)] += 1
+        try:
+            # Seconds would be those of the tracker.
+            with _disable_current_modes():
+                found = self._bytes_of(site, forward, args, kwargs, leaves)
+                before = torch.get_rng_state()
+                with saving_nothing():
+                    output = forward(*args, **kwargs)
+                self.draws += not torch.equal(before, torch.get_rng_state())
+        except _REFUSED as error:
+            if isinstance(error, torch.OutOfMemoryError | UnsupportedModel):
+                raise
+            if "in-place operation" in str(error) or "inplace operation" in str(error):
+                raise written_error(f"model, stage {number} ({site.name})", "its input") from error
+            shapes = ", ".join(str(tuple(each.shape)) for each in given)
+            raise UnsupportedModel(
+                f"sample: stage {number} ({site.name}) refuses what the sample makes there (shapes {shapes}): {error}; "
+                "allowed: a sample that the model takes"
+            ) from error
+        self.calls.append(_Measured(site, found))
+        self._extra_bytes += found.left_bytes
+        output = self._without_graph(output, storage_keys(given))
+        self._below = [None if storage_key(each) in storage_keys(given) else each for each in tensors_of(output)]
+        self._live_bytes = self._tracker.live_bytes
+        self._tracker.restart_peak()
+        self._left = time.perf_counter()
+        return output
+
+    def _bytes_of(
+        self, site: StageSite, forward: Callable[..., Any], args: Any, kwargs: Any, leaves: Sequence[Any]
+    ) -> StageBytes:
+        kind = _kind_of(site, leaves)
+        if kind not in self._known:
+            self._known[kind] = measure_stage(site, forward, (args, kwargs), granule=self.granule)
+        return self._known[kind]
+
+    def _without_graph(self, output: Any, given: set[int]) -> Any:
+        """Return what a stage has made, as the beginning of a graph, but no leaf: the forward may write to it."""
+
+        def begun(tensor: torch.Tensor) -> torch.Tensor:
+            if not tensor.requires_grad or storage_key(tensor) in given:
+                self._tracker.see(tensor)
+                return tensor
+            # A sum saves nothing, and its gradient ends in a number.
+            return tensor.detach() + torch.zeros((), dtype=tensor.dtype, device=tensor.device, requires_grad=True)
+
+        return map_only(torch.Tensor, begun, output)
+
+    def stages(self, *, accumulate: bool) -> list[Stage]:
+        """Return the records of the stages, in the order of the calls."""
+        found = []
+        for place, call in enumerate(self.calls):
+            own = {id(each): each for module in call.site.modules for each in module.parameters() if each.requires_grad}
+            later = {
+                id(each)
+                for other in self.calls[place + 1 :]
+                for module in other.site.modules
+                for each in module.parameters()
+            }
+            parameters = (each for module in call.site.modules for each in module.parameters())
+            found.append(
+                Stage(
+                    name=call.site.name,
+                    parameter_bytes=total_bytes(parameters, self.granule),
+                    **call.bytes.fields(call.linked_bytes),
+                    **_first_gradients(own, later, call.bytes.backward_temporary_bytes, self.granule, accumulate),
+                )
+            )
+        return found
+
+    def loss_stage(self, after: _After, *, accumulate: bool) -> Stage:
+        """Return the record of what follows the last stage, with the gradients of all that is in no stage."""
+        inside = {id(each) for call in self.calls for module in call.site.modules for each in module.parameters()}
+        outside = {id(each): each for each in self.model.parameters() if each.requires_grad and id(each) not in inside}
+        temporary = after.backward_temporary_bytes
+        return Stage(
+            name="loss",
+            forward_seconds=after.forward_seconds,
+            backward_seconds=after.backward_seconds,
+            output_bytes=0,
+            gradient_bytes=0,
+            saved_bytes=after.saved_bytes,
+            forward_temporary_bytes=after.forward_temporary_bytes,
+            **_first_gradients(outside, set(), temporary, self.granule, accumulate),
+        )
+
+
+def _first_gradients(
+    own: Mapping[int, nn.Parameter], later: set[int], temporary: int, granule: int, accumulate: bool
+) -> dict[str, Any]:
+    """Return what the first backward of parameters leaves, and its temporaries beside it."""
     # Gradients of shared parameters are added to what is there.
     shared = total_bytes((each for key, each in own.items() if key in later), granule)
     alone = total_bytes((each for key, each in own.items() if key not in later), granule)
@@ -146,247 +313,17 @@ def _first_gradients(stages: Sequence[nn.Module], temporary: int, granule: int, 
     return {"parameter_gradient_bytes": alone, "backward_temporary_bytes": temporary}
 
 
-def _measure_or_refuse(
-    number: int,
-    name: str,
-    stage: nn.Module,
-    call: _Caller,
-    value: Any,
-    **settings: Any,
-) -> tuple[dict[str, Any], Any]:
-    try:
-        return _measured_stage(stage, call, value, **settings)
-    except torch.OutOfMemoryError:
-        raise
-    except (RuntimeError, TypeError, ValueError, IndexError) as error:
-        if "in-place operation" in str(error) or "inplace operation" in str(error):
-            raise written_error(
-                f"model, stage {number} ({name})", "a value that another stage made or needs"
-            ) from error
-        shapes = ", ".join(str(tuple(t.shape)) for t in tensors_of(value))
-        raise UnsupportedModel(
-            f"sample: stage {number} ({name}) refuses what the sample makes there (shapes {shapes}): {error}; allowed: "
-            "a sample that the model takes"
-        ) from error
-
-
-def _measured_stage(
-    stage: nn.Module,
-    call: _Caller,
-    value: Any,
-    *,
-    granule: int,
-    repeats: int,
-    riding: Callable[[Any], list[torch.Tensor]],
-    last: bool,
-) -> tuple[dict[str, Any], Any]:
-    """Return the numbers of a stage as the fields of its record, and what it hands on.
-
-    The output of the model's last stage is its caller's, and among what is fixed; that of a rerun goes at once.
-    `riding` finds the tensors that skip stages in what this one hands on.
-    """
-
-    def opened() -> Any:
-        return map_only(torch.Tensor, detach_leaf, value)
-
-    def plain() -> Any:
-        with saving_nothing():
-            return call(opened())
-
-    # A forward without gradients: its output, and its temporaries.
-    tracker = StorageTracker(granule_bytes=granule)
-    tracker.watch(stage.parameters(), "fixed")
-    tracker.watch(stage.buffers(), "fixed")
-    tracker.watch(tensors_of(value), "input")
-    before = tracker.live_bytes
-    with tracker:
-        out = plain()
-    made = tracker.live_bytes - before
-    numbers: dict[str, Any] = {
-        "output_bytes": made,
-        "no_grad_forward_temporary_bytes": tracker.peak_bytes - before - made,
-    }
-
-    # A forward with gradients: what the graph holds.
-    entered = opened()
-    tracker.restart_peak()
-    before = tracker.live_bytes
-    with tracker:
-        result = call(entered)
-    grown = tracker.live_bytes - before
-    # At least the output, which the next stage reads even where the graph holds less.
-    temporary = max(0, tracker.peak_bytes - before - grown)
-    numbers |= {"saved_bytes": max(grown, made), "forward_temporary_bytes": temporary}
-    # The model's result is counted among what is fixed, and here only while the forward makes it.
-    if last:
-        numbers |= {
-            "output_bytes": 0,
-            "saved_bytes": _without_output(call, opened, tracker),
-            "forward_temporary_bytes": numbers["forward_temporary_bytes"] + made,
-            "no_grad_forward_temporary_bytes": numbers["no_grad_forward_temporary_bytes"] + made,
-        }
-
-    ends = [t for t in tensors_of(result) if t.requires_grad]
-    numbers["gradient_bytes"] = sum(rounded_bytes(t, granule) for t in ends)
-    known, handed = storage_keys(value), {id(t) for t in tensors_of(entered)}
-    # The gradient that comes with what rides on is there while that of what is read here is added to it.
-    read = [t for t in riding(result) if t.requires_grad and storage_key(t) in known and id(t) not in handed]
-    added = total_bytes(read, granule)
-    del read
-    edges: list[Any] = []
-    if ends:
-        # The gradients that arrive become tensors when the walk begins: they are not among the live bytes yet.
-        arriving = sum(-(-t.numel() * t.itemsize // granule) * granule for t in ends)
-        edges, seeds = [get_gradient_edge(t) for t in ends], [_gradient_seed(t) for t in ends]
-        # The backward: its peak above what is alive at its start, without the gradients that the chain counts by
-        # itself.
-        start = tracker.live_bytes + arriving
-        # When a stage's backward begins, only its graph has the output, if it needs that at all.
-        if not last:
-            result = None
-            ends.clear()
-        tracker.restart_peak()
-        before_gradients = _gradient_bytes(stage, granule)
-        with tracker:
-            torch.autograd.backward(edges, seeds)
-        gradients = _gradient_bytes(stage, granule) - before_gradients
-        below = total_bytes((t.grad for t in tensors_of(entered) if t.grad is not None), granule)
-        numbers["backward_temporary_bytes"] = tracker.peak_bytes - start - gradients - below + added
-    else:
-        numbers["backward_temporary_bytes"] = 0
-    del result, entered, ends, edges
-    _forget_gradients(stage)
-
-    # Times come last, without the tracker, which makes every operation slower.
-    numbers |= _stage_seconds(stage, call, opened, repeats)
-    return numbers, out
-
-
-def _stage_seconds(stage: nn.Module, call: _Caller, opened: Callable[[], Any], repeats: int) -> dict[str, float]:
-    """Return the least seconds of a stage's forward without and with gradients, and of its backward."""
-    plain, forwards, backwards = [], [], []
-    for _ in range(repeats):
-        entered = opened()
-        started = _synchronised_now(entered)
-        with saving_nothing():
-            call(entered)
-        plain.append(_synchronised_now(entered) - started)
-        entered = opened()
-        started = _synchronised_now(entered)
-        result = call(entered)
-        forwards.append(_synchronised_now(entered) - started)
-        ends = [t for t in tensors_of(result) if t.requires_grad]
-        if ends:
-            deltas = [torch.ones_like(t) for t in ends]
-            started = _synchronised_now(entered)
-            torch.autograd.backward(ends, deltas)
-            backwards.append(_synchronised_now(entered) - started)
-        _forget_gradients(stage)
-    forward = min(forwards)
-    return {
-        "forward_seconds": forward,
-        "backward_seconds": min(backwards, default=0.0),
-        # What a forward that saves nothing costs more is the work in Python for it: nobody is to save values to avoid
-        # that.
-        "no_grad_forward_seconds": min(*plain, forward),
-    }
-
-
-def _gradient_seed(end: torch.Tensor) -> torch.Tensor:
-    """Return a number seen as the gradient of a stage's output, which becomes a tensor when autograd's walk begins.
-
-    That goes when the first to read it is done, as one from the next stage does: nobody outside holds it.
-    """
-    edge, alike = get_gradient_edge(end), partial(torch.ones_like, torch.empty_like(end, device="meta"))
-    device, place = end.device, edge.output_nr
-
-    def arrive(gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
-        # Strides of 0 alone: still the one number. Others: a gradient that autograd has summed already.
-        whole = gradients[place]
-        return (*gradients[:place], whole if any(whole.stride()) else alike(device=device), *gradients[place + 1 :])
-
-    edge.node.register_prehook(arrive)
-    return torch.ones((), dtype=end.dtype, device=device).expand_as(end)
-
-
-def _without_output(call: Callable[[Any], Any], opened: Callable[[], Any], tracker: StorageTracker) -> int:
-    """Return the bytes that a stage's graph holds by itself."""
-    before = tracker.live_bytes
-    with tracker:
-        result = call(opened())
-    edges = [get_gradient_edge(t) for t in tensors_of(result) if t.requires_grad]
-    del result
-    held = tracker.live_bytes - before
-    del edges
-    return held
-
-
-def _synchronised_now(value: Any) -> float:
-    for tensor in tensors_of(value):
-        if tensor.is_cuda:
-            torch.cuda.synchronize(tensor.device)
-            break
-    return time.perf_counter()
-
-
-def _forget_gradients(module: nn.Module) -> None:
-    for parameter in module.parameters():
-        parameter.grad = None
-
-
-def _gradient_bytes(module: nn.Module, granule: int) -> int:
-    return total_bytes((p.grad for p in module.parameters() if p.grad is not None), granule)
-
-
-OPTIMIZERS = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
-"""Copies of the trained parameters that an optimizer keeps."""
-_ROWS, _COLUMNS = 2, 3
-
-
-def state_bytes(optimizer: Optimizer, *, granule: int = 1) -> int:
-    """Return the bytes of an optimizer's state once it has stepped; storages are rounded up to `granule`.
-
-    Per-parameter state of fewer elements than the parameter (a count of steps) is left out. Raises `BudgetError` for an
-    optimizer that cannot be made anew from its own settings, if it has not stepped yet.
-    """
-    if optimizer.state:
-        tensors = [each for held in optimizer.state.values() for each in held.values()]
-        state = [each for each in tensors if isinstance(each, torch.Tensor)]
-        return sum(-(-each.untyped_storage().nbytes() // granule) * granule for each in state if each.dim())
-    return sum(_of_group(optimizer, group, granule) for group in optimizer.param_groups)
-
-
-def _of_group(optimizer: Optimizer, group: dict[str, object], granule: int) -> int:
-    parameters: list[torch.Tensor] = group["params"]  # type: ignore[assignment]  # torch's groups hold it so
-    total = 0
-    for dtype in {each.dtype for each in parameters}:
-        kept = _bytes_per_element(optimizer, group, dtype)
-        own = [each for each in parameters if each.dtype is dtype and each.requires_grad]
-        total += sum(-(-int(share * each.numel()) // granule) * granule for each in own for share in kept)
-    return total
-
-
-def _bytes_per_element(optimizer: Optimizer, group: dict[str, object], dtype: torch.dtype) -> list[float]:
-    """Return the bytes per element of each tensor that the state of one parameter has."""
-    # Let an optimizer of the same class and settings step once on a small tensor, and see what it keeps.
-    probe = torch.nn.Parameter(torch.ones(_ROWS, _COLUMNS, dtype=dtype))
-    probe.grad = torch.ones_like(probe)
-    settings = {name: value for name, value in group.items() if name not in {"params", "fused", "capturable"}}
-    try:
-        made = type(optimizer)([settings | {"params": [probe]}])  # type: ignore[call-arg]  # of any class
-        made.step()
-    except Exception as error:
-        raise BudgetError(
-            f"optimizer: got a {type(optimizer).__name__} whose state is not known before it steps ({error}); allowed: "
-            "one that can be made from its parameters; let it step once, or plan without it"
-        ) from error
-    state = [each for each in made.state[probe].values() if isinstance(each, torch.Tensor)]
-    return [each.untyped_storage().nbytes() / probe.numel() for each in state if each.dim()]
-
-
-def named_state_bytes(optimizer: str | None, trained_bytes: int) -> int:
-    """Return what the state of an optimizer takes for so many bytes of trained parameters; 0 for None."""
-    if optimizer is None:
-        return 0
-    check(optimizer, one_of(*OPTIMIZERS), "optimizer", BudgetError)
-    return OPTIMIZERS[optimizer] * trained_bytes
+def _kind_of(site: StageSite, leaves: Sequence[Any]) -> Any:
+    """Return what stages have in common that take the same bytes and seconds."""
+    tensors = [
+        (path, tuple(each.shape), each.dtype, each.requires_grad)
+        for module in site.modules
+        for path, each in (*module.named_parameters(), *module.named_buffers())
+    ]
+    given = [
+        (tuple(leaf.shape), leaf.stride() if leaf.layout == torch.strided else (), leaf.dtype, leaf.requires_grad)
+        if isinstance(leaf, torch.Tensor)
+        else leaf if isinstance(leaf, bool | int | float | str | type(None)) else type(leaf)
+        for leaf in leaves
+    ]  # fmt: skip
+    return tuple((type(each), repr(each)) for each in site.modules), tuple(tensors), tuple(given)
