@@ -51,14 +51,14 @@ def loss_of(model, batch):
 
 
 def layout_of(schedule, chain=None):
-    chain = chain or load_chain(model_of(), data()[0][:SIZE], skips=False)
+    chain = chain or load_chain(model_of(), data()[0][:SIZE])
     settings = {"stages": 2, "microbatches": MICROBATCHES, "schedule": schedule}
     return memory.pipeline(chain, memory="1 GiB", **settings).layout(MICROBATCHES * SIZE)
 
 
 def placed_layout():
     """Return a layout in which the first device has the ends of the model: the second layer takes half of all time."""
-    chain = load_chain(model_of(), data()[0][:SIZE], skips=False)
+    chain = load_chain(model_of(), data()[0][:SIZE])
     stages = tuple(
         replace(stage, forward_seconds=seconds / 3, backward_seconds=2 * seconds / 3, no_grad_forward_seconds=None)
         for stage, seconds in zip(chain.stages, (3, 8, 1, 1, 1, 1, 1, 0), strict=True)
@@ -130,7 +130,7 @@ def test_a_budget_that_nothing_keeps_to(found):
 
 def test_stages_of_a_device_share_its_memory():
     """With less room stages run more again, until their least ways do not fit either."""
-    chain = load_chain(model_of(), data()[0][:SIZE], skips=False)
+    chain = load_chain(model_of(), data()[0][:SIZE])
     ways = {0: ways_to_run(chain, 3), 2: ways_to_run(chain, 1)}
     full = sum(found[0].peak_bytes for found in ways.values())
     least = sum(min(way.peak_bytes for way in found) for found in ways.values())

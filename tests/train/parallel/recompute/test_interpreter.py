@@ -11,7 +11,7 @@ from trainwright.errors import ChainError, UnsupportedModel
 from trainwright.plan.memory.operations import Value
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.program import arrange_script
-from trainwright.train.parallel.recompute.stages import split_model
+from trainwright.train.parallel.recompute.stage_calls import find_stages, stage_calls, stage_sites
 
 
 class Net(nn.Module):
@@ -193,8 +193,22 @@ def both(case, plan, *, frozen=False):
         for parameter in list(plain.parameters())[:3]:
             parameter.requires_grad_(False)
     other = copy.deepcopy(plain)
-    row = split_model(other)
-    return plain, carry_out(other, row, plan(len(row.stages))), arguments(), row
+    names = called_stages(other, arguments())
+    return plain, carry_out(other, names, plan(len(names))), arguments(), names
+
+
+def called_stages(model, arguments):
+    """Return the names of a model's stages in the order of the calls."""
+    names = []
+
+    def call(site, forward, args, kwargs):
+        names.append(site.name)
+        return forward(*args, **kwargs)
+
+    twin = copy.deepcopy(model)
+    with torch.random.fork_rng(), stage_calls(twin, stage_sites(twin, find_stages(twin)), call) as forward:
+        forward(*arguments)
+    return names
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -236,7 +250,7 @@ def test_dropped_graphs_go():
             for stage in (4, 3, 2, 1)
             for each in (delete(Value.OUTPUT, stage), forward_all(stage), backward(stage))
         ]
-        module = carry_out(model, split_model(model), plan)
+        module = carry_out(model, find_stages(model), plan)
         tracker = StorageTracker()
         with tracker:
             module(x).sum().backward()
@@ -288,7 +302,7 @@ class TestUnits:
         assert [str(act) for act in script.acts] == ["Fck 1", "Fall 2", "B 2", "Del a1", "Fall 1", "B 1"]
         assert script.turn == 2
         assert script.kept == {2}
-        carry_out(model, split_model(model), listed)(torch.randn(3, 4)).sum().backward()
+        carry_out(model, find_stages(model), listed)(torch.randn(3, 4)).sum().backward()
         assert [layer.begun for layer in model] == [2, 2, 2, 1, 1, 1]
         assert [layer.ended for layer in model] == [2, 2, 1, 1, 1, 1]
 
@@ -312,7 +326,7 @@ class TestUnits:
                 return super().forward(x).tanh() if self.turns == 1 else super().forward(x)
 
         model = nn.Sequential(Fickle(4, 4), nn.Linear(4, 4))
-        loss = carry_out(model, split_model(model), keep_outputs(2))(torch.randn(3, 4)).sum()
+        loss = carry_out(model, find_stages(model), keep_outputs(2))(torch.randn(3, 4)).sum()
         with pytest.raises(UnsupportedModel, match="another number"):
             loss.backward()
 
@@ -360,4 +374,4 @@ class TestRefusals:
         model = nn.Sequential(nn.Linear(4, 4), Writes())
         for plan, error in ((keep_all, RuntimeError), (keep_outputs, UnsupportedModel)):
             with pytest.raises(error, match=r"in-?place| in place"):
-                carry_out(model, split_model(model), plan(2))(torch.randn(3, 4)).sum().backward()
+                carry_out(model, find_stages(model), plan(2))(torch.randn(3, 4)).sum().backward()

@@ -197,9 +197,7 @@ class _Forward:
         temporary = tracker.peak_bytes - start - own - self.calls[-1].bytes.gradient_bytes
         return _After(max(0, saved), max(0, forward_peak), temporary, forward_seconds, seconds)
 
-    def _call(
-        self, site: StageSite, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _call(self, site: StageSite, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         number = len(self.calls) + 1
         leaves, _ = flatten_tree((args, kwargs))
         given = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
@@ -234,7 +232,8 @@ class _Forward:
         self._extra_bytes += found.left_bytes
         output = self._without_graph(output, storage_keys(given))
         self._below = [None if storage_key(each) in storage_keys(given) else each for each in tensors_of(output)]
-        self._live_bytes = self._tracker.live_bytes
+        # The caller still has what it has called the stage with, though it goes when the stage returns.
+        self._live_bytes = self._tracker.live_bytes - (self.calls[-2].linked_bytes or 0 if links else 0)
         self._tracker.restart_peak()
         self._left = time.perf_counter()
         return output

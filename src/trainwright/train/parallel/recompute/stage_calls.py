@@ -218,9 +218,7 @@ def _site(model: nn.Module, name: str) -> StageSite:
 
 
 @contextmanager
-def stage_calls(
-    model: nn.Module, sites: Mapping[str, StageSite], on_call: OnCall
-) -> Iterator[Callable[..., Any]]:
+def stage_calls(model: nn.Module, sites: Mapping[str, StageSite], on_call: OnCall) -> Iterator[Callable[..., Any]]:
     """Let `on_call` do the calls of stages, and yield the model's forward."""
     forward = partial(type(model).forward, model)
     rows: dict[nn.Module, dict[int, StageSite]] = {}
