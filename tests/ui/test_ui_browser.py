@@ -115,6 +115,23 @@ def test_the_keyboard_is_enough(page):
     page.wait_for_selector("h1:has-text('Trial')")
 
 
+def test_a_point_chosen_by_keys_stays_chosen(page, small):
+    """Neither a new result nor a pointer that lies still takes it away."""
+    page.click("text=digits")
+    page.wait_for_selector("[data-drawn] canvas")
+    page.focus("canvas >> nth=0")
+    page.keyboard.press("ArrowRight")
+    told = page.inner_text(".tip.on")
+    small.trial(40)
+    page.wait_for_selector("text=13 complete")
+    page.wait_for_function("document.querySelector('[data-updated]') !== null")
+    page.set_viewport_size({"width": 1000, "height": 900})
+    page.locator("canvas >> nth=0").dispatch_event("pointerleave")
+    assert page.inner_text(".tip.on") == told
+    page.keyboard.press("Escape")
+    page.wait_for_selector(".tip.on", state="detached")
+
+
 @pytest.mark.slow
 def test_a_drag_zooms_and_escape_zooms_out(page):
     page.click("text=digits")

@@ -108,7 +108,6 @@ export class Chart {
 
   update(figure) {
     this.figure = figure;
-    this.lit = null;
     this.showLegend();
     this.draw();
   }
@@ -206,8 +205,10 @@ export class Chart {
     context.setTransform(ratio, 0, 0, ratio, 0, 0);
     context.clearRect(0, 0, width, height);
     this.pen = new CanvasPen(context, FONT);
+    const which = this.lit ? this.points.indexOf(this.lit.layer) : -1;
     this.points = [];
     this.paint(this.pen, width, height);
+    if (this.lit) this.follow(which);
     if (this.drag?.box) {
       const { x, y, w, h } = this.drag.box;
       this.pen.rect(x, y, w, h, { color: this.colour("--blue"), opacity: 0.15 });
@@ -227,7 +228,19 @@ export class Chart {
       });
     }
     this.annotate(pen, plan);
-    if (this.lit && pen === this.pen) this.light(pen);
+  }
+
+  // The point that is told stays told when the figure is drawn anew: the same point of the same trace, where it is now.
+  follow(which) {
+    const layer = this.points[which];
+    const spot = layer && this.spots(layer)[this.lit.at];
+    const { at, keys } = this.lit;
+    this.lit = null;
+    if (!spot) this.point(null);
+    else {
+      this.tell({ layer, at, x: spot[0], y: spot[1], keys });
+      this.light(this.pen);
+    }
   }
 
   frame(pen, plan, height) {
@@ -426,6 +439,11 @@ export class Chart {
   point(found) {
     const before = this.lit;
     if (found && before && before.layer === found.layer && before.at === found.at) return;
+    this.tell(found);
+    if (found || before) this.soon();
+  }
+
+  tell(found) {
     this.lit = found;
     this.tip.textContent = found ? this.described(found) : "";
     this.tip.classList.toggle("on", Boolean(found));
@@ -436,7 +454,6 @@ export class Chart {
       this.tip.style.top = `${Math.max(found.y - 12, this.tip.offsetHeight + 2)}px`;
     }
     this.canvas.style.cursor = found && this.pick && whose(found.layer.trace, found.at) !== undefined ? "pointer" : "";
-    if (found || before) this.soon();
   }
 
   // The whole line of the trial under the pointer stands out.
@@ -470,9 +487,9 @@ export class Chart {
       if (!this.figure || !this.points) return;
       const [px, py] = at(event);
       if (this.drag) this.stretch(px, py);
-      else this.point(this.find(px, py));
+      else this.hover(this.find(px, py));
     });
-    canvas.addEventListener("pointerleave", () => this.drag || this.point(null));
+    canvas.addEventListener("pointerleave", () => this.drag || this.hover(null));
     canvas.addEventListener("pointerdown", (event) => {
       if (event.pointerType !== "mouse" || event.button !== 0 || this.figure?.layout.xaxis?.fixedrange) return;
       const [px, py] = at(event);
@@ -487,6 +504,11 @@ export class Chart {
     canvas.addEventListener("dblclick", () => this.unzoom());
     canvas.addEventListener("keydown", (event) => this.key(event));
     canvas.addEventListener("blur", () => this.point(null));
+  }
+
+  // A pointer that lies still makes events too, when the page moves below it: they do not take away what the keys chose.
+  hover(found) {
+    if (found || !this.lit?.keys) this.point(found);
   }
 
   choose() {
@@ -546,14 +568,18 @@ export class Chart {
       at = 0;
     }
     const layer = layers[Math.max(which, 0)];
-    const spots = layer.boxes
-      ? layer.boxes.map(({ x, y, w }) => [x + w / 2, y])
-      : Array.from({ length: layer.points.length / 2 }, (_, i) => [layer.points[2 * i], layer.points[2 * i + 1]]);
+    const spots = this.spots(layer);
     for (let tries = 0; tries < spots.length; tries += 1) {
       at = (at + (along || (tries ? 1 : 0)) + spots.length) % spots.length;
       if (!Number.isNaN(spots[at][0] + spots[at][1])) break;
     }
-    if (spots.length) this.point({ layer, at, x: spots[at][0], y: spots[at][1] });
+    if (spots.length) this.point({ layer, at, x: spots[at][0], y: spots[at][1], keys: true });
+  }
+
+  // Where the points of a layer are, in pixels.
+  spots({ boxes, points }) {
+    if (boxes) return boxes.map(({ x, y, w }) => [x + w / 2, y]);
+    return Array.from({ length: points.length / 2 }, (_, i) => [points[2 * i], points[2 * i + 1]]);
   }
 
   // The figure as a file of so many mm, light, with its title and its legend; no text is below 7 pt.

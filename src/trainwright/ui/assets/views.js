@@ -78,8 +78,10 @@ export class Figures {
       }
     }
     figures.forEach((figure, at) => {
-      const { outer } = this.drawn.get(figure.name);
+      const { outer, chart } = this.drawn.get(figure.name);
       if (this.element.children[at] !== outer) this.element.insertBefore(outer, this.element.children[at]);
+      // A chart has no size before it is in the page; without this its keys would wait for two more frames.
+      if (!chart.points) chart.draw();
     });
     const notes = views.flatMap((view) => view.notes);
     const pending = views.some((view) => view.pending);
