@@ -78,35 +78,13 @@ def test_text_is_executed_where_it_is_the_users_script():
     assert found == {"engine/function_reference.py"}
 
 
-def test_torch_reads_programs_only_with_trust():
-    """Its reader runs what it finds; ours is used unless the caller has said `trust`, which nothing does by itself."""
+def test_nothing_loads_programs_of_torch():
+    """Members without a factory are ONNX files, which hold no code; torch's reader of programs runs what it finds."""
     found = {name for name, path in NAMES.items() for called, _ in calls(path) if called == "torch.export.load"}
-    assert found == {"ensemble/export/program.py"}
-    text = (ROOT / "ensemble/export/program.py").read_text(encoding="utf-8")
-    assert text.count("_load_trusted(") == 2  # its definition, and the call behind the flag
-    assert "if not trust:\n            raise\n    return _load_trusted(" in text
-    from trainwright.ensemble import Ensemble, Library
-    from trainwright.ensemble.export.program import load_network
-
-    for function in (Ensemble.load, Library.open, Library.of, load_network):
-        assert inspect.signature(function).parameters["trust"].default is False
-    trusting = {
-        name
-        for name, path in NAMES.items()
-        if not name.startswith("checkpoint/")  # where the word is about pickles of checkpoints
-        for _, call in calls(path)
-        for word in call.keywords
-        if word.arg == "trust" and ast.unparse(word.value) == "True"
-    }
-    # A program that was just written here is compared with its network; a workflow loads what it exported itself.
-    assert trusting == {"ensemble/export/program.py", "cli/workflow/allocation.py", "cli/workflow/deployment.py"}
-
-
-def test_programs_are_bounded_as_the_page_says():
-    pytest.importorskip("torch")
-    from trainwright.ensemble.export import program_graph
-
-    assert f"{program_graph._ROW_BYTES >> 30} GiB at once" in PAGE
+    assert not found
+    loaded = {name for name, path in NAMES.items() for called, _ in calls(path) if called.endswith("InferenceSession")}
+    assert loaded == {"ensemble/export/onnx_file.py"}
+    assert "register_custom_ops" not in (ROOT / "ensemble/export/onnx_file.py").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("reader", ["torch", "dcp", "safetensors"])

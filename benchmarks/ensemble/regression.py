@@ -251,7 +251,7 @@ def _mixed(members: Sequence[Array], weights: Sequence[float]) -> Array:
 
 def _scored(found: Mapping[str, tuple[list[Array], Sequence[float]]], targets: Mapping[str, Array]) -> dict[str, Any]:
     from trainwright.ensemble.combine.calibration import calibrate
-    from trainwright.ensemble.combine.uncertainty import coverage, crps
+    from trainwright.ensemble.combine.uncertainty import coverage
     from trainwright.ensemble.metrics import METRICS
 
     metric = METRICS["normal_nll"]
@@ -262,7 +262,7 @@ def _scored(found: Mapping[str, tuple[list[Array], Sequence[float]]], targets: M
     return {
         "nll": metric.score(pooled, targets["test"]),
         "scaled_nll": metric.score(scale.apply(pooled), targets["test"]),
-        "crps": crps(pooled, targets["test"]),
+        "crps": METRICS["crps"].score(pooled, targets["test"]),
         "coverage": inside["empirical"],
         "length": inside["length"],
         "members": len(members),

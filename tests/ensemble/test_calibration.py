@@ -13,8 +13,8 @@ from trainwright.ensemble.combine.calibration import (
     score_probabilities,
 )
 from trainwright.ensemble.combine.rules import NormalMixture, combine
-from trainwright.ensemble.combine.uncertainty import coverage, crps, mixture_quantiles
-from trainwright.ensemble.metrics import cross_entropy, normal_nll
+from trainwright.ensemble.combine.uncertainty import coverage, mixture_quantiles
+from trainwright.ensemble.metrics import cross_entropy, normal_crps, normal_nll
 from trainwright.errors import EnsembleError
 
 
@@ -96,7 +96,7 @@ class TestMeasures:
 
         grid = np.linspace(-20, 20, 400_001)
         integral = ((ndtr((grid - 0.3) / 0.7) - (grid >= 1.1)) ** 2).sum() * (grid[1] - grid[0])
-        assert crps(np.array([[[0.3, 0.49]]]), np.array([[1.1]])) == pytest.approx(integral, abs=1e-4)
+        assert normal_crps(np.array([[[0.3, 0.49]]]), np.array([[1.1]])) == pytest.approx(integral, abs=1e-4)
 
     def test_quantiles_and_coverage_of_a_mixture(self):
         """Quantiles against draws; targets drawn from the mixture are covered as often as they should be."""

@@ -63,7 +63,7 @@ class TestFront:
             FrontPoint(loss=0.2, seconds_per_row=1.0, bytes=2, members=(1,), weights=(1.0,)),
         )
         front = Front(
-            points=points, baselines={}, library={}, metric="accuracy", split="selection", excluded={},
+            points=points, baselines={}, scored_by=METRICS["accuracy"], split="selection", excluded={},
             strategy=BudgetedGreedy(), candidates=None,
         )  # fmt: skip
         with pytest.raises(EnsembleError, match="which no point keeps both"):
@@ -143,7 +143,7 @@ class TestEnsemble:
 
 
 def alone(trial):
-    return {"loss": 0.0, "seconds_per_row": 0.0, "bytes": 0, "members": (trial,), "weights": (1.0,)}
+    return {"loss": 0.0, "seconds_per_row": 0.0, "bytes": 0, "members": (trial,), "weights": (1.0,), "places": (trial,)}
 
 
 def dominates(one, other):

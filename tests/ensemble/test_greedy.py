@@ -13,7 +13,7 @@ from trainwright.ensemble.selection.candidates import Candidates, RowScorer, Tru
 from trainwright.ensemble.selection.greedy import BudgetedGreedy
 from trainwright.errors import EnsembleError
 
-METRIC_NAMES = sorted(name for name, metric in METRICS.items() if "classes" in metric.outputs)
+METRIC_NAMES = sorted(name for name, metric in METRICS.items() if "classes" in metric.outputs and metric.per_row)
 
 
 def candidates(seed, members=6, rows=17, classes=3, *, ties=False):

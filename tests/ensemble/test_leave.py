@@ -136,7 +136,7 @@ class TestRefusals:
             ({"rows": {"other": np.array([1, 2, 3])}}, "got split 'other'; allowed: selection"),
             ({"data": 3}, "data: got int"),
             ({"sample": PROBABILITIES}, "sample: got no model"),
-            ({"model": "net"}, "model: got str"),
+            ({"model": "net"}, "got 'net', which cannot be read .*allowed: a model, or the path of an ONNX file"),
         ],
     )
     def test_other_arguments(self, study, more, sentence):

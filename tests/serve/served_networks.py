@@ -95,7 +95,7 @@ def ensemble(
 ):
     """Return an ensemble of one network per entry of `params`, with weights of their own.
 
-    `program` makes the `model.pt2` of a network; without `by_name` members have no factory.
+    `program` makes the `model.onnx` of a network; without `by_name` members have no factory.
     """
     members = []
     for number, one in enumerate(params):

@@ -10,18 +10,20 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
+pytest.importorskip("onnxscript")
+pytest.importorskip("onnxruntime")
 sys.path.insert(0, str(Path(__file__).parent))
-sys.path.insert(0, str(Path(__file__).parent.parent / "ensemble"))
 
 import served_networks as networks
-from programs_for_tests import layers_program
+
+from trainwright.ensemble.export.onnx_file import export_network
 
 LEFT = {"factory": (False, True), "program": (True, False), "both": (True, True)}  # (a program, a factory)
 NETWORKS = {"one": [{}], "alike": [{}, {}], "unlike": [{"hidden": 4}, {"hidden": 8}]}
 
 
 def program(network):
-    return layers_program([(network[at].weight.detach().numpy(), network[at].bias.detach().numpy()) for at in (0, 2)])
+    return export_network(network, networks.inputs(7), whose="it")
 
 
 @pytest.fixture(scope="module")

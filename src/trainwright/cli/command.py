@@ -31,7 +31,6 @@ __all__ = [
     "Result",
     "StudyFolder",
     "TokenFile",
-    "Trust",
     "add_command",
     "make_group",
     "options_of",
@@ -48,9 +47,6 @@ ClusterName = Annotated[str, typer.Option("--cluster", help="A preset's name, or
 Nodes = Annotated[int | None, typer.Option(help="So many nodes of it.")]
 PlanFile = Annotated[Path | None, typer.Option("--out", help="Write the plan to this file.")]
 TokenFile = Annotated[Path | None, typer.Option(help="Holds the token; chmod 600.")]
-Trust = Annotated[
-    bool, typer.Option("--trust", help="Load what needs more than known operators, as programs with your rights.")
-]
 
 _TAKES = "changes"
 

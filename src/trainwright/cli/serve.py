@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli.command import EnsembleFolder, Nodes, PlanFile, Result, TokenFile, Trust, make_group, options_of
+from trainwright.cli.command import EnsembleFolder, Nodes, PlanFile, Result, TokenFile, make_group, options_of
 from trainwright.cli.inputs import find_cluster
 from trainwright.cli.workflow.allocation import AllocationStage, show_plan
 from trainwright.cli.workflow.deployment import show_address
@@ -31,7 +31,6 @@ def allocate(
         list[str] | None, typer.Option(help="Simulated: a preset or a .toml or .yaml file; may be repeated.")
     ] = None,
     nodes: Nodes = None,
-    trust: Trust = False,
     out: PlanFile = None,
 ) -> Result:
     """Find which member runs where, with which batch size; say what is expected and, if it was run, measured."""
@@ -40,7 +39,7 @@ def allocate(
     # Simulated devices take the place of those of this machine, unless both are asked for.
     devices = settings.devices if "devices" in changes or not clusters else None
     plan = find_placement(
-        Ensemble.load(ensemble, trust=trust),
+        Ensemble.load(ensemble),
         devices,
         cluster=clusters or None,
         objective=settings.objective,
@@ -59,7 +58,6 @@ def run(
     plan: Annotated[Path | None, typer.Option(help="What serve allocate --out wrote.")] = None,
     slo_ms: Annotated[float | None, typer.Option(help="The placement that answers most within it.")] = None,
     changes: dict[str, Any],
-    trust: Trust = False,
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     host: Annotated[str, typer.Option(help="Beyond loopback a token is needed.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="0 takes any that is free.")] = 8000,
@@ -78,7 +76,7 @@ def run(
     token = token_for(host, token_file)
     # The networks' factories may be modules of the current folder.
     sys.path.append(str(Path.cwd()))
-    loaded = Ensemble.load(ensemble, trust=trust)
+    loaded = Ensemble.load(ensemble)
     placed = _place_members(loaded, plan, devices, slo_ms)
     service: Service
     if engine == "ray":

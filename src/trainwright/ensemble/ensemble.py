@@ -17,7 +17,7 @@ from trainwright.ensemble.export.folder import read_export, write_export
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.library.networks import build_network, predict_member
 from trainwright.ensemble.library.predictions import Output, normalise_rows
-from trainwright.ensemble.metrics import SMALLEST, Array, find_metric
+from trainwright.ensemble.metrics import SMALLEST, Array, MetricLike, find_metric
 from trainwright.errors import EnsembleError, ExportError
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Ensemble:
             stored = member.predictions(split)
             yield normalise_rows(stored) if self.output == "classes" else stored.astype(np.float64)
 
-    def score(self, split: str = "test", metric: str = "accuracy") -> float:
+    def score(self, split: str = "test", metric: MetricLike = "accuracy") -> float:
         """Return a metric, such as "accuracy" or "cross_entropy", of what the ensemble predicts on a split.
 
         "test" rows are read here and in `report`, and nowhere else: no choice is made on them.
@@ -152,9 +152,9 @@ class Ensemble:
     def save(self, directory: str | Path, *, self_contained: bool = False, replace: bool = False) -> Path:
         """Write a folder that needs neither study nor pickle: a manifest with digests, and each member's weights.
 
-        With `self_contained` members that were not left with `export=True` are exported now, so that no factory is
-        needed to load them. The folder appears whole or not at all, and must not exist; with `replace` an ensemble that
-        was saved there gives way. Returns it.
+        With `self_contained` torch networks that were not left with `export=True` are written as ONNX files now, so
+        that no factory is needed to load them. The folder appears whole or not at all, and must not exist; with
+        `replace` an ensemble that was saved there gives way. Returns it.
         """
         # A loaded ensemble has no kept predictions; it passes on the report that it was saved with.
         splits = self.members[0].splits
@@ -176,14 +176,14 @@ class Ensemble:
         )
 
     @classmethod
-    def load(cls, directory: str | Path, *, trust: bool = False) -> "Ensemble":
+    def load(cls, directory: str | Path) -> "Ensemble":
         """Return the ensemble of a folder that `save` wrote; every digest is verified, nothing is half loaded.
 
-        A member that was exported runs operators of a fixed list and no other code, whoever wrote it; with `trust` one
-        that needs more is loaded too, as a program with your rights. A member with a factory alone is your own code:
-        the function that it names is imported from your machine when it first predicts.
+        A member that is an ONNX file runs operators of onnxruntime and no other code, whoever wrote it. A member with a
+        factory is your own code: the function that it names is imported from your machine when it first predicts, and
+        what it does with the member's files is up to it.
         """
-        members, manifest = read_export(Path(directory), trust=trust)
+        members, manifest = read_export(Path(directory))
         calibration, threshold = manifest["calibration"], manifest["threshold"]
         try:
             return cls(

@@ -9,7 +9,7 @@ import numpy as np
 
 from trainwright.ensemble.combine.calibration import Calibration, reliability, score_probabilities
 from trainwright.ensemble.combine.rules import CombinationRule, combine
-from trainwright.ensemble.combine.uncertainty import coverage, crps
+from trainwright.ensemble.combine.uncertainty import coverage
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 from trainwright.files import plain
@@ -85,7 +85,7 @@ def make_report(
         rule=rule.name,
         metric=metric.name,
         rows=split,
-        losses={name: float(metric.loss(metric.per_row(item, targets[name]).mean())) for name, item in content.items()},
+        losses={name: float(metric.row_losses(item, targets[name]).mean()) for name, item in content.items()},
         members=_member_table(members, predictions.get(selection), targets.get(selection), weights, rule),
         before=before,
         after=after,
@@ -108,17 +108,17 @@ def _measure_prediction(
     if output == "classes":
         return score_probabilities(pooled, targets)
     # Of moments the means alone; the likelihood below judges the variances.
-    squared = float(METRICS["squared_error"].per_row(pooled, targets).mean())
+    squared = METRICS["squared_error"].score(pooled, targets)
     if output == "values":
         return {"rows": len(targets), "squared_error": squared}
-    nll = float(METRICS["normal_nll"].per_row(pooled, targets).mean())
+    nll = METRICS["normal_nll"].score(pooled, targets)
     # A calibrated prediction has no members any more: it is one normal distribution.
     intervals = coverage(members or [pooled], weights if members else [1.0], targets)
     return {
         "rows": len(targets),
         "squared_error": squared,
         "nll": nll,
-        "crps": crps(pooled, targets),
+        "crps": METRICS["crps"].score(pooled, targets),
         "coverage": intervals,
     }
 
@@ -136,7 +136,7 @@ def _member_table(
         if predictions is None or targets is None or not chosen:
             return None
         found = combine(by, [predictions[one] for one in chosen], [weights[one] for one in chosen])
-        return float(metric.loss(metric.per_row(found, targets).mean()))
+        return float(metric.row_losses(found, targets).mean())
 
     every = list(range(len(members)))
     # A member's gain is what the ensemble loses without it, its weight given to the others.

@@ -14,7 +14,7 @@ from trainwright.ensemble.combine.rules import find_rule
 from trainwright.ensemble.ensemble import Ensemble
 from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.library.library import Library
-from trainwright.ensemble.metrics import METRICS
+from trainwright.ensemble.metrics import ALIASES, METRICS
 from trainwright.ensemble.selection.front import PICKS, Front
 from trainwright.ensemble.selection.greedy import BudgetedGreedy
 from trainwright.errors import EnsembleError
@@ -67,7 +67,9 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
     """
 
     metric: Annotated[
-        str | None, optional(one_of(*METRICS)), "loss to select by; default: the likelihood that fits the predictions"
+        str | None,
+        optional(one_of(*METRICS, *ALIASES)),
+        "loss to select by; default: the likelihood that fits the predictions",
     ] = None
     split: Annotated[str, text(), "rows that members are selected on"] = "selection"
     test_split: Annotated[str, text(), "rows that judge the ensemble, and choose nothing"] = "test"

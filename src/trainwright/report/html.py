@@ -63,7 +63,7 @@ def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
     cost = f'<p class="soft">{escape(report.cost)}</p>' if report.cost else ""
     page = page_html(
         title="Ensemble",
-        header=f"<h1>Ensemble of {len(chosen.ensemble.members)} from {len(chosen.front.library)} models</h1>{cost}",
+        header=f"<h1>Ensemble of {len(chosen.ensemble.members)} from {len(chosen.library.members)} models</h1>{cost}",
         sections=[
             ("front", "Loss against cost", _figures_html(front)),
             ("members", "The ensemble", _figures_html(members) + tables.pick(chosen)),

@@ -7,7 +7,6 @@ import numpy as np
 
 from trainwright.ensemble import Library
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble, StoredSettings
-from trainwright.ensemble.metrics import METRICS
 from trainwright.ledger import State
 
 __all__ = ["choose_study_ensemble", "summarise_current_ensemble"]
@@ -38,7 +37,7 @@ def summarise_current_ensemble(state: State, directory: str | Path) -> dict[str,
     return {
         "weights": {member.trial: weight for member, weight in zip(chosen.members, chosen.weights, strict=True)},
         "metric": front.metric,
-        "loss": float(METRICS[front.metric].loss(np.asarray(chosen.score(front.split, front.metric)))),
+        "loss": float(front.scored_by.loss(np.asarray(chosen.score(front.split, front.metric)))),
         "single_trial": single.members[0],
         "single_loss": single.loss,
         "split": front.split,

@@ -36,7 +36,7 @@ class AllocationStage(Settings, label=""):
     def run(self, job: StudyJob) -> StageOutcome:
         """Place the members and write the plan."""
         # What this very workflow exported, whose training function is the user's own program.
-        ensemble = Ensemble.load(job.folder / EXPORT, trust=True)
+        ensemble = Ensemble.load(job.folder / EXPORT)
         plan = allocate_or_pack(ensemble, self.devices, objective=self.objective)
         plan.save(job.folder / PLACEMENT)
         content = plan.to_json()

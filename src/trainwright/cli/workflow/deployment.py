@@ -93,7 +93,7 @@ class DeploymentStage(DeploymentSettings, label=""):
     def _make_deployment(self, job: StudyJob) -> tuple[Deployment, Ensemble, Array]:
         """Return the deployment, not yet started, with the ensemble and the rows that it is asked."""
         # What this very workflow exported, whose training function is the user's own program.
-        ensemble = Ensemble.load(job.folder / EXPORT, trust=True)
+        ensemble = Ensemble.load(job.folder / EXPORT)
         x = self._make_rows(ensemble)
         plan = DeploymentPlan.load(job.folder / PLACEMENT)
         return Deployment(ensemble, plan, sample=x, settings=take_base(self, DeploymentSettings)), ensemble, x

@@ -23,6 +23,7 @@ GIVES = {
     "tensorboard": "export to TensorBoard",
     "mlflow": "export to MLflow",
     "yaml": "cluster files in YAML",
+    "onnx": "ensembles without factories, and members that are ONNX files",
     "ui": "the live page of a study",
     "serve": "the server of an ensemble and its client",
     "demo": "`make demo`: scikit-learn's images, a picture of the page",

@@ -15,7 +15,7 @@ from trainwright.ensemble.combine.rules import mixture_parts
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
-__all__ = ["Uncertainty", "coverage", "crps", "decompose_uncertainty", "mixture_quantiles"]
+__all__ = ["Uncertainty", "coverage", "decompose_uncertainty", "mixture_quantiles"]
 
 _ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part
 
@@ -134,16 +134,3 @@ def mixture_quantiles(members: Sequence[Array], weights: Sequence[float], levels
             low, high = np.where(below, middle, low), np.where(below, high, middle)
         found.append((low + high) / 2)
     return np.stack(found)
-
-
-def crps(prediction: Array, targets: Array) -> float:
-    """Return the mean continuous ranked probability score of normal distributions [N, T, 2] for targets [N, T].
-
-    Closed form of Gneiting, Raftery (JASA 2007); in the targets' unit, lower is better.
-    """
-    from scipy.special import ndtr
-
-    deviation = np.sqrt(prediction[..., 1])
-    z = (targets - prediction[..., 0]) / deviation
-    density = np.exp(-(z**2) / 2) / np.sqrt(2 * np.pi)
-    return float((deviation * (z * (2 * ndtr(z) - 1) + 2 * density - 1 / np.sqrt(np.pi))).mean())

@@ -1,7 +1,7 @@
-"""An ensemble as one folder: `manifest.json` and `members/<trial>/{member.json,weights.safetensors,model.pt2?}`.
+"""An ensemble as one folder: `manifest.json`, and in `members/trial-<trial>-epoch-<epoch>` what each predicts with.
 
-No pickle is in it; a member with a `model.pt2` needs no factory. The manifest holds the digests of every other file
-and, over all the rest of itself, its own.
+That is `model.onnx`, or what needs a factory: `weights.safetensors`, or `files/`, which are not read here. The manifest
+holds the digests of every other file and, over all the rest of itself, its own.
 """
 
 import json
@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from trainwright.ensemble.export.program import export_network, refuse_unknown
+from trainwright.ensemble.export.onnx_file import export_network
 from trainwright.ensemble.library.cost import BATCH_ROWS
 from trainwright.ensemble.library.member import (
     MEMBER_FILE,
@@ -55,14 +55,13 @@ def write_export(
     files: dict[str, bytes] = {}
     listed = []
     for member in members:
-        member_files = {WEIGHTS_FILE: member.weights()}
-        program = member.program() or (_export_member(member) if self_contained else None)
-        if program is not None:
-            member_files[PROGRAM_FILE] = program
+        member_files = member.model_files()
+        if self_contained and PROGRAM_FILE not in member_files:
+            member_files = {PROGRAM_FILE: _export_member(member)}
         table = json.loads((member.folder / MEMBER_FILE).read_bytes())
         table |= {"splits": {}, "files": {file: len(one) for file, one in member_files.items()}}
         member_files[MEMBER_FILE] = json.dumps(table, indent=1, allow_nan=False).encode()
-        name = f"members/trial-{member.trial:06d}"
+        name = f"members/trial-{member.trial:06d}-epoch-{member.epoch:06d}"
         files |= {f"{name}/{file}": one for file, one in member_files.items()}
         digests = {file: member.digest_of(one) for file, one in member_files.items()}
         listed.append({"trial": member.trial, "folder": name, "digests": digests})
@@ -77,11 +76,8 @@ def write_export(
     return directory
 
 
-def read_export(directory: Path, *, trust: bool = False) -> tuple[tuple[Member, ...], Mapping[str, Any]]:
-    """Return the members, their weights verified, and the rest of the manifest.
-
-    Without `trust` a program is refused that asks for more than `load_network` runs for anybody.
-    """
+def read_export(directory: Path) -> tuple[tuple[Member, ...], Mapping[str, Any]]:
+    """Return the members, their files verified, and the rest of the manifest."""
     path = directory / MANIFEST_FILE
     if not directory.is_dir():
         raise ExportError(
@@ -90,12 +86,12 @@ def read_export(directory: Path, *, trust: bool = False) -> tuple[tuple[Member, 
     table = read_json(path, "ensemble", allowed="a folder that Ensemble.save wrote", error=ExportError)
     _check_manifest(path, table)
     try:
-        return _read_members(directory, path, table["members"], trust=trust), table
+        return _read_members(directory, path, table["members"]), table
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise _no_manifest(path, repr(error)[:200]) from error
 
 
-def _read_members(directory: Path, path: Path, listed: Any, *, trust: bool) -> tuple[Member, ...]:
+def _read_members(directory: Path, path: Path, listed: Any) -> tuple[Member, ...]:
     members = []
     for one in listed:
         folder = directory / one["folder"]
@@ -106,11 +102,8 @@ def _read_members(directory: Path, path: Path, listed: Any, *, trust: bool) -> t
                 "allowed: folders in it; export the ensemble again"
             )
         try:
-            member = read_member(folder, one["digests"], trial=one["trial"], trust=trust)
-            member.weights()
-            program = member.program()
-            if program is not None and not trust:
-                refuse_unknown(program, whose=f"trial {member.trial}")
+            member = read_member(folder, one["digests"], trial=one["trial"])
+            member.model_files()
         except ExportError:
             raise
         except EnsembleError as error:
@@ -170,12 +163,17 @@ def _export_member(member: Member) -> bytes:
         draws = torch.randn(BATCH_ROWS, *shape, generator=torch.Generator().manual_seed(0))
         return draws.to(kind) if kind.is_floating_point else torch.zeros_like(draws, dtype=kind)
 
+    if WEIGHTS_FILE not in member.digests:
+        raise ExportError(
+            f"{whose}: is loaded by its factory from files of its own; allowed: torch networks; leave an ONNX file of "
+            "it, or save without self_contained"
+        )
     return export_network(build_network(member), example, whose=whose)
 
 
 def _library_versions() -> dict[str, str]:
     found = {}
-    for name in ("trainwright", "torch", "safetensors", "numpy"):
+    for name in ("trainwright", "torch", "safetensors", "numpy", "onnxruntime"):
         try:
             found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:

@@ -9,12 +9,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["BATCH_ROWS", "MemberCost", "evaluation_mode", "make_batch", "measure", "unwrap"]
+__all__ = [
+    "BATCH_ROWS",
+    "MemberCost",
+    "evaluation_mode",
+    "make_batch",
+    "measure",
+    "measure_callable",
+    "sample_rows",
+    "unwrap",
+]
 
 BATCH_ROWS = 128
 _WARM_UP, _LEAST, _MOST, _ENOUGH_SECONDS = 3, 7, 50, 0.2  # calls before, least and most timed calls, when to stop
@@ -24,13 +34,35 @@ _WARM_UP, _LEAST, _MOST, _ENOUGH_SECONDS = 3, 7, 50, 0.2  # calls before, least 
 class MemberCost:
     """One model's footprint and, if a sample was given, its measured time for one batch on one kind of device."""
 
-    parameter_count: int
-    weight_bytes: int  # parameters and buffers
+    parameter_count: int | None  # None of what is no torch module
+    weight_bytes: int | None  # parameters and buffers, or the files that are kept instead
     device: str  # "cpu" or the accelerator's name
     rows: int = BATCH_ROWS
     seconds: float | None = None  # median for one batch of `rows`
     input_shape: tuple[int, ...] | None = None  # of one row of the sample
     input_dtype: str | None = None
+
+
+def measure_callable(
+    predict: Callable[[Array], Array], sample: object | Callable[[], object] | None, weight_bytes: int | None
+) -> MemberCost:
+    """Measure what predicts arrays on the CPU; see `measure`. Floats of the sample are handed on as float32."""
+    timing: dict[str, Any] = {}
+    if sample is not None:
+        rows = sample_rows(sample)
+        timing = {
+            "seconds": statistics.median(_repeat_timing(lambda: predict(rows))),
+            "input_shape": tuple(rows.shape[1:]),
+            "input_dtype": rows.dtype.name,
+        }
+    return MemberCost(parameter_count=None, weight_bytes=weight_bytes, device="cpu", **timing)
+
+
+def sample_rows(sample: object | Callable[[], object]) -> Array:
+    """Return a sample as an array of 128 rows; floats as float32."""
+    import torch
+
+    return np.asarray(make_batch(sample, torch.device("cpu"), torch.float32).numpy())
 
 
 def measure(model: object, sample: object | Callable[[], object] | None) -> MemberCost:
@@ -108,21 +140,28 @@ def make_batch(sample: object | Callable[[], object], device: "torch.device", dt
 def _time_calls(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device") -> list[float]:
     import torch
 
-    def call() -> float:
-        started = time.perf_counter()
+    def call() -> None:
         model(batch)
         # Kernels run asynchronously on accelerators; without this only their launch would be timed.
         if device.type != "cpu":
             torch.accelerator.synchronize(device)
-        return time.perf_counter() - started
 
     # Dropout or sampling layers may draw numbers; the trial's own random state is put back.
     forked = [device] if device.type == "cuda" else []
     with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(forked):  # must not shift the trial's own draws
-        for _ in range(_WARM_UP):
-            call()
-        # At least 7 calls, then until 0.2 s are measured: fast networks get more repeats.
-        seconds: list[float] = []
-        while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _ENOUGH_SECONDS):
-            seconds.append(call())
+        return _repeat_timing(call)
+
+
+def _repeat_timing(call: Callable[[], object]) -> list[float]:
+    def timed() -> float:
+        started = time.perf_counter()
+        call()
+        return time.perf_counter() - started
+
+    for _ in range(_WARM_UP):
+        timed()
+    # At least 7 calls, then until 0.2 s are measured: fast models get more repeats.
+    seconds: list[float] = []
+    while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _ENOUGH_SECONDS):
+        seconds.append(timed())
     return seconds

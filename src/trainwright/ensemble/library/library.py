@@ -8,7 +8,7 @@ import numpy as np
 
 from trainwright.ensemble.library.member import Member, Split, read_member
 from trainwright.ensemble.library.predictions import Output, check_stored, digest_of
-from trainwright.ensemble.metrics import Array, Metric, default_metric, find_metric
+from trainwright.ensemble.metrics import Array, Metric, MetricLike, default_metric, find_metric
 from trainwright.ensemble.selection.candidates import Candidates, make_scorer
 from trainwright.ensemble.selection.front import Front, find_front, make_point
 from trainwright.ensemble.selection.greedy import BudgetedGreedy, cost_columns, find_baselines
@@ -26,14 +26,14 @@ _TURNS = ("selection", "selection", "selection", "calibration", "test")  # 60 %,
 
 
 class Library:
-    """Members in ascending trial number; `excluded` maps the trials that were left out to the reason.
+    """Members in ascending trial number and epoch; `excluded` maps the trials that were left out to the reason.
 
     Where the trials left a split "validation" and no other, its rows are divided into "selection" (60 %), "calibration"
     and "test" (20 % each) as well, with equal shares of each class; `rows_seen_by_search` then says so.
     """
 
     def __init__(self, members: Iterable[Member], excluded: Mapping[int, str] | None = None) -> None:
-        self.members = tuple(sorted(members, key=lambda member: member.trial))
+        self.members = tuple(sorted(members, key=lambda member: (member.trial, member.epoch)))
         self.excluded = dict(excluded or {})
         if not self.members:
             reason = "; ".join(f"trial {trial}: {why}" for trial, why in list(self.excluded.items())[:1])
@@ -45,24 +45,20 @@ class Library:
         self.members = split_rows(self.members)
 
     @classmethod
-    def open(cls, directory: str | Path, *, trust: bool = False) -> "Library":
-        """Return the library of the study in a folder; damaged members are left out, mixed splits refused.
-
-        `trust` is as in `Ensemble.load`.
-        """
-        return cls.of(state_of(open_ledger(directory)), directory, trust=trust)
+    def open(cls, directory: str | Path) -> "Library":
+        """Return the library of the study in a folder; damaged members are left out, mixed splits refused."""
+        return cls.of(state_of(open_ledger(directory)), directory)
 
     @classmethod
-    def of(cls, state: State, directory: str | Path, *, trust: bool = False) -> "Library":
-        """Return the library of a study's state: of each trial the entry of the highest lease's latest epoch."""
+    def of(cls, state: State, directory: str | Path) -> "Library":
+        """Return the library of a study's state: of each trial the newest entries, as many as it says to keep."""
         # A damaged entry costs its trial, not the library.
         members: list[Member] = []
         excluded: dict[int, str] = {}
         for number, trial in sorted(state.trials.items()):
             if trial.offered:
-                offer = find_newest_offer(trial)
                 try:
-                    members.append(read_member(Path(directory) / offer.path, offer.digests, trial=number, trust=trust))
+                    members += _read_snapshots(trial, number, Path(directory))
                 except EnsembleError as error:
                     excluded[number] = str(error)
         return cls(members, excluded)
@@ -77,7 +73,7 @@ class Library:
         """Say whether the rows that choose and judge steered the search too, so that all losses are too good."""
         return any(split.source is not None for split in self.members[0].splits.values())
 
-    def top(self, count: int, metric: str | None = None, split: str = "selection") -> "Library":
+    def top(self, count: int, metric: MetricLike | None = None, split: str = "selection") -> "Library":
         """Return the library of the `count` best members on a split, and those that none beats in loss and costs."""
         chosen = find_metric(metric or default_metric(self.output), self.output)
         candidates, _ = self.candidates(chosen, split)
@@ -87,17 +83,15 @@ class Library:
         stay = non_dominated(np.stack([losses, seconds, sizes], axis=1))
         # The last key counts most: loss, then seconds, then trial number.
         stay[np.lexsort((candidates.trials, seconds, losses))[:count]] = True
-        trials = set(candidates.trials[stay].tolist())
-        return Library([member for member in self.members if member.trial in trials], self.excluded)
+        return Library([candidates.members[place] for place in np.flatnonzero(stay)], self.excluded)
 
-    def select(self, strategy: BudgetedGreedy, metric: str | None = None, split: str = "selection") -> Front:
+    def select(self, strategy: BudgetedGreedy, metric: MetricLike | None = None, split: str = "selection") -> Front:
         """Return the front of the ensembles that a strategy finds, by a metric on one split's kept predictions.
 
-        Without a name the metric is the likelihood that fits the predictions: "cross_entropy", "normal_nll" for means
-        and variances, "squared_error" for values.
+        The metric is a name, or a function (predictions, targets) -> a loss. Without it, it is the likelihood that fits
+        the predictions: "cross_entropy", "normal_nll" for means and variances, "squared_error" for values.
         """
-        metric = metric or default_metric(self.output)
-        chosen = find_metric(metric, self.output)
+        chosen = find_metric(metric or default_metric(self.output), self.output)
         # Reads predictions once for all runs of the strategy.
         candidates, excluded = self.candidates(chosen, split)
         scorer = make_scorer(candidates, chosen)
@@ -107,8 +101,7 @@ class Library:
                 name: make_point(candidates, picks, loss)
                 for name, picks, loss in find_baselines(candidates, scorer, strategy.max_members)
             },
-            library={member.trial: member for member in self.members},
-            metric=metric,
+            scored_by=chosen,
             split=split,
             excluded={**self.excluded, **excluded},
             strategy=strategy,
@@ -153,6 +146,7 @@ class Library:
         # Seconds on different kinds of devices cannot be compared, so they count as unknown.
         devices = {member.device for member in members if member.device is not None}
         return Candidates(
+            members=tuple(members),
             trials=np.array([member.trial for member in members]),
             targets=members[0].targets(split),
             true=np.stack(true) if true else None,
@@ -163,8 +157,16 @@ class Library:
 
 
 def find_newest_offer(trial: TrialState) -> Offer:
-    """Return what counts of a trial that has left entries: the latest epoch of the highest lease."""
+    """Return the newest entry of a trial that has left some: the latest epoch of the highest lease."""
     return max(trial.offered.values(), key=lambda offer: (offer.lease, offer.epoch))
+
+
+def _read_snapshots(trial: TrialState, number: int, folder: Path) -> list[Member]:
+    """Return a trial's newest entry, and as many earlier ones as it says to keep."""
+    offers = sorted(trial.offered.values(), key=lambda offer: (offer.lease, offer.epoch), reverse=True)
+    newest = read_member(folder / offers[0].path, offers[0].digests, trial=number)
+    earlier = offers[1 : newest.snapshots]
+    return [newest, *(read_member(folder / offer.path, offer.digests, trial=number) for offer in earlier)]
 
 
 def _make_column(values: list[float | None] | list[int | None]) -> Array | None:
@@ -184,6 +186,16 @@ def _refuse_mixed(members: tuple[Member, ...]) -> None:
                 f"split {name!r}: got {len(groups)} different sets of rows: {listed}; allowed: one; leave the same "
                 "rows and targets in every trial"
             )
+    orders: dict[str, list[int]] = {}
+    for member in members:
+        orders.setdefault(", ".join(member.classes or ("not named",)), []).append(member.trial)
+    # Columns that mean different classes cannot be averaged; without names nobody can tell.
+    if len(orders) > 1:
+        listed = "; ".join(f"{names}: {_list_trials(trials)}" for names, trials in orders.items())
+        raise MixedSplitsError(
+            f"classes: got {len(orders)} different orders: {listed}; allowed: one; leave the columns of all "
+            "predictions in the same order, with the same classes="
+        )
 
 
 def _list_trials(trials: list[int]) -> str:

@@ -2,7 +2,8 @@
 
 `member.json` describes; `<split>.f16` or `.f32` holds predictions [N, C] or [N, T, 2], rows in ascending row id,
 `<split>.true.f32` the probability of the true class [N], `<split>.targets.i32` or `.f32` the targets,
-`<split>.rows.i64` the ids if given, `weights.safetensors` the weights if a factory was, `model.pt2` the whole network.
+`<split>.rows.i64` the ids if given. What predicts is `model.onnx`, or a factory with `weights.safetensors` or with what
+lies in `files/`, which is never read by us.
 """
 
 import hashlib
@@ -16,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from trainwright.ensemble.library.callables import FILES
 from trainwright.ensemble.library.predictions import Output
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
@@ -35,7 +37,7 @@ __all__ = [
 SCHEMA = 1
 MEMBER_FILE = "member.json"
 WEIGHTS_FILE = "weights.safetensors"
-PROGRAM_FILE = "model.pt2"
+PROGRAM_FILE = "model.onnx"
 _ROW_NUMBERS = 1 << 30  # of one row of an input
 
 
@@ -72,7 +74,9 @@ class Member:
     link: str = "identity"  # what makes predictions of the network's output
     input_shape: tuple[int, ...] | None = None  # of one row of the network's input; None if no sample batch was left
     input_dtype: str | None = None  # such as "float32"
-    trust: bool = False  # whether its program may do what the reader was asked for alone allows; see `Ensemble.load`
+    columns: int | None = None  # classes, or outputs, of its predictions
+    classes: tuple[str, ...] | None = None  # their names in the columns' order, if given
+    snapshots: int = 1  # of its trial that are members, the newest first
 
     def predictions(self, split: str) -> Array:
         """Return the predictions [N, C] or [N, T, 2] of a split as they lie on disk, memory-mapped read-only."""
@@ -110,21 +114,38 @@ class Member:
 
     @property
     def predicts(self) -> bool:
-        """Whether the trial left what predicts: weights, and a factory or a program that they belong to."""
-        return WEIGHTS_FILE in self.digests
+        """Whether the trial left what predicts."""
+        # Weights without a factory are told apart when the network is built, which says what is missing.
+        return bool(self.model_digests)
+
+    @property
+    def model_digests(self) -> dict[str, str]:
+        """The digests of all files that predict, by name."""
+        return {name: digest for name, digest in self.digests.items() if _is_model_file(name)}
+
+    def model_files(self) -> dict[str, bytes]:
+        """Return the content of all files that predict, verified, by name."""
+        if not self.predicts:
+            raise EnsembleError(
+                f"trial {self.trial}: left no weights, so it cannot predict; allowed: members whose training function "
+                "gives model= and factory= (or export=True, or an ONNX file) to tw.ensemble.leave"
+            )
+        return {name: self._verify_file(name).read_bytes() for name in sorted(self.model_digests)}
 
     def weights(self) -> bytes:
         """Return the network's weights as the bytes of a safetensors file."""
-        if WEIGHTS_FILE not in self.digests:
-            raise EnsembleError(
-                f"trial {self.trial}: left no weights, so it cannot predict; allowed: members whose training function "
-                "gives model= and factory= (or export=True) to tw.ensemble.leave"
-            )
         return self._verify_file(WEIGHTS_FILE).read_bytes()
 
     def program(self) -> bytes | None:
-        """Return the network as the bytes of a `torch.export` program, which needs no factory; None without one."""
+        """Return the bytes of the member's ONNX file, which needs no factory; None without one."""
         return self._verify_file(PROGRAM_FILE).read_bytes() if PROGRAM_FILE in self.digests else None
+
+    def files_folder(self) -> Path | None:
+        """Return the folder of the files that were left for the factory, verified; None if there are none."""
+        names = [name for name in self.digests if name.startswith(FILES)]
+        for name in names:
+            self._verify_file(name)
+        return self.folder / FILES if names else None
 
     @staticmethod
     def digest_of(content: bytes) -> str:
@@ -155,6 +176,10 @@ class Member:
         if found != self.digests.get(name):
             raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
         return path
+
+
+def _is_model_file(name: str) -> bool:
+    return name in (WEIGHTS_FILE, PROGRAM_FILE) or name.startswith(FILES)
 
 
 _digest = partial(hashlib.blake2b, digest_size=16)
@@ -190,7 +215,7 @@ def _write_file(path: Path, content: Array | bytes) -> str:
     return _digest(buffer).hexdigest()
 
 
-def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: bool = False) -> Member:
+def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Member:
     """Return the member in a folder, or raise EnsembleError saying what is missing, damaged or not as `leave` writes.
 
     Of other files only their presence and size are checked here; `Member` verifies their content when it reads them.
@@ -203,9 +228,7 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int, trust: 
     if Member.digest_of(content) != digests.get(MEMBER_FILE):
         raise EnsembleError(f"{path}: its content differs from the digest in the ledger; run the trial again")
     try:
-        return _member_of(
-            folder, json.loads(content, parse_constant=_refuse_constant), digests, trial=trial, trust=trust
-        )
+        return _member_of(folder, json.loads(content, parse_constant=_refuse_constant), digests, trial=trial)
     except (ValueError, KeyError, TypeError, AttributeError, IndexError, ArithmeticError, RecursionError) as error:
         raise EnsembleError(f"{path}: is no description of a member ({error!r:.200}); run the trial again") from error
 
@@ -218,7 +241,7 @@ def _refuse_constant(constant: str) -> None:
     raise ValueError(f"the number {constant}")
 
 
-def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: int, trust: bool) -> Member:
+def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: int) -> Member:
     path = folder / MEMBER_FILE
     if table["schema"] > SCHEMA:
         raise EnsembleError(
@@ -226,7 +249,7 @@ def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: i
         )
     for name, size in table["files"].items():
         # A description from elsewhere must not reach files outside of its folder.
-        if name != Path(name).name:
+        if name.removeprefix(FILES) != Path(name).name:
             raise ValueError(f"a file named {name!r}")
         found = (folder / name).stat().st_size if (folder / name).is_file() else None
         if found != size:
@@ -256,5 +279,7 @@ def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: i
         link=table.get("link", "identity"),
         input_shape=shape,
         input_dtype=cost[0].get("input_dtype") if cost else None,
-        trust=trust,
+        columns=table.get("columns"),
+        classes=tuple(table["classes"]) if table.get("classes") else None,
+        snapshots=table.get("snapshots", 1),
     )

@@ -1,16 +1,17 @@
-"""A member's network: its weights as safetensors bytes, what it comes from again, and what it says to a batch."""
+"""What a member predicts with: a network from its weights, an ONNX file, or what its factory makes of its files."""
 
 import importlib
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from trainwright.ensemble.export.program import load_network
+from trainwright.ensemble.export.onnx_file import OnnxModel
+from trainwright.ensemble.library.callables import as_predictor, is_module
 from trainwright.ensemble.library.cost import unwrap
-from trainwright.ensemble.library.member import Member
+from trainwright.ensemble.library.member import WEIGHTS_FILE, Member
 from trainwright.ensemble.library.predictions import ALLOWED, find_fault
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, ExportError, MissingExtra
@@ -69,6 +70,11 @@ def shape_outputs(found: Array, output: str) -> Array:
 def check_outputs(found: Array, member: Member) -> Array:
     """Return a member's predictions, probabilities summing to 1, or raise EnsembleError naming the first bad row."""
     # The same checks as for kept predictions, so that a network cannot predict what `leave` would refuse.
+    if member.columns is not None and found.shape[1] != member.columns:
+        raise EnsembleError(
+            f"Ensemble.predict: trial {member.trial} predicts {found.shape[1]} columns; allowed: {member.columns}, as "
+            "the predictions that it left; load it with the code that it was trained with"
+        )
     fault = find_fault(found, member.output)
     if fault is not None:
         hint = "; leave with link='softmax' if the network gives logits" if member.output == "classes" else ""
@@ -118,27 +124,46 @@ def factory_name(factory: str | Callable[..., Any]) -> str:
 
 
 def build_network(member: Member) -> "torch.nn.Module":
-    """Return a member's network with its weights, in evaluation mode, on the CPU; from its program if it has one."""
-    # A program needs no code of the user's, so it goes first.
+    """Return what a member predicts with as a module in evaluation mode, on the CPU: its ONNX file if it has one.
+
+    Else what its factory builds of the trial's parameters and, if files were left, their folder: a network, which gets
+    the weights that were kept, or an estimator or a callable of arrays.
+    """
+    whose = f"trial {member.trial}"
     program = member.program()
+    # An ONNX file needs no code of the user's, so it goes first.
     if program is not None:
-        return load_network(program, whose=f"trial {member.trial}", trust=member.trust)
-    content = member.weights()
-    if member.factory is None:
+        return _module_of(OnnxModel(program, whose=whose), member, whose)
+    if not member.predicts or member.factory is None:
+        member.model_files()  # which refuses a member that left nothing
         raise ExportError(
-            f"trial {member.trial}: has neither a program nor a factory, so its network cannot be built; allowed: "
-            "members left with factory= or export=True"
+            f"{whose}: has neither an ONNX file nor a factory, so its network cannot be built; allowed: members left "
+            "with factory= or export=True"
         )
-    module = _import_factory(str(member.factory))(dict(member.params))
+    folder = member.files_folder()
+    arguments = (dict(member.params),) if folder is None else (dict(member.params), folder)
+    module = _import_factory(member.factory)(*arguments)
+    if WEIGHTS_FILE not in member.digests:
+        return _module_of(module, member, f"{whose}, {member.factory}")
     try:
-        module.load_state_dict(_import_safetensors().load(content))
+        module.load_state_dict(_import_safetensors().load(member.weights()))
     except RuntimeError as error:
         first = str(error).splitlines()[-1].strip()
         raise ExportError(
-            f"trial {member.trial}: {member.factory} builds another network than the weights are of ({first}); "
+            f"{whose}: {member.factory} builds another network than the weights are of ({first}); "
             "allowed: the code that the trial was trained with"
         ) from error
     return module.eval()  # type: ignore[no-any-return]
+
+
+def _module_of(model: object, member: Member, whose: str) -> "torch.nn.Module":
+    if is_module(model):
+        return cast("torch.nn.Module", model).eval()
+    from trainwright.ensemble.library.callable_module import CallableModule
+
+    # What gives logits is told from its link, as of networks.
+    columns = member.columns if member.link == "identity" else None
+    return CallableModule(as_predictor(model, member.output, columns, whose), member.input_dtype).eval()
 
 
 def _import_factory(factory: str) -> Callable[..., Any]:

@@ -101,6 +101,13 @@ def check_stored(retained: Array, output: str) -> None:
             raise PredictionError(f"row {start + fault[0]} {fault[1]}")
 
 
+def check_sample(found: Array, output: str, whose: str) -> None:
+    """Refuse what a model predicts for a sample if it could not be left as predictions."""
+    fault = find_fault(found, output)
+    if fault is not None:
+        raise PredictionError(f"{whose}: row {fault[0]} of the sample {fault[1]}; allowed: {ALLOWED[output]}")
+
+
 def check_split(name: str, predictions: Any, targets: Any, ids: Any) -> SplitRows:
     """Return one split checked and ordered by row id, or raise PredictionError in one sentence."""
     where = f"leave, predictions[{name!r}]"

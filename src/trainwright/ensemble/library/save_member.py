@@ -3,18 +3,19 @@
 import json
 import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
-from trainwright.ensemble.export.program import export_network
-from trainwright.ensemble.library.cost import MemberCost, measure
+from trainwright.ensemble.export.onnx_file import OnnxModel, export_network
+from trainwright.ensemble.library.callables import as_predictor, is_module, model_bytes, open_onnx, read_files
+from trainwright.ensemble.library.cost import MemberCost, measure, measure_callable, sample_rows
 from trainwright.ensemble.library.member import MEMBER_FILE, PROGRAM_FILE, SCHEMA, WEIGHTS_FILE, write_folder
 from trainwright.ensemble.library.networks import LINKS, factory_name, serialise_weights
-from trainwright.ensemble.library.predictions import SplitRows, check_split
+from trainwright.ensemble.library.predictions import SplitRows, check_sample, check_split
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, SplitOverlapError
 
@@ -36,44 +37,60 @@ def leave(
     rows: Mapping[str, Any] | None = None,
     data: str | None = None,
     factory: str | Callable[..., Any] | None = None,
+    files: Mapping[str, bytes | str | Path] | None = None,
     link: str | None = None,
     export: bool = False,
+    classes: Sequence[object] | None = None,
+    snapshots: int = 1,
 ) -> Path:
     """Leave this trial's predictions to the library, in place of what it left before; returns the entry's folder.
 
     `predictions` holds per split ("selection", "test", ...) class probabilities [N, C] for integer `targets` [N], or
     real values [N] or [N, T] for float targets of that shape, or for those targets means and variances [N, 2] or
     [N, T, 2]; numpy arrays or torch tensors. `rows` gives the row ids [N] per split, unique over all splits; `data`
-    names the data set. All trials must leave the same rows. With a torch `model` its parameters and bytes are recorded,
-    and with a `sample` batch (or a function that makes one) its seconds per row at batch 128, once per trial.
+    names the data set, `classes` what the columns stand for. All trials must leave the same rows, and the same classes.
 
-    With `factory`, a function of the trial's parameters (or its "module:function") that builds the network, the weights
-    are kept too, so that an ensemble can predict. `link` says what makes predictions of the network's output:
-    "softmax" (the default for classes) or "identity". With `export` the network is kept as a `torch.export` program
-    instead, which needs a sample and no code of yours to be loaded; exporting takes up to seconds each time.
+    `model` is a torch module, an estimator (scikit-learn, LightGBM), the path or bytes of an ONNX file, or any callable
+    x [N, ...] -> predictions. Its bytes are recorded and, with a `sample` batch (or a function that makes one), its
+    seconds per row at batch 128, once per trial.
+
+    An ensemble can predict with members that are kept: an ONNX file is. Of a torch module, `factory`, a function of the
+    trial's parameters (or its "module:function") that builds the network, keeps the weights too; `export` keeps it as
+    an ONNX file instead, which needs a sample and no code of yours. Any other model needs both `factory` and `files`,
+    bytes or paths by name, which are kept with digests and never read by us: factory(params, folder) loads the model
+    from that folder. `link` says what makes predictions of an output: "softmax" (the default for classes of a network)
+    or "identity".
+
+    With `snapshots` the last so many entries of the trial stay, each a member of its own.
 
     Of a trial on several devices rank 0 leaves it. The entry is visible to others once the ledger has it; killed at any
     moment, this leaves either the new entry or the one before.
     """
     if data is not None and not isinstance(data, str):
         raise EnsembleError(f"leave, data: got {type(data).__name__}; allowed: a string that names the data set")
-    for what, offered in (("sample", sample), ("factory", factory), ("export", export or None)):
-        if offered is not None and model is None:
-            raise EnsembleError(f"leave, {what}: got no model; allowed: both; pass the model as second argument")
+    if not isinstance(snapshots, int) or snapshots < 1:
+        raise EnsembleError(f"leave, snapshots: got {snapshots!r}; allowed: an integer >= 1")
     # All checks come before anything is measured or written.
     splits = _check_splits(predictions, targets, rows or {})
-    output = splits[0].output
-    link = link or ("softmax" if output == "classes" else "identity")
+    output, columns = splits[0].output, splits[0].predictions.shape[1]
+    model = open_onnx(model, f"leave: the model of trial {trial.number}")
+    _check_model(model, sample=sample, factory=factory, files=files, export=export)
+    builder = None if factory is None else factory_name(factory)
+    network = model is None or is_module(model)
+    link = link or ("softmax" if output == "classes" and network else "identity")
     if link not in LINKS or (link == "softmax" and output != "classes"):
         allowed = ", ".join(LINKS) if output == "classes" else "identity"
         raise EnsembleError(f"leave, link: got {link!r} for predictions that are {output}; allowed: {allowed}")
-    if export and sample is None:
-        raise EnsembleError("leave, export: got no sample; allowed: both; it shows the input's shape")
-    builder = None if factory is None else factory_name(factory)
+    # Read on rank 0 alone: there may be no such files elsewhere.
+    kept = (
+        {}
+        if trial.rank
+        else _kept_files(trial, model, sample, files or {}, by_factory=builder is not None, export=export)
+    )
     # Measured once per trial: the network does not change between epochs, only its weights.
-    cost = _measure_cost(trial, model, sample)
+    cost = _measure_cost(trial, model, sample, splits[0], link=link, kept=kept)
     epoch = trial.next_epoch
-    files, described = _split_files(splits, data)
+    contents, described = _split_files(splits, data)
     member = {
         "schema": SCHEMA,
         "trial": trial.number,
@@ -81,6 +98,9 @@ def leave(
         "params": dict(trial.params),
         "seed": trial.seed,
         "output": output,
+        "columns": columns,
+        "classes": None if classes is None else _class_names(classes, output, columns),
+        "snapshots": snapshots,
         "data": data,
         "splits": described,
         "parameter_count": cost.parameter_count if cost else None,
@@ -94,22 +114,78 @@ def leave(
     # Other ranks have the same predictions.
     if trial.rank:
         return parent / name
-    if builder is not None or export:
-        files[WEIGHTS_FILE] = serialise_weights(model)
-    if export:
-        files[PROGRAM_FILE] = export_network(
-            cast("torch.nn.Module", model), sample, whose=f"leave, export: the model of trial {trial.number}"
-        )
-    sizes = {name: len(one) if isinstance(one, bytes) else one.nbytes for name, one in files.items()}
-    member["files"] = sizes
+    contents |= kept
+    member["files"] = {name: len(one) if isinstance(one, bytes) else one.nbytes for name, one in contents.items()}
     text = json.dumps(member, indent=1, allow_nan=False).encode()
-    folder, digests = write_folder(parent, name, {**files, MEMBER_FILE: text})
+    folder, digests = write_folder(parent, name, {**contents, MEMBER_FILE: text})
     # The ledger's record is what makes the entry visible: a crash before it leaves the earlier entry in force.
     trial.offer(folder, digests, epoch=epoch)
-    for other in parent.iterdir():  # only now: until the offer the ledger points to the epoch before
-        if other != folder:
-            shutil.rmtree(other, ignore_errors=True)
+    # Only now: until the offer the ledger points to the epochs before.
+    earlier = sorted((other for other in parent.iterdir() if other != folder), reverse=True)
+    for other in earlier[snapshots - 1 :]:
+        shutil.rmtree(other, ignore_errors=True)
     return folder
+
+
+def _check_model(
+    model: object,
+    *,
+    sample: object,
+    factory: object,
+    files: Mapping[str, object] | None,
+    export: bool,
+) -> None:
+    for what, offered in (("sample", sample), ("factory", factory), ("files", files), ("export", export or None)):
+        if offered is not None and model is None:
+            raise EnsembleError(f"leave, {what}: got no model; allowed: both; pass the model as second argument")
+    if files and factory is None:
+        raise EnsembleError("leave, files: got no factory; allowed: both; factory(params, folder) loads the model")
+    if export and sample is None:
+        raise EnsembleError("leave, export: got no sample; allowed: both; it shows the input's shape")
+    if model is None or is_module(model) or isinstance(model, OnnxModel):
+        return
+    if export:
+        raise EnsembleError(
+            f"leave, export: got a model that is {type(model).__name__}; allowed: a torch.nn.Module; convert it to an "
+            "ONNX file and pass that, or give factory= and files="
+        )
+    if factory is not None and not files:
+        raise EnsembleError(
+            f"leave, factory: got a model that is {type(model).__name__} and no files; allowed: a torch.nn.Module, or "
+            "files= that the factory loads the model from"
+        )
+
+
+def _kept_files(
+    trial: "Trial",
+    model: object,
+    sample: object,
+    files: Mapping[str, bytes | str | Path],
+    *,
+    by_factory: bool,
+    export: bool,
+) -> dict[str, bytes]:
+    """Return the files that an ensemble predicts from, by name."""
+    found = read_files(files)
+    if isinstance(model, OnnxModel):
+        found[PROGRAM_FILE] = model.content
+    elif is_module(model):
+        if by_factory:
+            found[WEIGHTS_FILE] = serialise_weights(model)
+        if export:
+            whose = f"leave, export: the model of trial {trial.number}"
+            found[PROGRAM_FILE] = export_network(cast("torch.nn.Module", model), sample, whose=whose)
+    return found
+
+
+def _class_names(classes: Sequence[object], output: str, columns: int) -> list[str]:
+    """Return what the columns stand for, as text."""
+    if output != "classes" or len(classes) != columns or len(set(map(str, classes))) != columns:
+        raise EnsembleError(
+            f"leave, classes: got {list(classes)[:5]} for predictions [N, {columns}] that are {output}; allowed: a "
+            "name for each column of class probabilities, each once"
+        )
+    return list(map(str, classes))
 
 
 def _check_splits(
@@ -152,12 +228,23 @@ def _refuse_overlap(one: SplitRows, other: SplitRows) -> None:
         )
 
 
-def _measure_cost(trial: "Trial", model: object | None, sample: object | None) -> MemberCost | None:
-    if model is None:
-        return None
+def _measure_cost(
+    trial: "Trial", model: object, sample: object | None, split: SplitRows, *, link: str, kept: Mapping[str, bytes]
+) -> MemberCost | None:
     cost: MemberCost | None = trial.scratch.get("ensemble.cost")
-    if cost is None or (cost.seconds is None and sample is not None):
-        cost = trial.scratch["ensemble.cost"] = measure(model, sample)
+    if model is None or (cost is not None and (cost.seconds is not None or sample is None)):
+        return cost if model is not None else None
+    if is_module(model):
+        cost = measure(model, sample)
+    else:
+        whose = f"leave, model: the model of trial {trial.number}"
+        columns = split.predictions.shape[1]
+        predict = as_predictor(model, split.output, columns, whose)
+        cost = measure_callable(predict, sample, model_bytes(model, kept))
+        # What an ensemble would refuse to predict is refused while its training function is at hand.
+        if sample is not None and link == "identity":
+            check_sample(predict(sample_rows(sample)), split.output, whose)
+    trial.scratch["ensemble.cost"] = cost
     return cost
 
 

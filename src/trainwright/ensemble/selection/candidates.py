@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.library.predictions import normalise_rows
 from trainwright.ensemble.metrics import SMALLEST, Array, Metric
 
@@ -24,6 +25,7 @@ class Candidates:
     """Columns over L members for one split of N rows; the order of members plays no part, trial numbers break ties."""
 
     trials: Array  # [L]
+    members: tuple[Member, ...] = ()  # [L], from which an ensemble is made
     targets: Array  # classes [N], or values [N, C]
     true: Array | None = None  # probability of the true class [L, N], float32; all that cross-entropy needs
     read: Callable[[int], Array] | None = None  # a member's predictions [N, ...] as kept; None if `true` is enough
@@ -145,7 +147,7 @@ class RowScorer(Scorer):
     def per_row(self, picks: Picks) -> Array:
         """Return the loss of each row [N] for picks."""
         found = self.candidates.combined(self._sum_picks(picks) / len(picks), 0)
-        return np.asarray(self.metric.loss(self.metric.per_row(found, self.candidates.targets)))
+        return self.metric.row_losses(found, self.candidates.targets)
 
     def _empty_sum(self) -> Array:
         return np.zeros(self.candidates.shape)
@@ -155,6 +157,8 @@ class RowScorer(Scorer):
 
     def _compute_losses(self, total: Array, count: int, wanted: Indices) -> Array:
         rows = len(total)
+        if self.metric.per_row is None:
+            return np.array([self._loss_of_all(total, count, int(index)) for index in wanted])
         # Rows go in blocks that fit a core's cache: the temporary mean of a block is used while it is there.
         height = max(1, _BLOCK_BYTES // (8 * (total.size // rows)))
         scores = np.empty((len(wanted), rows))
@@ -166,6 +170,10 @@ class RowScorer(Scorer):
                 found = self.candidates.combined(mean, start)
                 scores[position, part] = self.metric.per_row(found, self.candidates.targets[part])
         return np.asarray(self.metric.loss(scores.mean(axis=1)))
+
+    def _loss_of_all(self, total: Array, count: int, index: int) -> float:
+        found = self.candidates.combined((total + self.candidates.rows(index)) / count, 0)
+        return float(self.metric.loss(np.asarray(self.metric.score(found, self.candidates.targets))))
 
 
 class TrueClassScorer(Scorer):
@@ -220,4 +228,4 @@ def prior_loss(candidates: Candidates, metric: Metric) -> float:
         mean = np.broadcast_to(targets.mean(axis=0, dtype=np.float64), targets.shape)
         variance = np.broadcast_to(targets.var(axis=0, dtype=np.float64) + SMALLEST, targets.shape)
         found = np.stack([mean, variance], axis=-1) if len(candidates.shape) == 3 else mean
-    return float(metric.loss(metric.per_row(found, targets).mean()))
+    return float(metric.loss(np.asarray(metric.score(found, targets))))

@@ -10,8 +10,7 @@ import numpy as np
 
 from trainwright.ensemble.combine.rules import default_rule
 from trainwright.ensemble.ensemble import Ensemble
-from trainwright.ensemble.library.member import Member
-from trainwright.ensemble.metrics import METRICS
+from trainwright.ensemble.metrics import Metric
 from trainwright.ensemble.selection.candidates import Candidates, Picks
 from trainwright.ensemble.selection.greedy import BudgetedGreedy
 from trainwright.ensemble.selection.protection import Protection, protect
@@ -30,8 +29,9 @@ class FrontPoint:
     loss: float
     seconds_per_row: float | None  # summed over members, at batch 128; None if not measured
     bytes: int | None
-    members: tuple[int, ...]  # trial numbers, ascending
+    members: tuple[int, ...]  # trial numbers, ascending; of several snapshots of a trial, the same number
     weights: tuple[float, ...]
+    places: tuple[int, ...] = field(default=(), repr=False)  # of the members among the candidates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +46,7 @@ class Front:
 
     points: tuple[FrontPoint, ...]
     baselines: Mapping[str, FrontPoint]
-    library: Mapping[int, Member] = field(repr=False)
-    metric: str
+    scored_by: Metric
     split: str
     excluded: Mapping[int, str]
     strategy: BudgetedGreedy = field(repr=False)
@@ -95,8 +94,13 @@ class Front:
 
     def ensemble(self, point: FrontPoint) -> Ensemble:
         """Return a point of the front or of the baselines as an ensemble."""
-        members = tuple(self.library[trial] for trial in point.members)
+        members = tuple(self.candidates.members[place] for place in point.places)
         return Ensemble(members=members, weights=point.weights, rule=default_rule(members[0].output))
+
+    @property
+    def metric(self) -> str:
+        """The name of the metric that members were selected by."""
+        return self.scored_by.name
 
     @cached_property
     def protection(self) -> Protection:
@@ -106,7 +110,7 @@ class Front:
     def protect(self, *, max_seconds: float | None = None, max_bytes: float | None = None) -> Protection:
         """Return what cross-validation says of the choices, all kept within limits on seconds per row and bytes."""
         # The strategy gets the same limits, so that every fold chooses under them too.
-        return protect(self.candidates, METRICS[self.metric], self.strategy.within(max_seconds, max_bytes))
+        return protect(self.candidates, self.scored_by, self.strategy.within(max_seconds, max_bytes))
 
     @property
     def single_best(self) -> Ensemble:
@@ -126,6 +130,7 @@ def make_point(candidates: Candidates, picks: Picks, loss: float) -> FrontPoint:
         bytes=None if sizes is None else int(sizes[indices].sum()),
         members=tuple(int(candidates.trials[index]) for index in indices),
         weights=tuple(times / len(picks) for _, times in counts),
+        places=tuple(indices),
     )
 
 
@@ -135,7 +140,7 @@ def find_front(candidates: Candidates, pool: Iterable[tuple[Picks, float]]) -> t
     points: dict[tuple[tuple[int, ...], tuple[float, ...]], FrontPoint] = {}
     for picks, loss in pool:
         point = make_point(candidates, picks, loss)
-        points.setdefault((point.members, point.weights), point)
+        points.setdefault((point.places, point.weights), point)
     found = list(points.values())
     axes = np.array([_point_axes(point) for point in found]).reshape(len(found), 3)
     # Dominance is judged on loss, seconds and bytes together.

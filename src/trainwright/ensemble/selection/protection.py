@@ -81,7 +81,8 @@ def protect(
             loss=scorer.loss(every[name]),
             optimism=optimism,
             behind=float(behind.mean()),
-            standard_error=float(behind.std(ddof=1) / math.sqrt(len(behind))) if len(behind) > 1 else 0.0,
+            # A metric of all rows has one value for a fold, so its folds are what varies.
+            standard_error=_standard_error(behind, len(behind) if metric.per_row else folds),
         )
     # The one-standard-error rule (Breiman et al., 1984).
     chosen = next(name for name, one in checked.items() if one.behind <= one.standard_error)
@@ -93,6 +94,10 @@ def protect(
         f"({content.standard_error:.2g})"
     )
     return Protection(checked=checked, chosen=chosen, reason=reason, picks=every[chosen], warnings=warnings)
+
+
+def _standard_error(values: Array, count: int) -> float:
+    return float(values.std(ddof=1) / math.sqrt(count)) if len(values) > 1 else 0.0
 
 
 def cross_validated(

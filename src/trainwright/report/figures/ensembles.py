@@ -8,7 +8,6 @@ import numpy as np
 from trainwright.ensemble import Front
 from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
-from trainwright.ensemble.metrics import METRICS
 from trainwright.ensemble.selection.candidates import make_scorer
 from trainwright.report.figures.figure import (
     Figure,
@@ -74,7 +73,7 @@ def ensemble_front(selection: ChosenEnsemble) -> Figure:
 def _score_singles(front: Front) -> tuple[list[int], list[float], Sequence[float | None]]:
     """Return the models that selection looked at: trials, losses of each alone, and seconds per row if measured."""
     candidates = front.candidates
-    losses = make_scorer(candidates, METRICS[front.metric]).losses((), np.arange(len(candidates)))
+    losses = make_scorer(candidates, front.scored_by).losses((), np.arange(len(candidates)))
     seconds = [None] * len(candidates) if candidates.seconds is None else candidates.seconds.tolist()
     return candidates.trials.tolist(), losses.tolist(), seconds
 

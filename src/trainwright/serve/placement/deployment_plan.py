@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.ensemble import Ensemble
-from trainwright.ensemble.library.member import PROGRAM_FILE, WEIGHTS_FILE
 from trainwright.errors import AllocationError
 from trainwright.files import read_json
 from trainwright.publishing import write_file
@@ -196,7 +195,7 @@ def digest_of(ensemble: Ensemble) -> str:
     Rule and calibration play no part: another combination of the same members runs on the same plan.
     """
     content = [
-        [member.trial, member.epoch, member.digests.get(WEIGHTS_FILE), member.digests.get(PROGRAM_FILE), member.factory]
+        [member.trial, member.epoch, sorted(member.model_digests.items()), member.factory]
         for member in ensemble.members
     ]
     return _digest_of_json(content)

@@ -27,7 +27,6 @@ def describe_member(member: Member) -> dict[str, Any]:
         "folder": str(member.folder.absolute()),
         "trial": member.trial,
         "digests": dict(member.digests),
-        "trust": member.trust,
     }
 
 
@@ -36,10 +35,7 @@ def runner_of(start: Mapping[str, Any]) -> Runner:
     import torch
 
     torch.set_num_threads(start["threads"])
-    members = [
-        read_member(Path(one["folder"]), one["digests"], trial=one["trial"], trust=one["trust"])
-        for one in start["members"]
-    ]
+    members = [read_member(Path(one["folder"]), one["digests"], trial=one["trial"]) for one in start["members"]]
     return MemberLoop(members, device=start["device"])
 
 

@@ -1,11 +1,8 @@
-"""Networks as programs: equal to the factory's, for any number of rows, without the factory's code, without pickles."""
+"""Networks as ONNX files: equal to the factory's, for any number of rows, without the factory's code."""
 
-import io
 import os
 import subprocess
 import sys
-import zipfile
-from copy import deepcopy
 from pathlib import Path
 
 import numpy as np
@@ -15,12 +12,13 @@ from trainwright.ensemble import BudgetedGreedy, Ensemble, leave
 from trainwright.errors import EnsembleError, ExportError
 
 torch = pytest.importorskip("torch")
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
 sys.path.insert(0, str(Path(__file__).parent))
 
 import networks_for_tests  # noqa: E402
-from honest_networks import NETWORKS  # noqa: E402
 
-from trainwright.ensemble.export.program import export_network, load_network  # noqa: E402
+from trainwright.ensemble.export.onnx_file import OnnxModel, export_network  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(300, 3)).astype(np.float32)
 
@@ -69,36 +67,13 @@ def test_equal_for_any_number_of_rows():
     content = export_network(network, np.zeros((2, 1, 8, 8)) + np.arange(8), whose="it")
     assert torch.equal(torch.get_rng_state(), before)
     assert [module.training for module in network.modules()] == modes
-    again = load_network(content, whose="it")
+    again = OnnxModel(content, whose="it")
+    assert str(Path(__file__).name).encode() not in content  # nothing of the source is told
     network.eval()
     for rows in (1, 2, 7, 128, 300):
         x = torch.randn(rows, 1, 8, 8)
-        torch.testing.assert_close(again(x), network(x), rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NETWORKS)
-def test_honest_networks_need_no_trust(name):
-    """Whatever they are made of; a copy, as fused members are, prints alike and runs without memory."""
-    network, x = NETWORKS[name]
-    again = load_network(export_network(network, x, whose="it"), whose="it")
-    network.eval()
-    for rows in (1, 3, 130):
-        batch = x[torch.arange(rows) % len(x)]
-        with torch.no_grad():
-            torch.testing.assert_close(again(batch), network(batch), rtol=1e-5, atol=1e-6)
-    copy = deepcopy(again).to("meta")
-    assert str(copy) == str(again)
-    assert copy(x.to("meta")).device.type == "meta"
-
-
-@pytest.mark.slow
-def test_what_is_not_known_needs_trust(tmp_path):
-    """It can be exported all the same, and the sentence names what it needs."""
-    content = export_network(torch.nn.EmbeddingBag(50, 8), torch.randint(0, 50, (4, 9)), whose="it")
-    with pytest.raises(ExportError, match=r"it: model\.pt2 uses 'torch\.ops\.aten\.embedding_bag.*trust=True"):
-        load_network(content, whose="it")
-    assert load_network(content, whose="it", trust=True)(torch.zeros(2, 9, dtype=torch.int64)).shape == (2, 8)
+        expected = network(x).detach().numpy()
+        np.testing.assert_allclose(again(x.numpy()), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.slow  # torch takes seconds to get ready for its first export
@@ -107,7 +82,7 @@ def test_what_is_not_known_needs_trust(tmp_path):
     [
         (Branching, r"trial 3: cannot be exported \(Could not guard on data-dependent expression .*allowed: a network"),
         (OfOneSize, r"trial 3: cannot be exported \(Constraints violated .*any number of rows; give factory= instead"),
-        (Random, r"trial 3: its exported program differs from it by .*; allowed: 1e-06; is it random"),
+        (Random, r"trial 3: its ONNX file differs from it by .*; allowed: 1e-05; is it random"),
     ],
 )
 def test_refused(study, kind, sentence):
@@ -131,7 +106,8 @@ def test_an_ensemble_loads_without_the_factory(study, tmp_path):
     by_hand = sum(network(torch.as_tensor(X)).double().softmax(1) for network in networks).detach().numpy() / 2
     np.testing.assert_allclose(expected, by_hand, rtol=0, atol=1e-6)
     folder = chosen.save(tmp_path / "out", self_contained=True)
-    assert len(list(folder.rglob("model.pt2"))) == len(list(folder.rglob("weights.safetensors"))) == 2
+    assert [path.name for path in folder.rglob("mod*")] == ["model.onnx"] * 2
+    assert not list(folder.rglob("weights.safetensors"))
     np.save(tmp_path / "x.npy", X)
     code = (
         "import pickle, sys, numpy as np, torch, trainwright as tw\n"
@@ -143,33 +119,70 @@ def test_an_ensemble_loads_without_the_factory(study, tmp_path):
     paths = os.pathsep.join(each for each in sys.path if each != str(Path(__file__).parent))
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env={**os.environ, "PYTHONPATH": paths})
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=0, atol=1e-6)
-    program = next(folder.rglob("model.pt2"))
+    program = next(folder.rglob("model.onnx"))
     program.write_bytes(program.read_bytes()[:-1] + b"?")
-    with pytest.raises(ExportError, match=r"model\.pt2: its content differs from the manifest's digest"):
+    with pytest.raises(ExportError, match=r"model\.onnx: its content differs from the manifest's digest"):
         Ensemble.load(folder)
 
 
-@pytest.mark.slow
-def test_pickles_are_not_read():
-    """A file into which somebody put one, or that is no program, is refused before torch reads it."""
-    content = export_network(torch.nn.Linear(3, 2), X, whose="it")
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        files = {name: archive.read(name) for name in archive.namelist()}
-    assert all(not one for name, one in files.items() if name.endswith(".pt"))
-    name = next(name for name in files if name.endswith("weights_config.json"))
-    for changed, sentence in (
-        ({"archive/data/sample_inputs/model.pt": b"\x80\x04."}, "holds data/sample_inputs/model.pt as a pickle"),
-        ({name: files[name].replace(b'"use_pickle": false', b'"use_pickle": true')}, "holds .* as a pickle; allowed"),
-        ({name: b"{}"}, "is no program of torch.export"),
-    ):
-        buffer = io.BytesIO()
-        with zipfile.ZipFile(buffer, "w") as archive:
-            for each, one in {**files, **changed}.items():
-                archive.writestr(each, one)
-        with pytest.raises(ExportError, match=sentence):
-            load_network(buffer.getvalue(), whose="it")
-    with pytest.raises(ExportError, match=r"is no program of torch\.export"):
-        load_network(b"nothing", whose="it")
+def made(kind="Softmax", domain="", names=("x", "y"), **initial):
+    """Return the bytes of an ONNX file of one node, for rows of three numbers."""
+    tensor, helper = onnx.TensorProto, onnx.helper
+    node = helper.make_node(kind, [names[0], *initial], [names[1]], domain=domain)
+    inputs = [helper.make_tensor_value_info(names[0], tensor.FLOAT, ["rows", 3])]
+    outputs = [helper.make_tensor_value_info(names[1], tensor.FLOAT, ["rows", 3])]
+    weights = [onnx.numpy_helper.from_array(value, name) for name, value in initial.items()]
+    graph = helper.make_graph([node], "graph", inputs, outputs, weights)
+    sets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    return helper.make_model(graph, opset_imports=sets, ir_version=8)
+
+
+def test_a_file_is_a_member(study, tmp_path):
+    """Left by its path, timed, selected, saved and loaded, beside a torch network."""
+    study.targets = {name: labels % 3 for name, labels in study.targets.items()}
+    file = tmp_path / "softmax.onnx"
+    onnx.save(made(), file)
+    study.classes = 3
+    told = {"predictions": study.predictions(0), "targets": study.targets, "sample": X}
+    leave(study.trial(0), file, **told)
+    torch.manual_seed(0)
+    network = torch.nn.Linear(3, 3)
+    told["predictions"] = study.predictions(1)
+    leave(study.trial(1, params={"outputs": 3}), network, **told, factory=networks_for_tests.linear)
+    front = study.library().select(BudgetedGreedy(max_members=2))
+    chosen = front.ensemble(front.baselines["top-2"])
+    assert [member.weight_bytes for member in chosen.members] == [file.stat().st_size, 4 * 12]
+    loaded = Ensemble.load(chosen.save(tmp_path / "out"))
+    by_hand = torch.as_tensor(X).double().softmax(1) + network(torch.as_tensor(X)).double().softmax(1)
+    np.testing.assert_allclose(loaded.predict(X.astype(np.float64)), by_hand.detach() / 2, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"nothing", "it: model.onnx cannot be loaded by onnxruntime .*allowed: a file of the operators"),
+        (made("Teleport", "mine").SerializeToString(), "cannot be loaded by onnxruntime .*Teleport"),
+        (made("ArgMax").SerializeToString(), "cannot be loaded|outputs tensor"),
+    ],
+)
+def test_bad_files(content, sentence):
+    with pytest.raises(ExportError, match=sentence) as found:
+        OnnxModel(content, whose="it")
+    assert "\n" not in str(found.value)
+
+
+def test_weights_elsewhere(tmp_path):
+    """A file must not make onnxruntime open another."""
+    model = made("Add", b=np.ones((300, 3), dtype=np.float32)[:1])
+    path = tmp_path / "model.onnx"
+    onnx.save(model, path, save_as_external_data=True, location="weights", size_threshold=0)
+    with pytest.raises(ExportError, match="refers to weights in another file; allowed: weights inside"):
+        OnnxModel(path.read_bytes(), whose="it")
+
+
+def test_other_rows_are_refused():
+    with pytest.raises(ExportError, match=r"refuses a batch of shape \(2, 5\) .*allowed: \['rows', 3\]"):
+        OnnxModel(made().SerializeToString(), whose="it")(np.zeros((2, 5), dtype=np.float32))
 
 
 def test_what_it_needs(study, tmp_path):
