@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.manager import Manager
-from trainwright.checkpoint.policy.interval import Costs, exact_interval, wait_for_commit
+from trainwright.checkpoint.policy.save_policy import Costs, exact_interval, wait_for_commit
 from trainwright.checkpoint.state.captured import Captured, capture_state
 from trainwright.checkpoint.tools.formats.format import FORMATS, equal_bits
 from trainwright.errors import (

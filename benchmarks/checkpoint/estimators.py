@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
 
-from trainwright.checkpoint.policy.interval import Costs, exact_interval
+from trainwright.checkpoint.policy.save_policy import Costs, exact_interval
 
 __all__ = ["ESTIMATORS", "availability_interval", "daly_interval", "young_interval"]
 

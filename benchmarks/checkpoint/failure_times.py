@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from trainwright.checkpoint.policy.interval import Costs
+from trainwright.checkpoint.policy.save_policy import Costs
 from trainwright.errors import CheckpointConfigError
 from trainwright.randomness import rng
 

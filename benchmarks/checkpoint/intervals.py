@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.checkpoint.estimators import ESTIMATORS
 from benchmarks.checkpoint.failure_times import LAWS, Failures, best_interval
 
-from trainwright.checkpoint.policy.interval import Costs, plan_saves
+from trainwright.checkpoint.policy.save_policy import Costs, plan_saves
 
 __all__ = ["Intervals", "compare_intervals"]
 

@@ -73,7 +73,7 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         },
         # Strategies are named by the axis that they divide along.
         "strategy": {
-            "channel": "trainwright.plan.parallel.strategies.channel:ChannelStrategy",
+            "channel": "trainwright.plan.parallel.strategies.filter:ChannelStrategy",
             "context": "trainwright.plan.parallel.strategies.context:ContextStrategy",
             "data": "trainwright.plan.parallel.strategies.data:DataStrategy",
             "expert": "trainwright.plan.parallel.strategies.expert:ExpertStrategy",

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from trainwright.checkpoint.policy.hooks import SlurmRequeue, end_of_allocation
+from trainwright.checkpoint.policy.signals import SlurmRequeue, end_of_allocation
 from trainwright.errors import CheckpointConfigError
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "study"))
@@ -20,7 +20,7 @@ JOB = """#!/bin/sh
 echo run $SLURM_RESTART_COUNT
 exec {python} -c '
 import time
-from trainwright.checkpoint.policy.hooks import SlurmRequeue
+from trainwright.checkpoint.policy.signals import SlurmRequeue
 print("status", SlurmRequeue()(), flush=True)
 time.sleep(60)
 '

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.optimize import minimize_scalar
 
-from trainwright.checkpoint.policy.interval import Costs, SavePlan, exact_interval, plan_saves
+from trainwright.checkpoint.policy.save_policy import Costs, SavePlan, exact_interval, plan_saves
 from trainwright.errors import CheckpointConfigError
 
 GRID = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)

@@ -10,8 +10,7 @@ from trainwright.checkpoint.ranks.merging import (
     place_record,
     tree_of_rank,
 )
-from trainwright.checkpoint.ranks.reshard import TensorShare
-from trainwright.checkpoint.ranks.tensor_slices import TensorSlice
+from trainwright.checkpoint.ranks.tensor_slices import TensorShare, TensorSlice
 from trainwright.errors import CheckpointCorruptError, CheckpointError
 
 MANIFEST = Manifest(step=3, lease=2)

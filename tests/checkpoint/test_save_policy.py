@@ -6,8 +6,7 @@ import math
 import pytest
 
 from trainwright.checkpoint.config import CheckpointConfig
-from trainwright.checkpoint.policy.interval import Costs, exact_interval
-from trainwright.checkpoint.policy.save_policy import SavePolicy
+from trainwright.checkpoint.policy.save_policy import Costs, SavePolicy, exact_interval
 from trainwright.checkpoint.save.saver import SaveHandle
 from trainwright.errors import CheckpointConfigError
 

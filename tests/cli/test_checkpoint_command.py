@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from trainwright.checkpoint import Manager
-from trainwright.checkpoint.policy.interval import Costs, exact_interval, plan_saves
+from trainwright.checkpoint.policy.save_policy import Costs, exact_interval, plan_saves
 from trainwright.checkpoint.tools.formats.format import FORMATS
 from trainwright.checkpoint.tools.proof import Proof
 from trainwright.cli.formatting import seconds, size

@@ -8,10 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster, Device, NetworkLevel
-from trainwright.cluster.cluster import RUNTIMES
+from trainwright.cluster.cluster import PRESETS, RUNTIMES
 from trainwright.cluster.device import DeviceFailures, Storage
 from trainwright.cluster.network import FSDP_UNIT, OPERATIONS, ExchangeTimes
-from trainwright.cluster.presets.catalogue import PRESETS
 from trainwright.errors import InputError
 
 SPINE = """\

@@ -9,10 +9,9 @@ from typing import NamedTuple
 
 import pytest
 
-from trainwright.engine.doctor.devices import examine_devices
 from trainwright.engine.doctor.examination import examine, examine_engines
 from trainwright.engine.doctor.folder import examine_folder, file_system
-from trainwright.engine.doctor.machine import Machine
+from trainwright.engine.doctor.machine import Machine, examine_devices
 from trainwright.engine.doctor.packages import GIVES, examine_extras, examine_packages, imported
 from trainwright.errors import InputError
 

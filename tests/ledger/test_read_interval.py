@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainwright.ledger.read_interval import first_pause, pause_after
+from trainwright.ledger.reader import first_pause, pause_after
 
 
 @given(st.floats(1e-6, 1e3), st.integers(1, 2000), st.integers(1, 128))

@@ -6,11 +6,10 @@ from oracle_cases import make_cluster, make_convolutions, make_transformer
 from trainwright.plan import Degrees, Oracle
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
-from trainwright.plan.parallel.strategies.channel import ChannelStrategy
 from trainwright.plan.parallel.strategies.context import ContextStrategy
 from trainwright.plan.parallel.strategies.data import DataStrategy
 from trainwright.plan.parallel.strategies.expert import ExpertStrategy
-from trainwright.plan.parallel.strategies.filter import FilterStrategy
+from trainwright.plan.parallel.strategies.filter import ChannelStrategy, FilterStrategy
 from trainwright.plan.parallel.strategies.pipeline import PipelineStrategy
 from trainwright.plan.parallel.strategies.registry import STRATEGIES
 from trainwright.plan.parallel.strategies.spatial import SpatialStrategy, halo_elements

@@ -13,7 +13,7 @@ import pytest
 from scripts import wait_until
 
 from trainwright.ledger import DirectoryLedger, MemoryLedger, State, Writer, facts, fold
-from trainwright.ledger.standing import under_way
+from trainwright.ledger.writers import under_way
 from trainwright.report import write_report
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")

@@ -216,7 +216,7 @@ def test_a_worker_that_comes_back_after_its_lease_gives_way(tmp_path):
 
         with pytest.MonkeyPatch.context() as patch:
             # Others' records are read at each report, however slow the disk is.
-            patch.setattr("trainwright.ledger.read_interval._SELDOM_SECONDS", 0.0)
+            patch.setattr("trainwright.ledger.reader._SELDOM_SECONDS", 0.0)
             await_news = "trainwright.study.driver.driver.Driver._await_news"
             patch.setattr(await_news, lambda self: (finish(0), self.log.refresh()))
             ours = tw.Worker(where=study, train=stopped_for_long, engine=HERE).run(trials=1, progress=False)
@@ -247,7 +247,7 @@ def test_a_late_result_is_taken_once(tmp_path):
 
         with pytest.MonkeyPatch.context() as patch:
             # Others' records are read at each report, however slow the disk is.
-            patch.setattr("trainwright.ledger.read_interval._SELDOM_SECONDS", 0.0)
+            patch.setattr("trainwright.ledger.reader._SELDOM_SECONDS", 0.0)
             tw.Worker(where=study, train=successor, engine=HERE).run(trials=1, progress=False)
         assert study.state.results == 1
         assert study.trials[0].values == {"loss": 0.25}

@@ -2,7 +2,7 @@
 
 from trainwright.checkpoint.config import CheckpointConfig, Retention
 from trainwright.checkpoint.manager import Manager
-from trainwright.checkpoint.policy.hooks import SlurmRequeue
+from trainwright.checkpoint.policy.signals import SlurmRequeue
 from trainwright.checkpoint.restore.restored import Restored
 
 __all__ = [

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from trainwright.checkpoint.policy.hooks import Hook
-from trainwright.checkpoint.policy.signals import check_signals
+from trainwright.checkpoint.policy.signals import Hook, check_signals
 from trainwright.errors import CheckpointConfigError
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, one_of

@@ -27,9 +27,8 @@ from trainwright.checkpoint.restore.restored import (
     read_tree,
     records_by_name,
 )
-from trainwright.checkpoint.save.publish import Published, quarantine, refuse_unwritable, remove_leftovers
+from trainwright.checkpoint.save.publish import Published, WriteJob, quarantine, refuse_unwritable, remove_leftovers
 from trainwright.checkpoint.save.saver import SaveHandle, Saver
-from trainwright.checkpoint.save.writer import WriteJob
 from trainwright.checkpoint.state.captured import RESERVED, capture_state
 from trainwright.checkpoint.state.differences import Difference, Mode, settle_differences
 from trainwright.checkpoint.state.fingerprint import capture_fingerprint, compare_fingerprints

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.checkpoint.policy.interval import Costs, plan_saves
+from trainwright.checkpoint.policy.save_policy import Costs, plan_saves
 from trainwright.checkpoint.tools.proof import Proof
 from trainwright.checkpoint.tools.proof import verify_resume as prove
 from trainwright.cli.checkpoint_files import convert, diff, inspect, verify

@@ -9,10 +9,10 @@ import typer
 from trainwright.cli.command import Result
 from trainwright.cli.submission.jobs import queue_states
 from trainwright.errors import EnsembleError, InputError
-from trainwright.ledger.standing import state_counts
+from trainwright.ledger.writers import state_counts
 from trainwright.report.formatting import count
 from trainwright.report.overview import Overview
-from trainwright.report.study_ensemble import summarise_current_ensemble
+from trainwright.report.summary import summarise_current_ensemble
 from trainwright.study import Study
 from trainwright.ui.study_details import trial_page
 

@@ -1,20 +1,21 @@
 """A cluster: nodes with devices, the network between them, and what is known of its speed."""
 
 import itertools
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 from trainwright.cluster.device import Device, DeviceFailures, Storage
 from trainwright.cluster.files import read_cluster, write_cluster
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel
-from trainwright.cluster.presets.catalogue import preset_cluster
-from trainwright.errors import InputError
+from trainwright.cluster.presets.laptop import load_or_measure_laptop
+from trainwright.errors import InputError, closest
 from trainwright.settings import Settings
 from trainwright.validators import check, integer, number, one_of
 
-__all__ = ["RUNTIMES", "Cluster"]
+__all__ = ["PRESETS", "RUNTIMES", "Cluster", "preset_cluster"]
 
 RUNTIMES = ("step", "gpipe", "1f1b")
 """What the runtime adds time to: a step on several devices, and a micro-batch of a pipeline, by schedule."""
@@ -132,3 +133,36 @@ class Cluster(Settings):
 
 def _raise_refusal(where: str, value: object, allowed: str) -> NoReturn:
     raise InputError(f"{where}: got {value!r}; allowed: {allowed}")
+
+
+C = TypeVar("C")
+
+_FILES = {path.stem: path for path in sorted((Path(__file__).parent / "presets").glob("*.toml"))}
+_LAPTOP = "laptop"
+PRESETS = tuple(sorted((*_FILES, _LAPTOP)))
+
+
+def preset_cluster(kind: type[C], name: str, *, nodes: int | None = None) -> C:
+    """Return a preset, of the class `kind`; see `Cluster.preset`."""
+    if name not in PRESETS:
+        raise InputError(f"cluster: got {name!r}; allowed: {', '.join(PRESETS)}, or a file{closest(name, PRESETS)}")
+    # The laptop is a single node and has no sheet.
+    content = {"nodes": 1, "most_nodes": 1} if name == _LAPTOP else _read_preset(name)
+    wanted = content["nodes"] if nodes is None else nodes
+    check(wanted, integer(minimum=1, maximum=content.pop("most_nodes")), f"nodes of {name}")
+    return load_or_measure_laptop(kind) if name == _LAPTOP else kind(**_fields_of(content, wanted))
+
+
+def _read_preset(name: str) -> dict[str, Any]:
+    return tomllib.loads(_FILES[name].read_text(encoding="utf-8"))
+
+
+def _fields_of(content: dict[str, Any], nodes: int) -> dict[str, Any]:
+    """Return the fields of a cluster of so many nodes."""
+    levels = [
+        NetworkLevel(**{"devices": nodes * content["devices_per_node"], **level})
+        for level in content.pop("tier", ())
+        # A single node needs no level that joins all nodes.
+        if "devices" in level or nodes > 1
+    ]
+    return {**content, "nodes": nodes, "device": Device(**content["device"]), "tiers": tuple(levels)}

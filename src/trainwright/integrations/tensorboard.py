@@ -16,7 +16,7 @@ from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import first_start
 from trainwright.publishing import write_file
 from trainwright.report.files import folder
-from trainwright.report.finished_trials import FinishedTrials, metric_points
+from trainwright.report.tabular import FinishedTrials, metric_points
 from trainwright.space import Choice, Constant, Float, Int, Space
 from trainwright.space.parameters import Parameter
 

@@ -1,9 +1,10 @@
-"""Reads the journals of all writers incrementally: the cost grows with what is new.
+"""Reads the journals of all writers incrementally, and says how often: the cost grows with what is new.
 
 One look takes one `stat` of the folder and one of each journal that may still grow, and `open`, `pread`, `close` for
 each that has grown; that is the least while every writer has a file of its own. The folder is listed only when its time
 has changed, or every ten seconds, since network file systems show old times.
 """
+
 # ruff: noqa: PTH116, PTH208 -- paths are texts here: a look at a thousand journals makes no thousand objects
 
 import os
@@ -19,7 +20,7 @@ from trainwright.ledger.journal import END, predecessor, writer_of
 from trainwright.ledger.protocol import TORN, Dropped
 from trainwright.ledger.record import LONGEST, Record
 
-__all__ = ["JournalReader"]
+__all__ = ["JournalReader", "first_pause", "pause_after"]
 
 # Lines that are parsed at once.
 _BLOCK = 1000
@@ -304,3 +305,29 @@ def _read_at(path: str, start: int, size: int) -> bytes:
         return os.pread(handle, size, start)
     finally:
         os.close(handle)
+
+
+_SHARE = 0.02  # of a worker's time, at most
+_SELDOM_SECONDS = 30.0
+_RESULT_SECONDS = 1e-4  # to read and learn what another worker found, about
+_PER_CORE = 2.0  # workers of one host for each of its cores: more of them read less often, so that all read as much
+
+
+def pause_after(took_seconds: float, workers: int, cores: int) -> float:
+    """Return the seconds until a worker reads again, after reading and learning that took `took_seconds`.
+
+    `workers` share `cores`, itself among them. That takes one part in fifty of its time, or less: of all workers of a
+    host together no more than a twenty-fourth of its processors.
+    """
+    crowd = max(1.0, workers / (_PER_CORE * cores))
+    return crowd * min(_SELDOM_SECONDS, took_seconds * (1.0 / _SHARE - 1.0))
+
+
+def first_pause(draw: float, workers: int, cores: int) -> float:
+    """Return the seconds until a worker reads for the first time, by a draw from [0, 1) of its own.
+
+    At once where cores suffice; else workers that begin together would all read when each has its first result.
+    """
+    if workers <= _PER_CORE * cores:
+        return 0.0
+    return draw * pause_after(workers * _RESULT_SECONDS, workers, cores)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.ledger import open_ledger, state_of
-from trainwright.ledger.standing import under_way
+from trainwright.ledger.writers import under_way
 from trainwright.report import tables
 from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure

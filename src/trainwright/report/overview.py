@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from trainwright.ledger import Objective, State, Status, TrialState
 from trainwright.ledger.objectives import Outcome
 from trainwright.ledger.rows import final_metrics
-from trainwright.ledger.standing import state_counts
+from trainwright.ledger.writers import state_counts
 from trainwright.pareto import non_dominated
 
 __all__ = ["Clock", "Overview"]

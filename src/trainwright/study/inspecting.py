@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from trainwright.errors import MissingExtra
 from trainwright.ledger import Constraint, Objective, State, TrialState
-from trainwright.ledger.standing import under_way
+from trainwright.ledger.writers import under_way
 from trainwright.space import Space
 from trainwright.study.results import By, Results, Stretch, lineage_of, recommended
 from trainwright.study.study_log import StudyLog

@@ -1,5 +1,6 @@
 """The log of one study: its ledger, the state folded from the records, and further projections of them."""
 
+import gc
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -8,15 +9,28 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from trainwright.errors import LedgerError, LedgerFull, StudyError, TrainwrightError
-from trainwright.ledger import Ledger, Objective, Record, State, Status, TrialState, Writer, blocks, facts
-from trainwright.ledger.read_interval import first_pause, pause_after
+from trainwright.ledger import (
+    Constraint,
+    Ledger,
+    MemoryLedger,
+    Objective,
+    Record,
+    State,
+    Status,
+    TrialState,
+    Writer,
+    blocks,
+    facts,
+    open_ledger,
+)
+from trainwright.ledger.reader import first_pause, pause_after
 from trainwright.ledger.trials import Exploit
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.claims import Claims
 from trainwright.study.results import first_reference
 
-__all__ = ["ENQUEUED", "Projection", "RetryOnFullDisk", "StudyLog"]
+__all__ = ["ENQUEUED", "Projection", "RetryOnFullDisk", "StudyLog", "compare", "gc_frozen", "open_study_ledger"]
 
 _T = TypeVar("_T")
 
@@ -294,3 +308,68 @@ class StudyLog:
         dead = holder in self.mine or self.claims.dead(holder) is True
         dead = dead or (status is Status.RUNNING and self.claims.stands_still(holder))
         return dead and (trial.holder, trial.status) == (holder, status)
+
+
+@contextmanager
+def gc_frozen() -> Iterator[None]:
+    """Freeze the objects that exist now until the end of the block; do nothing if they are frozen already.
+
+    Replaying other workers' records creates many long-lived objects, and each full collection would scan every
+    imported module again. In a large team that took a fifth of each worker's time.
+    """
+    if gc.get_freeze_count():
+        yield
+        return
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+_OURS = frozenset({"ledger", "checkpoints", "library", "logs", "report.html", "summary.json", "stages"})
+
+
+def open_study_ledger(where: str | Path | None, ledger: Ledger | str | None, *, create: bool) -> Ledger:
+    """Return the ledger of the study in a directory or at a URL; without a place one in memory.
+
+    With `create` it is made in a new or empty directory; else `StudyError` names what is near.
+    """
+    if ledger is not None and not isinstance(ledger, str):
+        return ledger
+    if where is None:
+        return MemoryLedger() if ledger is None else open_ledger(ledger, create=True)
+    directory = Path(where)
+    if create and directory.is_file():
+        raise StudyError(f"{directory} is a file; give a directory for the study")
+    if create and directory.is_dir() and not (directory / "ledger").is_dir():
+        # A study writes many files: never among somebody's own.
+        foreign = sorted({path.name for path in directory.iterdir()} - _OURS)
+        if foreign:
+            raise StudyError(
+                f"{directory} is no study and holds other files ({foreign[0]}); give a new or empty directory"
+            )
+    return open_ledger(where, url=ledger, create=create)
+
+
+def compare(
+    log: StudyLog, space: Space, objectives: tuple[Objective, ...], constraints: tuple[Constraint, ...], seed: int
+) -> None:
+    """Refuse a study that was made otherwise, naming the first difference."""
+    place = log.directory or "the study"
+    before = log.space()
+    if before.fingerprint != space.fingerprint:
+        differences = before.differences(space)
+        what = differences[0] if differences else "another space"
+        raise StudyError(f"{place} was made with {what}; use a new directory, or the space it was made with")
+    for word, existing, wanted in (
+        ("objectives", log.objectives, objectives),
+        ("constraints", log.state.constraints, constraints),
+    ):
+        if existing != wanted:
+            had, now = (", ".join(map(str, outcomes)) or "none" for outcomes in (existing, wanted))
+            raise StudyError(f"{place} was made with {word} {had}, now {now}; use a new directory")
+    if log.state.seed != seed:
+        raise StudyError(
+            f"{place} was made with seed {log.state.seed}, now {seed}; use a new directory, or seed={log.state.seed}"
+        )

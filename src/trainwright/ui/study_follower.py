@@ -11,7 +11,7 @@ from pathlib import Path
 from trainwright.errors import TrainwrightError
 from trainwright.ledger import Cursor, Dropped, Ledger, State, blocks, fold, open_ledger
 from trainwright.ledger.opening import is_url
-from trainwright.ledger.standing import under_way
+from trainwright.ledger.writers import under_way
 from trainwright.report.overview import Overview
 
 __all__ = ["StudyFollower"]

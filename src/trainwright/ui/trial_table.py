@@ -9,7 +9,7 @@ from typing import Any
 from trainwright.errors import InputError
 from trainwright.ledger import Status, TrialState
 from trainwright.ledger.rows import first_start
-from trainwright.ledger.standing import SILENT
+from trainwright.ledger.writers import SILENT
 from trainwright.report.overview import Overview
 
 __all__ = ["MOST_ROWS", "Query", "window"]

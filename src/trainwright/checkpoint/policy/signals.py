@@ -1,4 +1,4 @@
-"""SIGTERM and other signals before the end of an allocation: handlers that set a flag, a forced exit if a step hangs.
+"""SIGTERM and other signals before the end of an allocation: a flag, a forced exit from a hung step, the requeue.
 
 Batch systems send a signal some time before they kill. Its handler sets a flag, which the training loop reads at a step
 boundary. A thread sees the signal too, by way of `signal.set_wakeup_fd`, which works while the main thread hangs in a
@@ -10,17 +10,22 @@ import math
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import FrameType
-from typing import Any, Self
+from typing import Annotated, Any, Protocol, Self
 
 from trainwright.errors import CheckpointConfigError, closest
+from trainwright.settings import Settings
+from trainwright.validators import integer
+from trainwright.validators import number as number_within
 
-__all__ = ["FORCED_EXIT", "SignalFlag", "check_signals"]
+__all__ = ["FORCED_EXIT", "Hook", "SignalFlag", "SlurmRequeue", "check_signals", "end_of_allocation"]
 
 FORCED_EXIT = 75
 """The exit status of a forced exit: EX_TEMPFAIL, to be tried again."""
@@ -182,3 +187,63 @@ def _exit_by_force(why: str) -> None:
     with contextlib.suppress(OSError):
         os.write(2, f"trainwright: forced exit: {why}; the newest checkpoint committed is intact\n".encode())
     os._exit(FORCED_EXIT)
+
+
+class Hook(Protocol):
+    """Called once, on the first rank, when the last checkpoint is committed; its answer is the exit status."""
+
+    def __call__(self) -> int:
+        """Do it, and return the exit status: 0 if training will go on elsewhere."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SlurmRequeue(Settings, error=CheckpointConfigError):
+    """Puts the job back into Slurm's queue: `scontrol requeue $SLURM_JOB_ID`.
+
+    The batch script asks for a warning and passes it on to its steps:
+
+        #SBATCH --requeue --signal=B:USR1@120
+        trap 'kill -USR1 "$(jobs -p)"' USR1
+        srun python train.py & wait; wait
+
+    A job that was requeued `max_restarts` times is not requeued again: it warns, and the status is 75, as for a
+    requeue that Slurm refuses.
+    """
+
+    max_restarts: Annotated[int, integer(minimum=0), "requeues of one job at most"] = 100
+    timeout_seconds: Annotated[float, number_within(above=0), "how long `scontrol` may take"] = 30.0
+
+    def __call__(self) -> int:
+        """Requeue the job that this process belongs to."""
+        job = os.environ.get("SLURM_JOB_ID")
+        if job is None:
+            return _warn_refused("this is no Slurm job (SLURM_JOB_ID is not set)")
+        restarts = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        if restarts >= self.max_restarts:
+            return _warn_refused(f"job {job} was requeued {restarts} times, max_restarts is {self.max_restarts}")
+        status, said = _run_command(["scontrol", "requeue", job], self.timeout_seconds)
+        return 0 if status == 0 else _warn_refused(f"`scontrol requeue {job}` says: {said}")
+
+
+def end_of_allocation(environment: Mapping[str, str]) -> float | None:
+    """Return when the allocation ends, in seconds since 1970, as Slurm sets it at a job's start; None if unknown."""
+    try:
+        return float(environment["SLURM_JOB_END_TIME"])
+    except (KeyError, ValueError):
+        return None
+
+
+def _run_command(command: Sequence[str], timeout: float) -> tuple[int, str]:
+    """Return the exit status and what the command said; 75 if it cannot be run or takes too long."""
+    try:
+        done = subprocess.run(list(command), capture_output=True, text=True, check=False, timeout=timeout)
+    except OSError as error:
+        return FORCED_EXIT, (error.strerror or str(error)).lower()
+    except subprocess.TimeoutExpired:
+        return FORCED_EXIT, f"nothing within {timeout:g} s"
+    return done.returncode, (done.stdout + done.stderr).strip()
+
+
+def _warn_refused(why: str) -> int:
+    warnings.warn(f"the job is not requeued: {why}; submit it again to go on", stacklevel=3)
+    return FORCED_EXIT

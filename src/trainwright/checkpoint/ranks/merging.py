@@ -7,7 +7,7 @@ from math import prod
 from typing import Any
 
 from trainwright.checkpoint.manifest import FileRecord, Manifest, ShardRecord, TensorRecord
-from trainwright.checkpoint.ranks.reshard import TensorShare
+from trainwright.checkpoint.ranks.tensor_slices import TensorShare
 from trainwright.checkpoint.state.differences import Difference, Effect
 from trainwright.errors import CheckpointError
 

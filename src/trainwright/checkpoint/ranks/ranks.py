@@ -29,9 +29,8 @@ from trainwright.checkpoint.ranks.merging import (
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
 from trainwright.checkpoint.ranks.reshard import read_shares, read_targets, share_tensors
 from trainwright.checkpoint.restore.restored import verify_digests
-from trainwright.checkpoint.save.publish import Published, publish
+from trainwright.checkpoint.save.publish import Published, WriteJob, publish, write_checkpoint, write_data, write_tree
 from trainwright.checkpoint.save.shard_file import ShardFile, TensorPlace, plan_shard_file
-from trainwright.checkpoint.save.writer import WriteJob, write_checkpoint, write_data, write_tree
 from trainwright.checkpoint.state.captured import Captured
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointError

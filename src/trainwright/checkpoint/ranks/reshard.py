@@ -5,13 +5,12 @@ DTensor is cut into slices, as by FSDP2 and tensor parallelism. What was saved i
 """
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.manifest import TensorRecord
 from trainwright.checkpoint.ranks.pipeline_parts import PipelineParts
-from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
+from trainwright.checkpoint.ranks.tensor_slices import TensorShare, TensorSlice, open_slices
 from trainwright.checkpoint.save.publish import Published
 from trainwright.checkpoint.state.captured import canonical_names
 from trainwright.errors import CheckpointStateError
@@ -19,17 +18,7 @@ from trainwright.errors import CheckpointStateError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["TensorShare", "read_shares", "read_targets", "share_tensors"]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorShare:
-    """What one rank holds of a tensor: a slice of the global shape, whether it writes it, and if others have it."""
-
-    shape: tuple[int, ...]
-    box: TensorSlice
-    writes: bool
-    shared: bool = False
+__all__ = ["read_shares", "read_targets", "share_tensors"]
 
 
 def share_tensors(

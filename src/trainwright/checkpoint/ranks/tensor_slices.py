@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +23,7 @@ from trainwright.errors import CheckpointCorruptError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["SliceReader", "TensorSlice", "open_slices"]
+__all__ = ["SliceReader", "TensorShare", "TensorSlice", "open_slices"]
 
 
 class TensorSlice(NamedTuple):
@@ -155,6 +156,16 @@ class SliceReader:
             )
         if memory is not piece.memory:
             piece.memory[:] = memory[piece.start - start : piece.start - start + len(piece.memory)]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorShare:
+    """What one rank holds of a tensor: a slice of the global shape, whether it writes it, and if others have it."""
+
+    shape: tuple[int, ...]
+    box: TensorSlice
+    writes: bool
+    shared: bool = False
 
 
 @contextmanager

@@ -10,8 +10,7 @@ from typing import Any
 
 from trainwright.checkpoint.digest import digest_file, kind_of
 from trainwright.checkpoint.manifest import FileRecord, Manifest, TensorRecord
-from trainwright.checkpoint.save.publish import Published, list_published, quarantine
-from trainwright.checkpoint.save.writer import STATE
+from trainwright.checkpoint.save.publish import STATE, Published, list_published, quarantine
 from trainwright.checkpoint.state.differences import Difference
 from trainwright.errors import CheckpointCorruptError
 from trainwright.publishing import FileLayer, write_file

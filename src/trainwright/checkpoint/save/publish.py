@@ -1,4 +1,4 @@
-"""Publish a checkpoint: a temporary folder, synced, the manifest last, renamed into place.
+"""Write and publish a checkpoint: files in a temporary folder, synced, the manifest last, renamed into place.
 
 FOLDER/step-000000001200/            a folder with a valid manifest is a checkpoint; a step saved again is -...1200.2
 FOLDER/.tmp-step-000000001200.1.../  being written: lease, host, process
@@ -6,29 +6,42 @@ FOLDER/.bad-step-000000001200-cd/    damaged, quarantined
 FOLDER/.trash-step-000000001200-ef/  dropped, being removed
 """
 
+import json
 import os
 import platform
 import re
 import secrets
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
-from trainwright.checkpoint.manifest import MANIFEST, Manifest
+from trainwright.checkpoint.digest import chunk_ranges, digest_bytes
+from trainwright.checkpoint.manifest import MANIFEST, FileRecord, Manifest, TensorRecord
+from trainwright.checkpoint.ranks.tensor_slices import TensorShare
+from trainwright.checkpoint.save.shard_file import ShardFile, write_shard
+from trainwright.checkpoint.state.captured import Captured
 from trainwright.errors import CheckpointError, CheckpointSpaceError
 from trainwright.publishing import FileLayer, write_new
 
 __all__ = [
+    "STATE",
     "Published",
+    "WriteJob",
+    "Written",
     "list_published",
     "publish",
     "quarantine",
     "refuse_unwritable",
     "remove_leftovers",
+    "shard_name",
     "step_name",
+    "write_checkpoint",
+    "write_data",
+    "write_tree",
 ]
 
 _NAME = re.compile(r"step-(\d{12,})(?:\.(\d+))?\Z")
@@ -154,3 +167,61 @@ def _rename_to_free(layer: FileLayer, source: Path, target: Path) -> Path:
             raise error from None
         return path
     raise FileExistsError(f"{target} was saved {_MOST_TRIES} times")
+
+
+STATE = "state.json"
+"""The name of the file with all that is no tensor."""
+
+Written = tuple[FileRecord, tuple[TensorRecord, ...]]
+"""The record of a data file, and those of its tensors."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WriteJob:
+    """One checkpoint to write below `home`: a manifest without files and tensors, the state, the layout of the buffer.
+
+    Of the buffer this process writes `mine`, its head; `shares` says what part of each tensor that is, if others have
+    parts too.
+    """
+
+    home: Path
+    manifest: Manifest
+    captured: Captured
+    layout: ShardFile
+    mine: ShardFile
+    shares: Mapping[str, TensorShare] = field(default_factory=dict)
+
+
+def shard_name(rank: int) -> str:
+    """Return the name of a rank's data file."""
+    return f"rank-{rank:05d}.safetensors"
+
+
+def write_checkpoint(layer: FileLayer, job: WriteJob, memory: memoryview) -> Published:
+    """Write and publish a checkpoint whose tensors lie in `memory` as the layout says. Raises `OSError`."""
+
+    def write(folder: Path) -> Manifest:
+        shard, tensors = write_data(layer, folder, job.mine, memory)
+        return replace(job.manifest, files=(shard, write_tree(layer, folder, job.captured.tree)), tensors=tensors)
+
+    return publish(layer, job.home, job.manifest.step, job.manifest.lease, write)
+
+
+def write_data(layer: FileLayer, folder: Path, layout: ShardFile, memory: memoryview, *, rank: int = 0) -> Written:
+    """Write and sync the data file of a rank; return its record and those of its tensors. Raises `OSError`."""
+    name = shard_name(rank)
+    handle = layer.create(folder / name)
+    try:
+        records = write_shard(lambda piece: layer.write(handle, piece), name, layout, memory)
+        layer.sync(handle)
+    finally:
+        layer.close(handle)
+    return records
+
+
+def write_tree(layer: FileLayer, folder: Path, tree: Mapping[str, Any]) -> FileRecord:
+    """Write and sync the file of all that is no tensor; return its record. Raises `OSError`."""
+    content = json.dumps(tree, separators=(",", ":"), allow_nan=False).encode()
+    write_new(layer, folder / STATE, [memoryview(content)])
+    chunks = tuple(digest_bytes(content[start:stop]) for start, stop in chunk_ranges(0, len(content)))
+    return FileRecord(name=STATE, bytes=len(content), chunks=chunks)

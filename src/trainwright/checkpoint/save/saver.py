@@ -10,9 +10,8 @@ from typing import Any
 from trainwright.checkpoint.config import CheckpointConfig
 from trainwright.checkpoint.manifest import Manifest
 from trainwright.checkpoint.ranks.ranks import Findings, SingleRank
-from trainwright.checkpoint.save.publish import Published
+from trainwright.checkpoint.save.publish import Published, WriteJob
 from trainwright.checkpoint.save.snapshot import Buffer, Snapshot, find_nonfinite
-from trainwright.checkpoint.save.writer import WriteJob
 from trainwright.errors import CheckpointError
 
 __all__ = ["SaveHandle", "Saver"]

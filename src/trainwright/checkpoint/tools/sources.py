@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from trainwright.checkpoint.manifest import MANIFEST, Manifest
 from trainwright.checkpoint.ranks.tensor_slices import TensorSlice, open_slices
 from trainwright.checkpoint.restore.restored import find_damages
-from trainwright.checkpoint.save.publish import list_published
-from trainwright.checkpoint.save.writer import STATE
+from trainwright.checkpoint.save.publish import STATE, list_published
 from trainwright.checkpoint.tools.formats.format import Stored, TensorInfo, format_of
 from trainwright.errors import CheckpointCorruptError, CheckpointNotFoundError
 

@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainwright.engine.doctor.devices import examine_devices
 from trainwright.engine.doctor.folder import examine_folder
-from trainwright.engine.doctor.machine import Machine
+from trainwright.engine.doctor.machine import Machine, examine_devices
 from trainwright.engine.doctor.packages import examine_extras, examine_packages, imported
 from trainwright.errors import InputError
 

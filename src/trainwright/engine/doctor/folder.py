@@ -10,8 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from trainwright.engine.doctor.devices import amount
-from trainwright.engine.doctor.machine import Machine
+from trainwright.engine.doctor.machine import Machine, amount
 
 __all__ = ["examine_folder", "file_system"]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from trainwright.errors import EngineError
-from trainwright.ledger.read_interval import first_pause, pause_after
+from trainwright.ledger.reader import first_pause, pause_after
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, optional
 

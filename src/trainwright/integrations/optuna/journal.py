@@ -16,7 +16,7 @@ from trainwright.errors import InputError
 from trainwright.ledger import State, Status, TrialState
 from trainwright.ledger.rows import final_metrics, first_start
 from trainwright.report.files import target, write
-from trainwright.report.finished_trials import FinishedTrials
+from trainwright.report.tabular import FinishedTrials
 from trainwright.space import Choice, Constant, Float, Int, Space
 
 __all__ = ["export_optuna_journal"]

@@ -19,7 +19,7 @@ from trainwright.report.figures.objectives import hypervolume_figure, trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
-from trainwright.report.study_ensemble import choose_study_ensemble
+from trainwright.report.summary import choose_study_ensemble
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
 

@@ -18,7 +18,6 @@ from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget, TeamSettings
 from trainwright.study.driver.failures import MISUSE, StudyFailed, alike, failed_numbers, gave_up, sentence_of
-from trainwright.study.driver.gc_freeze import gc_frozen
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.inheritance import check_folder, hand_over
 from trainwright.study.driver.leaving import Leaving
@@ -26,7 +25,7 @@ from trainwright.study.driver.progress import Progress
 from trainwright.study.driver.trial_queue import TrialQueue
 from trainwright.study.driver.trial_run import NO_ROOM, TrialRun, end_record, preemption_record
 from trainwright.study.projections import RuleProjection
-from trainwright.study.study_log import RetryOnFullDisk, StudyLog
+from trainwright.study.study_log import RetryOnFullDisk, StudyLog, gc_frozen
 from trainwright.train.assignment import Assignment
 
 __all__ = ["Driver"]

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from trainwright.checkpoint.policy.hooks import end_of_allocation
+from trainwright.checkpoint.policy.signals import end_of_allocation
 from trainwright.ledger import Record, TrialState
 from trainwright.schedule.allocator.estimates import seconds_left
 from trainwright.signals import StopSignals
