@@ -83,11 +83,11 @@ class Writer:
 
 
 class Liveness:
-    """Finds dead workers: a writer whose process is gone, or whose heartbeats have not moved for `lease_seconds`.
+    """Detects dead workers: a writer whose process is gone, or whose heartbeats have not moved for `lease_seconds`.
 
     Clocks of different hosts are never compared: the time is that of the observer's own monotonic clock, from when it
     first saw the count. A newcomer therefore waits the whole time. Of the time between two looks no more than a quarter
-    of a lease counts: after an outage of the observer, or of everybody, the living have time to send a heartbeat.
+    of a lease counts: after an outage of the observer, or of everybody, the living have time for a heartbeat.
     """
 
     def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:

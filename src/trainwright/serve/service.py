@@ -93,7 +93,7 @@ class Service(Protocol):
         """The ensemble that is served."""
 
     def submit(self, x: Array, options: Options) -> "Future[Response]":
-        """Admit the rows x [N, ...] or refuse at once with Overloaded or NotReady; the future raises DeadlinePassed."""
+        """Admit the rows x [N, ...], or raise Overloaded or NotReady at once; the future raises DeadlinePassed."""
 
     def ready(self) -> bool:
         """Say whether requests are admitted now."""

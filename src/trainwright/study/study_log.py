@@ -45,7 +45,7 @@ _ENDED = tuple(status for status in Status if status.ended)
 
 
 class RetryOnFullDisk:
-    """Waits for room for `give_up_seconds` in all, from the first failure to the next success; then never again.
+    """Retries what a full disk refused, for `give_up_seconds` from the first failure to the next success; then no more.
 
     Whoever waits stands still, and so do the trials that wait for their reports to be taken: nothing that they did is
     lost, and nothing is done in vain. Ctrl-C ends the waiting, and so does `interrupted`.

@@ -146,7 +146,7 @@ class LedgerConformance(ABC):
         assert ledger.silences([]) == {}
 
     def test_heartbeats_during_appends(self) -> None:
-        """A thread may send heartbeats while another appends: none is lost, and the writer stays who it is."""
+        """Heartbeats may come from a thread while another appends: none is lost, and the writer stays who it is."""
         ledger = self.make()
 
         def heartbeat() -> None:

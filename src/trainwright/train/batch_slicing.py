@@ -45,7 +45,7 @@ def train_parts(
     alone: Callable[[], AbstractContextManager[Any]] = nullcontext,
     expect: Callable[[Any], None] = lambda _: None,
 ) -> Any:
-    """Add up the gradients of a batch's parts, each times its weight; return the sum of their losses, detached.
+    """Accumulate gradients over a batch's micro-batches, each times its weight; return their summed loss, detached.
 
     All but the last are done in the context `alone`. `expect` is told each part before its loss is computed, and None
     when it is.

@@ -135,7 +135,7 @@ _SQRT = frozenset({"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "SparseAdam", "A
 
 @dataclass(kw_only=True, slots=True)
 class Rescaling:
-    """The factor of all learning rates of `optimizer`, applied while it steps.
+    """Rescales the learning rate of each group of `optimizer` by one factor while it steps.
 
     When the factor grows it is approached in a straight line over `warmup_steps` optimizer steps, from what it was, and
     never exceeded; when it falls it falls at once. `rule` "auto" goes by the optimizer's class.

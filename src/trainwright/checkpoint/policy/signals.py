@@ -1,4 +1,4 @@
-"""SIGTERM and other signals before the end of an allocation: a flag, a forced exit from a hung step, the requeue.
+"""Handles SIGTERM and other signals before the end of an allocation: a flag, a forced exit, the requeue of a job.
 
 Batch systems send a signal some time before they kill. Its handler sets a flag, which the training loop reads at a step
 boundary. A thread sees the signal too, by way of `signal.set_wakeup_fd`, which works while the main thread hangs in a

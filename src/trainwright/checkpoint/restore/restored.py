@@ -143,7 +143,7 @@ def find_damages(folder: Path, manifest: Manifest, *, files: frozenset[str] | No
 
 
 def verify_digests(published: Published) -> None:
-    """Raise `CheckpointCorruptError` at the first byte that is not as its manifest says."""
+    """Verify all digests of a checkpoint; raise `CheckpointCorruptError` at the first chunk that differs."""
     for damage in find_damages(published.path, published.manifest):
         raise CheckpointCorruptError(f"{published.path}: {damage}")
 

@@ -185,7 +185,7 @@ def _check_answers(address: str) -> None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep the handler of SIGTERM that this process has: Ray would put its own in place."""
+    """Keep the signal handler of SIGTERM that this process has: Ray would put its own in place."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield

@@ -56,7 +56,7 @@ class Split:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Member:
-    """One trial's kept predictions and costs. Reading verifies digests, and opens nothing that is not asked for."""
+    """One trial's kept predictions and costs. Reading compares digests, and opens nothing that is not asked for."""
 
     trial: int
     epoch: int

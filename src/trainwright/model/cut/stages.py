@@ -1,4 +1,4 @@
-"""Makes a profile of the recording of a step: cuts, layers, the bytes of each stage, equal stages once."""
+"""Cuts a model into stages, by the recording of a step: layers, the bytes of each stage, equal stages once."""
 
 import bisect
 import math

@@ -1,4 +1,4 @@
-"""Expected improvement, and the acquisition of Gaussian processes: its logarithm for their weighted sum, and its climb.
+"""Computes expected improvement, the acquisition of Gaussian processes: its logarithm, and its climb.
 
 log EI = log h((best - mean) / deviation) + log deviation, h(u) = pdf(u) + u cdf(u), in the form of Ament et al.
 (arXiv 2310.20708) that keeps its digits far below zero.

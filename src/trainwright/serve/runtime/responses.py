@@ -41,7 +41,7 @@ def answer_request(ensemble: Ensemble, request: Request) -> None:
 
 
 def overload_refusal(waiting: int, rows: int, limit: int, rate: float) -> Overloaded:
-    """Return the refusal of rows for which the queue has no place, with the seconds after which it may have one."""
+    """Return what refuses a request if its rows overload the queue, with the seconds after which there may be room."""
     return Overloaded(
         f"service: {waiting} rows wait and {rows} more were given; allowed: {limit}; try again",
         min(30.0, max(0.1, waiting / rate)),

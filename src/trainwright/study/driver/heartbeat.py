@@ -1,4 +1,4 @@
-"""The heartbeat of a driver, sent from a thread: trials may run in this process and take long."""
+"""Sends the heartbeat of a driver, from a thread: trials may run in this process and take long."""
 
 import threading
 from contextlib import suppress
@@ -13,7 +13,7 @@ _BEATS = 12  # in the time after which a silent writer is held dead
 
 
 class Heartbeat:
-    """Beats in a ledger while it is entered; `check` raises what a beat could not do."""
+    """Sends a heartbeat to the ledger every few seconds while entered; `check` raises what one could not do."""
 
     def __init__(self, ledger: Ledger) -> None:
         self._ledger = ledger

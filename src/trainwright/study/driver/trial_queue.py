@@ -274,7 +274,7 @@ class TrialQueue:
             self.waiting.append(number)
 
     def take_over(self, numbers: Iterable[int]) -> None:
-        """Take over what dead writers left, and what was interrupted; leave live drivers' trials to them."""
+        """Take over the trials that a dead driver left, and interrupted ones; those of the living are left to them."""
         for number in sorted(numbers):
             trial = self.log.state.trials[number]
             if trial.status.ended or self._is_busy(number):
