@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-__all__ = ["FileLayer", "make_folder", "publish", "sync_folder", "write_file", "write_new"]
+__all__ = ["FileLayer", "make_folder", "publish", "sync_all", "sync_folder", "write_file", "write_new"]
 
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 _EXCHANGE = 2  # renameat2's flag
@@ -100,7 +100,7 @@ def publish(path: str | Path, *, replace: bool = True) -> Iterator[Path]:
     temporary = _beside(target)
     try:
         yield temporary
-        _sync_all(temporary)
+        sync_all(temporary)
         if not replace and os.path.lexists(target):
             raise FileExistsError(f"{path} exists")
         if not temporary.is_dir():
@@ -154,10 +154,10 @@ def _mode_of(path: Path) -> int | None:
         return None
 
 
-def _sync_all(path: Path) -> None:
+def sync_all(path: Path) -> None:
     """Bring a file, or all below a folder, to the disk."""
     for below in sorted(path.iterdir()) if path.is_dir() and not path.is_symlink() else ():
-        _sync_all(below)
+        sync_all(below)
     handle = os.open(path, os.O_RDONLY)
     try:
         _FILES.sync(handle)

@@ -12,7 +12,7 @@ from trainwright.errors import CheckpointMismatchError, TrialError
 from trainwright.ledger import facts
 from trainwright.train import Trial, TrialEnd, seed_all
 from trainwright.train.assignment import Assignment
-from trainwright.train.trial import as_number
+from trainwright.train.metric_values import as_number
 
 
 class Channel:

@@ -25,6 +25,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "submit": ("trainwright.cli.submit", "Submit batch jobs that work on a study until it is done."),
     "status": ("trainwright.cli.status", "Show how a study stands, or what became of a trial."),
     "report": ("trainwright.cli.export", "Write the report of a study as one self-contained HTML file."),
+    "figure": ("trainwright.cli.figure", "Draw a figure of a study for a paper."),
     "ui": ("trainwright.cli.ui", "Show studies in a browser as they run."),
     "export": ("trainwright.cli.export", "Write the trials of a study for other tools."),
     "ensemble": ("trainwright.cli.ensemble", "Select an ensemble from the models of a study."),

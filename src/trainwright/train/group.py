@@ -1,6 +1,7 @@
 """The ranks of a trial on several devices: how they find each other, report as one, and part."""
 
 import contextlib
+import os
 from datetime import timedelta
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -56,6 +57,7 @@ def join(assignment: "Assignment", channel: "Channel", *, gpu: bool) -> "Channel
         raise GroupFailed(
             f"its {world} processes did not find each other at {assignment.address}: {_first_line(error)}"
         ) from error
+    _tell_frameworks(assignment)
     return _Leader(channel) if assignment.rank == 0 else _Follower()
 
 
@@ -77,6 +79,22 @@ def part() -> None:
         with contextlib.suppress(RuntimeError):
             _gather_words(_Word.LEAVES)
         dist.destroy_process_group()
+        for name in _LAUNCHED:
+            os.environ.pop(name, None)
+
+
+_LAUNCHED = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""The variables that torchrun sets for each process, by which frameworks see that they are one of several."""
+
+
+def _tell_frameworks(assignment: "Assignment") -> None:
+    """Describe the group as torchrun does: Lightning and accelerate then use it, and launch no processes themselves.
+
+    Each process sees its own device only, and so counts as a node of its own: `Trainer(devices=1, num_nodes=2)`.
+    """
+    host, _, port = assignment.address.rpartition(":")
+    rank, world = str(assignment.rank), str(assignment.world_size)
+    os.environ.update(zip(_LAUNCHED, (rank, "0", world, "1", rank, host, port), strict=True))
 
 
 class _Leader:

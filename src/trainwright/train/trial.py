@@ -19,7 +19,9 @@ from trainwright.ledger import Record, facts
 from trainwright.randomness import rng
 from trainwright.train.assignment import Assignment, Channel, TrialEnd
 from trainwright.train.batching import BatchRule, RateRule
+from trainwright.train.framework_checkpoints import FrameworkCheckpoints, newest_checkpoint
 from trainwright.train.group import WAIT_SECONDS, meet
+from trainwright.train.metric_values import as_number
 from trainwright.train.other_names import instead_of
 from trainwright.train.run import Run
 from trainwright.train.seeding import seed_all
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
     from trainwright.plan import Layout
     from trainwright.plan.memory.plan_record import Plan as MemoryPlan
 
-__all__ = ["Trial", "as_number"]
+__all__ = ["Trial"]
 
 
 _PREPARED = CheckpointConfig(on_error="raise", timeout_seconds=WAIT_SECONDS, retention=Retention(last=2, epoch_ends=1))
@@ -53,6 +55,7 @@ class Trial:
     scratch: dict[str, Any] = field(default_factory=dict)
     _run: Run | None = field(default=None, init=False, repr=False)
     _checkpoints: TrialCheckpoints | None = field(default=None, init=False, repr=False)
+    _files: FrameworkCheckpoints | None = field(default=None, init=False, repr=False)
     _epoch: int = field(default=0, init=False, repr=False)  # the last one done
     # The last one reported in this run, or restored.
     _reported: int = field(default=0, init=False, repr=False)
@@ -177,8 +180,9 @@ class Trial:
         if checkpoints is not None and checkpoints.manager is not None:
             checkpoints.last_report = {"epoch": at, "step": steps, "metrics": numbers}
             checkpoints.manager.save(wait=True)
+        saved = [] if self._files is None else [self._files.save({"epoch": at, "step": steps, "metrics": numbers})]
         self._last = numbers
-        self._send([record])
+        self._send([*saved, record])
         self._begin_epoch(self._epoch + 1)
 
     def should_prune(self) -> bool:
@@ -292,6 +296,34 @@ class Trial:
                 told_to_leave=self.channel.leaves,
             )
         return self._checkpoints
+
+    def checkpoint_with(self, write: Callable[[Path], None]) -> Path | None:
+        """Let `write(path)` save the training before each report, as a file or a folder at `path`, on every rank.
+
+        Returns `resume_from`, from which the caller restores; `epochs` goes on behind it. A report that it knows and
+        the ledger does not is sent first, which may end the trial here, quietly.
+        """
+        if self._files is not None or (self._checkpoints is not None and self._checkpoints.manager is not None):
+            raise TrialError(f"trial {self.number}: its checkpoints are saved already; use one way, and once")
+        if self.assignment.directory is None:
+            return None
+        self._files = FrameworkCheckpoints(self.folder, self.assignment, write)
+        found = newest_checkpoint(self.folder)
+        if found is None:
+            return None
+        self._epoch = self._reported = found.report["epoch"]
+        self._last = found.metrics
+        if self._reported > self.assignment.reported_epoch:
+            names = {"epoch": self._reported, "step": found.report["step"], "metrics": found.metrics}
+            late = facts.reported(self.number, self.assignment.lease, **names, wall_seconds=0.0)
+            self._send([found.record(self.assignment), late])
+        return found.path
+
+    @property
+    def resume_from(self) -> Path | None:
+        """The newest whole checkpoint that a framework's callback or `checkpoint_with` has saved; None at first."""
+        found = None if self.assignment.directory is None else newest_checkpoint(self.folder)
+        return None if found is None else found.path
 
     @property
     def folder(self) -> Path:
@@ -416,13 +448,3 @@ class Trial:
                 f"trial {self.number}: the study keeps nothing on disk; give tw.Study(..., directory='runs/name')"
             )
         return Path(self.assignment.directory)
-
-
-def as_number(value: Any) -> float | None:
-    """Return a number of any library, such as a tensor of one element, as a float; None if it is no number."""
-    if isinstance(value, str | bytes):
-        return None
-    try:
-        return float(value.detach() if hasattr(value, "requires_grad") else value)
-    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last is torch's word for more than one element
-        return None

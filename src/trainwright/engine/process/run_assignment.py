@@ -18,7 +18,7 @@ from trainwright.ledger.trials import RaisedAt
 from trainwright.train import Trial, TrialEnd, seed_all
 from trainwright.train.assignment import Assignment, Channel, is_pruning
 from trainwright.train.group import GroupFailed, join, part
-from trainwright.train.trial import as_number
+from trainwright.train.metric_values import as_number
 
 __all__ = ["raised_at", "run_assignment", "traceback_of"]
 

@@ -17,7 +17,7 @@ from trainwright.report.overview import Overview
 from trainwright.space import Choice, Space
 from trainwright.space.columns import Column
 
-__all__ = ["parallel_coordinates"]
+__all__ = ["parallel_coordinates", "parameter_axis"]
 
 _MOST_LINES, _MOST_AXES, _MOST_TICKS = 250, 12, 8
 _INACTIVE = -0.13
@@ -51,7 +51,7 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
     if len(wanted) > _MOST_AXES:
         shown_names = set([*first, *(name for name in wanted if name not in first)][:_MOST_AXES])
         wanted = [name for name in wanted if name in shown_names]
-    axes = [_parameter_axis(space, c, rows[:, at]) for at, c in enumerate(space.columns) if c.name in wanted]
+    axes = [parameter_axis(space, c, rows[:, at]) for at, c in enumerate(space.columns) if c.name in wanted]
     axes += [_result_axis(overview, objective, lines) for objective in range(min(len(overview.objectives), 3))]
     # Strength of a line by rank: the best are drawn strong and last, on top of the others.
     rank = np.empty(len(overview.trials))
@@ -81,7 +81,8 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
     )
 
 
-def _parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> _Axis:
+def parameter_axis(space: Space, column: Column, units: NDArray[np.float64]) -> _Axis:
+    """Return a parameter's axis in [0, 1], with the places of trials at their `units` and ticks at its values."""
     parameter = space.parameters[column.name]
     if column.kind == "choice":
         values = parameter.values if isinstance(parameter, Choice) else ()

@@ -1,0 +1,90 @@
+"""Scripts of other frameworks: killed twice, each ends with the metrics of the undisturbed run, bit for bit."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SCRIPTS = Path(__file__).parent / "scripts"
+ALONE = {
+    "lightning": [
+        "lightning_classifier",
+        "lightning_datamodule",
+        "lightning_accumulate",
+        "lightning_gan",
+        "lightning_early_stopping",
+    ],
+    "transformers": [
+        "transformers_classification",
+        "transformers_metrics",
+        "transformers_language_model",
+        "transformers_subclass",
+    ],
+    "peft": ["transformers_peft", "accelerate_two_models"],
+    "accelerate": ["accelerate_loop", "accelerate_accumulate", "accelerate_average"],
+    "torch": ["torch_prepare", "torch_own_files", "optuna_pruning"],
+}
+RANKS = {name: [f"{name}_ranks"] for name in ("accelerate", "lightning", "transformers")}
+
+
+def run(harness, scripts, folder):
+    """Return what a harness printed of the scripts."""
+    done = subprocess.run(
+        [sys.executable, SCRIPTS / harness, folder, *scripts],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
+        stdout=subprocess.PIPE,
+        check=True,
+        timeout=280,
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module", params=[(name, tuple(scripts)) for name, scripts in ALONE.items()], ids=list(ALONE))
+def runs(request, tmp_path_factory):
+    name, scripts = request.param
+    pytest.importorskip(name)
+    return run("killed_twice.py", scripts, tmp_path_factory.mktemp(name))
+
+
+def test_a_script_killed_twice_ends_as_if_nothing_had_been(runs):
+    """Bit-equal metrics, and no epoch computed twice but the one in work at each death."""
+    for script, found in runs.items():
+        assert found["ends"] == [-9, -9, 0], (script, found["log"])
+        assert found["whole"]["status"] == "complete", script
+        assert found["torn"] == found["whole"], (script, found["log"])
+        epochs = len(found["whole"]["reports"])
+        assert epochs >= 3, script
+        repeated = found["torn_steps"] - found["steps"]
+        if script in REPEATS:
+            assert "begins again at epoch 1" in found["log"], script
+        else:
+            assert repeated < 2 * found["steps"] / epochs, script
+
+
+REPEATS = {"optuna_pruning"}
+"""An Optuna objective has nothing to resume from, and the study says so once."""
+
+
+@pytest.mark.parametrize("script", [s for scripts in ALONE.values() for s in scripts])
+def test_a_script_changes_three_lines(script):
+    """Beside what the trial chooses: its parameters, and the import where the loop is the user's own."""
+    lines = [line for line in (SCRIPTS / f"{script}.py").read_text().splitlines() if "# tw" in line]
+    imports = sum("import" in line for line in lines)
+    assert len(lines) - imports * script.startswith("accelerate") <= 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RANKS)
+def test_two_ranks_of_which_one_is_killed(name, tmp_path):
+    """The trial resumes with equal bits; a trial that is stopped at a rung ends on both ranks."""
+    pytest.importorskip(name)
+    for found in run("killed_rank.py", RANKS[name], tmp_path).values():
+        whole, torn = found["whole"], found["torn"]
+        assert [(t["status"], t["reports"], t["failure"]) for t in torn] == [
+            (t["status"], t["reports"], t["failure"]) for t in whole
+        ]
+        assert {t["status"] for t in whole} == {"complete", "stopped"}
+        assert torn[0]["leases"] == whole[0]["leases"] + 1
