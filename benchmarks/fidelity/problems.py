@@ -1,7 +1,9 @@
 """Problems with epochs: the LCBench surrogate, continuous, and tables of recorded curves, by the nearest of their rows.
 
 A folder of tables, such as TaskSet's, is a family: each of its `.npz` files holds `hp` [rows, columns] with `hp_names`,
-and `valid_loss` [rows, epochs], where what is not finite has diverged.
+and `valid_loss` [rows, epochs], where what is not finite has diverged. A study trains each row of a table once: a
+configuration has the curve of the nearest row that is left. With repeats a search is judged by how its proposals
+happen to fall around a thousand rows: in eight columns 200 proposals of a model met 34 of them, random ones 84.
 """
 
 import json
@@ -46,10 +48,10 @@ class CurveProblem:
         """Epochs of a whole training."""
         return int(self.model.length)
 
-    def curve(self, params: Mapping[str, Any]) -> Array:
-        """Return the losses of a configuration, +inf where it diverged."""
-        found: Array = self.model(self.space.encode(params)[None, :])[0]
-        return found
+    def start(self) -> Callable[[Mapping[str, Any]], Array]:
+        """Return what gives one study the losses [epochs] of a configuration, +inf where it diverged."""
+        trained: set[int] = set()
+        return lambda params: self.model.curve(self.space.encode(params), trained)
 
     def regret(self, loss: float) -> float:
         """Return how far a loss is from the best, the median being 1; at most 1, below 0 if better than the best."""
@@ -92,8 +94,8 @@ def _problem(name: str, family: str, space: Space, model: Any) -> CurveProblem:
 class _Table:
     """The nearest of a table's rows, in units of the space."""
 
-    def __init__(self, space: Space, rows: Sequence[Mapping[str, Any]], losses: Array) -> None:
-        self.space = space
+    def __init__(self, space: Space, rows: Sequence[Mapping[str, Any]], losses: Array, *, once: bool = True) -> None:
+        self.space, self._once = space, once  # whether a study trains each row once
         self.length = losses.shape[1]
         self._losses = np.where(np.isfinite(losses), losses, np.inf).astype(float)
         self.rows = space.encode_all(rows)
@@ -101,6 +103,16 @@ class _Table:
     def __call__(self, rows: Array) -> Array:
         """Return the curve of the row nearest to each."""
         nearest = [int(((self.rows - row) ** 2).sum(axis=1).argmin()) for row in rows]
+        found: Array = self._losses[nearest]
+        return found
+
+    def curve(self, row: Array, trained: set[int]) -> Array:
+        """Return the curve of the nearest row that is not among those trained, if any is left, and add it."""
+        distances = ((self.rows - row) ** 2).sum(axis=1)
+        if self._once and len(trained) < len(distances):
+            distances[list(trained)] = np.inf
+        nearest = int(distances.argmin())
+        trained.add(nearest)
         found: Array = self._losses[nearest]
         return found
 
@@ -135,7 +147,10 @@ def _algoperf(folder: Path) -> Iterator[tuple[str, _Table]]:
         submissions, settings = sorted({name for name, _ in found}), [setting for _, setting in found]
         space = Space(submission=Choice(*submissions), setting=Int(min(settings), max(settings)))
         params = [{"submission": submission, "setting": setting} for submission, setting in found]
-        yield str(workload), _Table(space, params, np.array([np.median(alike, axis=0) for alike in found.values()]))
+        yield (
+            str(workload),
+            _Table(space, params, np.array([np.median(alike, axis=0) for alike in found.values()]), once=False),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,3 +219,8 @@ class _Surrogate:
         values = np.array([[params[name] for name in names] for params in self.space.decode(rows)], dtype=float)
         errors: Array = 100.0 - self._lcbench.predict(self._code, values)[:, :, 1]
         return errors
+
+    def curve(self, row: Array, trained: set[int]) -> Array:  # noqa: ARG002 -- for tables
+        """Return the curve of a row, the same each time."""
+        found: Array = self(row[None, :])[0]
+        return found

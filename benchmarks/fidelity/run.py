@@ -195,7 +195,7 @@ class _Training:
     """A problem as a task of the simulator."""
 
     def __init__(self, problem: CurveProblem) -> None:
-        self._problem = problem
+        self._curve = problem.start()
         self.substitutions = 0
 
     def learning_curves(self, seed: int) -> "_Training":
@@ -206,7 +206,7 @@ class _Training:
     def of(self, trial: int, params: Mapping[str, Any] | None) -> "_Course":
         """Return the curve of a configuration."""
         del trial
-        return _Course(self._problem.curve(params or {}))
+        return _Course(self._curve(params or {}))
 
 
 class _Course:
@@ -224,6 +224,7 @@ def _theirs(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
     """Return when which losses were reported in a study of a peer's, whose paused trials go on where they were."""
     columns = [_column(name, parameter) for name, parameter in problem.space.parameters.items()]
     reports: list[tuple[float, float]] = []
+    curve_of = problem.start()
     # Of each trial: its curve, and the epochs that it has trained.
     curves: dict[int, np.ndarray] = {}
     epochs: dict[int, int] = {}
@@ -237,7 +238,7 @@ def _theirs(problem: CurveProblem, cell: Cell) -> list[tuple[float, float]]:
             if trial not in curves:
                 values = zip(columns, row, strict=True)
                 params = {column.name: _value(column, value) for column, value in values}
-                curves[trial], epochs[trial] = problem.curve(params), 0
+                curves[trial], epochs[trial] = curve_of(params), 0
             heapq.heappush(running, (at + 1.0, worker, trial))
 
         for worker in range(cell.workers):

@@ -3,7 +3,7 @@
     python benchmarks/transfer/run.py --tables DIR --json
 
 For each ordered pair of tables of one set, a forest without transfer searches the first for `--earlier` evaluations;
-then the second is searched without it and with it, in each of the three ways, on the same seeds. It is searched with
+then the second is searched without it and with it, on the same seeds. It is searched with
 the studies of all other tables too, and with one more that was told the opposite: each loss with its sign turned.
 Regret is normalised as in `search/`, over `--evaluations`; the first trials are what transfer is for, so it is judged
 at 10 trials too.
@@ -14,7 +14,7 @@ import sys
 from collections.abc import Mapping
 from itertools import permutations
 from pathlib import Path
-from typing import Any, cast, get_args
+from typing import Any
 
 import numpy as np
 
@@ -27,12 +27,10 @@ from benchmarks.search.measures import bootstrap
 from benchmarks.search.simulate import curve
 
 import trainwright as tw
-from trainwright.search.transfer import Transfer
 
 __all__ = ["main"]
 
-_SEVERAL = ("several", "several, one opposite")  # as surrogates
-_WAYS = ("none", *get_args(Transfer), *_SEVERAL)
+_WAYS = ("none", "surrogate", "several", "several, one opposite")
 _EARLY = 10  # trials
 
 
@@ -83,9 +81,8 @@ def main(argv: list[str] | None = None) -> dict[str, Any]:
 def _searcher(earlier: list[tw.Study], opposite: tw.Study, way: str) -> tw.ForestSearcher:
     if way == "none":
         return tw.ForestSearcher()
-    if way in _SEVERAL:
-        return tw.ForestSearcher(warm_start=earlier if way == "several" else [*earlier, opposite])
-    return tw.ForestSearcher(warm_start=earlier[0], transfer=cast(Transfer, way))
+    studies = {"surrogate": earlier[:1], "several": earlier, "several, one opposite": [*earlier, opposite]}
+    return tw.ForestSearcher(warm_start=studies[way])
 
 
 def _search(

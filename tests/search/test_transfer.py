@@ -10,12 +10,10 @@ import trainwright as tw
 from trainwright.errors import SearchError, StudyError
 from trainwright.ledger import facts
 from trainwright.search import SearchView
-from trainwright.search.bayes.mixture import Mixture
 from trainwright.search.transfer import Experience, Recalled
 from trainwright.space import Choice, Float, Int, Space, equals, require
 from trainwright.testing.searcher import play
 
-WAYS = ("surrogate", "generative", "priors")
 OLD = Space(
     rate=Float(1e-5, 1.0, log=True), width=Int(1, 64), optimizer=Choice("sgd", "adam", "lion"),
     momentum=Float(0.0, 1.0, when=equals("optimizer", "sgd")),
@@ -41,11 +39,10 @@ def old():
     return study
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_it_helps_in_another_space(old, way):
+def test_it_helps_in_another_space(old):
     """The mean loss over the first dozen trials falls; the parameter that is new was drawn, or in the middle."""
     means = []
-    for searcher in (tw.ForestSearcher(), tw.ForestSearcher(warm_start=old, transfer=way)):
+    for searcher in (tw.ForestSearcher(), tw.ForestSearcher(warm_start=old)):
         losses = []
         for seed in range(3):
             view = SearchView(NEW, seed)
@@ -55,9 +52,8 @@ def test_it_helps_in_another_space(old, way):
     assert means[1] < 0.5 * means[0]
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_the_first_trial_is_the_best_of_the_earlier_study(old, way):
-    [first] = tw.ForestSearcher(warm_start=old, transfer=way).ask(SearchView(NEW, 0), [0])
+def test_the_first_trial_is_the_best_of_the_earlier_study(old):
+    [first] = tw.ForestSearcher(warm_start=old).ask(SearchView(NEW, 0), [0])
     best = old.best.params
     assert first.origin == {"searcher": "forest", "design": "recalled"}
     assert {name: first.params[name] for name in ("width", "optimizer", "momentum")} == {
@@ -67,18 +63,17 @@ def test_the_first_trial_is_the_best_of_the_earlier_study(old, way):
     assert first["decay"] == 0.5
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_proposals_depend_on_settings_view_and_numbers_only(old, way):
+def test_proposals_depend_on_settings_view_and_numbers_only(old):
     """After a resume, from what JSON kept, and whatever the earlier study has come to since."""
     study = tw.Study(OLD, objectives="min loss", seed=7)
     for trial in old.trials:
         study.tell(trial.params, loss=trial.values["loss"])
-    searcher = tw.ForestSearcher(warm_start=study, transfer=way)
+    searcher = tw.ForestSearcher(warm_start=study)
     view = SearchView(NEW, 3)
     whole = play(searcher, view, 20, loss_of)
     study.tell({"rate": 1e-3, "width": 20, "optimizer": "sgd", "momentum": 0.9}, loss=-1.0)
     kept = json.loads(json.dumps(searcher.warm_start.to_json()))
-    again = tw.ForestSearcher(warm_start=kept, transfer=way)
+    again = tw.ForestSearcher(warm_start=kept)
     assert again == searcher
     for cut in (1, 7, 19):
         resumed = SearchView(NEW, 3)
@@ -91,15 +86,11 @@ def test_proposals_depend_on_settings_view_and_numbers_only(old, way):
     assert searcher.ask(view, [20]) == again.ask(view, [20])
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_failures_requirements_and_objectives_are_survived(old, way):
+def test_failures_requirements_and_objectives_are_survived(old):
     space = Space(require("width * decay <= 10"), **NEW.parameters)
     view = SearchView(space, 1)
-    done = play(tw.ForestSearcher(warm_start=old, transfer=way), view, 15, lambda c, n: None)
+    done = play(tw.ForestSearcher(warm_start=old), view, 15, lambda c, n: None)
     assert all(space.check(c.params) == [] for c in done)
-    if way != "surrogate":
-        view = SearchView(space, 1, objectives=2, bounds=[np.inf, 1.0])
-        play(tw.ForestSearcher(warm_start=old, transfer=way), view, 15, lambda c, n: [*loss_of(c), c["decay"]])
 
 
 def test_several_objectives_are_told_each_in_its_ranks():
@@ -107,11 +98,10 @@ def test_several_objectives_are_told_each_in_its_ranks():
     generator = np.random.default_rng(0)
     for x, y in generator.random((60, 2)):
         earlier.tell({"x": x, "y": y}, a=x + y, b=x - y)
-    for way in WAYS:
-        view = SearchView(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, objectives=2)
-        searcher = tw.ForestSearcher(warm_start=earlier, transfer=way)
-        done = play(searcher, view, 12, lambda c, n: [c["x"] + c["y"], c["y"] - c["x"]])
-        assert np.mean([c["y"] for c in done]) < 0.25  # bad for both
+    view = SearchView(Space(x=Float(0.0, 1.0), y=Float(0.0, 1.0)), 0, objectives=2)
+    searcher = tw.ForestSearcher(warm_start=earlier)
+    done = play(searcher, view, 12, lambda c, n: [c["x"] + c["y"], c["y"] - c["x"]])
+    assert np.mean([c["y"] for c in done]) < 0.25  # bad for both
 
 
 def test_ranks_are_those_of_the_study_and_who_got_less_far_was_worse(tmp_path):
@@ -126,7 +116,7 @@ def test_ranks_are_those_of_the_study_and_who_got_less_far_was_worse(tmp_path):
     )
     study.enqueue({"x": 6})
     for given in (study, tmp_path / "old", str(tmp_path / "old")):
-        experience = Experience.of(given, "surrogate")
+        experience = Experience.of(given)
         assert [row["x"] for row in experience.rows] == [1, 2, 3, 4, 5]
         assert np.array(experience.ranks)[:, 0] == pytest.approx([0.5, 0.2, 0.2, 0.9, 0.7])
         assert (experience.sources, experience.owners) == ((str(tmp_path / "old"),), (0,) * 5)
@@ -136,11 +126,10 @@ def test_long_studies_are_thinned():
     study = tw.Study(Space(x=Float(0.0, 1.0)), objectives="min loss")
     for x in np.linspace(0.0, 1.0, 700):
         study.tell({"x": x}, loss=x)
-    told = Experience.of(study, "surrogate")
+    told = Experience.of(study)
     assert len(told.rows) == 500
     assert [row["x"] for row in told.rows[:100]] == list(np.linspace(0.0, 1.0, 700)[:100])
     assert told.rows[-1]["x"] == 1.0
-    assert [row["x"] for row in Experience.of(study, "generative").rows] == list(np.linspace(0.0, 1.0, 700)[:70])
 
 
 def test_values_outside_and_parameters_unknown():
@@ -151,7 +140,7 @@ def test_values_outside_and_parameters_unknown():
         ranks=((0.1,), (0.3,), (0.6,), (0.9,)),
     )  # fmt: skip
     space = Space(x=Float(0.0, 1.0, step=0.25), n=Choice(1, 2, 3), y=Float(0.0, 1.0, prior=tw.Normal(0.8, 0.01)))
-    recalled = Recalled(experience, "surrogate", space, 0, 1)
+    recalled = Recalled(experience, space, 0, 1)
     values = space.decode(recalled.rows)
     assert [(row["x"], row["n"]) for row in values] == [(0.25, 3), (0.5, 2), (1.0, 2)]
     assert all(0.7 < row["y"] < 0.9 for row in values)
@@ -180,10 +169,7 @@ def other():
 
 def test_what_cannot_be_learnt_from_is_refused(tmp_path):
     wrong = {
-        "transfer='generative' needs at least 10 completed trials, the earlier study has 4; use transfer='priors'": (
-            lambda: tw.ForestSearcher(warm_start=told(4), transfer="generative")
-        ),
-        "transfer='surrogate' needs at least a completed trial, the earlier study has 0; leave warm_start out": (
+        "warm_start: the earlier study has 0 completed trials; allowed: one or more, or leave warm_start out": (
             lambda: tw.ForestSearcher(warm_start=told(0))
         ),
         "warm_start: got 7; allowed: a study, as of tw.Study.open('runs/old'), its directory, or a list of them": (
@@ -196,17 +182,13 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path):
         "warm_start: the earlier study has y, this study x: they share nothing": (
             lambda: tw.ForestSearcher(warm_start=[told(3), other()]).ask(SearchView(Space(x=Float(0, 1)), 0), [0])
         ),
-        "ForestSearcher.transfer: got 'all'; allowed: 'surrogate', 'generative', 'priors'": (
-            lambda: tw.ForestSearcher(transfer="all")
-        ),
         "warm_start: the earlier study has x, this study y: they share nothing": (
             lambda: tw.ForestSearcher(warm_start=told(3)).ask(SearchView(Space(y=Float(0, 1)), 0), [0])
         ),
         "warm_start: no configuration of the earlier study lies within this study's space": (
             lambda: tw.ForestSearcher(warm_start=told(3)).ask(SearchView(Space(x=Float(5, 6)), 0), [0])
         ),
-        "transfer='surrogate' needs as many objectives as the earlier study has, 1; this study has 2; use "
-        "transfer='generative'": (
+        "warm_start: the earlier study has 1 objectives, this study 2; allowed: as many, or leave warm_start out": (
             lambda: tw.ForestSearcher(warm_start=told(3)).ask(SearchView(Space(x=Float(0, 1)), 0, objectives=2), [0])
         ),
     }  # fmt: skip
@@ -215,43 +197,6 @@ def test_what_cannot_be_learnt_from_is_refused(tmp_path):
             call()
     with pytest.raises(StudyError):
         tw.ForestSearcher(warm_start=tmp_path / "nothing")
-
-
-def test_a_mixture_finds_where_rows_lie():
-    """Two clusters, each with its own code; what rows say nothing of follows the space's prior."""
-    space = Space(x=Float(0.0, 1.0), kind=Choice("a", "b", "c"), y=Float(0.0, 1.0, prior=tw.Normal(0.5, 0.02)))
-    generator = np.random.default_rng(0)
-    rows = np.full((40, 3), np.nan)
-    rows[:, 0] = np.repeat([0.2, 0.8], 20) + 0.02 * generator.standard_normal(40)
-    rows[:, 1] = np.repeat([0.0, 2.0], 20)
-    drawn = Mixture.fitted(space, rows).draw(generator, 4000)
-    left = drawn[:, 0] < 0.5
-    assert left.mean() == pytest.approx(0.5, abs=0.1)
-    assert drawn[left, 0].mean() == pytest.approx(0.2, abs=0.02)
-    assert drawn[~left, 0].mean() == pytest.approx(0.8, abs=0.02)
-    assert (drawn[left, 1] == 0.0).mean() > 0.8
-    assert (drawn[~left, 1] == 2.0).mean() > 0.8
-    assert (drawn[:, 1] == 1.0).mean() > 0.005  # nothing is ruled out
-    assert drawn[:, 2].std() == pytest.approx(0.02, rel=0.1)
-
-
-def test_a_prior_lies_around_one_row():
-    space = Space(x=Float(0.0, 1.0), kind=Choice("a", "b", "c"), y=Float(0.0, 1.0))
-    drawn = Mixture.around_rows(space, np.array([[0.5, 1.0, np.nan]])).draw(np.random.default_rng(0), 20_000)
-    assert drawn[:, 0].mean() == pytest.approx(0.5, abs=0.01)
-    assert drawn[:, 0].std() == pytest.approx(0.125, rel=0.05)
-    assert [(drawn[:, 1] == code).mean() for code in range(3)] == pytest.approx([1 / 12, 10 / 12, 1 / 12], abs=0.01)
-    assert drawn[:, 2].std() == pytest.approx(12**-0.5, rel=0.05)
-
-
-@pytest.mark.parametrize("rows", [1, 2, 7])
-def test_a_mixture_of_few_rows_is_a_law(rows):
-    space = Space(x=Float(0.0, 1.0), kind=Choice("a", "b"), m=Float(0.0, 1.0, when=equals("kind", "b")))
-    given = space.sample(np.random.default_rng(rows), rows)
-    drawn = Mixture.fitted(space, given).draw(np.random.default_rng(0), 500)
-    assert len(drawn) == 500
-    assert np.array_equal(np.isnan(drawn[:, 2]), drawn[:, 1] == 0.0)
-    assert len(np.unique(drawn[:, 0])) > 400
 
 
 PLANE = Space(**{name: Float(0.0, 1.0) for name in "abcd"})
@@ -280,27 +225,26 @@ def means_of(seeds=range(6), trials=30, **settings):
     return float(np.mean(means))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_several_studies_teach_together(way):
+def test_several_studies_teach_together():
     """The best of each opens the new study, in their order; rows of the second are not rows of the first."""
     first, second = earlier_study(1.0), earlier_study(1.0, seed=6, trials=20)
-    searcher = tw.ForestSearcher(warm_start=[first, second], transfer=way)
+    searcher = tw.ForestSearcher(warm_start=[first, second])
     view = SearchView(PLANE, 0)
     opened = play(searcher, view, 2, bowl_of)
     assert [c.origin["design"] for c in opened] == ["recalled", "recalled"]
     for found, study in zip(opened, (first, second), strict=True):
         assert found.params == pytest.approx(study.best.params)
     kept = json.loads(json.dumps(searcher.warm_start.to_json()))
-    assert tw.ForestSearcher(warm_start=kept, transfer=way) == searcher
+    assert tw.ForestSearcher(warm_start=kept) == searcher
     assert set(searcher.warm_start.owners) == {0, 1}
-    alone = [Experience.of(study, way) for study in (first, second)]
+    alone = [Experience.of(study) for study in (first, second)]
     assert searcher.warm_start.rows == alone[0].rows + alone[1].rows
 
 
 def test_each_study_has_its_share_and_its_own_mark():
     searcher = tw.ForestSearcher(warm_start=[earlier_study(1.0, seed=seed, trials=300) for seed in range(3)])
     assert np.bincount(searcher.warm_start.owners).tolist() == [166, 166, 166]
-    recalled = Recalled(searcher.warm_start, "surrogate", PLANE, 0, 1)
+    recalled = Recalled(searcher.warm_start, PLANE, 0, 1)
     view = SearchView(PLANE, 0)
     play(searcher, view, 5, bowl_of)
     told = view.recalling(recalled.rows, recalled.owners)
@@ -308,22 +252,20 @@ def test_each_study_has_its_share_and_its_own_mark():
     assert not told.complete[: len(recalled.rows)].any()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_studies_that_contradict_each_other(way):
+def test_studies_that_contradict_each_other():
     """One of two says the opposite of what is found: both still help; alone, before it is left out, it costs much."""
     agreeing, opposite = earlier_study(1.0), earlier_study(-1.0, seed=6)
     nothing = means_of()
     for pair in ([agreeing, opposite], [opposite, agreeing]):
-        assert means_of(warm_start=pair, transfer=way) < nothing
-    if way == "surrogate":
-        searcher = tw.ForestSearcher(warm_start=[agreeing, opposite])
-        recalled = Recalled(searcher.warm_start, way, PLANE, 0, 1)
-        view = SearchView(PLANE, 0)
-        play(searcher, view, 3, bowl_of)
-        assert recalled.trusted(view).all()
-        play(searcher, view, 13, bowl_of, start=3)
-        assert set(recalled.owners[recalled.trusted(view)]) == {0}
-        assert means_of(warm_start=opposite) < 3.0 * nothing
+        assert means_of(warm_start=pair) < nothing
+    searcher = tw.ForestSearcher(warm_start=[agreeing, opposite])
+    recalled = Recalled(searcher.warm_start, PLANE, 0, 1)
+    view = SearchView(PLANE, 0)
+    play(searcher, view, 3, bowl_of)
+    assert recalled.trusted(view).all()
+    play(searcher, view, 13, bowl_of, start=3)
+    assert set(recalled.owners[recalled.trusted(view)]) == {0}
+    assert means_of(warm_start=opposite) < 3.0 * nothing
 
 
 def test_judging_studies_survives_a_resume():

@@ -51,11 +51,10 @@ SEARCHERS = {
     "botorch": lambda _: tw.BoTorchSearcher(initial=TRIALS - 2, candidates=8, samples=8),
     "surrogate": lambda earlier: tw.ForestSearcher(candidates=40, warm_start=earlier),
     "two earlier": lambda earlier: tw.ForestSearcher(candidates=40, warm_start=[earlier, earlier]),
-    "priors": lambda earlier: tw.ForestSearcher(initial=4, candidates=40, warm_start=earlier, transfer="priors"),
 }
 
 
-FORESTS = {"forest", "surrogate", "two earlier", "priors"}  # whose kappas are a worker's own
+FORESTS = {"forest", "surrogate", "two earlier"}  # whose kappas are a worker's own
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,10 @@ def old(tmp_path):
     return study  # closed, and still known
 
 
-@pytest.mark.parametrize("way", ["surrogate", "generative", "priors"])
-def test_a_worker_proposes_with_it_although_the_earlier_study_is_gone(old, tmp_path, way):
+def test_a_worker_proposes_with_it_although_the_earlier_study_is_gone(old, tmp_path):
     made = {}
     for directory in ("whole", "shared"):
-        searcher = tw.ForestSearcher(warm_start=old, transfer=way, initial=2)
+        searcher = tw.ForestSearcher(warm_start=old, initial=2)
         with tw.Study(SPACE, objectives="min loss", directory=tmp_path / directory, seed=2) as study:
             trials = 8 if directory == "whole" else 4
             study.run(train, trials=trials, searcher=searcher, engine=HERE, progress=False)
@@ -44,10 +43,10 @@ def test_a_worker_proposes_with_it_although_the_earlier_study_is_gone(old, tmp_p
 
 
 def test_a_table_may_name_the_directory(old, tmp_path):
-    """As a study file does: [searcher] name, warm_start, transfer."""
-    table = {"name": "ForestSearcher", "warm_start": str(tmp_path / "old"), "transfer": "priors"}
+    """As a study file does: [searcher] name, warm_start."""
+    table = {"name": "ForestSearcher", "warm_start": str(tmp_path / "old")}
     searcher = make("searcher", table)
-    assert searcher == tw.ForestSearcher(warm_start=tmp_path / "old", transfer="priors")
+    assert searcher == tw.ForestSearcher(warm_start=tmp_path / "old")
     kept = describe("searcher", searcher)
     assert make("searcher", json.loads(json.dumps(kept))) == searcher
 

@@ -1,15 +1,14 @@
 """What earlier studies found, carried into another one: by names of parameters, so that the spaces may differ.
 
-Three ways. Surrogate: their rows are told to the forest, ranked within each study and marked by a column of their own.
-Generative: a mixture model of their best configurations proposes candidates (Dorier et al., arXiv 2210.00798). Priors:
-candidates come from around the best configuration of each.
+Their rows are told to the forest, ranked within each study and marked by a column of their own. Other ways, a mixture
+of the best configurations or normals around the best, found less (`benchmarks/transfer`).
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +17,15 @@ from trainwright.errors import SearchError, TrialError
 from trainwright.ledger import State, Status, open_ledger, state_of
 from trainwright.pareto import non_dominated
 from trainwright.randomness import rng
-from trainwright.search.bayes.mixture import Mixture
 from trainwright.search.view import SearchView
 from trainwright.space import Choice, Space
 
-__all__ = ["Earlier", "EarlierStudy", "Experience", "Recalled", "Transfer"]
+__all__ = ["Earlier", "EarlierStudy", "Experience", "Recalled"]
 
 Array = NDArray[np.float64]
-Transfer = Literal["surrogate", "generative", "priors"]
 
 _MOST = 500  # rows that are told, of all studies together
-_LEAST, _TENTH = 10, 0.1  # good rows that a mixture is fitted to
+_LEAST = 10  # rows of each study, at least
 _JUDGED = (4, 8, 16, 32, 64)  # completed trials by which it is judged whether they contradict a study
 _NEAREST = 3  # rows of it by which it is judged at a trial
 _AGAINST = -0.8  # deviations of Spearman's coefficient without any relation, 1 / sqrt(n - 1)
@@ -56,10 +53,10 @@ class Experience:
     owners: tuple[int, ...]  # of each row: the place of its study in `sources`
 
     @classmethod
-    def of(cls, earlier: "Earlier | Sequence[Earlier]", way: Transfer) -> Self:
-        """Return what `way` needs of a study, of its directory or URL, of several of these, or of what `to_json` made.
+    def of(cls, earlier: "Earlier | Sequence[Earlier]") -> Self:
+        """Return what a study says, or its directory or URL, or several of these, or what `to_json` made.
 
-        Raises `SearchError` if one has completed no trial, or too few, or if their numbers of objectives differ.
+        Raises `SearchError` if one has completed no trial, or if their numbers of objectives differ.
         """
         if isinstance(earlier, cls):
             return earlier
@@ -69,11 +66,11 @@ class Experience:
             sources, owners = tuple(earlier["sources"]), tuple(earlier["owners"])
             return cls(sources=sources, rows=tuple(rows), ranks=tuple(map(tuple, earlier["ranks"])), owners=owners)
         if not isinstance(earlier, list | tuple):
-            return cls._of_one(earlier, way, _MOST)
+            return cls._of_one(earlier, _MOST)
         if not earlier:
             raise SearchError("warm_start: got no study; allowed: one or more, or None")
         most = max(_LEAST, _MOST // len(earlier))
-        found = [cls._of_one(one, way, most) for one in earlier]
+        found = [cls._of_one(one, most) for one in earlier]
         counts = [len(one.ranks[0]) for one in found]
         if len(set(counts)) > 1:
             each = ", ".join(f"{' and '.join(one.sources)} {count}" for one, count in zip(found, counts, strict=True))
@@ -86,7 +83,7 @@ class Experience:
         )
 
     @classmethod
-    def _of_one(cls, earlier: object, way: Transfer, most: int) -> Self:
+    def _of_one(cls, earlier: object, most: int) -> Self:
         if isinstance(earlier, EarlierStudy):
             state, source = earlier.state, str(earlier.directory or "the earlier study")
         elif isinstance(earlier, str | Path):
@@ -102,12 +99,11 @@ class Experience:
                 "a list of them"
             )
         rows, ranks, complete = _ranked(state)
-        least = _LEAST if way == "generative" else 1
-        if complete < least:
-            mend = "use transfer='priors'" if complete else "leave warm_start out"
-            many = f"{least} completed trials" if least > 1 else "a completed trial"
-            raise SearchError(f"transfer={way!r} needs at least {many}, {source} has {complete}; {mend}")
-        chosen = _needed(ranks, way, most, complete)
+        if not complete:
+            raise SearchError(
+                f"warm_start: {source} has 0 completed trials; allowed: one or more, or leave warm_start out"
+            )
+        chosen = _choose_rows(ranks, most)
         return cls(
             sources=(source,),
             rows=tuple(rows[i] for i in chosen),
@@ -151,12 +147,8 @@ def _ranked(state: State) -> tuple[list[Mapping[str, Any]], Array, int]:
     return rows, ranks, sum(score[0][0] == 0 for score in scores)
 
 
-def _needed(ranks: Array, way: Transfer, most: int, complete: int) -> NDArray[np.intp]:
-    """Return the places that a way of transfer looks at: one, the good ones, or at most `most` of all qualities."""
-    if way == "priors":
-        return _best(ranks, 1)
-    if way == "generative":
-        return _best(ranks, max(_LEAST, min(most, int(np.ceil(_TENTH * complete)))))
+def _choose_rows(ranks: Array, most: int) -> NDArray[np.intp]:
+    """Return the places of at most `most` rows of all qualities."""
     # A fifth are the best, the rest an even sample of all qualities: the forest must see bad rows too.
     chosen = _best(ranks, most // 5)
     rest = np.setdiff1d(np.argsort(ranks.mean(axis=1), kind="stable"), chosen, assume_unique=True)
@@ -166,12 +158,12 @@ def _needed(ranks: Array, way: Transfer, most: int, complete: int) -> NDArray[np
 class Recalled:
     """Experience as rows of one space, which some of its parameters are shared with."""
 
-    def __init__(self, experience: Experience, way: Transfer, space: Space, seed: int, objectives: int) -> None:
+    def __init__(self, experience: Experience, space: Space, seed: int, objectives: int) -> None:
         ranks, owners = np.array(experience.ranks), np.array(experience.owners)
-        if way == "surrogate" and ranks.shape[1] != objectives:
+        if ranks.shape[1] != objectives:
             raise SearchError(
-                f"transfer='surrogate' needs as many objectives as {' and '.join(experience.sources)} has, "
-                f"{ranks.shape[1]}; this study has {objectives}; use transfer='generative'"
+                f"warm_start: {' and '.join(experience.sources)} has {ranks.shape[1]} objectives, this study "
+                f"{objectives}; allowed: as many, or leave warm_start out"
             )
         # A row with a value outside of the new space says nothing about it.
         latent, inside = _read_rows(experience.rows, space)
@@ -189,10 +181,6 @@ class Recalled:
         self.best: Array = space.settle(np.where(np.isnan(best), middle, best))  # [sources, columns]
         self._latent = latent
         self._judged: dict[tuple[int, int], NDArray[np.bool_]] = {}  # the last answer of `trusted`
-        if way == "generative":
-            self.mixture: Mixture | None = Mixture.fitted(space, latent)
-        else:
-            self.mixture = Mixture.around_rows(space, best) if way == "priors" else None
 
     def trusted(self, view: SearchView) -> NDArray[np.bool_]:
         """Return which rows [recalled] are of studies that the results of a view do not contradict.

@@ -1,7 +1,5 @@
 """Where an acquisition is asked: draws from the space, mutations and crossovers of good rows, and their neighbours."""
 
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -50,19 +48,16 @@ class Moves:
         self._code_columns = np.repeat(np.arange(len(codes)), codes)
         self._codes = np.concatenate([np.arange(code) for code in codes])
 
-    def candidates(
-        self, generator: np.random.Generator, good: Array, count: int, draw: Callable[..., Array] | None = None
-    ) -> Array:
+    def candidates(self, generator: np.random.Generator, good: Array, count: int) -> Array:
         """Return about `count` rows: half of them draws, a quarter mutations, a quarter crossovers of `good` rows.
 
-        Of the draws, a fifth of `count` are even ones that know of no prior, the rest the space's or those of
-        `draw(generator, count)`. `good` is ordered, best first: the first 10 mutate, each column with probability
-        2 / d, the first 20 cross. What is illegal is left out.
+        Where the space has priors, a fifth of `count` are even draws, which know of none. `good` is ordered, best
+        first: the first 10 mutate, each column with probability 2 / d, the first 20 cross. What is illegal is left out.
         """
         # Half draws from the space, a quarter mutations, a quarter crossovers of good rows.
         quarter, d = count // 4, self.space.dimension
-        even = count // _EVEN if self.space.has_priors or draw is not None else 0
-        drawn = (draw or self.space.sample)(generator, count - 2 * quarter - even)
+        even = count // _EVEN if self.space.has_priors else 0
+        drawn = self.space.sample(generator, count - 2 * quarter - even)
         mutants = good[generator.integers(min(10, len(good)), size=quarter)]
         pairs = good[generator.integers(min(20, len(good)), size=(2, quarter))]
         crossed = np.where(generator.random((quarter, d)) < 0.5, pairs[0], pairs[1])

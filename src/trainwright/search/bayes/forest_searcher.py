@@ -22,8 +22,8 @@ from numpy.typing import NDArray
 from trainwright.errors import SearchError
 from trainwright.randomness import rng
 from trainwright.search.bayes.loop import Acquisition, BayesianSearcher, find_new, good_rows, least_places
-from trainwright.search.searcher import propose, propose_default
-from trainwright.search.transfer import Earlier, Experience, Recalled, Transfer
+from trainwright.search.searcher import propose
+from trainwright.search.transfer import Earlier, Experience, Recalled
 from trainwright.search.view import SearchView
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
@@ -37,7 +37,6 @@ __all__ = ["ForestSearcher"]
 Array = NDArray[np.float64]
 Pending = Literal["exclude", "ignore"]
 
-_DRAWS = 16  # of a mixture, of which the first new one is taken
 _CROWDING = 0.5  # of the trials under way: up to so many of the best candidates are left to them
 _PERIOD = 10  # trials after which kappa starts again
 
@@ -85,7 +84,6 @@ class ForestSearcher(BayesianSearcher):
     pending: Annotated[Pending, one_of(*get_args(Pending)), "whether pending trials may be proposed again"] = "exclude"
     max_rows: Annotated[int, integer(minimum=10), "rows per tree: the best, the newest, a sample of the rest"] = 10_000
     warm_start: Earlier | Sequence[Earlier] | None = field(default=None, hash=False)
-    transfer: Annotated[Transfer, one_of(*get_args(Transfer)), "how the trials of warm_start are used"] = "surrogate"
 
     def check_together(self) -> None:
         """Refuse a kappa that grows; read the earlier studies."""
@@ -96,7 +94,7 @@ class ForestSearcher(BayesianSearcher):
             )
         # Earlier studies are read once, so that later results of theirs change nothing here.
         if self.warm_start is not None:
-            object.__setattr__(self, "warm_start", Experience.of(self.warm_start, self.transfer))
+            object.__setattr__(self, "warm_start", Experience.of(self.warm_start))
 
     def learn(self, view: SearchView) -> None:
         """Grow the forest by what was told since: the next proposal then costs less, and is the same."""
@@ -105,7 +103,7 @@ class ForestSearcher(BayesianSearcher):
 
     def in_design(self, view: SearchView, number: int) -> bool:
         """Whether a trial is of the initial design; with rows of other studies the forest needs but a start."""
-        if self.warm_start is not None and self.transfer == "surrogate":
+        if self.warm_start is not None:
             return number < self._count_opening(view)
         return BayesianSearcher.in_design(self, view, number)
 
@@ -122,10 +120,8 @@ class ForestSearcher(BayesianSearcher):
         old, y = np.split(forest.value(), [forest.count - view.count])
         order = least_places(np.where(view.failed, np.inf, y), 20 * (view.top + 1))  # a trial has a row at each rung
         bound.good = good_rows(view, order)
-        if recalled is not None and recalled.mixture is None:
+        if recalled is not None:
             bound.good = np.concatenate([bound.good[:10], recalled.rows[trusted][least_places(old, 10)]])
-        elif recalled is not None and recalled.mixture is not None:
-            bound.draw = recalled.mixture.draw
         known = view.tried
         if self.pending == "ignore":
             bound.crowding = 0.0
@@ -145,21 +141,13 @@ class ForestSearcher(BayesianSearcher):
         return kappa
 
     def propose_design(self, view: SearchView, number: int, taken: set[bytes]) -> Configuration:
-        """Return a configuration of the initial design; the best of each earlier study first, then their mixture."""
+        """Return a configuration of the initial design; the best of each earlier study first."""
         recalled = self._recall(view)
         if recalled is not None and number < self._count_opening(view):
             best = recalled.best[number : number + 1]
             best = best[view.space.legal(best)]  # requirements may forbid it
             if find_new(view, best, np.zeros(len(best)), view.tried, taken) is not None:
                 return propose(view, best[0], number, searcher=self.name, design="recalled")
-        if recalled is not None and recalled.mixture is not None:
-            opened = propose_default(view, number, taken, searcher=self.name)
-            if opened is not None:
-                return opened
-            rows = recalled.mixture.draw(rng(view.seed, "initial", number), _DRAWS)
-            found = find_new(view, rows, np.arange(float(len(rows))), view.tried, taken)
-            if found is not None:
-                return propose(view, rows[found], number, searcher=self.name, design=self.transfer)
         return BayesianSearcher.propose_design(self, view, number, taken)
 
     def _recall(self, view: SearchView) -> Recalled | None:
@@ -168,7 +156,7 @@ class ForestSearcher(BayesianSearcher):
         recalled = view.memo.get(("recalled", self))
         if not isinstance(recalled, Recalled):
             experience = cast(Experience, self.warm_start)
-            recalled = Recalled(experience, self.transfer, view.space, view.seed, view.objectives)
+            recalled = Recalled(experience, view.space, view.seed, view.objectives)
             view.memo["recalled", self] = recalled
         return recalled
 
@@ -181,7 +169,7 @@ class ForestSearcher(BayesianSearcher):
         from trainwright.search.bayes.forest_model import Forest
 
         recalled, ranks, trusted = self._recall(view), None, np.zeros(0, np.bool_)
-        if recalled is not None and recalled.mixture is None:
+        if recalled is not None:
             trusted = recalled.trusted(view)
             if trusted.any():
                 view = view.recalling(recalled.rows[trusted], recalled.owners[trusted])

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from trainwright.space import Space
 
-__all__ = ["Embedding", "Hyperparameters", "Posterior", "correlation", "fit", "loss_of", "slope"]
+__all__ = ["Embedding", "Hyperparameters", "Posterior", "correlation", "fit", "loss_of"]
 
 Array = NDArray[np.float64]
 
@@ -79,23 +79,19 @@ class Embedding:
         return points
 
 
-def correlation(squares: Array) -> Array:
-    """Return the correlation of points at squared distances, in the memory of these."""
-    r = np.multiply(squares, 5.0, out=squares)
-    np.sqrt(r, out=r)
-    decay = np.exp(-r)
-    values = r * (1.0 / 3.0)
-    values += 1.0
-    values *= r
-    values += 1.0
-    values *= decay
-    return values
-
-
-def slope(squares: Array) -> Array:
-    """Return the derivative of the correlation by the squared distance."""
+def correlation(squares: Array) -> tuple[Array, Array]:
+    """Return the correlation of points at squared distances, and its derivative by the squared distance."""
     r = np.sqrt(5.0 * squares)
-    return np.asarray((-5.0 / 6.0) * (1.0 + r) * np.exp(-r))
+    decay = np.exp(-r)
+    slopes = r + 1.0
+    slopes *= decay
+    # (1 + r + r^2 / 3) exp(-r), with the two first terms shared.
+    r *= r
+    r *= decay
+    r *= 1.0 / 3.0
+    r += slopes
+    slopes *= -5.0 / 6.0
+    return r, slopes
 
 
 def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> tuple[float, Array]:
@@ -106,9 +102,9 @@ def loss_of(theta: Array, points: Array, owners: NDArray[np.intp], y: Array) -> 
     signal, noise = np.exp(theta[-2:])
     Z = points / np.exp(theta[:-2])[owners]
     # Scaled first, so that one product of matrices gives all squared distances.
-    squares = _squares(Z, Z)
-    slopes = signal * slope(squares)
-    C = signal * correlation(squares)
+    C, slopes = correlation(_squares(Z, Z))
+    C *= signal
+    slopes *= signal
     # K = signal * correlation + noise * I, factorised once for the likelihood and its gradient.
     K = C.copy()
     K.flat[:: n + 1] += noise
@@ -200,16 +196,16 @@ class Posterior:
 
         `noise` is theirs, if it is not the fitted one.
         """
-        from scipy.linalg import cholesky, solve_triangular
+        from scipy.linalg import cholesky, lapack
 
         old, new = len(self.points), len(points)
-        factor = np.zeros((old + new, old + new))
+        factor = np.zeros((old + new, old + new), order="F")  # as LAPACK wants it: no question copies it
         factor[:old, :old] = self.factor
         block = self.between(points, points)
         # Noise stands on the diagonal only: repeated points may have different results.
         block.flat[:: new + 1] += self.hyperparameters.noise if noise is None else noise
         if old:
-            across = solve_triangular(self.factor, self.between(self.points, points), lower=True, check_finite=False)
+            across, _ = lapack.dtrtrs(self.factor, self.between(self.points, points), lower=1)
             factor[old:, :old] = across.T
             # What the old points say already is taken out: the Schur complement.
             block -= across.T @ across
@@ -223,40 +219,39 @@ class Posterior:
 
     def coefficients(self, y: Array) -> Array:
         """Return K^-1 y for the first len(y) points, which make the mean: those told."""
-        from scipy.linalg import cho_solve
+        from scipy.linalg import lapack
 
         n = len(y)
-        solved: Array = cho_solve((self.factor[:n, :n], True), y, check_finite=False)
+        solved: Array = lapack.dpotrs(self.factor[:n, :n], y, lower=1)[0]
         return solved
 
     def predict(self, alpha: Array, points: Array) -> tuple[Array, Array]:
         """Return mean and variance, without noise, at points; `alpha` of the first points, the variance given all."""
-        from scipy.linalg import solve_triangular
+        from scipy.linalg import lapack
 
         across = self.between(self.points, points)
-        seen = solve_triangular(self.factor, across, lower=True, check_finite=False)
+        seen, _ = lapack.dtrtrs(self.factor, across, lower=1)
         variance = self.hyperparameters.signal - np.einsum("ij,ij->j", seen, seen)
         return alpha @ across[: len(alpha)], np.maximum(variance, 1e-12 * self.hyperparameters.signal)
 
     def predict_with_gradient(self, alpha: Array, point: Array) -> tuple[float, float, Array, Array]:
         """Return mean and variance at one point, and their gradients by its features."""
-        from scipy.linalg import cho_solve
+        from scipy.linalg import lapack
 
         signal = self.hyperparameters.signal
         # The same as `predict` for one point, and the derivatives by its features along the way.
         offset = point / self._scales - self._scaled
-        squares = np.einsum("ij,ij->i", offset, offset)
-        slopes = signal * slope(squares)
-        k = signal * correlation(squares)
-        solved = cho_solve((self.factor, True), k, check_finite=False)
-        steps = (2.0 * slopes)[:, None] * offset / self._scales
+        k, slopes = correlation(np.einsum("ij,ij->i", offset, offset))
+        k *= signal
+        solved, _ = lapack.dpotrs(self.factor, k, lower=1)
+        steps = (2.0 * signal * slopes)[:, None] * offset / self._scales
         variance = max(signal - float(k @ solved), 1e-12 * signal)
         n = len(alpha)
         return float(alpha @ k[:n]), variance, alpha @ steps[:n], -2.0 * (solved @ steps)
 
     def between(self, first: Array, second: Array) -> Array:
         """Return the covariance of two sets of points."""
-        values = correlation(_squares(first / self._scales, second / self._scales))
+        values, _ = correlation(_squares(first / self._scales, second / self._scales))
         values *= self.hyperparameters.signal
         return values
 

@@ -5,7 +5,7 @@ crossovers of good rows, and from the neighbours of the best; what was tried or 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
@@ -42,7 +42,6 @@ class Acquisition(ABC):
 
     good: Array  # rows, best first, from which candidates are bred
     appetites: Array  # [numbers]
-    draw: Callable[[np.random.Generator, int], Array] | None = None  # instead of the space's own draws
     neighbours: ClassVar[float] = 1.0  # of the candidates: so many neighbours a round, at most
     climbers: ClassVar[int] = 0  # best rows that climb
     local_search: bool = True  # around the best candidates; else the best of them is taken as it was drawn
@@ -111,7 +110,7 @@ class BayesianSearcher(Settings, ABC, error=SearchError):
         """Return for each trial the row of least score that is neither known nor taken, after a local search."""
         moves, good, appetites = moves_of(view), acquisition.good, acquisition.appetites
         count = max(self.candidates, _PER_PROPOSAL * len(numbers))
-        rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), good, count, acquisition.draw)
+        rows = moves.candidates(rng(view.seed, "candidates", numbers[0]), good, count)
         predicted = acquisition.predict(rows)
         generator = rng(view.seed, "mutate", numbers[0])
         # A batch searches around the best rows for a few quantiles of its appetites, not for each of them.
