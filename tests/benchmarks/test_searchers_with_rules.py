@@ -30,6 +30,18 @@ def test_regret_is_zero_at_the_best_one_at_the_median_and_never_above(folder: Pa
     assert np.isinf(problem.model._losses[7, 3:]).all()
 
 
+def test_a_study_trains_each_row_of_a_table_once(folder: Path):
+    """The nearest row that is left; another study begins with all of them."""
+    [problem] = find_curves(folder)
+    params = problem.space.decode(problem.model.rows[3:4])[0]
+    curve_of = problem.start()
+    curves = [curve_of(params) for _ in range(60)]
+    assert np.array_equal(curves[0], problem.model._losses[3])
+    assert len({curve.tobytes() for curve in curves}) == 60
+    assert np.array_equal(problem.start()(params), curves[0])
+    assert np.array_equal(curve_of(params), curves[0])  # no row is left
+
+
 def test_a_folder_of_tables_is_a_family_and_others_are_left_out(folder: Path):
     (folder / "empty").mkdir()
     (folder / "taskset").rename(folder / "mine")

@@ -101,7 +101,6 @@ class Grown:
     def __init__(self, M, losses, codes, *, trees=1, born=None, key=12345):
         count, d = M.shape
         room = count + 1
-        words = max(1, math.ceil(max(codes) / 64))
         self.M = np.vstack([M, np.zeros((1, d))]).astype(float)
         self.losses = np.append(np.asarray(losses, float), 0.0)[:, None]
         self.failed = ~np.isfinite(self.losses[:, 0])
@@ -113,7 +112,6 @@ class Grown:
         self.heads, self.chain = np.zeros((trees, 2 * room), np.int32), np.zeros((trees, room), np.int32)
         self.sizes = np.ones(trees, np.int64)
         self.bits = np.zeros((trees, 2 * room, 2), np.uint64)
-        self.masks = np.zeros((trees, 2 * room, words), np.uint64)
         self.means = np.zeros((trees, 2 * room))
         self.key = np.uint64(key)
         born = np.full(trees, count if born is None else born, np.int64)
@@ -131,7 +129,7 @@ class Grown:
             self.scale(row + 1)
             compiled.grow(
                 self.M, self.targets[0], row, row + 1, self.born, self.key,
-                self.codes, 2, self.bits.view(np.float64), self.bits, self.masks, self.leaf_of,
+                self.codes, 2, self.bits.view(np.float64), self.bits, self.leaf_of,
                 self.heads, self.chain, self.sizes,
             )  # fmt: skip
         compiled.leaf_means(self.targets[0, :stop], self.leaf_of, self.sizes, self.means)
@@ -153,7 +151,7 @@ class Grown:
         M = np.ascontiguousarray(M, float)
         leaves = np.empty((len(self.sizes), len(M)), np.int32)
         mu, sd = np.empty(len(M)), np.empty(len(M))
-        compiled.predict(M, self.bits.view(np.float64), self.bits, self.masks, self.means, leaves, mu, sd)
+        compiled.predict(M, self.bits.view(np.float64), self.bits, self.means, leaves, mu, sd)
         return mu, sd, leaves
 
     def partition(self, t=0):
@@ -189,9 +187,9 @@ def test_a_single_tree_without_threshold_predicts_distinct_rows_exactly():
     assert np.array_equal(grown.predict(M)[0], grown.y)
 
 
-@pytest.mark.parametrize("codes", [5, 63, 64, 65, 130, 300])
+@pytest.mark.parametrize("codes", [1, 5, 62, 63])
 def test_choices_of_any_size(codes):
-    """Masks of one word or many: rows that differ by their code alone are told apart."""
+    """Rows that differ by their code alone are told apart; a choice has one code more, for inactive."""
     generator = np.random.default_rng(codes)
     M = generator.permutation(codes).astype(float)[:, None]
     grown = Grown(M, generator.random(codes), [codes + 1])

@@ -21,6 +21,7 @@ Array = NDArray[np.float64]
 _STEP = 1.1  # tree t is planted afresh at the sizes floor(1.1^(k + t/T))
 _SCALES = 1.02  # and targets are scaled afresh at the sizes floor(1.02^k); what comes between is placed among them
 _ROOM = 64  # rows at first
+_MOST_CODES = 64  # of a choice whose tests are subsets
 
 
 class Trees:
@@ -28,7 +29,9 @@ class Trees:
 
     def __init__(self, space: Space, seed: int, count: int, *, least_rows: int = 2) -> None:
         columns = space.columns
-        self._codes = np.array([*((c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns), 0], np.int64)
+        # A choice has a code more, for inactive; one of too many codes for a mask is cut by their order.
+        codes = [(c.points or 0) + 1 if c.kind == "choice" else 0 for c in columns]
+        self._codes = np.array([*(count if count <= _MOST_CODES else 0 for count in codes), 0], np.int64)
         self._key = rng(seed, "forest", 0).integers(2**64, dtype=np.uint64)
         self._least_rows = least_rows  # of a node that is split
         self.count = count
@@ -37,8 +40,6 @@ class Trees:
         self._heads = np.zeros((count, 2 * _ROOM), np.int32)
         self._sizes = np.ones(count, np.int64)  # nodes of each tree
         self._bits = np.zeros((count, 2 * _ROOM, 2), np.uint64)
-        words = -(-int(self._codes.max()) // 64)
-        self._masks = np.zeros((count, 2 * _ROOM if words > 1 else 1, max(1, words)), np.uint64)
         self._means = np.zeros((count, 2 * _ROOM))
 
     def reserve(self, more: int) -> None:
@@ -46,14 +47,12 @@ class Trees:
         self.leaf_of, self._chain = _widen(self.leaf_of, 1, more), _widen(self._chain, 1, more)
         self._heads, self._bits = _widen(self._heads, 1, 2 * more), _widen(self._bits, 1, 2 * more)
         self._means = _widen(self._means, 1, 2 * more)
-        if self._masks.shape[2] > 1:
-            self._masks = _widen(self._masks, 1, 2 * more)
 
     def grow(self, M: Array, y: Array, first: int, stop: int, born: NDArray[np.int64]) -> None:
         """Give rows first to stop - 1 to the trees; tree t is planted when born[t] rows are there."""
         tree_kernels.grow(
             M, y, first, stop, born, self._key, self._codes, self._least_rows, self._bits.view(np.float64),
-            self._bits, self._masks, self.leaf_of, self._heads, self._chain, self._sizes,
+            self._bits, self.leaf_of, self._heads, self._chain, self._sizes,
         )  # fmt: skip
 
     def average(self, y: Array) -> None:
@@ -64,7 +63,7 @@ class Trees:
         """Return mean and standard deviation over the trees at model rows [rows, columns + 1]."""
         leaves = np.empty((self.count, len(M)), np.int32)
         mu, sd = np.empty(len(M)), np.empty(len(M))
-        tree_kernels.predict(M, self._bits.view(np.float64), self._bits, self._masks, self._means, leaves, mu, sd)
+        tree_kernels.predict(M, self._bits.view(np.float64), self._bits, self._means, leaves, mu, sd)
         return mu, sd
 
 

@@ -4,8 +4,8 @@
 A node is two numbers of 64 bits, so that four share a cache line: the cut of a number or the mask of a choice, and
 left child << 32 | choice << 31 | column; `cuts` and `bits` are two views of the same memory. A row goes to left + 1 if
 x > cut, or if bit x of the mask is set, else to left. A leaf has cut = inf and is its own left child, so a walk has no
-branch and may run on past its end. Choices of more than 64 codes have their masks in `masks` [nodes, words].
-`leaf_of` holds each row's leaf by tree, -1 for rows not in it.
+branch and may run on past its end. A choice has at most 64 codes; one of more is told as a number. `leaf_of` holds
+each row's leaf by tree, -1 for rows not in it.
 
 Draws are splitmix64 (Steele, Lea and Flood, OOPSLA 2014) of (node key, column, index); a child's key is a draw of its
 parent's, so no draw depends on the order in which nodes are grown. Sums run in row order; fastmath is off.
@@ -22,7 +22,6 @@ _COLUMN = np.uint64(0x7FFFFFFF)
 _CHOICE = np.uint64(0x80000000)
 _CHILD = 1 << 30  # a "column" that no space has: its draws are the keys of the two children
 _TREE = 1 << 31  # likewise: its draws are the keys of the trees
-_RANK = 1 << 20  # index of the draw that cuts the order of very many codes
 _ATTEMPTS = 16  # random subsets drawn before one code is split off
 
 U64 = np.uint64
@@ -46,71 +45,34 @@ def _uniform(key: U64, column: int, index: int) -> float:
 
 
 @compiled
-def _bit(mask: Bits, code: int) -> int:
-    return int((mask[code >> 6] >> np.uint64(code & 63)) & np.uint64(1))
+def _bit(mask: U64, code: int) -> int:
+    return int((mask >> np.uint64(code)) & np.uint64(1))
 
 
 @compiled
-def _step(M: Floats, i: int, node: int, cuts: Floats, bits: Bits, masks: Bits) -> int:
+def _step(M: Floats, i: int, node: int, cuts: Floats, bits: Bits) -> int:
     """Return the child of `node` to which row `i` goes; a leaf returns itself."""
     link = bits[node, 1]
     value = M[i, np.int64(link & _COLUMN)]
     if link & _CHOICE:
-        code = np.int64(value)
-        if masks.shape[1] == 1:  # not as a conditional expression, which makes numba count references: 3 times slower
-            right = (bits[node, 0] >> np.uint64(code & 63)) & np.uint64(1)
-        else:
-            right = (masks[node, code >> 6] >> np.uint64(code & 63)) & np.uint64(1)
+        right = (bits[node, 0] >> np.uint64(np.int64(value))) & np.uint64(1)
     else:
         right = np.uint64(value > cuts[node, 0])
     return np.int64((link >> np.uint64(32)) + right)  # type: ignore[return-value]  # only fixed widths compile
 
 
 @compiled
-def _random_subset(key: U64, column: int, counts: Floats, codes: int, mask: Bits) -> None:
-    """Fill `mask` with random bits that part the codes that rows have; the lowest one alone if luck fails."""
+def _random_subset(key: U64, column: int, counts: Floats, codes: int) -> U64:
+    """Return random bits that part the codes that rows have; the lowest one alone if luck fails."""
     first = 0
     while counts[first] == 0.0:
         first += 1
     for attempt in range(_ATTEMPTS):
-        for word in range(len(mask)):
-            mask[word] = _draw(key, column, attempt * len(mask) + word)
+        mask = _draw(key, column, attempt)
         for code in range(first + 1, codes):
             if counts[code] > 0.0 and _bit(mask, code) != _bit(mask, first):
-                return
-    for word in range(len(mask)):
-        mask[word] = np.uint64(0)
-    mask[first >> 6] = np.uint64(1) << np.uint64(first & 63)
-
-
-@compiled
-def _by_mean(counts: Floats, totals: Floats, codes: int) -> Ints:
-    """Return the codes that rows have in order of their mean target, ties by code."""
-    ordered = np.empty(codes, np.int64)
-    filled = 0
-    for code in range(codes):
-        if counts[code] > 0.0:
-            at = filled
-            mean = totals[code] / counts[code]
-            while at > 0 and totals[ordered[at - 1]] / counts[ordered[at - 1]] > mean:
-                ordered[at] = ordered[at - 1]
-                at -= 1
-            ordered[at] = code
-            filled += 1
-    return ordered[:filled]
-
-
-@compiled
-def _set_suffix(key: U64, column: int, ordered: Ints, first: int, mask: Bits) -> None:
-    """Fill `mask` so that ordered[first:] goes right, ordered[:first] left, absent codes where chance sends them."""
-    for word in range(len(mask)):
-        mask[word] = _draw(key, column, word)
-    for place in range(len(ordered)):
-        bit = np.uint64(1) << np.uint64(ordered[place] & 63)
-        if place >= first:
-            mask[ordered[place] >> 6] |= bit
-        else:
-            mask[ordered[place] >> 6] &= ~bit
+                return mask
+    return np.uint64(1) << np.uint64(first)
 
 
 @compiled
@@ -124,7 +86,7 @@ def _subset_cut(
     M: Floats, y: Floats, rows: Ints, start: int, stop: int, c: int, key: U64, codes: int,
     code_counts: Floats, code_totals: Floats, sets: Bits,
 ) -> tuple[float, float]:  # fmt: skip
-    """Fill sets[c] with the codes that go right and return (rows left, total left), over a node's rows."""
+    """Set sets[c] to the codes that go right and return (rows left, total left), over a node's rows."""
     for code in range(codes):
         code_counts[code] = 0.0
         code_totals[code] = 0.0
@@ -132,12 +94,7 @@ def _subset_cut(
         i = rows[k]
         code_counts[int(M[i, c])] += 1.0
         code_totals[int(M[i, c])] += y[i]
-    if codes > 64:  # a random subset of very many codes would say little about each: cut their order by mean instead
-        ordered = _by_mean(code_counts, code_totals, codes)
-        first = 1 + int(_uniform(key, c, _RANK + 1) * (len(ordered) - 1))
-        _set_suffix(key, c, ordered, first, sets[c])
-    else:
-        _random_subset(key, c, code_counts, codes, sets[c])
+    sets[c] = _random_subset(key, c, code_counts, codes)
     side_count, side_total = 0.0, 0.0
     for code in range(codes):
         if _bit(sets[c], code) == 0:
@@ -210,7 +167,6 @@ def _part_rows(
     left: int,
     cuts: Floats,
     bits: Bits,
-    masks: Bits,
     spare: Ints,
 ) -> int:
     """Reorder a node's rows so that those of child `left` come first; return where the others begin.
@@ -219,7 +175,7 @@ def _part_rows(
     """
     keep, away = start, 0
     for k in range(start, stop):
-        if _step(M, rows[k], node, cuts, bits, masks) == left:
+        if _step(M, rows[k], node, cuts, bits) == left:
             rows[keep] = rows[k]
             keep += 1
         else:
@@ -233,7 +189,7 @@ def _part_rows(
 @compiled
 def _split(
     M: Floats, y: Floats, rows: Ints, root: int, root_key: U64, codes: Ints,
-    least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, size: int,
+    least_rows: int, cuts: Floats, bits: Bits, leaf_of: Ints, size: int,
 ) -> int:  # fmt: skip
     """Grow the leaf `root`, which holds `rows` (ascending; reordered here), depth first; return the new node count.
 
@@ -242,7 +198,7 @@ def _split(
     d = M.shape[1]
     low, high, tests = np.empty(d), np.empty(d), np.empty(d)
     counts, totals = np.empty(d), np.empty(d)  # of the rows that each column's test sends left
-    sets = np.empty((d, masks.shape[1]), np.uint64)
+    sets = np.empty(d, np.uint64)
     code_counts, code_totals = np.empty(codes.max() + 1), np.empty(codes.max() + 1)
     spare = np.empty(len(rows), np.int64)
     stack = np.empty((len(rows) + 1, 3), np.int64)
@@ -279,11 +235,9 @@ def _split(
         if codes[chosen] == 0:
             cuts[node, 0] = tests[chosen]
         else:
-            bits[node, 0] = sets[chosen, 0]
+            bits[node, 0] = sets[chosen]
             bits[node, 1] |= _CHOICE
-            for word in range(masks.shape[1] if masks.shape[1] > 1 else 0):
-                masks[node, word] = sets[chosen, word]
-        keep = _part_rows(M, rows, start, stop, node, size, cuts, bits, masks, spare)
+        keep = _part_rows(M, rows, start, stop, node, size, cuts, bits, spare)
         # Both children are still to be grown, the left one first. Their keys are draws of their parent's.
         stack[depth, 0], stack[depth, 1], stack[depth, 2] = size + 1, keep, stop
         keys[depth] = _draw(key, _CHILD, 1)
@@ -297,7 +251,7 @@ def _split(
 @compiled
 def grow(
     M: Floats, y: Floats, first: int, stop: int, born: Ints, key: U64, codes: Ints,
-    least_rows: int, cuts: Floats, bits: Bits, masks: Bits, leaf_of: Ints, heads: Ints, chain: Ints,
+    least_rows: int, cuts: Floats, bits: Bits, leaf_of: Ints, heads: Ints, chain: Ints,
     sizes: Ints,
 ) -> None:  # fmt: skip
     """Give rows first to stop - 1, the latest, to every tree that is planted by then: when born[t] rows are there.
@@ -317,10 +271,10 @@ def grow(
                         chain[t, i] = heads[t, 0]
                         heads[t, 0] = i
             else:
-                after = _step(M, row, 0, cuts[t], bits[t], masks[t])
+                after = _step(M, row, 0, cuts[t], bits[t])
                 while after != leaf:
                     leaf = after
-                    after = _step(M, row, leaf, cuts[t], bits[t], masks[t])
+                    after = _step(M, row, leaf, cuts[t], bits[t])
                 leaf_of[t, row] = leaf
                 chain[t, row] = heads[t, leaf]
                 heads[t, leaf] = row
@@ -337,9 +291,7 @@ def grow(
                 i = chain[t, i]
             stamp = _draw(_draw(key, _TREE, t), _TREE, row + 1)
             before = sizes[t]
-            sizes[t] = _split(
-                M, y, rows, leaf, stamp, codes, least_rows, cuts[t], bits[t], masks[t], leaf_of[t], sizes[t]
-            )
+            sizes[t] = _split(M, y, rows, leaf, stamp, codes, least_rows, cuts[t], bits[t], leaf_of[t], sizes[t])
             # The leaf was split: its rows move to the chains of the new leaves.
             if sizes[t] > before:
                 for node in range(before, sizes[t]):
@@ -364,16 +316,14 @@ def leaf_means(y: Floats, leaf_of: Ints, sizes: Ints, means: Floats) -> None:
 
 
 @compiled
-def predict(
-    M: Floats, cuts: Floats, bits: Bits, masks: Bits, means: Floats, leaves: Ints, mu: Floats, sd: Floats
-) -> None:
+def predict(M: Floats, cuts: Floats, bits: Bits, means: Floats, leaves: Ints, mu: Floats, sd: Floats) -> None:
     """Fill leaves [trees, rows of M], and mean and standard deviation over trees of the rows' leaf means.
 
     Eight rows walk at once, each in a register: that hides the latency of their loads and halves the time.
     """
     count, trees = leaves.shape[1], leaves.shape[0]
     for t in range(trees):
-        c, b, m = cuts[t], bits[t], masks[t]
+        c, b = cuts[t], bits[t]
         for i in range(0, count, 8):
             last = count - 1  # rows beyond it are walked as it is
             i1, i2, i3, i4, i5, i6, i7 = (
@@ -382,14 +332,14 @@ def predict(
             )  # fmt: skip
             n0 = n1 = n2 = n3 = n4 = n5 = n6 = n7 = 0
             while True:
-                s0 = _step(M, i, n0, c, b, m)
-                s1 = _step(M, i1, n1, c, b, m)
-                s2 = _step(M, i2, n2, c, b, m)
-                s3 = _step(M, i3, n3, c, b, m)
-                s4 = _step(M, i4, n4, c, b, m)
-                s5 = _step(M, i5, n5, c, b, m)
-                s6 = _step(M, i6, n6, c, b, m)
-                s7 = _step(M, i7, n7, c, b, m)
+                s0 = _step(M, i, n0, c, b)
+                s1 = _step(M, i1, n1, c, b)
+                s2 = _step(M, i2, n2, c, b)
+                s3 = _step(M, i3, n3, c, b)
+                s4 = _step(M, i4, n4, c, b)
+                s5 = _step(M, i5, n5, c, b)
+                s6 = _step(M, i6, n6, c, b)
+                s7 = _step(M, i7, n7, c, b)
                 stay = (
                     s0 == n0 and s1 == n1 and s2 == n2 and s3 == n3 and s4 == n4 and s5 == n5 and s6 == n6 and s7 == n7
                 )
