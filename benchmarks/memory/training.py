@@ -1,10 +1,10 @@
 """Plans carried out: the example models trained on a CPU within shares of their memory, beside torch's checkpointing.
 
-The baselines recompute segments of the same stages by `torch.utils.checkpoint` (not re-entrant), as
-`checkpoint_sequential` does: every block, k equal segments for all k, ceil(sqrt(L)) of them, and Chen's segments by
-bytes. Of each, one step's peak of tracked bytes is measured; at each budget the one that the simulator calls the
-fastest of those that keep it is timed against the plan and the plain model, in turns; how much longer the plan takes
-is the median over the turns, with its interval. Gradients are compared bit by bit with the plain model's.
+The baselines run the first k of the same stages again by `torch.utils.checkpoint` (not re-entrant), for all k up to
+every stage, as people do by hand. Of each, one step's peak of tracked bytes is measured; at each budget the one that
+the simulator calls the fastest of those that keep it is timed against the plan and the plain model, in turns; how much
+longer the plan takes is the median over the turns, with its interval. Gradients are compared bit by bit with the plain
+model's.
 """
 
 import copy
@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 from benchmarks._report import progress
-from benchmarks.memory.baselines import chen_begins
 from benchmarks.memory.turns import over, seconds_in_turns
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -26,12 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 
 from models import densenet, gpt, inception, resnet, unet, vit
 from trainwright import memory
-from trainwright.plan.memory.known_plans import segments, sequential_begins
+from trainwright.plan.memory.known_plans import segments
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.fitting import chain_of
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
-from trainwright.train.parallel.recompute.stages import StageRow, split_model
+from trainwright.train.parallel.recompute.stage_calls import stage_calls, stage_sites
 
 __all__ = ["MODELS", "SHARES", "train"]
 
@@ -72,7 +71,6 @@ def train(names: Sequence[str], turns: int) -> Iterator[dict[str, Any]]:
 class _Subject:
     def __init__(self, name: str, model: nn.Module, batch: torch.Tensor) -> None:
         self.name, self.model, self.batch = name, model, batch
-        self.row = split_model(model)
         self.chain = chain_of(model, batch)
         self.plain_bytes = tracked_peak(model, batch)
         self.buffers = copy.deepcopy(list(model.buffers()))
@@ -95,7 +93,7 @@ class _Subject:
             compared = None if best is None else over(seconds["planned"], seconds["baseline"])
             yield {
                 "model": self.name,
-                "stages": len(self.row.stages),
+                "stages": len(self.chain.stages),
                 "budget_share": budget / full,
                 "least_share": least / full,
                 "budget_bytes": budget,
@@ -115,19 +113,12 @@ class _Subject:
             }
 
     def _baselines(self) -> Iterator[tuple[str, nn.Module, int, float]]:
-        """Yield name, module, tracked peak and simulated seconds of each way to cut the stages into segments."""
-        length = len(self.chain.stages)
-        cuts = {"plain": [1], "every block": list(range(1, length + 1))}
-        cuts |= {f"sequential({count})": sequential_begins(self.chain, count) for count in range(2, length)}
-        total = sum(stage.saved_bytes for stage in self.chain.stages)
-        cuts |= {f"Chen bytes / {part}": chen_begins(self.chain, total / part) for part in range(2, length)}
-        seen: set[tuple[int, ...]] = set()
-        for name, begins in cuts.items():
-            if tuple(begins) in seen:
-                continue
-            seen.add(tuple(begins))
-            module = self.model if name == "plain" else _Checkpointed(self.model, self.row, begins)
-            simulated = simulate(self.chain, segments(self.chain, begins)).seconds
+        """Yield name, module, tracked peak and simulated seconds of checkpointing the first k stages, for each k."""
+        names = [stage.name for stage in self.chain.stages]
+        for count in range(len(names) + 1):
+            name = "plain" if not count else "every block" if count == len(names) else f"first {count}"
+            module = _Checkpointed(self.model, names[:count]) if count else self.model
+            simulated = simulate(self.chain, segments(self.chain, range(1, count + 2))).seconds
             yield name, module, tracked_peak(module, self.batch), simulated
 
     def _mismatches(self, planned: nn.Module) -> int:
@@ -146,33 +137,19 @@ class _Subject:
 
 
 class _Checkpointed(nn.Module):
-    """A row of stages in segments, all but the last recomputed in the backward pass."""
+    """A model some of whose stages torch's checkpoint runs again in the backward pass, as people write it by hand."""
 
-    def __init__(self, model: nn.Module, row: StageRow, begins: Sequence[int]) -> None:
+    def __init__(self, model: nn.Module, names: Sequence[str]) -> None:
         super().__init__()
-        self.model = model
-        ends = [*(begin - 1 for begin in begins[1:]), len(row.stages)]
-        self.segments = [_Segment(row, begin, end) for begin, end in zip(begins, ends, strict=True)]
-        self.bind = row.bind
+        self.model, self.sites = model, stage_sites(model, names)
 
     def forward(self, batch: torch.Tensor) -> Any:
-        value: Any = self.bind(batch)
-        for segment in self.segments:
-            last = segment is self.segments[-1]
-            value = segment(value) if last else checkpoint(segment, value, use_reentrant=False)
-        return value
+        with stage_calls(self.model, self.sites, _checkpointed) as forward:
+            return forward(batch)
 
 
-class _Segment:
-    """Stages first..last of a row."""
-
-    def __init__(self, row: StageRow, first: int, last: int) -> None:
-        self.row, self.numbers = row, range(first, last + 1)
-
-    def __call__(self, value: Any) -> Any:
-        for number in self.numbers:
-            value = self.row.run(number, value)
-        return value
+def _checkpointed(_: Any, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return checkpoint(forward, *args, use_reentrant=False, **kwargs)
 
 
 def _step(model: nn.Module, batch: torch.Tensor) -> None:

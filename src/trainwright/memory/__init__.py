@@ -1,5 +1,6 @@
 """Train what does not fit: rematerialisation, offloading and pipeline partitions of a chain of stages."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -129,7 +130,7 @@ def pipeline(
     `trial.prepare(plan=plan.layout(batch))`.
     """
     size = read_size(memory, "memory")
-    chain = load_chain(subject, sample, loss=loss, skips=False)
+    chain = load_chain(subject, sample, loss=loss)
     return plan_pipeline(chain, stages=stages, microbatches=microbatches, memory_bytes=size, **settings)
 
 
@@ -140,7 +141,7 @@ def load_chain(
     loss: Any = None,
     optimizer: Any = None,
     accumulate: bool = False,
-    skips: bool = True,
+    stages: Sequence[str] = (),
 ) -> Chain:
     """Return the chain that `subject` is, that a profile or the file of that name holds, or that is measured."""
     if isinstance(subject, Chain):
@@ -160,4 +161,4 @@ def load_chain(
         )
     from trainwright.train.parallel.recompute.fitting import chain_of
 
-    return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, skips=skips)
+    return chain_of(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, stages=stages)

@@ -15,7 +15,7 @@ from trainwright.train import parallelise
 from trainwright.train.parallel.pipeline.stage_plans import choose_operations, ways_to_run
 
 pytestmark = [pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")]
-MICROBATCHES, SIZE = 4, 32
+MICROBATCHES, SIZE = 4, 256
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "zero-bubble", "1f1b-star")
 
 
@@ -51,17 +51,17 @@ def loss_of(model, batch):
 
 
 def layout_of(schedule, chain=None):
-    chain = chain or load_chain(model_of(), data()[0][:SIZE], skips=False)
+    chain = chain or load_chain(model_of(), data()[0][:SIZE])
     settings = {"stages": 2, "microbatches": MICROBATCHES, "schedule": schedule}
     return memory.pipeline(chain, memory="1 GiB", **settings).layout(MICROBATCHES * SIZE)
 
 
 def placed_layout():
     """Return a layout in which the first device has the ends of the model: the second layer takes half of all time."""
-    chain = load_chain(model_of(), data()[0][:SIZE], skips=False)
+    chain = load_chain(model_of(), data()[0][:SIZE])
     stages = tuple(
         replace(stage, forward_seconds=seconds / 3, backward_seconds=2 * seconds / 3, no_grad_forward_seconds=None)
-        for stage, seconds in zip(chain.stages, (3, 8, 1, 1, 1, 1, 1, 0), strict=True)
+        for stage, seconds in zip(chain.stages, (3, 8, 1, 1, 1, 1, 1, 1), strict=False)
     )
     layout = layout_of("madpipe", replace(chain, stages=stages))
     assert layout.placement == (0, 1, 0)
@@ -87,7 +87,7 @@ def trained(layout):
 def found(tmp_path_factory):
     layouts = {schedule: layout_of(schedule) for schedule in SCHEDULES}
     layouts["madpipe"] = placed_layout()
-    budgets = {"1f1b": 0.8, "gpipe": 0.8, "madpipe": "1 GiB"}
+    budgets = {"1f1b": 0.9, "gpipe": 0.9, "madpipe": "1 GiB"}
     tight = {f"{name}, tight": replace(layouts[name], memory=budget) for name, budget in budgets.items()}
     checks = {name: trained(layout) for name, layout in (layouts | tight).items()}
     checks["too tight"] = trained(replace(layouts["1f1b"], memory="20 kB"))
@@ -130,7 +130,7 @@ def test_a_budget_that_nothing_keeps_to(found):
 
 def test_stages_of_a_device_share_its_memory():
     """With less room stages run more again, until their least ways do not fit either."""
-    chain = load_chain(model_of(), data()[0][:SIZE], skips=False)
+    chain = load_chain(model_of(), data()[0][:SIZE])
     ways = {0: ways_to_run(chain, 3), 2: ways_to_run(chain, 1)}
     full = sum(found[0].peak_bytes for found in ways.values())
     least = sum(min(way.peak_bytes for way in found) for found in ways.values())

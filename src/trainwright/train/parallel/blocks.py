@@ -17,7 +17,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from trainwright.errors import UnsupportedPlan
 from trainwright.train.parallel.collectives import gather, narrow
-from trainwright.train.parallel.recompute.tracing import has_hooks
+from trainwright.train.parallel.recompute.run_context import has_hooks
 
 __all__ = [
     "LAYERS",

@@ -15,9 +15,9 @@ from trainwright.plan.memory.planning import full_bytes
 from trainwright.train.parallel.recompute.copies import Copies, measure_link
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.fitting import chain_of
-from trainwright.train.parallel.recompute.program import Release, lent_units, place_acts
+from trainwright.train.parallel.recompute.program import Release, lent_stages, place_acts
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
-from trainwright.train.parallel.recompute.stages import split_model
+from trainwright.train.parallel.recompute.stage_calls import find_stages
 
 
 def net():
@@ -97,10 +97,10 @@ def test_every_value_moves(chain):
         if operation.kind is OperationKind.OFFLOAD:
             listed.append(Release(operation.stage, operation.value))
     plain, model = net(), net()
-    planned = carry_out(model, split_model(model), listed)
+    planned = carry_out(model, find_stages(model), listed)
     for _ in range(2):
         assert same(step(plain), step(planned))
-    assert lent_units(listed) == {2, 4}
+    assert lent_stages(listed) == {2, 4}
 
 
 def test_copies_are_placed_as_simulated():
@@ -119,9 +119,9 @@ def test_copies_are_placed_as_simulated():
 
 def test_an_input_that_goes_is_looked_up():
     """A graph whose input leaves for the host, or is dropped by a forward, finds it where it then is."""
-    assert lent_units([forward_all(1), forward_all(2), Release(1, Value.SAVED), backward(2)]) == {2}
-    assert lent_units([forward_keep(1), forward_all(2), forward_drop(2)]) == {2}
-    assert lent_units([forward_keep(1), forward_all(2), backward(2), Release(1, Value.OUTPUT)]) == set()
+    assert lent_stages([forward_all(1), forward_all(2), Release(1, Value.SAVED), backward(2)]) == {2}
+    assert lent_stages([forward_keep(1), forward_all(2), forward_drop(2)]) == {2}
+    assert lent_stages([forward_keep(1), forward_all(2), backward(2), Release(1, Value.OUTPUT)]) == set()
 
 
 def test_the_pool_is_reused():

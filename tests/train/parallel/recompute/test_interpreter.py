@@ -6,12 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from memory_operations import backward, delete, forward_all, forward_drop, forward_keep, offload, prefetch
+from memory_operations import backward, delete, forward_all, forward_drop, forward_keep, prefetch
 from trainwright.errors import ChainError, UnsupportedModel
 from trainwright.plan.memory.operations import Value
 from trainwright.train.parallel.recompute.entry import carry_out
-from trainwright.train.parallel.recompute.program import arrange_script
-from trainwright.train.parallel.recompute.stages import split_model
+from trainwright.train.parallel.recompute.stage_calls import find_stages, stage_calls, stage_sites
 
 
 class Net(nn.Module):
@@ -193,8 +192,22 @@ def both(case, plan, *, frozen=False):
         for parameter in list(plain.parameters())[:3]:
             parameter.requires_grad_(False)
     other = copy.deepcopy(plain)
-    row = split_model(other)
-    return plain, carry_out(other, row, plan(len(row.stages))), arguments(), row
+    names = called_stages(other, arguments())
+    return plain, carry_out(other, names, plan(len(names))), arguments(), names
+
+
+def called_stages(model, arguments):
+    """Return the names of a model's stages in the order of the calls."""
+    names = []
+
+    def call(site, forward, args, kwargs):
+        names.append(site.name)
+        return forward(*args, **kwargs)
+
+    twin = copy.deepcopy(model)
+    with torch.random.fork_rng(), stage_calls(twin, stage_sites(twin, find_stages(twin)), call) as forward:
+        forward(*arguments)
+    return names
 
 
 @pytest.mark.parametrize("plan", PLANS)
@@ -210,15 +223,14 @@ def test_gradient_of_the_input(plan):
     assert torch.equal(*found)
 
 
-def test_cuts():
-    """Stages begin with parameters; a skip is not cut; what cannot be looked into is one operation."""
-    assert both("convolutions", keep_all)[3].names == ("a", "norms.0", "b", "head")
-    assert both("sequence", keep_all)[3].names == ("0", "3.0", "4", "5")
-    assert len(both("opaque", keep_all)[3].stages) == 2
-    row = both("skips", keep_all)[3]
-    assert len(row.stages) > 15
-    assert max(map(len, row.rides)) == 2
-    assert len(split_model(Levels(), skips=False).stages) < 10
+def test_found_stages():
+    """Stages are elements of lists, rows of layers from one with weights to the next, and named modules."""
+    assert find_stages(Tied()) == ("layers.0", "layers.1", "layers.2")
+    assert find_stages(mlp()) == ("0:3", "3", "4:6")
+    assert find_stages(nn.Linear(2, 2)) == ("",)
+    assert find_stages(Levels(), ["down.?", "mix"]) == (*(f"down.{each}" for each in range(9)), "mix")
+    with pytest.raises(UnsupportedModel, match=r"'h\.\*', which no module of Levels matches"):
+        find_stages(Levels(), ["h.*"])
 
 
 def test_dropped_graphs_go():
@@ -236,7 +248,7 @@ def test_dropped_graphs_go():
             for stage in (4, 3, 2, 1)
             for each in (delete(Value.OUTPUT, stage), forward_all(stage), backward(stage))
         ]
-        module = carry_out(model, split_model(model), plan)
+        module = carry_out(model, find_stages(model), plan)
         tracker = StorageTracker()
         with tracker:
             module(x).sum().backward()
@@ -276,30 +288,16 @@ class Counted(nn.Linear):
         return out[:, :4]
 
 
-class TestUnits:
-    def test_segments_are_units(self):
-        """What is kept or run again together is one unit; a run that nobody reads ends with what is saved last."""
+class TestReruns:
+    def test_a_run_that_nobody_reads(self):
+        """It ends with what is saved last; the others go to their end."""
         model = nn.Sequential(*(Counted() for _ in range(6)))
         listed = [forward_keep(1), forward_drop(2), forward_drop(3), *map(forward_all, (4, 5, 6, 7)), backward(7)]
         listed += [*map(backward, (6, 5, 4)), delete(Value.OUTPUT, 3), *map(forward_all, (1, 2, 3))]
         listed += map(backward, (3, 2, 1))
-        script = arrange_script(listed, 6)
-        assert script.units == [range(1, 4), range(4, 7)]
-        assert [str(act) for act in script.acts] == ["Fck 1", "Fall 2", "B 2", "Del a1", "Fall 1", "B 1"]
-        assert script.turn == 2
-        assert script.kept == {2}
-        carry_out(model, split_model(model), listed)(torch.randn(3, 4)).sum().backward()
+        carry_out(model, [str(place) for place in range(6)], listed)(torch.randn(3, 4)).sum().backward()
         assert [layer.begun for layer in model] == [2, 2, 2, 1, 1, 1]
         assert [layer.ended for layer in model] == [2, 2, 1, 1, 1, 1]
-
-    def test_what_is_told_apart(self):
-        """A value that is kept between two stages, or moves, is a border."""
-        stages = range(1, 5)
-        assert arrange_script(keep_all(4), 4).units == [range(1, 5)]
-        assert arrange_script(keep_outputs(4), 4).units == [range(each, each + 1) for each in stages]
-        moving = [*map(forward_all, (1, 2)), offload(Value.SAVED, 2), *map(forward_all, (3, 4, 5)), backward(5)]
-        moving += [backward(4), prefetch(Value.SAVED, 2), *map(backward, (3, 2, 1))]
-        assert arrange_script(moving, 4).units == [range(1, 2), range(2, 3), range(3, 4), range(4, 5)]
 
     def test_runs_that_differ(self):
         """A stage that saves another number of values when it is run again is an error."""
@@ -312,7 +310,7 @@ class TestUnits:
                 return super().forward(x).tanh() if self.turns == 1 else super().forward(x)
 
         model = nn.Sequential(Fickle(4, 4), nn.Linear(4, 4))
-        loss = carry_out(model, split_model(model), keep_outputs(2))(torch.randn(3, 4)).sum()
+        loss = carry_out(model, find_stages(model), keep_outputs(2))(torch.randn(3, 4)).sum()
         with pytest.raises(UnsupportedModel, match="another number"):
             loss.backward()
 
@@ -325,7 +323,7 @@ class TestRefusals:
             torch.autograd.grad(planned(x).sum(), x, create_graph=True)
 
     def test_a_second_backward_of_what_has_gone(self):
-        _, planned, arguments, _ = both("convolutions", keep_nothing)
+        _, planned, arguments, _ = both("sequence", keep_nothing)
         loss = planned(*arguments).sum()
         loss.backward(retain_graph=True)
         with pytest.raises(UnsupportedModel, match="second pass"):
@@ -333,17 +331,16 @@ class TestRefusals:
 
     def test_evaluation_mode(self):
         with pytest.raises(UnsupportedModel, match="evaluation mode"):
-            split_model(mlp().eval())
+            carry_out(mlp().eval(), ["0"], keep_all(1))
 
     def test_lazy_parameters(self):
         with pytest.raises(UnsupportedModel, match="without a shape"):
-            split_model(nn.Sequential(nn.LazyLinear(3)))
+            carry_out(nn.Sequential(nn.LazyLinear(3)), ["0"], keep_all(1))
 
     @pytest.mark.parametrize("plan", [[forward_all(1)], [forward_all(1), prefetch(Value.OUTPUT, 1)]])
     def test_other_operations(self, plan):
-        row = split_model(nn.Sequential(nn.Linear(2, 2)))
         with pytest.raises(ChainError, match=r"allowed: "):
-            carry_out(nn.Sequential(nn.Linear(2, 2)), row, plan)
+            carry_out(nn.Sequential(nn.Linear(2, 2)), ["0"], plan)
 
     def test_an_input_that_is_written(self):
         """A stage that changes what the stage before has handed on is found, not trained wrongly."""
@@ -360,4 +357,4 @@ class TestRefusals:
         model = nn.Sequential(nn.Linear(4, 4), Writes())
         for plan, error in ((keep_all, RuntimeError), (keep_outputs, UnsupportedModel)):
             with pytest.raises(error, match=r"in-?place| in place"):
-                carry_out(model, split_model(model), plan(2))(torch.randn(3, 4)).sum().backward()
+                carry_out(model, find_stages(model), plan(2))(torch.randn(3, 4)).sum().backward()

@@ -25,7 +25,7 @@ from trainwright.publishing import write_file
 from trainwright.train.batch_slicing import samples_in, slice_batch
 from trainwright.train.parallel.pipeline.cuts import cut_model, cuts_of, drop_unused, tied_parameters
 from trainwright.train.parallel.pipeline.stage_plans import plan_stages
-from trainwright.train.parallel.recompute.measure import state_bytes
+from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.sample_step import restored_after
 
 __all__ = ["PipelineRunner"]

@@ -21,7 +21,7 @@ from trainwright.plan.memory.persistent import solve_persistent
 from trainwright.plan.memory.simulate import simulate
 from trainwright.train.parallel.recompute.entry import carry_out
 from trainwright.train.parallel.recompute.measure import measure_chain
-from trainwright.train.parallel.recompute.stages import split_model
+from trainwright.train.parallel.recompute.sample_step import Call
 
 __all__ = ["StageWay", "choose_operations", "plan_stages", "ways_to_run"]
 
@@ -53,20 +53,21 @@ def plan_stages(
     `inputs` are those of a micro-batch, by which each stage is measured; `loss` makes a scalar of the last stage's
     result if it is here. `state_bytes` is the optimizer's. Raises `PipelineError` where nothing fits.
     """
-    rows = {index: split_model(stage, skips=False) for index, stage in stages.items()}
     # Gradients of micro-batches add up: those of all stages are there while any of them runs.
     chains = {
         index: measure_chain(
-            stages[index], row, inputs[index], loss=loss if index == max(stages) else None, accumulate=True
+            stage, Call(tuple(inputs[index]), {}), loss=loss if index == max(stages) else None, accumulate=True
         )
-        for index, row in rows.items()
+        for index, stage in stages.items()
     }
     ways = {index: ways_to_run(chain, in_flight[index]) for index, chain in chains.items()}
     full_bytes = state_bytes + sum(plain.peak_bytes for plain, *_ in ways.values())
     chosen = choose_operations(ways, read_budget(budget, full_bytes) - state_bytes)
     return {
-        index: carry_out(stages[index], rows[index], chosen[index]) if _reruns(chosen[index]) else stages[index]
-        for index in stages
+        index: carry_out(stage, [each.name for each in chains[index].stages], chosen[index])
+        if _reruns(chosen[index])
+        else stage
+        for index, stage in stages.items()
     }
 
 
@@ -100,8 +101,9 @@ def ways_to_run(chain: Chain, in_flight: int) -> list[StageWay]:
     found = []
     for operations in _candidate_operations(chain):
         simulation = simulate(chain, operations)
-        # The peak has one micro-batch; each of the others holds its input and what it saved.
-        waiting = (in_flight - 1) * (_held_bytes(chain, operations) + chain.input_bytes)
+        # The peak has one micro-batch; each of the others holds its input, what it saved, and what lies between stages.
+        held = _held_bytes(chain, operations) + chain.fixed.get("between stages", 0)
+        waiting = (in_flight - 1) * (held + chain.input_bytes)
         found.append(StageWay(simulation.peak_bytes + waiting, simulation.seconds, operations))
     return found
 

@@ -21,9 +21,9 @@ from trainwright.errors import BudgetError, InfeasibleBudget, UnsupportedModel
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.plan_record import CompiledPlan, Compiler
 from trainwright.train.parallel.recompute.entry import PlannedForward
-from trainwright.train.parallel.recompute.measure import named_state_bytes, state_bytes
+from trainwright.train.parallel.recompute.optimizer_state import named_state_bytes, state_bytes
 from trainwright.train.parallel.recompute.sample_step import as_call, plain_peak, restored_after, train_once
-from trainwright.train.parallel.recompute.stages import check_trains
+from trainwright.train.parallel.recompute.stage_calls import check_trains
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
 from trainwright.validators import check, one_of
 

@@ -9,17 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from trainwright.errors import BudgetExceeded, PlanMismatch, UnsupportedModel
+from trainwright.errors import BudgetExceeded, UnsupportedModel
 from trainwright.plan.byte_sizes import format_bytes
 from trainwright.train.parallel.recompute.interpreter import PlanInterpreter
 from trainwright.train.parallel.recompute.program import Act
-from trainwright.train.parallel.recompute.stages import StageRow
-from trainwright.train.parallel.recompute.tracing import CallForm
+from trainwright.train.parallel.recompute.stage_calls import check_trains, stage_sites
 from trainwright.train.parallel.recompute.trees import granule_of, tensors_of, total_bytes
 
 __all__ = ["PlannedForward", "carry_out"]
 
-_KNOWN = 8  # programs at a time
 Train = Callable[..., Any]
 """Of a module and the arguments of its forward."""
 
@@ -80,27 +78,27 @@ class PlannedForward:
 
 def carry_out(
     model: nn.Module,
-    row: StageRow,
+    names: Sequence[str],
     acts: Sequence[Act] | None,
     *,
     most_bytes: int | None = None,
 ) -> nn.Module:
-    """Return a module that trains as `acts` (see `program.place_acts`) say and shares everything with `model`.
+    """Return a module that trains as `acts` (see `program.place_acts`) of these stages say; it shares all with `model`.
 
     Same class, state_dict keys and order of parameters. In evaluation mode, or without gradients, it runs as the model
     itself. Gradients, outputs, buffers and the state of random generators after a step are those of the model, bit by
     bit. Without acts it runs as the model itself always. Batches of more than `most_bytes` are refused. Raises
-    `ChainError` if a forward or backward of a stage is missing.
+    `ChainError` if a forward or backward of a stage is missing, `PlanMismatch` for a stage that the model has not.
     """
+    check_trains(model)
     # A shallow copy has the same parameters, buffers and children.
     planned = copy.copy(model)
     if acts is None:
-        planned.forward = PlannedForward(planned, _as_it_is, train=_plain, most_bytes=most_bytes)
+        make = _as_it_is
     else:
-        make = partial(_Programs, row.again, row.names, tuple(acts))
-        train = make()
-        train.add(row)
-        planned.forward = PlannedForward(planned, make, train=train, most_bytes=most_bytes)
+        stage_sites(model, names)
+        make = partial(_planned, tuple(names), tuple(acts))
+    planned.forward = PlannedForward(planned, make, train=make(), most_bytes=most_bytes)
     return planned
 
 
@@ -112,53 +110,11 @@ def _as_it_is() -> Train:
     return _plain
 
 
-class _Programs:
-    """A program for each form in which a model is called, and each state of what its graph depends on."""
+def _planned(names: Sequence[str], acts: Sequence[Act]) -> Train:
+    program = PlanInterpreter(names, acts)
 
-    def __init__(
-        self,
-        cut: Callable[[nn.Module, CallForm], StageRow],
-        names: tuple[str, ...],
-        acts: Sequence[Act],
-    ) -> None:
-        self._cut, self._names, self._acts = cut, names, acts
-        self._known: list[PlanInterpreter] = []
-        # torch.compile leaves the interpreter, and its hooks, alone.
-        self._run = torch.compiler.disable(self._trained)
+    def train(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return program.run(module, args, kwargs)
 
-    def add(self, row: StageRow) -> PlanInterpreter:
-        """Return the program of stages, and know it from now on."""
-        program = PlanInterpreter(row, self._acts)
-        self._known = [program, *self._known[: _KNOWN - 1]]
-        return program
-
-    def __call__(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        """Train a model with a batch."""
-        return self._run(model, *args, **kwargs)
-
-    def _trained(self, model: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        program, values = self._of(model, args, kwargs)
-        # The program empties the list: a name here would keep the arguments alive for the whole run.
-        held = [values]
-        del values, args, kwargs
-        return program.run(held)
-
-    def _of(
-        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[PlanInterpreter, tuple[Any, ...]]:
-        """Return the program for a call, and the arguments of its first stage."""
-        # The form of the call and the attributes of the model decide which program serves it.
-        for program in self._known:
-            values = program.row.bind(*args, **kwargs) if program.row.watch.holds(model) else None
-            if values is not None:
-                return program, values
-        form = CallForm.of(model, args, kwargs)
-        row = self._cut(model, form)
-        if row.names != self._names:
-            raise PlanMismatch(
-                f"model: got a call ({form}) in which it has other stages than those of the plan; allowed: a model "
-                "unchanged since it was fitted, called as with the sample; fit it again"
-            )
-        values = row.bind(*args, **kwargs)
-        assert values is not None  # noqa: S101  the row is for this form
-        return self.add(row), values
+    # torch.compile leaves the interpreter, and its hooks, alone.
+    return torch.compiler.disable(train)  # type: ignore[no-any-return]  # torch does not type it

@@ -1,18 +1,19 @@
 """Recompute or offload activations: a plan's operations inside autograd's own graph, with its gradients to the bit.
 
-The first forward of every stage is plain: what is kept until its backward costs nothing. Of stages that are run again,
-the graph holds empty slots in the place of saved tensors. When its walk comes to a stage, the operations up to that
-stage's backward are done, and the last run with gradients fills the slots. There is one walk, so gradients live, add
-up and reach hooks (those of DDP too) as without a plan. What reruns read lies in the step's store, from which nothing
-goes but by an operation. Reruns see the random
-numbers, autocast and buffers of the first run. Stages in a row that are always treated alike are one unit (see
-`program`): work in Python goes with the units that are run again, not with the stages.
+The model's forward runs as it is written; what a plan says of a stage is done when the forward calls it (see
+`stage_calls`). The first run of every stage is plain: what is kept until its backward costs nothing. Of stages that are
+run again, the graph holds empty slots in the place of saved tensors. When autograd's walk comes to a stage, the
+operations up to that stage's backward are done, and the last run with gradients fills the slots. There is one walk, so
+gradients live, add up and reach hooks (those of DDP too) as without a plan. What reruns read lies in the step's store,
+from which nothing goes but by an operation. Reruns see the arguments, random numbers, autocast and buffers of the first
+run.
+
+A forward may leave stages out, or call others: what is no call of the plan, in its order, is kept as without one.
 """
 
 import contextlib
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -28,9 +29,8 @@ from trainwright.train.parallel.recompute.program import (
     Act,
     Release,
     arrange_script,
-    lent_units,
-    moved_units,
-    without_graph,
+    lent_stages,
+    moved_stages,
 )
 from trainwright.train.parallel.recompute.run_context import (
     Autocast,
@@ -38,11 +38,11 @@ from trainwright.train.parallel.recompute.run_context import (
     RunContext,
     drawn_from,
     read_generators,
-    weight_places,
 )
-from trainwright.train.parallel.recompute.stages import StageRow
-from trainwright.train.parallel.recompute.tracing import has_hooks
-from trainwright.train.parallel.recompute.trees import storage_key, tensors_of
+from trainwright.train.parallel.recompute.stage_arguments import StageCall
+from trainwright.train.parallel.recompute.stage_calls import StageSite, stage_calls, stage_sites
+from trainwright.train.parallel.recompute.step_store import Slots, StageParts, StepStore
+from trainwright.train.parallel.recompute.trees import storage_key, storage_keys, tensors_of
 from trainwright.train.parallel.recompute.values import (
     Boundary,
     InputAlias,
@@ -57,144 +57,142 @@ __all__ = ["PlanInterpreter"]
 
 _Pack = Callable[[SavedTensor, torch.Tensor], None]
 """Holds a tensor that a node saves in its slot."""
-_Slots = list[weakref.ref[SavedTensor]]
-"""A node that has run lets go of its own."""
 _PYTHONS = ("python", "numpy")
 """Generators that only Python code draws from."""
-
-
-@dataclass(slots=True, weakref_slot=True)
-class _Step:
-    """The store of one forward and backward pass."""
-
-    autocast: Autocast
-    generators: list[str]
-    # Storages that stay on the device: of inputs that want no gradient, and of what rides past several stages.
-    staying: set[int]
-    done: int = 0  # acts
-    # What is away has None in its place.
-    bare: dict[int, Boundary | None] = field(default_factory=dict)
-    # Of units run with gradients, their output, if anybody reads it again.
-    saved: dict[int, Boundary | None] = field(default_factory=dict)
-    slots: dict[int, _Slots] = field(default_factory=dict)
-    away: dict[tuple[Value, int], OffloadedValue] = field(default_factory=dict)
-    seen: dict[int, RunContext] = field(default_factory=dict)
-
-    def outputs(self, value: Value) -> dict[int, Boundary | None]:
-        """Return the outputs that lie by themselves, or those beside what graphs have saved."""
-        return self.bare if value is Value.OUTPUT else self.saved
-
-    def clear(self) -> None:
-        for held in (self.bare, self.saved, self.slots, self.away):
-            held.clear()
 
 
 class _Full(BaseException):
     """All slots are filled: what is left of a stage's forward makes an output that nobody reads.
 
-    No Exception: a stage is free to catch those, and torch.fx looks for their origin at length.
+    No Exception: a stage is free to catch those.
     """
 
 
 class PlanInterpreter:
-    """Acts on units of stages, and what is known of each unit."""
+    """Acts on stages by their names, and what is known of each."""
 
-    def __init__(self, row: StageRow, acts: Sequence[Act]) -> None:
-        self.row = row
-        self.script = arrange_script(acts, len(row.stages))
-        self.reruns = {unit for unit, times in self.script.runs.items() if times > 1}
-        self.lent, self.moved = lent_units(self.script.acts), moved_units(self.script.acts)
+    def __init__(self, names: Sequence[str], acts: Sequence[Act]) -> None:
+        self.names = tuple(names)
+        self.script = arrange_script(acts, len(names))
+        self.reruns = {stage for stage, times in self.script.runs.items() if times > 1}
+        self.lent, self.moved = lent_stages(self.script.acts), moved_stages(self.script.acts)
         self.copying = any(isinstance(act, Release) for act in self.script.acts)
         # Made with the first step; its pool of buffers serves all steps.
         self.copies: Copies | None = None
-        units = self.script.units
-        self.stages = [[row.stages[stage - 1] for stage in unit] for unit in units]
-        self.buffers = [Buffers(stages) for stages in self.stages]
-        self.weights = [
-            [(held, name) for stage in stages for held, name in weight_places(stage)] if unit in self.reruns else []
-            for unit, stages in enumerate(self.stages, 1)
-        ]
-        # Units that run Python code, which may draw from Python's and NumPy's generators.
-        self.python = [any(map(_is_users, stages)) for stages in self.stages]
-        # The units whose output somebody will read again: a rerun, a graph that has borrowed it, or a copy.
-        self.read_again = {unit - 1 for unit in self.reruns | self.lent}
+        # The stages whose output somebody will read again: a rerun, a graph that has borrowed it, or a copy.
+        self.read_again = {stage - 1 for stage in self.reruns | self.lent}
         self.read_again |= {act.stage for act in self.script.acts if isinstance(act, Release)}
+        self._parts: dict[str, StageParts] = {}
 
-    def run(self, held: list[Any]) -> Any:
-        """Run all units on the arguments, which are the list's only element: it is emptied."""
-        self.row.refresh()
-        # Boundaries hold values out of autograd's graph, for reruns; the graph itself goes through `held`.
-        boundary = Boundary.of(held[0])
-        tensors = boundary.tensors()
-        step = _Step(
+    def run(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a model's forward."""
+        tensors = tensors_of((args, kwargs))
+        device = next((each.device for each in (*model.parameters(), *tensors)), torch.device("cpu"))
+        step = StepStore(
+            self._parts_of(model),
             Autocast.now(),
-            generators=["cpu", *sorted({str(t.device) for t in tensors if t.is_cuda})],
+            generators=["cpu", *([str(device)] if device.type == "cuda" else [])],
             staying={storage_key(t) for t in tensors if not t.requires_grad},
         )
-        if 0 in self.read_again:
-            step.bare[0] = boundary
+        del tensors
         if self.copying:
-            self.copies = self.copies or Copies(_device(self.row, tensors))
+            self.copies = self.copies or Copies(device)
             # Copies are joined before the step's tensors go, whatever happened.
             weakref.finalize(step, self.copies.join).atexit = False
-        first = 1
-        with step.autocast.entered():
-            # The forward pass: first forwards build autograd's graph, everything else happens beside it.
-            for place, act in enumerate(self.script.acts[: self.script.turn]):
-                step.done = place + 1
-                if act.kind in FORWARDS and act.stage == first:
-                    self._run_first(step, act, held)
-                    first += 1
-                else:
-                    self._do_act(step, place)
-        return held.pop()
+        sites = {name: part.site for name, part in step.parts.items()}
+        with stage_calls(model, sites, partial(self._call, step)) as forward:
+            result = forward(*args, **kwargs)
+        self._go_on(step, self.script.turn)
+        return result
 
-    def _run_first(self, step: _Step, act: Act, held: list[Any]) -> None:
-        """Run a unit in autograd's own graph, from the value that is held to the one that is held then."""
-        number = act.stage
+    def _parts_of(self, model: nn.Module) -> dict[str, StageParts]:
+        """Return what is known of each stage, anew where a model has other modules than before."""
+        for name, site in stage_sites(model, self.names).items():
+            known = self._parts.get(name)
+            if known is None or known.modules != site.modules or known.site.owner is not site.owner:
+                self._parts[name] = StageParts(site)
+        return self._parts
+
+    def _call(
+        self,
+        step: StepStore,
+        site: StageSite,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Do what comes before a stage's first forward, and that; a call that is not of the plan is as it is."""
+        later = range(step.number + 1, len(self.names) + 1)
+        number = next((each for each in later if self.names[each - 1] == site.name), None)
+        if number is None:
+            return forward(*args, **kwargs)
+        place = self.script.firsts[number]
+        self._go_on(step, place)
+        step.done, left_out = place + 1, number != step.number + 1
+        step.number = number
+        output = self._run_first(step, place, forward, args, kwargs, left_out=left_out)
+        ends = self.script.firsts.get(number + 1, self.script.turn)
+        self._go_on(step, ends)
+        return output
+
+    def _go_on(self, step: StepStore, until: int) -> None:
+        """Do the acts up to a place; the first forwards of stages are the model's."""
+        while step.done < until:
+            step.done += 1
+            if step.done - 1 not in self.script.first_places:
+                self._do_act(step, step.done - 1)
+
+    def _run_first(
+        self, step: StepStore, place: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *,
+        left_out: bool,
+    ) -> Any:  # fmt: skip
+        """Run a stage in autograd's own graph."""
+        act = self.script.acts[place]
+        number, kept = act.stage, act.stage in self.script.kept
+        part = step.parts[self.names[number - 1]]
+        given = tensors_of((args, kwargs))
+        if not kept:
+            below = None if left_out else step.bare.get(number - 1) or step.saved.get(number - 1)
+            call = step.calls[number] = StageCall.of(forward, (args, kwargs), () if below is None else below.tensors)
+            # Of what the stage before has handed on, only what this one reads can be made again.
+            if below is not None:
+                below.keep_only(call.links.values())
+            step.staying |= {storage_key(leaf) for leaf in call.leaves if isinstance(leaf, torch.Tensor)}
+            if not call.links:
+                step.unread.add(number - 1)
         if act.kind is OperationKind.FORWARD_DROP:
             step.bare.pop(number - 1, None)
         with contextlib.ExitStack() as stack:
-            # What runs again saves empty slots; autograd then holds no tensor of this unit.
-            if number not in self.script.kept:
+            # What runs again saves empty slots; autograd then holds no tensor of this stage.
+            if not kept:
                 slots = step.slots[number] = []
-                pack = self._make_packer(number, held[0]) if act.kind is OperationKind.FORWARD_ALL else None
+                pack = self._make_packer(part, number, call, given) if act.kind is OperationKind.FORWARD_ALL else None
                 fill = partial(self._read_slot, step, number)
                 stack.enter_context(saved_tensors_hooks(_put_slots(slots, pack), fill))
             # A rerun must see the same weights, random numbers and buffers.
             if number in self.reruns:
                 seen = step.seen[number] = RunContext()
-                seen.keep_weights(self.weights[number - 1])
-                seen.random = read_generators([*step.generators, *(_PYTHONS if self.python[number - 1] else ())])
-                stack.enter_context(self.buffers[number - 1].watched(seen))
-            value = self._run_stages(step, number, held)
+                seen.keep_weights(part.weights)
+                seen.random = read_generators([*step.generators, *(_PYTHONS if part.python else ())])
+                stack.enter_context(part.buffers.watched(seen))
+            output = forward(*args, **kwargs)
             if number in self.reruns:
                 # From the others a rerun draws nothing either.
                 seen.random = drawn_from(seen.random)
-        output = Boundary.of(value) if number in self.read_again else None
+        boundary = _handed_on(output, storage_keys(given)) if number in self.read_again else None
         if act.kind is OperationKind.FORWARD_ALL:
-            step.saved[number] = output
-        elif output is not None:
-            step.bare[number] = output
-        # Before the walk enters this unit's last node, the plan's acts up to its backward are done.
-        for tensor in tensors_of(value):
-            if tensor.grad_fn is not None:
-                tensor.grad_fn.register_prehook(lambda _: self._reach_backward(step, number))
-        held.append(value)
+            step.saved[number] = boundary
+        elif boundary is not None:
+            step.bare[number] = boundary
+        # Before the walk enters this stage's last node, the plan's acts up to its backward are done.
+        if step.done < self.script.until[number]:
+            for tensor in tensors_of(output):
+                if tensor.grad_fn is not None:
+                    tensor.grad_fn.register_prehook(lambda _: self._reach_backward(step, number))
+        return output
 
-    def _run_stages(
-        self, step: _Step, number: int, held: list[Any], hand_on: Callable[[Any], Any] = lambda value: value
-    ) -> Any:
-        """Run a unit's stages on the value that is held, and let go of it with the first; return what they make."""
-        value = held.pop()
-        for stage in self.script.units[number - 1]:
-            value = hand_on(self.row.run(stage, value))
-        if self.copying:
-            step.staying |= {storage_key(t) for t in self.row.riding(stage, value)}
-        return value
-
-    def _reach_backward(self, step: _Step, number: int) -> None:
-        """Do what comes before a unit's backward: autograd's walk is there."""
+    def _reach_backward(self, step: StepStore, number: int) -> None:
+        """Do what comes before a stage's backward: autograd's walk is there."""
         if torch.is_grad_enabled():
             raise UnsupportedModel(
                 "backward: got create_graph=True; allowed: first derivatives; take second ones of the plain model"
@@ -203,101 +201,126 @@ class PlanInterpreter:
         if step.done >= until:
             return
         try:
-            with step.autocast.entered():
-                while step.done < until:
-                    step.done += 1
-                    self._do_act(step, step.done - 1)
+            while step.done < until:
+                step.done += 1
+                self._do_act(step, step.done - 1)
         except BaseException:
             step.clear()
             raise
 
-    def _do_act(self, step: _Step, place: int) -> None:
-        """Do one act, but the first forward of a unit."""
+    def _do_act(self, step: StepStore, place: int) -> None:
+        """Do one act, but the first forward of a stage."""
         act = self.script.acts[place]
         number = act.stage
         if isinstance(act, Release):
-            step.away[act.value, number].release()
-            step.outputs(act.value)[number] = None
+            if (act.value, number) in step.away:
+                step.away[act.value, number].release()
+                step.outputs(act.value)[number] = None
         elif act.kind in FORWARDS:
             self._wait_for_copy(step, number - 1)
-            self._recompute_unit(step, place)
+            self._recompute(step, place)
         elif act.kind is OperationKind.BACKWARD:
             self._wait_for_copy(step, number - 1)
             self._wait_for_copy(step, number)
             step.saved.pop(number, None)
+            # No rerun comes behind it.
+            if number in step.calls:
+                step.calls[number].leaves.clear()
         elif act.value is not None:
             self._move_value(step, act.kind, act.value, number)
 
-    def _recompute_unit(self, step: _Step, place: int) -> None:
-        """Run a unit once more, out of autograd's graph; with gradients, fill its slots there."""
+    def _recompute(self, step: StepStore, place: int) -> None:
+        """Run a stage once more, out of autograd's graph; with gradients, fill its slots there."""
         act = self.script.acts[place]
-        number, filling, graph_only = act.stage, act.kind is OperationKind.FORWARD_ALL, place in self.script.graphs_only
-        where = f"stage {self.script.units[number - 1][0]}"
-        held = [self._value_of(step, number - 1).tree(where)]
+        number, filling = act.stage, act.kind is OperationKind.FORWARD_ALL
+        call, slots = step.calls.get(number), step.slots.get(number, [])
+        # A stage that this forward has left out, or what nobody reads as it was.
+        if call is None or (number in step.unread and not filling):
+            return
+        name = self.names[number - 1]
+        part, where = step.parts[name], f"stage {number} ({name})"
+        below = self._value_of(step, number - 1) if call.links else None
+        arguments = call.arguments(() if below is None else below.unwritten(where), where)
         if act.kind is OperationKind.FORWARD_DROP:
             step.bare.pop(number - 1, None)
-        slots, seen = step.slots[number], step.seen[number]
+        del below
+        seen, graph_only = step.seen[number], place in self.script.graphs_only or number in step.unread
         if filling and graph_only and not slots:
             return
+        given = tensors_of(arguments)
         # Slots are filled in the order in which the first run made them.
         left = slots[::-1] if filling else []
         hooks = saving_nothing()
         if filling:
-            pack = self._make_packer(number, held[0])
+            pack = self._make_packer(part, number, call, given)
             hooks = saving_nothing(_fill_slots(left, pack, where=where, stop=graph_only))
         try:
-            with torch.enable_grad(), hooks, seen.again(), seen.same_weights(), Buffers.scratch(seen):
-                output = Boundary.of(self._run_stages(step, number, held, without_graph))
+            with (
+                torch.enable_grad(), call.autocast.entered(), hooks, seen.again(), seen.same_weights(),
+                Buffers.scratch(seen),
+            ):  # fmt: skip
+                output = _handed_on(call.forward(*arguments[0], **arguments[1]), storage_keys(given))
         except _Full:
             step.saved[number] = None
             return
         if left:
             raise _differs_error(where)
+        following = step.calls.get(number + 1)
+        if following is not None:
+            output.keep_only(following.links.values())
         if filling:
             step.saved[number] = output
         else:
             step.bare[number] = output
 
-    def _move_value(self, step: _Step, kind: OperationKind, value: Value, number: int) -> None:
+    def _move_value(self, step: StepStore, kind: OperationKind, value: Value, number: int) -> None:
         """Do what takes no time: begin a copy, or drop a value, wherever it is."""
         self._wait_for_copy(step, number)
         if kind is OperationKind.OFFLOAD:
             assert self.copies is not None  # noqa: S101  a value that is sent leaves
-            boundary, slots = step.outputs(value)[number], step.slots[number] if value is Value.SAVED else []
+            boundary = step.outputs(value).get(number)
+            slots = step.slots.get(number, []) if value is Value.SAVED else []
             tensors = _tensors_to_move(boundary, slots, step.staying)
             step.away[value, number] = OffloadedValue(boundary, tensors, self.copies)
         elif kind is OperationKind.PREFETCH:
             step.outputs(value)[number] = step.away[value, number].fetch()
         else:
             step.outputs(value).pop(number, None)
-            for slot in _alive(step.slots[number]) if value is Value.SAVED else ():
+            for slot in _alive(step.slots.get(number, [])) if value is Value.SAVED else ():
                 slot.hold(None)
             away = step.away.pop((value, number), None)
             if away is not None:
                 away.drop()
 
-    def _wait_for_copy(self, step: _Step, number: int) -> None:
-        """Wait for the values of a unit that have been asked back."""
+    def _wait_for_copy(self, step: StepStore, number: int) -> None:
+        """Wait for the values of a stage that have been asked back."""
         for value in (Value.OUTPUT, Value.SAVED):
             away = step.away.get((value, number))
             if away is not None and away.fetched:
                 del step.away[value, number]
                 away.wait()
 
-    def _value_of(self, step: _Step, number: int) -> Boundary:
-        """Return what a unit has handed on."""
+    def _value_of(self, step: StepStore, number: int) -> Boundary:
+        """Return what a stage has handed on."""
         boundary = step.bare.get(number) or step.saved.get(number)
         if boundary is None:
             raise _second_pass_error()
         return boundary
 
-    def _make_packer(self, number: int, given: Any) -> _Pack:
-        """Return how a unit's saved tensors are held in their slots."""
+    def _make_packer(self, part: StageParts, number: int, call: StageCall, given: Sequence[torch.Tensor]) -> _Pack:
+        """Return how a stage's saved tensors are held in their slots."""
         borrows, moves = number in self.lent, number in self.moved
-        # A saved tensor that is the unit's input is held by its place, as that input may go and be made again.
-        places = {storage_key(tensor): place for place, tensor in enumerate(tensors_of(given))} if borrows else {}
-        own = [each for stage in self.stages[number - 1] for each in (*stage.parameters(), *stage.buffers())]
-        constant = {storage_key(t) for t in (*tensors_of(given), *own)} if moves else set()
+        # A saved tensor that is what the stage before made is held by its place, as that may go and be made again.
+        places: dict[int, int] = {}
+        if borrows:
+            at_tensors = [at for at, leaf in enumerate(call.leaves) if at in call.links or _is_tensor(leaf)]
+            places = {
+                storage_key(tensor): call.links[at]
+                for at, tensor in zip(at_tensors, given, strict=True)
+                if at in call.links
+            }
+        own = [each for module in part.modules for each in (*module.parameters(), *module.buffers())]
+        constant = {storage_key(t) for t in (*given, *own)} if moves else set()
 
         def pack(slot: SavedTensor, tensor: torch.Tensor) -> None:
             key = storage_key(tensor) if (borrows or moves) and can_move(tensor) else None
@@ -310,7 +333,7 @@ class PlanInterpreter:
 
         return pack
 
-    def _read_slot(self, step: _Step, number: int, slot: SavedTensor) -> torch.Tensor:
+    def _read_slot(self, step: StepStore, number: int, slot: SavedTensor) -> torch.Tensor:
         """Return what a node has saved, for its backward."""
         if slot.held is None:
             # Autograd's walk came here by a value that skips stages.
@@ -322,10 +345,22 @@ class PlanInterpreter:
             return held
         if held is None:
             raise _second_pass_error()
-        return held.of_input(self._value_of(step, number - 1).tensors())
+        return held.of_input(self._value_of(step, number - 1).tensors)
 
 
-def _put_slots(slots: _Slots, pack: _Pack | None) -> Callable[[torch.Tensor], SavedTensor]:
+def _handed_on(output: Any, given: set[int]) -> Boundary:
+    """Return what a stage has made; what it was given and returns again is held as it came."""
+    found = tensors_of(output)
+    return Boundary.of(
+        tensor if tensor.layout == torch.strided and storage_key(tensor) not in given else None for tensor in found
+    )
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor)
+
+
+def _put_slots(slots: Slots, pack: _Pack | None) -> Callable[[torch.Tensor], SavedTensor]:
     """Return what puts slots in the place of tensors; they hold these only if there is a way to."""
 
     def empty(tensor: torch.Tensor) -> SavedTensor:
@@ -338,7 +373,7 @@ def _put_slots(slots: _Slots, pack: _Pack | None) -> Callable[[torch.Tensor], Sa
     return empty
 
 
-def _fill_slots(left: _Slots, pack: _Pack, *, where: str, stop: bool) -> Callable[[torch.Tensor], None]:
+def _fill_slots(left: Slots, pack: _Pack, *, where: str, stop: bool) -> Callable[[torch.Tensor], None]:
     """Return what puts the tensors that a run saves into the slots that are left, the last one first.
 
     With `stop` it raises _Full when none is left.
@@ -356,16 +391,16 @@ def _fill_slots(left: _Slots, pack: _Pack, *, where: str, stop: bool) -> Callabl
     return fill
 
 
-def _alive(slots: _Slots) -> Iterator[SavedTensor]:
+def _alive(slots: Slots) -> Iterator[SavedTensor]:
     return (slot for reference in slots if (slot := reference()) is not None)
 
 
 def _tensors_to_move(
-    boundary: Boundary | None, slots: _Slots, staying: set[int]
+    boundary: Boundary | None, slots: Slots, staying: set[int]
 ) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor | None], None]]]:
     """Yield the tensors of an output and of a graph that go to the host, each with what takes it back."""
-    for place, leaf in enumerate(boundary.leaves if boundary is not None else ()):
-        if isinstance(leaf, torch.Tensor) and can_move(leaf) and storage_key(leaf) not in staying:
+    for place, leaf in enumerate(boundary.tensors if boundary is not None else ()):
+        if leaf is not None and can_move(leaf) and storage_key(leaf) not in staying:
             yield leaf, partial(boundary.replace, place)  # type: ignore[union-attr]  # it has leaves
     for slot in _alive(slots):
         if slot.moves and isinstance(slot.held, torch.Tensor) and storage_key(slot.held) not in staying:
@@ -382,14 +417,3 @@ def _second_pass_error() -> UnsupportedModel:
     return UnsupportedModel(
         "backward: got a second pass over one forward; allowed: one; run the forward again, or use the plain model"
     )
-
-
-def _is_users(stage: nn.Module) -> bool:
-    """Return whether a stage runs Python code of modules that are not torch's."""
-    return any(has_hooks(each) or not type(each).__module__.startswith("torch.") for each in stage.modules())
-
-
-def _device(row: StageRow, tensors: Sequence[torch.Tensor]) -> torch.device:
-    """Return the device that computes."""
-    of_stages = (parameter.device for stage in row.stages for parameter in stage.parameters())
-    return next(of_stages, tensors[0].device if tensors else torch.device("cpu"))

@@ -1,18 +1,14 @@
-"""A plan's operations as the interpreter does them: copies placed, stages put together."""
+"""A plan's operations as the interpreter does them: copies placed, and what the model itself does marked."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, Final
-
-import torch
+from typing import ClassVar, Final
 
 from trainwright.errors import ChainError
 from trainwright.plan.memory.operations import Operation, OperationKind, Value
 from trainwright.plan.memory.plan_record import Plan
-from trainwright.train.parallel.recompute.trees import map_only
-from trainwright.train.parallel.recompute.values import detach_leaf
 
 __all__ = [
     "FORWARDS",
@@ -20,10 +16,9 @@ __all__ = [
     "Release",
     "Script",
     "arrange_script",
-    "lent_units",
-    "moved_units",
+    "lent_stages",
+    "moved_stages",
     "place_acts",
-    "without_graph",
 ]
 
 FORWARDS: Final = frozenset({OperationKind.FORWARD_ALL, OperationKind.FORWARD_KEEP, OperationKind.FORWARD_DROP})
@@ -43,28 +38,33 @@ Act = Operation | Release
 
 @dataclass(frozen=True, kw_only=True)
 class Script:
-    """What to do, with units in the place of stages: stages in a row that are always treated alike, done as one."""
+    """What to do in a step, and which of it the model's own forward and autograd's walk do."""
 
-    units: list[range]
     acts: list[Act]
-    """Their stages are units, counted from 1."""
     turn: int
     """How many acts belong to the forward pass."""
+    firsts: dict[int, int]
+    """Of each stage, the place of its first forward, which is the model's."""
     until: dict[int, int]
-    """Of each unit, how many acts come before the end of its backward; of the first, all."""
+    """Of each stage, how many acts come before the end of its backward; of the first, all."""
+
+    @cached_property
+    def first_places(self) -> frozenset[int]:
+        """The places of first forwards."""
+        return frozenset(self.firsts.values())
 
     @cached_property
     def runs(self) -> Counter[int]:
-        """How often each unit runs forward."""
+        """How often each stage runs forward."""
         return Counter(act.stage for act in self.acts if act.kind in FORWARDS)
 
     @cached_property
     def kept(self) -> set[int]:
-        """The units that run once, and whose saved values lie untouched until their backward."""
+        """The stages that run once, and whose saved values lie untouched until their backward."""
         acts = self.acts
         once = {act.stage for act in acts if act.kind is OperationKind.FORWARD_ALL}
-        once -= {unit for unit, times in self.runs.items() if times > 1}
-        return once - lent_units(acts) - {act.stage for act in acts if act.value is Value.SAVED}
+        once -= {stage for stage, times in self.runs.items() if times > 1}
+        return once - lent_stages(acts) - {act.stage for act in acts if act.value is Value.SAVED}
 
     @cached_property
     def graphs_only(self) -> set[int]:
@@ -142,7 +142,7 @@ def _last_reader(operations: Sequence[Operation], place: int) -> int:
     return last
 
 
-def lent_units(acts: Iterable[Act]) -> set[int]:
+def lent_stages(acts: Iterable[Act]) -> set[int]:
     """Return the stages whose input goes between a forward with gradients and the backward."""
     found: set[int] = set()
     waiting: set[int] = set()  # for their backward
@@ -164,7 +164,7 @@ def lent_units(acts: Iterable[Act]) -> set[int]:
     return found
 
 
-def moved_units(acts: Iterable[Act]) -> set[int]:
+def moved_stages(acts: Iterable[Act]) -> set[int]:
     """Return the stages whose saved values go to the host."""
     return {act.stage for act in acts if isinstance(act, Release) and act.value is Value.SAVED}
 
@@ -174,67 +174,25 @@ def arrange_script(acts: Sequence[Act], count: int) -> Script:
 
     The loss stage's computations are the caller's: they only say where the forward pass ends.
     """
-    units = _units(acts, count)
-    # Units by the stage at which their forward, or their backward, begins.
-    ends = {(unit[0], True): number for number, unit in enumerate(units, 1)}
-    ends |= {(unit[-1], False): number for number, unit in enumerate(units, 1)}
-    # Keep one act for a whole unit: the forward of its first stage, the backward of its last.
     ours: list[Act] = []
-    turn: int | None = None
-    # The units whose first forward, and whose backward, come next.
-    first, below = 1, len(units)
+    turn = 0
+    firsts: dict[int, int] = {}
     until: dict[int, int] = {}
     for act in acts:
-        forward = act.kind in FORWARDS
         # With the loss's forward the forward pass is over.
-        if act.stage > count and forward:
-            turn = len(ours)
-        if (act.stage, forward) not in ends:
+        if act.stage > count:
+            turn = len(ours) if act.kind in FORWARDS else turn
             continue
-        number = ends[act.stage, forward]
-        ours.append(replace(act, stage=number))
-        if forward and number == first:
-            first += 1
+        ours.append(act)
+        if act.kind in FORWARDS and act.stage == len(firsts) + 1:
+            firsts[act.stage] = len(ours) - 1
             turn = len(ours)
-        elif act.kind is OperationKind.BACKWARD and number == below:
-            until[number], below = len(ours), below - 1
-    if below or first <= len(units):
-        missing = f"backward of stage {units[below - 1][-1]}" if below else f"forward of stage {units[first - 1][0]}"
+        elif act.kind is OperationKind.BACKWARD and act.stage == count - len(until):
+            until[act.stage] = len(ours)
+    if len(firsts) < count or len(until) < count:
+        below, first = count - len(until), len(firsts) + 1
+        missing = f"backward of stage {below}" if below else f"forward of stage {first}"
         raise ChainError(f"operations: got no {missing}; allowed: a forward and a backward of each of {count} stages")
     # What follows the last backward, such as a deletion, is done with it.
     until[1] = len(ours)
-    return Script(units=units, acts=ours, turn=turn or 0, until=until)
-
-
-def _units(acts: Sequence[Act], count: int) -> list[range]:
-    """Return rows of stages of which nothing moves, and each computation comes right beside the same of the next."""
-    begins = {1}
-    for before, act, after in zip((None, *acts), acts, (*acts[1:], None), strict=False):
-        stage = act.stage
-        # What moves or goes is handled by itself, so that its stage is a unit of its own.
-        if act.value is Value.SAVED or act.kind in {None, OperationKind.OFFLOAD, OperationKind.PREFETCH}:
-            begins |= {stage, stage + 1}
-        elif act.kind is OperationKind.DELETE:
-            # An output can go only where a unit ends: inside a unit nobody holds it.
-            begins.add(stage + 1)
-        else:
-            ahead, behind = (stage, stage + 1) if act.kind is OperationKind.BACKWARD else (stage + 1, stage)
-            begins |= {place for place, pair in ((behind, (before, act)), (ahead, (act, after))) if not _go_on(*pair)}
-    starts = sorted(begins & set(range(1, count + 1)))
-    return [range(first, stop) for first, stop in zip(starts, [*starts[1:], count + 1], strict=True)]
-
-
-def _go_on(one: Act | None, other: Act | None) -> bool:
-    """Return whether a computation is done to the next stage as it was to the one before, in its own direction."""
-    if one is None or other is None:
-        return False
-    if one.kind is OperationKind.BACKWARD:
-        return other.kind is OperationKind.BACKWARD and other.stage == one.stage - 1
-    # A run without gradients may keep its first input; each later stage drops what it has read.
-    same = OperationKind.FORWARD_ALL if one.kind is OperationKind.FORWARD_ALL else OperationKind.FORWARD_DROP
-    return one.kind in FORWARDS and other.kind is same and other.stage == one.stage + 1
-
-
-def without_graph(value: Any) -> Any:
-    """Return a value of a rerun for the next stage: a graph behind it would hold what the run began with."""
-    return map_only(torch.Tensor, detach_leaf, value)
+    return Script(acts=ours, turn=turn, firsts=firsts, until=until)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from trainwright.errors import UnsupportedModel
 
@@ -17,6 +18,7 @@ __all__ = [
     "Buffers",
     "RunContext",
     "drawn_from",
+    "has_hooks",
     "read_generators",
     "set_generators",
     "swapped_values",
@@ -213,3 +215,9 @@ def weight_places(stage: nn.Module) -> Iterator[tuple[dict[str, Any], str]]:
     for module in stage.modules():
         held = module._parameters  # noqa: SLF001  where a call of torch.func puts its own
         yield from ((held, name) for name, each in held.items() if each is not None)
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a call of a module does more than its forward."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return isinstance(module, FSDPModule) or any(getattr(module, kind) for kind in kinds)

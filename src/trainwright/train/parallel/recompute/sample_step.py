@@ -1,22 +1,20 @@
 """One training step with a sample: its peak of live storages, what it leaves behind, and the model as it was."""
 
-import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from trainwright.errors import UnsupportedModel
 from trainwright.model.trace.storages import StorageTracker
+from trainwright.train.parallel.recompute.module_state import as_before
 from trainwright.train.parallel.recompute.run_context import Autocast, swapped_values
-from trainwright.train.parallel.recompute.tracing import as_before
-from trainwright.train.parallel.recompute.trees import flatten_tree, granule_of, map_only, tensors_of
+from trainwright.train.parallel.recompute.trees import granule_of, tensors_of
 
-__all__ = ["Call", "StepResult", "as_call", "call_with", "plain_peak", "restored_after", "tracked_peak", "train_once"]
+__all__ = ["Call", "as_call", "call_with", "loss_of", "plain_peak", "restored_after", "tracked_peak", "train_once"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,13 +76,16 @@ def plain_peak(
 
 def train_once(model: Callable[..., Any], sample: Any, loss: Callable[[Any], torch.Tensor] | None) -> None:
     """Run a model forward and backward; without `loss` the sum of the result's floating tensors stands for it."""
-    out = call_with(model, sample)
+    loss_of(call_with(model, sample), loss).backward()
+
+
+def loss_of(result: Any, loss: Callable[[Any], torch.Tensor] | None) -> torch.Tensor:
+    """Return the loss of a model's result; without `loss` the sum of its floating tensors."""
     if loss is not None:
-        loss(out).backward()
-    else:
-        # The gradient that arrives is to be a tensor of its own, not a number seen as one.
-        ends = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(out) if t.requires_grad]
-        sum((t * 1).sum() for t in ends).backward()  # type: ignore[union-attr]  # something is trained
+        return loss(result)
+    # The gradient that arrives is to be a tensor of its own, not a number seen as one.
+    ends = [torch.view_as_real(t) if t.is_complex() else t for t in tensors_of(result) if t.requires_grad]
+    return sum((t * 1).sum() for t in ends)  # type: ignore[return-value]  # something is trained
 
 
 @contextmanager
@@ -111,69 +112,3 @@ def restored_after(model: nn.Module, batch: Sequence[torch.Tensor] = ()) -> Iter
         finally:
             for each, gradient in gradients:
                 each.grad = gradient
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What a step leaves behind, by name: the result, gradients, buffers, and the next random numbers."""
-
-    left: dict[str, Any]
-
-    @classmethod
-    def of(
-        cls, run: Callable[..., Any], model: nn.Module, sample: Any, loss: Callable[[Any], torch.Tensor] | None
-    ) -> "StepResult":
-        """Return what `run` leaves behind in the place of a model, which is as before afterwards."""
-        given = as_call(sample)
-        # Leaves of our own collect the gradients of the inputs, so that the caller's stay as they are.
-        args, kwargs = map_only(torch.Tensor, _fresh_leaf, (given.args, dict(given.kwargs)))
-        results: list[Any] = []
-
-        def run_and_keep(*args: Any, **kwargs: Any) -> Any:
-            out = run(*args, **kwargs)
-            # A copy, for the loss may write to the result.
-            results.append(map_only(torch.Tensor, lambda t: t.detach().clone(), out))
-            return out
-
-        with restored_after(model):
-            train_once(run_and_keep, Call(args, kwargs), loss)
-            # Read before the model is put back.
-            left = dict(_traces(model, (args, kwargs), results[0]))
-        return cls(left)
-
-    def difference(self, other: "StepResult") -> str:
-        """Return the name of the first thing that is not the same, "" if all are."""
-        names = [*self.left, *(name for name in other.left if name not in self.left)]
-        return next((name for name in names if not _are_equal(self.left.get(name), other.left.get(name))), "")
-
-
-def _fresh_leaf(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _traces(model: nn.Module, given: Any, out: Any) -> Iterator[tuple[str, Any]]:
-    leaves, spec = flatten_tree(out)
-    yield "the kind of its result", (spec, [type(leaf) for leaf in leaves])
-    for place, tensor in enumerate(tensors_of(out)):
-        yield f"its result ({place})", tensor
-    for name, parameter in model.named_parameters():
-        yield f"the gradient of {name}", parameter.grad
-    for place, tensor in enumerate(tensors_of(given)):
-        yield f"the gradient of its input ({place})", tensor.grad
-    for name, buffer in model.named_buffers():
-        yield f"the buffer {name}", buffer
-    yield "torch's random numbers", torch.get_rng_state()
-    yield "Python's and numpy's random numbers", (random.random(), np.random.rand())  # noqa: NPY002  a user's
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
-        return bool(type(one) is type(other) and one == other)
-    if (one.shape, one.dtype, one.layout) != (other.shape, other.dtype, other.layout):
-        return False
-    # Entries that are not yet summed may stand in any order.
-    if one.layout == torch.sparse_coo:
-        one, other = one.coalesce(), other.coalesce()
-        return torch.equal(one.indices(), other.indices()) and _are_equal(one.values(), other.values())
-    # `equal` is false where both have NaN.
-    return torch.equal(one, other) or torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)

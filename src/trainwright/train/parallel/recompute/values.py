@@ -1,6 +1,6 @@
 """What stages leave behind: boundaries between them, the graphs of their runs, and either of them on the host."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 from weakref import ref
@@ -11,14 +11,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from trainwright.errors import UnsupportedModel
 from trainwright.train.parallel.recompute.copies import Copies, HostCopy
-from trainwright.train.parallel.recompute.trees import TreeSpec, flatten_tree, map_only, storage_key, unflatten_tree
+from trainwright.train.parallel.recompute.trees import storage_key
 
 __all__ = [
     "Boundary",
     "InputAlias",
     "OffloadedValue",
     "SavedTensor",
-    "apart_in_backward",
     "can_move",
     "detach_leaf",
     "saving_nothing",
@@ -28,38 +27,33 @@ __all__ = [
 
 @dataclass(slots=True)
 class Boundary:
-    """What one stage hands to the next: the leaves of a tree, its tensors out of the graph."""
+    """What a stage hands to the next: its tensors, out of the graph; None in the place of one that nobody reads."""
 
-    leaves: list[Any]
-    spec: TreeSpec
-    versions: list[int]
-    """How often each tensor had been written; empty for those that came from the host, which nobody else has seen."""
+    tensors: list[torch.Tensor | None]
+    versions: list[int] | None
+    """How often each had been written; None for those that came from the host, which nobody else has seen."""
 
     @classmethod
-    def of(cls, value: Any) -> "Boundary":
-        """Return a tree of tensors as a boundary."""
-        leaves, spec = flatten_tree(value)
-        leaves = [detach_leaf(leaf) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
-        made = cls(leaves, spec, [])
-        made.versions = [tensor._version for tensor in made.tensors()]  # noqa: SLF001  nothing else counts writes
-        return made
+    def of(cls, tensors: Iterable[torch.Tensor | None]) -> "Boundary":
+        """Return tensors as a boundary."""
+        made = [None if tensor is None else detach_leaf(tensor) for tensor in tensors]
+        return cls(made, [0 if tensor is None else tensor._version for tensor in made])  # noqa: SLF001  counts writes
 
-    def tensors(self) -> list[torch.Tensor]:
-        """Return the leaves that are tensors."""
-        return [leaf for leaf in self.leaves if isinstance(leaf, torch.Tensor)]
+    def keep_only(self, places: Collection[int]) -> None:
+        """Let go of what is in other places."""
+        self.tensors = [tensor if place in places else None for place, tensor in enumerate(self.tensors)]
 
     def replace(self, place: int, tensor: torch.Tensor | None) -> None:
-        """Put a tensor, or none, in the place of a leaf; nobody else has seen one that was on the host."""
-        self.leaves[place] = tensor
-        self.versions = []
+        """Put a tensor, or none, in a place; nobody else has seen one that was on the host."""
+        self.tensors[place] = tensor
+        self.versions = None
 
-    def tree(self, where: str) -> Any:
-        """Return the tree; raise UnsupportedModel if one of its tensors has been written since."""
-        # A boundary from the host has no versions, and nothing to check.
-        for tensor, version in zip(self.tensors(), self.versions, strict=False):
-            if tensor._version != version:  # noqa: SLF001  as above
+    def unwritten(self, where: str) -> list[torch.Tensor | None]:
+        """Return the tensors; raise UnsupportedModel if one has been written since."""
+        for tensor, version in zip(self.tensors, self.versions or (), strict=False):
+            if tensor is not None and tensor._version != version:  # noqa: SLF001  as above
                 raise written_error(where, "what it reads")
-        return unflatten_tree(self.leaves, self.spec)
+        return self.tensors
 
 
 class InputAlias(NamedTuple):
@@ -82,9 +76,10 @@ class InputAlias(NamedTuple):
             ref(tensor.untyped_storage()),
         )  # fmt: skip
 
-    def of_input(self, tensors: list[torch.Tensor]) -> torch.Tensor:
+    def of_input(self, tensors: Sequence[torch.Tensor | None]) -> torch.Tensor:
         """Return the view of what is the input now: the same storage, or one that was made again or brought back."""
         tensor = tensors[self.place]
+        assert tensor is not None  # noqa: S101  what is linked is there
         # Counts of writes compare only for one storage: an input that was made again has its own.
         same = self.storage() is tensor.untyped_storage()
         if same and tensor._version != self.version:  # noqa: SLF001  as above
@@ -205,16 +200,3 @@ def _nothing(_: Any) -> torch.Tensor:
         "model: got a value that holds tensors where nobody can find them, such as an object of a class of its own; "
         "allowed: tuples, lists, mappings and dataclasses of tensors, between layers and as the result"
     )
-
-
-def apart_in_backward(value: Any) -> Any:
-    """Return a value whose gradient is never a part of a larger one's storage: that would live as long."""
-
-    def view_of(tensor: torch.Tensor) -> torch.Tensor:
-        if not tensor.requires_grad:
-            return tensor
-        seen = tensor.view_as(tensor)
-        seen.register_hook(lambda each: each.clone() if each.untyped_storage().nbytes() > each.nbytes else each)
-        return seen
-
-    return map_only(torch.Tensor, view_of, value)
