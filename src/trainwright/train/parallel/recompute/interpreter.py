@@ -143,9 +143,15 @@ class PlanInterpreter:
                 self._do_act(step, step.done - 1)
 
     def _run_first(
-        self, step: StepStore, place: int, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *,
+        self,
+        step: StepStore,
+        place: int,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        *,
         left_out: bool,
-    ) -> Any:  # fmt: skip
+    ) -> Any:
         """Run a stage in autograd's own graph."""
         act = self.script.acts[place]
         number, kept = act.stage, act.stage in self.script.kept
