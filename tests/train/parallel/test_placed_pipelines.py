@@ -50,20 +50,24 @@ def loss_of(model, batch):
     return nn.functional.cross_entropy(model(x), y)
 
 
-def layout_of(schedule, chain=None):
-    chain = chain or load_chain(model_of(), data()[0][:SIZE])
+def timed_chain(seconds):
+    """Return the chain of the model with times that are the same on every machine."""
+    chain = load_chain(model_of(), data()[0][:SIZE])
+    stages = tuple(
+        replace(stage, forward_seconds=each / 3, backward_seconds=2 * each / 3, no_grad_forward_seconds=None)
+        for stage, each in zip(chain.stages, seconds, strict=True)
+    )
+    return replace(chain, stages=stages, loss=replace(chain.loss, forward_seconds=0.0, backward_seconds=0.0))
+
+
+def layout_of(schedule, seconds=(1, 1, 1, 1, 1, 1)):
     settings = {"stages": 2, "microbatches": MICROBATCHES, "schedule": schedule}
-    return memory.pipeline(chain, memory="1 GiB", **settings).layout(MICROBATCHES * SIZE)
+    return memory.pipeline(timed_chain(seconds), memory="1 GiB", **settings).layout(MICROBATCHES * SIZE)
 
 
 def placed_layout():
     """Return a layout in which the first device has the ends of the model: the second layer takes half of all time."""
-    chain = load_chain(model_of(), data()[0][:SIZE])
-    stages = tuple(
-        replace(stage, forward_seconds=seconds / 3, backward_seconds=2 * seconds / 3, no_grad_forward_seconds=None)
-        for stage, seconds in zip(chain.stages, (3, 8, 1, 1, 1, 1, 1, 1), strict=False)
-    )
-    layout = layout_of("madpipe", replace(chain, stages=stages))
+    layout = layout_of("madpipe", (3, 8, 1, 1, 1, 2))
     assert layout.placement == (0, 1, 0)
     return layout
 
