@@ -272,8 +272,8 @@ class TestExport:
         said = trainwright("export", done)
         assert (said.status, said.out) == (2, "")
         assert said.err == (
-            "trainwright: export: no file was asked for; give --optuna-journal FILE, --tensorboard FOLDER, "
-            "--mlflow URI, --csv FILE, --parquet FILE or --importance FILE\n"
+            "trainwright: export: no place was given; allowed: one or more of --optuna-journal, --tensorboard, "
+            "--mlflow, --wandb, --csv, --parquet, --importance\n"
         )
 
     def test_tensorboard_and_mlflow(self, trainwright, done, tmp_path, monkeypatch):

@@ -30,6 +30,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "export": ("trainwright.cli.export", "Write the trials of a study for other tools."),
     "ensemble": ("trainwright.cli.ensemble", "Select an ensemble from the models of a study."),
     "simulate": ("trainwright.cli.simulate", "Forecast a study on a cluster that is simulated."),
+    "demo": ("trainwright.cli.demo", "See in two minutes what it is worth, on images of digits."),
     "doctor": ("trainwright.cli.doctor", "Tell what is installed and here, and what is missing."),
     "checkpoint": ("trainwright.cli.checkpoint", "Look at checkpoints, verify and compare them."),
     "plan": ("trainwright.cli.plan", "Predict the parallel strategies of a model."),

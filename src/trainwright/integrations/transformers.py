@@ -2,19 +2,24 @@
 
 import os
 import shutil
+from copy import copy
 from pathlib import Path
 from typing import Any
 
+from trainwright.engine import Local
 from trainwright.errors import MissingExtra, TrialMisuse
 from trainwright.integrations.framework_metrics import select_metrics
+from trainwright.space import Space
+from trainwright.study import Study
 from trainwright.train import Trial
 
 try:
-    from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer_utils import BestRun
 except ImportError as error:
     raise MissingExtra.of("trainwright.integrations.transformers", "transformers", "transformers") from error
 
-__all__ = ["TrialCallback"]
+__all__ = ["TrialCallback", "hyperparameter_search"]
 
 
 class TrialCallback(TrainerCallback):
@@ -117,6 +122,51 @@ class TrialCallback(TrainerCallback):
             shutil.copytree(self._saved, path, copy_function=_link)
         else:
             self._saved.rename(path)
+
+
+def hyperparameter_search(
+    trainer: Trainer,
+    space: Space,
+    objective: str = "min eval_loss",
+    *,
+    n_trials: int = 20,
+    directory: str | Path | None = None,
+    seed: int = 0,
+    **run: Any,
+) -> BestRun:
+    """Search the arguments of a `Trainer` that makes its model by `model_init`; return the best run.
+
+    The space names fields of its `TrainingArguments`; others are for `model_init(params)`. Trials run one after another
+    in this process; with a `directory` the same call resumes. `run` goes to `Study.run`: `scheduler`, `searcher`, ...
+    """
+    if trainer.model_init is None:
+        raise TrialMisuse(
+            "hyperparameter_search: this Trainer has one model, which a second trial would train on; give "
+            "Trainer(model_init=function) in the place of a model"
+        )
+    usual = trainer.args
+
+    def train(trial: Trial) -> None:
+        arguments = {name: value for name, value in trial.params.items() if hasattr(usual, name)}
+        trainer.args = copy(usual)
+        for name, value in arguments.items():
+            setattr(trainer.args, name, value)
+        trainer._train_batch_size = trainer.args.train_batch_size  # noqa: SLF001 -- it reads the size once, when made
+        callback = TrialCallback(trial)
+        trainer.add_callback(callback)
+        try:
+            # With `trial` the model is made from the trial's parameters.
+            found = trial.resume_from
+            trainer.train(None if found is None else str(found), trial=dict(trial.params))
+        finally:
+            trainer.remove_callback(callback)
+            trainer.args = usual
+
+    with Study(space, objective, directory=directory, seed=seed) as study:
+        study.run(train, trials=n_trials, **{"engine": Local(workers=0), **run})
+        best = study.best
+        value = best.values[study.state.objectives[0].metric]
+        return BestRun(run_id=str(best.number), objective=value, hyperparameters=dict(best.params))
 
 
 def _link(source: str, target: str) -> None:

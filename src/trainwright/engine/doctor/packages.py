@@ -23,6 +23,7 @@ GIVES = {
     "tensorboard": "export to TensorBoard",
     "mlflow": "export to MLflow",
     "wandb": "export to Weights & Biases",
+    "hydra": "Hydra's sweeps as studies",
     "lightning": "the callback of Lightning's Trainer",
     "transformers": "the callback of Hugging Face's Trainer",
     "accelerate": "trials that are prepared by accelerate",
