@@ -46,8 +46,7 @@ def test_a_process_is_asked_while_little_is_known_of_few_columns():
 
 
 def test_the_forest_is_asked_for_what_only_it_was_measured_with():
-    assert asked(view_of(bounds=[math.inf, 0.5]), loss=lambda c, n: [*bowl(c, n), c["x0"]]) == "forest"
-    assert asked(view_of(objectives=2, bounds=[math.inf, 0.5]), loss=two) == "forest"
+    assert asked(view_of(21, bounds=[math.inf, 0.5]), 24, loss=two) == "forest"
     assert asked(view_of(21, objectives=2), 24, loss=two) == "forest"
 
 
@@ -55,12 +54,13 @@ def two(configuration, number):
     return [*bowl(configuration, number), configuration["x0"]]
 
 
-def test_process_and_forest_take_turns_with_several_objectives():
+@pytest.mark.parametrize("settings", [{"objectives": 2}, {"bounds": [math.inf, 0.5]}], ids=str)
+def test_process_and_forest_take_turns_with_several_objectives_and_constraints(settings):
     """Trial by trial, or batch by batch, as long as trials are few."""
-    assert [asked(view_of(objectives=2), trials, loss=two) for trials in (6, 7, 8, 198, 200)] == [
+    assert [asked(view_of(**settings), trials, loss=two) for trials in (6, 7, 8, 198, 200)] == [
         "gp", "forest", "gp", "gp", "forest",
     ]  # fmt: skip
-    assert [asked(view_of(objectives=2), trials, count=8, loss=two) for trials in (8, 16, 24)] == [
+    assert [asked(view_of(**settings), trials, count=8, loss=two) for trials in (8, 16, 24)] == [
         "forest", "gp", "forest",
     ]  # fmt: skip
 
