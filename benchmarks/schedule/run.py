@@ -1,17 +1,14 @@
-"""Makespan, device hours and quality in time of allocation policies, at measured speeds, on simulated clusters.
+"""Makespan and device hours of allocation policies, at measured speeds, on simulated clusters.
 
 All schedulers are the public ones, by `study.simulate`: ASHA by quantiles on 4 devices a trial, `tw.RASDA`, the same as
 published, ASHA with `tw.MarginalGain`, and ASHA on the best fixed size (of 4, 8 and 16). Speeds are those of
 `speeds.py`, first with the batch held (the default of elastic training), then with the batch grown, which changes what
 is learnt: that is not simulated. Trials have 8 epochs and rungs at 1, 2 and 4; a restart takes a tenth of an epoch.
 
-Parts: `speeds`, all on 256 devices, and one model on 64 and 1,024; `deadline`, the best complete model after so much
-time, where new trials start as long as there is time (ASHA that refills), into a table of its own; `speed`, the seconds
-to simulate 100,000 trials on 10,000 workers; `ray` is `benchmarks/ray/run.py`. Parts that are not asked for stay as the
-results file has them.
+Parts: `speeds`, all on 256 devices, and one model on 64 and 1,024; `speed`, the seconds to simulate 100,000 trials on
+10,000 workers; `ray` is `benchmarks/ray/run.py`. Parts that are not asked for stay as the results file has them.
 
     python benchmarks/schedule/run.py --json [--parts speeds,speed,ray] [--seeds 20] [--results FILE]
-    python benchmarks/schedule/run.py --json --parts deadline [--results FILE]
 """
 
 import argparse
@@ -39,7 +36,6 @@ START = 4
 EPOCHS = 8
 EPOCH_SECONDS = 1000.0
 RESTART = 0.1  # of an epoch
-DEADLINES = (0.5, 1.0, 2.0, 4.0)  # times a whole trial on the devices of a new one
 RULE = tw.ASHA(max_epochs=EPOCHS, min_epochs=1, eta=2, cutoff="quantile")
 SCHEDULERS: dict[str, tw.Scheduler] = {
     "ASHA": tw.Scheduler(RULE, tw.Fixed(START)),
@@ -58,7 +54,6 @@ HEADER = (
     "MarginalGain / ASHA",
     "first full MarginalGain / ASHA",
 )
-DEADLINE_HEADER = ("batch, model, machine", "time", *SCHEDULERS)
 
 
 class Setting(NamedTuple):
@@ -100,13 +95,11 @@ def settings() -> Iterator[Setting]:
                 yield Setting(batch, model, machine, devices)
 
 
-def forecasts(
-    setting: Setting, seeds: int, *, trials: int | None = None, wall_seconds: float | None = None
-) -> dict[str, Forecast]:
+def forecasts(setting: Setting, seeds: int, trials: int) -> dict[str, Forecast]:
     """Simulate all schedulers, under the same draws."""
     study = tw.Study(tw.Space(x=tw.Float(0, 1)), "min loss", seed=0)
     engine = setting.engine()
-    return study.simulate(SCHEDULERS, engine=engine, trials=trials, wall_seconds=wall_seconds, seeds=seeds)
+    return study.simulate(SCHEDULERS, engine=engine, trials=trials, seeds=seeds)
 
 
 def values(found: Forecast, measure: str) -> np.ndarray:
@@ -126,7 +119,7 @@ def measure_speeds(seeds: int) -> tuple[dict[str, float], list[list[str]]]:
     for setting in settings():
         for queue in (False, True):
             trials = setting.devices if queue else setting.devices // START
-            found = forecasts(setting, seeds, trials=trials)
+            found = forecasts(setting, seeds, trials)
             asha = found["ASHA"]
             ratios = {name: ratio(asha, each) for name, each in found.items() if name != "ASHA"}
             hours = [ratio(found[name], asha, "device_seconds") for name in OURS]
@@ -143,29 +136,6 @@ def measure_speeds(seeds: int) -> tuple[dict[str, float], list[list[str]]]:
     return numbers, rows
 
 
-def measure_deadlines(seeds: int) -> tuple[dict[str, float], list[list[str]]]:
-    """Return the numbers and rows of the table of the best complete model in time."""
-    numbers: dict[str, float] = {}
-    rows = []
-    for setting in (Setting("held", "ImageNet", "DGX"), Setting("grown", "ImageNet", "DGX")):
-        for deadline in DEADLINES:
-            wall = deadline * EPOCHS * EPOCH_SECONDS
-            found = forecasts(setting, seeds, wall_seconds=wall)
-            asha = values(found["ASHA"], "full_loss")
-            texts = []
-            for name, each in found.items():
-                losses = values(each, "full_loss")
-                done = np.isfinite(losses)
-                texts.append(f"{losses[done].mean():.3f} in {done.sum()} of {seeds}" if done.any() else "none complete")
-                if name in OURS and done.all() and np.isfinite(asha).all():
-                    worst = f"{name.lower()}_minus_asha_full_loss_worst"
-                    gap = float((losses - asha).mean())
-                    numbers[worst] = max(gap, numbers.get(worst, gap))
-            rows.append([setting.name, f"{deadline:g}", *texts])
-            progress(" | ".join(rows[-1]))
-    return numbers, rows
-
-
 def simulated_seconds() -> float:
     """Return the seconds that 100,000 trials on 10,000 workers take to simulate."""
     rule = tw.ASHA(max_epochs=243, min_epochs=1, eta=3)  # 5 rungs
@@ -178,36 +148,30 @@ def simulated_seconds() -> float:
 def main(argv: list[str] | None = None) -> dict[str, Any]:
     """Simulate, print the table, keep the result."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="speeds,speed,ray", help="speeds, speed and ray with commas, or deadline")
+    parser.add_argument("--parts", default="speeds,speed,ray", help="speeds, speed and ray with commas")
     parser.add_argument("--seeds", type=int, default=20, help="studies of a setting")
     add_arguments(parser)
     arguments = parser.parse_args(argv)
     parts = [part for part in arguments.parts.split(",") if part]
-    if "deadline" in parts and len(parts) > 1:
-        parser.error("deadline has a table of its own: run it alone")
     old: dict[str, Any] = {}
     if arguments.results is not None and arguments.results.exists():
         old = json.loads(arguments.results.read_text())
     numbers: dict[str, Any] = dict(old.get("summary", {}))
     rows: list[list[str]] = old.get("table", {}).get("rows", [])
-    header = DEADLINE_HEADER if "deadline" in parts else HEADER
     if "speeds" in parts:
         found, rows = measure_speeds(arguments.seeds)
-        numbers |= found
-    if "deadline" in parts:
-        found, rows = measure_deadlines(arguments.seeds)
         numbers |= found
     if "speed" in parts:
         numbers["simulated_seconds_10000_workers"] = simulated_seconds()
     if "ray" in parts:
         numbers |= {name: value for name, value in ray.main([])["summary"].items() if name.startswith("ray_")}
-    print(table(header, rows))
+    print(table(HEADER, rows))
     result = {
-        "benchmark": "schedule_deadline" if "deadline" in parts else "schedule",
+        "benchmark": "schedule",
         "environment": environment(),
         "seeds": arguments.seeds,
         "summary": numbers,
-        "table": {"header": header, "rows": rows},
+        "table": {"header": HEADER, "rows": rows},
     }
     finish(result, arguments)
     return result

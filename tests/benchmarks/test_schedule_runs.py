@@ -2,8 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
-from benchmarks.schedule import real
+from benchmarks.schedule import deadline, real
 from benchmarks.schedule import run as schedule
 from benchmarks.schedule.speeds import SPEEDS, derived
 
@@ -11,7 +12,6 @@ from benchmarks.schedule.speeds import SPEEDS, derived
 @pytest.fixture
 def one_small_cluster(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(schedule, "settings", lambda: [schedule.Setting("held", "ImageNet", "RTX", 16)])
-    monkeypatch.setattr(schedule, "DEADLINES", (1.0,))
 
 
 @pytest.mark.usefixtures("one_small_cluster")
@@ -30,13 +30,17 @@ def test_every_column_is_the_scheduler_that_it_names(capsys: pytest.CaptureFixtu
     assert len({scheduler.rule for scheduler in schedule.SCHEDULERS.values()}) == 1
 
 
-@pytest.mark.usefixtures("one_small_cluster")
-def test_quality_in_time_has_a_table_of_its_own(capsys: pytest.CaptureFixture):
-    schedule.main(["--parts", "deadline", "--seeds", "2", "--json"])
-    result = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert result["benchmark"] == "schedule_deadline"
-    assert [row[1] for row in result["table"]["rows"]] == ["1", "1"]
-    assert all("2 of 2" in row[2] or row[2] == "none complete" for row in result["table"]["rows"])
+def test_deadlines_are_played_by_all(monkeypatch: pytest.MonkeyPatch, tmp_path):
+    """A row for each time, regrets between 0 and 1, and the paired difference to the best of the others."""
+    curves = np.random.default_rng(0).normal(1.0, 0.2, (90, 1)) + 1 / np.arange(1, 10)
+    np.savez(tmp_path / "made.npz", valid_loss=curves)
+    (tmp_path / "taskset").mkdir()
+    (tmp_path / "made.npz").rename(tmp_path / "taskset" / "made.npz")
+    monkeypatch.setattr(deadline, "DEADLINES", (0.5, 2.0))
+    result = deadline.main(["--data", str(tmp_path), "--seeds", "3"])
+    assert [row[:2] for row in result["table"]["rows"]] == [["TaskSet", "0.5"], ["TaskSet", "2"]]
+    assert all(0.0 <= result["summary"][f"taskset_{time}_deadline"] <= 1.0 for time in ("0.5", "2"))
+    assert result["summary"]["taskset_0.5_deadline"] < result["summary"]["taskset_0.5_asha_refills"] == 1.0
 
 
 def test_parts_that_are_not_run_stay(tmp_path):

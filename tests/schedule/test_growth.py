@@ -167,7 +167,7 @@ def test_new_trials_start_while_they_can_be_complete():
 @pytest.mark.parametrize(
     ("budget", "sentence"),
     [
-        ({}, "nothing ends the study; give trials, wall_seconds or device_seconds"),
+        ({}, "nothing ends the study; give trials, deadline_seconds, wall_seconds or device_seconds"),
         ({"wall_seconds": 0.0}, "wall_seconds: got 0.0; allowed: a number > 0, or None"),
         ({"device_seconds": math.inf}, "device_seconds: got inf; allowed: a number > 0, or None"),
         ({"trials": 1.5}, "trials: got 1.5; allowed: a whole number >= 1"),

@@ -22,6 +22,7 @@ def run(
     *,
     directory: Annotated[Path | None, typer.Option(help="Where to keep the study.")] = None,
     trials: Annotated[int | None, typer.Option(help="How many trials with a result.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="When the best complete trial counts, such as 18:00.")] = None,
     workers: Annotated[int | None, typer.Option(help="Trials at once on this machine.")] = None,
     grace: Annotated[float, typer.Option(help="Seconds for the running epoch when told to leave.")] = 25.0,
     stage: Annotated[list[str] | None, typer.Option(help="Only this stage; may be given again.")] = None,
@@ -37,7 +38,8 @@ def run(
     job.command = ("trainwright", "run", str(file), *where)
     job.progress = not quiet
     # Options of the command line override the file.
-    job.budget |= {**({} if trials is None else {"trials": trials}), "grace_seconds": grace}
+    asked = {"trials": trials, "deadline": deadline, "grace_seconds": grace}
+    job.budget |= {name: value for name, value in asked.items() if value is not None}
     wanted = _choose_stages(job.stages, stage or [], file)
     served = next((item for item in wanted if isinstance(item, DeploymentStage)), None)
     if serve and served is None:

@@ -37,6 +37,7 @@ def worker(
     train: Annotated[str | None, typer.Option(help="What to run, as module:function.")] = None,
     trials: Annotated[int | None, typer.Option(help="Results of the whole study.")] = None,
     wall_seconds: Annotated[float | None, typer.Option(help="Leave before so long is over.")] = None,
+    deadline: Annotated[str | None, typer.Option(help="When the best complete trial counts, such as 18:00.")] = None,
     workers: Annotated[int | None, typer.Option(help="Trials at once; else one a GPU.")] = None,
     gang: Annotated[int, typer.Option(help="So many tasks of the launcher, one a node, share their trials.")] = 1,
     changes: dict[str, Any],
@@ -49,7 +50,7 @@ def worker(
     # The module of --train may be in the current folder.
     sys.path.append(str(Path.cwd()))
     settings: dict[str, Any] = {"train": train}
-    asked = {"trials": trials, "wall_seconds": wall_seconds}
+    asked = {"trials": trials, "wall_seconds": wall_seconds, "deadline": deadline}
     limits: dict[str, Any] = {name: value for name, value in asked.items() if value is not None}
     # A study file makes the study if it is not there yet; an address only opens one.
     if where.endswith((".toml", ".py")):

@@ -33,6 +33,7 @@ class SimulationOptions(TypedDict, total=False):
     trials: int | None
     wall_seconds: float | None
     device_seconds: float | None
+    deadline_seconds: float | None
     seeds: int
     gantt: bool
 
@@ -51,7 +52,8 @@ class Simulating(Inspecting):
     ) -> Forecast | dict[str, Forecast]:
         """Forecast a study of so many `trials`, or of so much time, under a scheduler or several by name on `engine`.
 
-        At the end of `wall_seconds`, or when `device_seconds` are used, all that runs is cut off. `seeds` studies (30)
+        At the end of `wall_seconds`, or when `device_seconds` are used, all that runs is cut off; before
+        `deadline_seconds` the best train to their end first, as before the `deadline` of `run`. `seeds` studies (30)
         are simulated, under the same draws for each scheduler; nothing is trained and nothing recorded. With a
         `searcher` trials have the parameters that it proposes, which the engine's task must know (a table). With
         `gantt` the first study of each keeps who held what.

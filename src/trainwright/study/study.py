@@ -4,6 +4,7 @@ import itertools
 import platform
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from datetime import datetime, time
 from pathlib import Path
 from typing import Any, Self, overload
 
@@ -24,6 +25,7 @@ from trainwright.study.driver.driver import Driver
 from trainwright.study.driver.failures import StudyFailed
 from trainwright.study.driver.heartbeat import Heartbeat
 from trainwright.study.driver.progress import Progress
+from trainwright.study.forecast.deadline import expect_by_deadline, outcome_by_deadline
 from trainwright.study.notes import JobNote, Searching
 from trainwright.study.projections import RuleProjection, SearchProjection, rungs_of
 from trainwright.study.simulating import Simulating
@@ -216,6 +218,7 @@ class Study(Simulating):
         engine: Engine | None = None,
         wall_seconds: float | None = None,
         device_seconds: float | None = None,
+        deadline: str | datetime | time | None = None,
         max_failures: int | None = None,
         stop_when: ExpectedGain | None = None,
         grace_seconds: float = 25.0,
@@ -228,7 +231,9 @@ class Study(Simulating):
         `device_seconds` (wall seconds times devices, over the whole life) likewise; so do SIGTERM, SIGINT, SIGUSR1 and
         SIGUSR2, with KeyboardInterrupt, where the program does not handle them itself. What runs then has
         `grace_seconds` to end its epoch (the last ones of the `wall_seconds`), is paused, and goes on from its
-        checkpoint in the next call. A second signal ends it at once. With `stop_when`, such as
+        checkpoint in the next call. A second signal ends it at once. A `deadline` ("18:00", an ISO time with a date, a
+        datetime) makes the best trial that is complete by then the aim: early enough before it nothing new starts, and
+        the best trials get all devices, as far as the policy may resize them. With `stop_when`, such as
         `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
         space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after
         10 without one success; in a team that runs more trials than that at once, after as many as it runs. Two
@@ -239,12 +244,13 @@ class Study(Simulating):
             trials=trials,
             wall_seconds=wall_seconds,
             device_seconds=device_seconds,
+            deadline=deadline,
             max_failures=max_failures,
             stop_when=stop_when,
             grace_seconds=grace_seconds,
         )
         if budget.endless and self.space.size is None:
-            raise StudyError("run: got no budget for an endless space; give trials=, wall_seconds= or device_seconds=")
+            raise StudyError("run: got no budget for an endless space; give trials=, deadline= or wall_seconds=")
         if scheduler is None and (job := JobNote.last(self._log.state)) is not None:
             scheduler = job.scheduler("study.run(..., scheduler=...)")
         chosen = self.searching.choose(searcher, "study.run(..., searcher=...)")
@@ -300,8 +306,12 @@ class Study(Simulating):
             seen.catch_up(state.trials)
             shown = Progress(budget.trials, shown=progress)
             retry = None if team is None else RetryOnFullDisk(team.give_up_seconds, shown.say)
+            runner = engine if engine is not None else Local()
+            complete = state.counts["complete"]
             with log.running(rule, seen, retry=retry):
                 self._greet_user(shown)
+                if budget.deadline is not None:
+                    shown.say(expect_by_deadline(self, scheduler, runner, budget.clock_seconds))
                 driver = Driver(
                     log=log,
                     rule=rule,
@@ -309,12 +319,14 @@ class Study(Simulating):
                     searcher=searcher,
                     heartbeat=heartbeat,
                     scheduler=scheduler,
-                    engine=engine if engine is not None else Local(),
+                    engine=runner,
                     budget=budget,
                     progress=shown,
                     team=team,
                 )
                 driver.run(train)
+                if budget.deadline is not None:
+                    shown.say(outcome_by_deadline(state, complete, shown.best))
         ours = sum(trial.has_result and trial.holder in log.mine for trial in self.trials)
         return WorkerResult(results=ours, out_of_time=driver.leaving.out_of_time and budget.trials is not None)
 

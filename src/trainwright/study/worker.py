@@ -4,6 +4,7 @@ Asynchronous decentralised Bayesian optimisation (Égelé et al., arXiv 2207.004
 """
 
 from dataclasses import dataclass
+from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated
 
@@ -53,19 +54,21 @@ class Worker(Settings, error=StudyError):
         trials: int | None = None,
         wall_seconds: float | None = None,
         device_seconds: float | None = None,
+        deadline: str | datetime | time | None = None,
         max_failures: int | None = None,
         stop_when: ExpectedGain | None = None,
         progress: bool = True,
     ) -> int:
         """Work until `trials` trials of the whole study have a result, and return how many of them are this worker's.
 
-        `trials` and `stop_when` left out are the study's; `wall_seconds` ends this worker only. Raises `StudyError`
-        where there is no study, or this worker would run something else than the others.
+        `trials` and `stop_when` left out are the study's; `wall_seconds` and `deadline` end this worker only. Raises
+        `StudyError` where there is no study, or this worker would run something else than the others.
         """
         limits = Budget(
             trials=trials,
             wall_seconds=wall_seconds,
             device_seconds=device_seconds,
+            deadline=deadline,
             max_failures=max_failures,
             stop_when=stop_when,
             grace_seconds=self.grace_seconds,

@@ -21,7 +21,7 @@ class SearchStage(Settings):
     def inputs(self, job: StudyJob) -> Mapping[str, Any] | None:
         """Return the tables that steer the search, the file of its training function, its budget, and the ledger."""
         tables = job.tables
-        if not tables or job.directory is None or "wall_seconds" in job.budget:
+        if not tables or job.directory is None or job.budget.keys() & {"wall_seconds", "deadline"}:
             # A Python file's objects have no digest, and another hour is another hour.
             return None
         parts = {name: tables.get(name) for name in ("space", "searcher", "rule", "policy", "stop")}

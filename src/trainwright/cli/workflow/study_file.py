@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime, time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -33,7 +34,7 @@ STAGES: Mapping[str, type[WorkflowStage]] = {
 
 _TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "simulate", "job", *STAGES)
 _ALLOWED = "a study file (.toml), or a Python file (.py) with `study` and `train`"
-_BUDGET = ("trials", "wall_seconds", "device_seconds")
+_BUDGET = ("trials", "wall_seconds", "device_seconds", "deadline")
 
 
 def _texts(example: str) -> Validator:
@@ -55,6 +56,7 @@ class StudyTable(Settings, error=StudyError, label=""):
     trials: int | None = None
     wall_seconds: float | None = None
     device_seconds: float | None = None
+    deadline: str | datetime | time | None = None
     require: Annotated[
         list[str],
         each(instance_of(str), words="a list of texts, such as ['width * depth <= 512']"),
@@ -94,7 +96,7 @@ def _of_python(path: Path, workers: int | None) -> StudyJob:
         raise InputError(f"run: {path} has no function train; define def train(trial) at its top level")
     if workers is not None and hasattr(module, "engine"):
         raise InputError(f"run: --workers {workers} and {path} both name an engine; leave one out")
-    budget = {name: getattr(module, name) for name in ("trials", "wall_seconds", "stop_when") if hasattr(module, name)}
+    budget = {name: getattr(module, name) for name in (*_BUDGET, "stop_when") if hasattr(module, name)}
     return StudyJob(
         file=path,
         open_study=lambda: module.study,

@@ -43,21 +43,32 @@ class Scaling(Settings, error=EngineError):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SimulationLimits(Settings, error=EngineError, label="simulate"):
-    """A budget of trials, of seconds of the clock, of seconds of all devices together; None is no limit."""
+    """A budget of trials, of seconds of the clock, of seconds of all devices together; None is no limit.
+
+    `deadline_seconds` are seconds of the clock, too, but what is complete then is all that counts.
+    """
 
     trials: Annotated[int | None, optional(integer(minimum=1)), "trials that are started"] = None
     wall_seconds: Annotated[float | None, _TIME, "seconds of the clock"] = None
     device_seconds: Annotated[float | None, _TIME, "seconds of all devices together"] = None
+    deadline_seconds: Annotated[float | None, _TIME, "seconds to the deadline"] = None
 
     def check_together(self) -> None:
         """Refuse a study that nothing ends."""
         if self.trials is None and self.timeless:
-            raise EngineError("simulate: nothing ends the study; give trials, wall_seconds or device_seconds")
+            raise EngineError(
+                "simulate: nothing ends the study; give trials, deadline_seconds, wall_seconds or device_seconds"
+            )
 
     @property
     def timeless(self) -> bool:
         """Whether there is no budget of time."""
-        return self.wall_seconds is None and self.device_seconds is None
+        return self.wall_seconds is None and self.device_seconds is None and self.deadline_seconds is None
+
+    @property
+    def clock_seconds(self) -> float | None:
+        """After how many seconds of the clock all ends, None if it does not."""
+        return min((end for end in (self.wall_seconds, self.deadline_seconds) if end is not None), default=None)
 
     def remaining(self, started: int) -> int:
         """Return how many trials more may be started."""

@@ -18,6 +18,7 @@ from trainwright.schedule import Event as RuleEvent
 from trainwright.schedule.allocator.device_allocator import RunningTrial
 from trainwright.schedule.allocator.estimates import Estimates, seconds_left
 from trainwright.schedule.policies.allocation_policy import Action, PendingTrial
+from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.schedule.rules.promotion_rule import Clone, Ended, Judged, New, Opened, Started, TrialView
 
 __all__ = ["simulate"]
@@ -39,6 +40,7 @@ def simulate(
     trials: int | None = None,
     wall_seconds: float | None = None,
     device_seconds: float | None = None,
+    deadline_seconds: float | None = None,
     seed: int,
     objectives: int = 1,
     configure: Configure = lambda *_: None,
@@ -49,13 +51,16 @@ def simulate(
     """Simulate a study until its budget is used and return what came of it.
 
     The budget is a number of `trials`, of which a failed one is not replaced, or of seconds of the clock or of
-    devices; at the end of the time all that runs is cut off. `configure` gives the parameters of a new trial,
+    devices; at the end of the time all that runs is cut off. At `deadline_seconds` likewise, before which the best
+    trials train to their end (see `FinalPhase`). `configure` gives the parameters of a new trial,
     `on_result` hears what came of them, as a searcher would: at every epoch that the rule judges, and at
     `result_epochs`. `gantt` keeps who held which devices when. Raises `InputError` for what cannot run,
     `SchedulerStalled` if the policy goes round in circles; a trial that waits for devices for ever ends the run, which
     names it.
     """
-    limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+    limits = SimulationLimits(
+        trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, deadline_seconds=deadline_seconds
+    )
     scheduler.rule.check(objectives, trials)
     if scheduler.rule.max_epochs is None:
         raise ScheduleError("simulate: the rule sets no length of a trial; give it, such as FixedEpochs(27)")
@@ -125,6 +130,7 @@ class _Simulation:
             seconds_left=self._seconds_left,
             # As in a study, where the start of each trial is measured before any can grow.
             estimates=Estimates(restart_seconds=setting.restart_seconds),
+            planner=None if limits.deadline_seconds is None else FinalPhase(scheduler.policy.planner()),
         )
 
     def run(self) -> SimulatedStudy:
@@ -162,7 +168,7 @@ class _Simulation:
         """Return the seconds until the budget of time is used, if so many devices (None: all) are held from now on."""
         if self.limits.timeless:
             return math.inf
-        wall, shared = self.limits.wall_seconds, self.limits.device_seconds
+        wall, shared = self.limits.clock_seconds, self.limits.device_seconds
         busy = self.device_allocator.slots if devices is None else devices
         return seconds_left(wall, shared, at=self.clock, spent=self.recorder.sum_seconds(self.clock), devices=busy)
 
@@ -436,7 +442,8 @@ class _Simulation:
         self.index, self.nothing = self.rule.fold(self.index, event), False
 
     def _rule_view(self) -> RuleView:
-        return RuleView(remaining=self.limits.remaining(len(self.trials)), seed=self.seed, at_seconds=self.clock)
+        left, final = self.limits.remaining(len(self.trials)), self.device_allocator.final
+        return RuleView(remaining=left, seed=self.seed, at_seconds=self.clock, final=final)
 
     def _survival(self, running: RunningTrial) -> tuple[float, ...]:
         seen = TrialView(number=running.trial, epoch=running.epoch, losses=(running.loss,))

@@ -12,7 +12,7 @@ from typing import Protocol
 
 from trainwright.schedule.allocator.estimates import Estimates
 from trainwright.schedule.allocator.free_slots import FreeSlots
-from trainwright.schedule.policies.allocation_policy import Action, AllocationPolicy, Block, PendingTrial
+from trainwright.schedule.policies.allocation_policy import Action, AllocationPolicy, Block, PendingTrial, Planner
 
 __all__ = ["DeviceAllocator", "RunningTrial", "TrialSource"]
 
@@ -80,10 +80,19 @@ class DeviceAllocator:
     )  # trials of which something changed; emptied by the planner that read it
     changed: RunningTrial | None = None  # whose report was the event: it is at a checkpoint
     wake_at: float | None = None
+    planner: Planner | None = None
+    """Its decisions; None: the policy's own."""
+    final: bool = False
+    """Whether the final phase before a deadline has begun: the best go on to the end, nothing new starts."""
 
     def __post_init__(self) -> None:
-        self._planner = self.policy.planner()
+        self._planner = self.policy.planner() if self.planner is None else self.planner
         self._actions: list[Action] = []
+
+    @property
+    def measures(self) -> bool:
+        """Whether its planner needs to know how long epochs and restarts take."""
+        return self.policy.resizes or self.planner is not None
 
     # Events, reported by the driver or the simulator.
 
@@ -164,9 +173,10 @@ class DeviceAllocator:
         """Whether a new trial waits that could be complete before the run ends, if it doubled its devices once."""
         if not self.source.waits():
             return False
-        # Without a budget of time, or before an epoch was measured, a new trial always counts as one that waits.
+        # Without a budget of time, or before an epoch was measured, a new trial always counts as one that waits; where
+        # there is a deadline, the planner of its final phase says when none starts any more.
         left, base, start = self.seconds_left(), self.estimates.epoch_seconds(), self.policy.start
-        if base is None or left == math.inf or not self.rungs:
+        if base is None or left == math.inf or not self.rungs or self.planner is not None:
             return True
         faster = self.estimates.speedup(2) if 2 * start <= self.slots else 1.0
         return self.estimates.restart(start) + self.rungs[-1] * base / max(1.0, faster) <= left

@@ -142,7 +142,8 @@ class IEpoch(PromotionRule, Settings, error=ScheduleError):
         # The barrier opens when the quorum of all trials, started or still allowed, has come.
         everyone = len(index.started) + view.remaining
         is_open = bool(index.chosen) or len(index.settled) >= self.quorum * everyone
-        if is_open and index.waiting and len(index.chosen - index.failed) < self._count_places(everyone):
+        has_place = is_open and len(index.chosen - index.failed) < self._count_places(everyone)
+        if index.waiting and (view.final or has_place):
             return Promote(index.waiting[0].trial, self.max_epochs)
         return New() if view.remaining > 0 else WAIT
 

@@ -44,9 +44,10 @@ class _FrontRung(RungTable):
         """Add it to those that wait."""
         self.waiting.add(event.trial)
 
-    def first(self) -> int | None:
+    def first(self, *, final: bool = False) -> int | None:
         """Return the first of the best that waits."""
-        return next((trial for trial in self.best if trial in self.waiting), None)
+        ranked = self._rank_trials() if final and self.waiting else self.best
+        return next((trial for trial in ranked if trial in self.waiting), None)
 
     def prune(self, gone: Callable[[int], bool]) -> None:
         """Forget who is gone."""

@@ -186,11 +186,15 @@ class TrialView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleView:
-    """The study as a rule may see it: how many new trials the budget still allows, its seed, and what time it is."""
+    """The study as a rule may see it: how many new trials the budget still allows, its seed, and what time it is.
+
+    `final`: only trials that go on to the end are still of use: the best that are paused go on, whatever their share.
+    """
 
     remaining: int
     seed: int = 0
     at_seconds: float = 0.0
+    final: bool = False
 
 
 class PromotionRule:

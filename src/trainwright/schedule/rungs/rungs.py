@@ -43,8 +43,8 @@ class RungTable(ABC):
     def wait(self, event: Reported) -> None:  # noqa: B027 -- nobody waits in a rung that only stops
         """Note that the trial that was just entered is paused here."""
 
-    def first(self) -> int | None:
-        """Return the best trial that waits if it is among those that go on."""
+    def first(self, *, final: bool = False) -> int | None:  # noqa: ARG002 -- likewise
+        """Return the best trial that waits if it is among those that go on, or in any case if it is `final`."""
         return None
 
     def prune(self, gone: Callable[[int], bool]) -> None:  # noqa: B027 -- likewise
@@ -76,11 +76,12 @@ class RankRung(RungTable):
         """Push it to those that wait."""
         heapq.heappush(self.waiting, LossEntry(event.losses[0], event.trial))
 
-    def first(self) -> int | None:
+    def first(self, *, final: bool = False) -> int | None:
         """Return the least that waits if it is on the better side of the cut."""
-        if not self.waiting or not self.halves.count_below or self.waiting[0] > self.halves.greatest_below():
+        if not self.waiting:
             return None
-        return self.waiting[0].trial
+        passes = bool(self.halves.count_below) and self.waiting[0] <= self.halves.greatest_below()
+        return self.waiting[0].trial if passes or final else None
 
     def prune(self, gone: Callable[[int], bool]) -> None:
         """Pop from the top."""
@@ -205,19 +206,19 @@ class Rungs:
             rung, places = place.rung, self.places
             self.ladder_of(trial)[rung].prune(lambda other: not (places[other].waits and places[other].rung == rung))
 
-    def answer(self, view: RuleView) -> Promote | None:  # noqa: ARG002 -- others need it
+    def answer(self, view: RuleView) -> Promote | None:
         """Return the promotion that leads farthest: of the best trial that goes on in the highest rung with one."""
-        found = [answer for tables in self.ladders() if (answer := self._promotion_in(tables)) is not None]
-        return max(found, key=lambda answer: answer.until_epoch, default=None)
+        found = [self._promotion_in(tables, final=view.final) for tables in self.ladders()]
+        return max(filter(None, found), key=lambda answer: answer.until_epoch, default=None)
 
-    def _promotion_in(self, tables: dict[int, RungTable]) -> Promote | None:
+    def _promotion_in(self, tables: dict[int, RungTable], *, final: bool) -> Promote | None:
         # From the highest rung down, so that the most advanced trial is promoted first.
         above = self.last
         for rung in sorted(tables, reverse=True):
-            if self.top is None or rung < self.top:
-                trial = tables[rung].first()
+            if final or self.top is None or rung < self.top:
+                trial = tables[rung].first(final=final)
                 if trial is not None:
-                    return Promote(trial, above)
+                    return Promote(trial, self.last if final else above)
             above = rung
         return None
 

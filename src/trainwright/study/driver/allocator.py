@@ -70,7 +70,7 @@ class Allocator:
 
     def note_report(self, trial: int, epoch: int, loss: float, ran: float) -> None:
         """Note a report, `ran` seconds after the training function was entered."""
-        if not self.device_allocator.policy.resizes:
+        if not self.device_allocator.measures:
             return
         running, estimates = self.device_allocator.running[trial], self.device_allocator.estimates
         now = time.monotonic()
@@ -97,7 +97,7 @@ class Allocator:
 
     def decide(self, trial: int) -> bool:
         """Return whether a trial that has just reported, and continues, does so where it is."""
-        if not self.device_allocator.policy.resizes:
+        if not self.device_allocator.measures:
             return True
         running = self.device_allocator.running[trial]
         if running.is_settled:

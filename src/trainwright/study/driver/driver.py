@@ -14,6 +14,7 @@ from trainwright.ledger.objectives import refusal
 from trainwright.randomness import rng
 from trainwright.schedule import Continue, DeviceAllocator, Pause, Scheduler, Stop
 from trainwright.schedule.policies.allocation_policy import Block
+from trainwright.schedule.policies.final_phase import FinalPhase
 from trainwright.search import Searcher, SearchView
 from trainwright.study.driver.allocator import Allocator
 from trainwright.study.driver.budget import Budget, TeamSettings
@@ -108,6 +109,7 @@ class Driver:
             rungs=rungs,
             survival=lambda running: self.rule.survival(running, self.queue.view()),
             seconds_left=partial(self.leaving.time_left, slots),
+            planner=None if self.budget.deadline is None else FinalPhase(policy.planner(), say=self.progress.say),
         )
         self.log.add_projection(self.queue)
         with gc_frozen(), self.leaving.signals:

@@ -25,6 +25,7 @@ __all__ = ["LEAVE_FILE", "LeaveFile", "Leaving", "TimeLeft"]
 
 _OUT_OF_TIME = "wall seconds"
 """Why a driver leaves whose time is over."""
+_DEADLINE = "deadline"
 _END_OF_ALLOCATION = "end of the allocation"
 LEAVE_FILE = "leave"
 """In the study's directory: when it is written or touched, drivers that run leave as after a signal.
@@ -174,7 +175,7 @@ class Leaving:
     @property
     def out_of_time(self) -> bool:
         """Whether the driver left because its wall time was over."""
-        return self.begun in {_OUT_OF_TIME, _END_OF_ALLOCATION, LEAVE_FILE}
+        return self.begun in {_OUT_OF_TIME, _DEADLINE, _END_OF_ALLOCATION, LEAVE_FILE}
 
     @property
     def seconds(self) -> float:
@@ -221,9 +222,9 @@ class Leaving:
             return self.why
         # With nothing running, leave as soon as no further epoch could end in time.
         if self.time.over or not (self._running or self.time.fits()):
-            known = self._budget.wall_seconds
-            told = known is None or self._out_of_time == _END_OF_ALLOCATION
-            self._say("the allocation ends" if told else f"the budget of {known:g} wall seconds is used")
+            used = f"the budget of {self._budget.wall_seconds or 0:g} wall seconds is used"
+            said = {_END_OF_ALLOCATION: "the allocation ends", _DEADLINE: "the deadline is here"}
+            self._say(said.get(self._out_of_time, used))
             return self._out_of_time
         if self._file.touched:
             self._say(f"the file {LEAVE_FILE} says that the allocation ends")
@@ -235,7 +236,7 @@ class Leaving:
 
     def time_left(self, devices: int) -> float:
         """Return the seconds until the budget of time is used, if `devices` are busy from now on; inf without one."""
-        wall = None if self._wall_seconds is None else self.time.end - time.monotonic()
+        wall = None if self._wall_seconds is None else self.time.working
         return seconds_left(wall, self._budget.device_seconds, at=0.0, spent=self._device_seconds(), devices=devices)
 
     def _device_seconds(self) -> float:
@@ -255,6 +256,6 @@ def _limit_of(budget: Budget, environment: Mapping[str, str]) -> tuple[float | N
     """Return the seconds that a run has, None if nobody says so, and why it then ends."""
     end = end_of_allocation(environment)
     left = math.inf if end is None else max(0.0, end - time.time())
-    if budget.wall_seconds is not None and budget.wall_seconds <= left:
-        return budget.wall_seconds, _OUT_OF_TIME
+    if (own := budget.clock_seconds) < math.inf and own <= left:
+        return own, _OUT_OF_TIME if own == budget.wall_seconds else _DEADLINE
     return (None if end is None else left), _END_OF_ALLOCATION

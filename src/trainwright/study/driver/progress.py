@@ -44,11 +44,16 @@ class Progress:
                 stacklevel=4,
             )
 
+    @property
+    def best(self) -> str:
+        """The best result so far, as text; "" if there is none, or several objectives."""
+        return "" if self._best is None else self._best[1]
+
     def ended(self, state: State, trial: TrialState) -> None:
         """Say how a trial ended, and which is the best so far."""
         self._note_best(state, trial)
         line = f"trial {trial.number} {trial.status}{_length_text(trial)}{_result_text(trial)}"
-        best = "" if self._best is None else f" | {self._best[1]}"
+        best = f" | {self.best}" if self.best else ""
         self.say(f"[{state.results}{self._of}] {line}{best}")
 
     def warn_of_repeat(self, trial: TrialState, directory: Path | None) -> None:

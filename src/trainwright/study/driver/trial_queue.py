@@ -256,7 +256,8 @@ class TrialQueue:
         remaining = 2**62 if allowed is None else max(0, allowed - len(self.log.state.trials))
         if self.exhausted:
             remaining = 0
-        return RuleView(remaining=remaining, seed=self.log.state.seed, at_seconds=self.rule.seconds)
+        final = self.allocator.device_allocator.final
+        return RuleView(remaining=remaining, seed=self.log.state.seed, at_seconds=self.rule.seconds, final=final)
 
     # What comes to wait.
 

@@ -97,6 +97,7 @@ def forecasts(
     trials: int | None = None,
     wall_seconds: float | None = None,
     device_seconds: float | None = None,
+    deadline_seconds: float | None = None,
     seeds: int = 30,
     first_seed: int = 0,
     search: SearchSetup | None = None,
@@ -117,7 +118,9 @@ def forecasts(
         # The task's seconds are those of the smallest new trial, the same for all that are compared.
         fewest = min(choice.policy.start for each in choices.values() for choice in each)
         engine = replace(engine, task_devices=fewest)
-    limits = SimulationLimits(trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds)
+    limits = SimulationLimits(
+        trials=trials, wall_seconds=wall_seconds, device_seconds=device_seconds, deadline_seconds=deadline_seconds
+    )
 
     def summarise(scheduler: Scheduler) -> Forecast:
         numbers = range(first_seed, first_seed + seeds)
@@ -127,8 +130,10 @@ def forecasts(
         ]
         return Forecast.of(scheduler, runs)
 
+    # A study that ends by itself is best when it ends first; one that time ends, when its best complete trial is.
+    measures = ("makespan_seconds", "full_loss") if limits.timeless else ("full_loss", "makespan_seconds")
     return {
-        name: min(map(summarise, each), key=lambda found: (found.makespan_seconds.mean, found.full_loss.mean))
+        name: min(map(summarise, each), key=lambda found: [getattr(found, measure).mean for measure in measures])
         for name, each in choices.items()
     }
 
