@@ -32,7 +32,7 @@ def test_every_column_is_the_scheduler_that_it_names(capsys: pytest.CaptureFixtu
 
 def test_deadlines_are_played_by_all(monkeypatch: pytest.MonkeyPatch, tmp_path):
     """A row for each time, regrets between 0 and 1, and the paired difference to the best of the others."""
-    curves = np.random.default_rng(0).normal(1.0, 0.2, (90, 1)) + 1 / np.arange(1, 10)
+    curves = np.random.default_rng(0).normal(1.0, 0.2, (90, 1)) + 1 / np.arange(1, 28)
     np.savez(tmp_path / "made.npz", valid_loss=curves)
     (tmp_path / "taskset").mkdir()
     (tmp_path / "made.npz").rename(tmp_path / "taskset" / "made.npz")

@@ -46,11 +46,21 @@ class Job(Settings, error=StudyError, label=""):
     container: Annotated[str | None, optional(text("a path or address")), "Apptainer image of the workers"] = None
 
     def check_together(self) -> None:
-        """Refuse what no line of a script can hold, and gangs that the nodes do not make up."""
-        if self.nodes * self.tasks_per_node % self.gang:
+        """Refuse what no line of a script can hold, gangs that the nodes do not make up, and jobs that end for good."""
+        tasks = self.nodes * self.tasks_per_node
+        if self.gang > tasks:
             raise StudyError(
-                f"gang: got {self.gang}, which does not divide the {self.nodes * self.tasks_per_node} tasks of a job; "
-                "give a multiple of it"
+                f"gang: got {self.gang}, larger than the {tasks} tasks of a job; give nodes = {self.gang}, or a "
+                f"gang of {tasks} at most"
+            )
+        if tasks % self.gang:
+            raise StudyError(
+                f"gang: got {self.gang}, which does not divide the {tasks} tasks of a job; give a multiple of it"
+            )
+        if any("--no-requeue" in line for line in self.requests):
+            raise StudyError(
+                "requests: got --no-requeue, but a job that is preempted goes back into the queue, and its successor "
+                "waits for it; leave it out"
             )
         for line in (*self.requests, *self.environment):
             if "\n" in line:
