@@ -10,7 +10,6 @@ from trainwright import train as train
 from trainwright.cluster import Cluster as Cluster
 from trainwright.engine import Local as Local
 from trainwright.engine.ray.engine import Ray as Ray
-from trainwright.engine.simulated.ledger_cost import LedgerCost as LedgerCost
 from trainwright.engine.simulated.settings import Scaling as Scaling
 from trainwright.engine.simulated.settings import Simulated as Simulated
 from trainwright.engine.simulated.table import tables as tables

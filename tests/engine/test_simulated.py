@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from trainwright.cluster import Cluster
 from trainwright.engine.simulated import simulation as module
-from trainwright.engine.simulated.ledger_cost import LedgerCost
 from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.simulation import simulate
 from trainwright.engine.simulated.task import Parametric
@@ -411,38 +410,3 @@ def test_scaling_curve():
 def test_modules_read_no_clock():
     """The loop does not even import one."""
     assert not hasattr(module, "time")
-
-
-# What the ledger costs.
-
-
-def makespan(workers, trials, ledger):
-    setting = Simulated(cluster=Cluster(1, workers), task=SMOOTH, ledger=ledger)
-    return simulate(Scheduler(FixedEpochs(10)), setting, trials=trials, seed=0).makespan_seconds
-
-
-def test_what_a_trial_costs_its_worker_comes_before_it_trains():
-    cost = LedgerCost(trial_seconds=0.5, wait_seconds=0.25)
-    assert makespan(1, 2, cost) == pytest.approx(2 * 10.75)
-    assert makespan(4, 8, cost) == pytest.approx(2 * 10.75)
-
-
-def test_workers_of_few_cores_wait_for_each_other_but_not_for_the_disk():
-    cost = LedgerCost(trial_seconds=0.5, wait_seconds=0.25, cores=1)
-    # The fourth worker is served after three others, and later the cores suffice.
-    assert makespan(4, 8, cost) == pytest.approx(4 * 0.5 + 0.25 + 10 + 0.75 + 10)
-
-
-def test_a_worker_reads_what_others_found_and_not_too_often():
-    reading = LedgerCost(result_seconds=0.01)
-    few, many = makespan(10, 100, reading), makespan(10, 100, LedgerCost(result_seconds=0.0))
-    assert many == pytest.approx(100.0)
-    # 90 results of 10 ms each for a worker that reads them all; it may read for a fiftieth of its time.
-    assert 100.0 < few <= 100.0 * 1.03
-
-
-def test_a_ledger_without_costs_changes_no_event():
-    setting = Simulated(cluster=Cluster(1, 4), task=Parametric(), stragglers=0.5)
-    found = [simulate(Scheduler(ASHA(max_epochs=9)), s, trials=40, seed=0).digest
-             for s in (setting, Simulated(**{**vars(setting), "ledger": LedgerCost()}))]  # fmt: skip
-    assert found[0] == found[1]

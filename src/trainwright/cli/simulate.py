@@ -13,7 +13,6 @@ from trainwright.cli.command import Result
 from trainwright.cli.formatting import print_table
 from trainwright.cli.workflow.stage import A_TABLE
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.ledger_cost import LedgerCost
 from trainwright.engine.simulated.settings import Scaling, Simulated
 from trainwright.engine.simulated.table import tables
 from trainwright.engine.simulated.task import Parametric, Task
@@ -168,8 +167,6 @@ def _make_engine(table: SimulateTable, settings: Mapping[str, Any], path: Path) 
     """Return what makes the engine of a cluster: trials are a formula, a table, or those of a study that has begun."""
     where, task = f"{path}, [simulate]", table.task
     scaling = _make_scaling(table.scaling, where)
-    if "ledger" in settings:
-        settings = {**settings, "ledger": LedgerCost.from_table(settings["ledger"], f"{where} ledger")}
     if "study" in task:
         refuse_unknown(task, ("study",), f"{where} task")
         with Study.open(path.parent / str(task["study"])) as study:

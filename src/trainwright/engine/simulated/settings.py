@@ -5,12 +5,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.ledger_cost import LedgerCost
 from trainwright.engine.simulated.task import Parametric, Task
 from trainwright.errors import EngineError
 from trainwright.schedule.allocator.estimates import interpolate_speedup
 from trainwright.settings import Settings
-from trainwright.validators import Validator, flag, instance_of, integer, number, optional
+from trainwright.validators import Validator, flag, integer, number, optional
 
 __all__ = ["Scaling", "Simulated", "SimulationLimits"]
 
@@ -101,6 +100,3 @@ class Simulated(Settings, error=EngineError):
         float | None, optional(number(above=0), words="None for never"), "mean time between failures of a node"
     ] = None
     repair_seconds: Annotated[float, _NOT_NEGATIVE, "until a failed node is back"] = 3600.0
-    ledger: Annotated[
-        LedgerCost | None, optional(instance_of(LedgerCost)), "a worker per device, and what the ledger costs it"
-    ] = None

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from trainwright.engine.simulated.ledger_cost import LedgerCost, Workers
 from trainwright.engine.simulated.record import SimulatedStudy, Stall, StudyRecorder
 from trainwright.engine.simulated.settings import Simulated, SimulationLimits
 from trainwright.engine.simulated.state import NANO, Event, EventKind, EventQueue, SimulatedTrial
@@ -113,7 +112,6 @@ class _Simulation:
         self.drops = Draws(seed, "simulated drop", "exponential")
         self.lifetimes = Draws(seed, "simulated node", "exponential")
         cluster = setting.cluster
-        self.workers = Workers(setting.ledger or LedgerCost(), cluster.devices)
         self.events = EventQueue(most=100 * (cluster.devices + 1000))
         self.timer: int | None = None  # when the policy or the rule wants to be asked again
         self.down: set[int] = set()  # nodes
@@ -399,7 +397,6 @@ class _Simulation:
             if not self.setting.resume:
                 trial.checkpoint = 0
         trial.started = True
-        cost += self.workers.start(running.block[0], self.clock, self.recorder.results)
         self._train_on(trial, self.clock + cost)
         running.measured_from = trial.checkpoint, self.clock + cost
         if self.setting.drops_per_second:

@@ -98,13 +98,12 @@ class Driver:
             name, length = type(rule).__name__, rule.max_epochs
             self.progress.say(f"{name}: there are no rungs below max_epochs={length}: every trial trains to its end")
         self.engine.open(train, self.log.directory)
-        free_slots = policy.free_slots(slots, per_node)
         last = () if rule.max_epochs is None else (rule.max_epochs,)
         rungs = (*getattr(rule, "rungs", ()), *last)
         self.allocator.device_allocator = DeviceAllocator(
             policy,
             self.queue,
-            free_slots,
+            policy.free_slots(slots, per_node),
             slots=slots,
             rungs=rungs,
             survival=lambda running: self.rule.survival(running, self.queue.view()),
