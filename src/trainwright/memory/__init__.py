@@ -37,14 +37,15 @@ def plan(
     loss: Any = None,
     optimizer: Any = None,
     accumulate: bool = False,
+    stages: Sequence[str] = (),
     **settings: Any,
 ) -> Plan:
     """Plan a step of a model, a chain, or a chain file within a budget, with the settings of `plan_chain`.
 
-    A model needs `sample`, and may have `loss`, `optimizer` and `accumulate`, as in `fit`. Plans of compiled code come
+    A model needs `sample`, and may have `loss`, `optimizer`, `accumulate` and `stages`, as in `fit`. Plans of compiled code come
     with what `fit` returns.
     """
-    chain = load_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate)
+    chain = load_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, stages=stages)
     return plan_chain(chain, budget=budget, **settings)
 
 
@@ -57,6 +58,7 @@ def fit(
     optimizer: Any = None,
     accumulate: bool = False,
     reserve_bytes: int = 0,
+    stages: Sequence[str] = (),
     backend: Literal["eager", "compile"] = "eager",
     **settings: Any,
 ) -> Any:
@@ -69,8 +71,8 @@ def fit(
     not planned. Gradients count from when they are made, as after `zero_grad()`; with `accumulate` they are there from
     the start, for passes whose gradients add up. With `offload`, values may wait on the host, behind a link of
     `bandwidth`: bytes per second, or a `Link`; on a CUDA device by default what `measure_link` finds. Gradients are
-    those of the model, bit by bit, and `plan` is the module's plan. Each stage is measured, then one step is checked.
-    Raises `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
+    those of the model, bit by bit, and `plan` is the module's plan. Stages are blocks of the model, found, or named by
+    patterns (`stages=["model.layers.*"]`). Each kind of them is measured once, then one step is checked. Raises `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
 
     With `backend="compile"` the model is compiled as one graph with the largest of six values of torch's
     `activation_memory_budget` whose measured peak keeps the budget; `plan` is a `CompiledPlan`, and the only setting is
@@ -81,6 +83,8 @@ def fit(
         from trainwright.train.parallel.recompute.compiled import fit_compiled as fitted
     else:
         from trainwright.train.parallel.recompute.fitting import fit as fitted
+
+        settings["stages"] = stages
     return fitted(
         model, sample, budget=budget, loss=loss, optimizer=optimizer, accumulate=accumulate,
         reserve_bytes=reserve_bytes, **settings,

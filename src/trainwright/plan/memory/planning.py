@@ -153,7 +153,7 @@ def _infeasible_budget(chain: Chain, budget_bytes: int, *, copies: bool = False)
     with_copies = lowest_with_copies(chain)[1]
     mend = "raise the budget or shrink the batch"
     if len(chain.stages) == 1:
-        mend += "; the chain is one stage, with nothing to run again: a model whose forward cannot be traced is such"
+        mend += "; the chain is one stage, with nothing to run again; name blocks inside it with stages="
     elif not copies and with_copies < needed:
         enough = f"at least {format_bytes(with_copies)}, {with_copies} bytes"
         mend = f"raise the budget, shrink the batch, or allow offload ({enough})"

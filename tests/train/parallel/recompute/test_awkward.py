@@ -233,6 +233,66 @@ def test_steps(name):
     assert same(trained(*built(name)), trained(module, sample))
 
 
+def doubled(_, y):
+    return y * 2
+
+
+class Overwrites(Block):
+    """A block that changes what it is given, as an activation in place at its beginning does."""
+
+    def forward(self, x):
+        return super().forward(x * 1 if self.first else x.relu_())
+
+
+class Counts(Block):
+    """A block that does something else each time it is called."""
+
+    calls = 0
+
+    def forward(self, x):
+        self.calls += 1
+        return super().forward(x) * self.calls
+
+
+def overwriting():
+    model = Blocks(lambda: Overwrites(doubled, first=False))
+    model.blocks[0].first = True
+    return model
+
+
+def prehooked():
+    model = Blocks(lambda: Block(doubled))
+    model.blocks[1].register_forward_pre_hook(lambda _module, given: (given[0] * 2,))
+    return model
+
+
+def sharing():
+    """Blocks that add to the same buffer."""
+    model = blocks(written, mean=torch.zeros(WIDTH), count=torch.tensor(0))()
+    for block in model.blocks:
+        block.mean, block.count = model.blocks[0].mean, model.blocks[0].count
+    return model
+
+
+ODD = {
+    "what it is given is overwritten": overwriting,
+    "something else each time": lambda: Blocks(lambda: Counts(doubled)),
+    "a hook changes the input": prehooked,
+    "blocks share their state": sharing,
+    "a view of the input": lambda: nn.Sequential(*(each for _ in range(4) for each in (
+        nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()), nn.Sequential(nn.Flatten(), nn.Identity())))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_blocks_that_cannot_run_again_are_kept(name):
+    """Whatever a block does to others, a step is that of the model."""
+    torch.manual_seed(0)
+    model = ODD[name]()
+    plain = copy.deepcopy(model)
+    assert same(trained(plain, BATCH), trained(fitted(lambda: (model, BATCH)), BATCH))
+
+
 class Cooled(nn.Module):
     """A mask that may be None, a temperature that goes down, dropout by hand."""
 

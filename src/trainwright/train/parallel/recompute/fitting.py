@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from trainwright.errors import BudgetExceeded, PlanMismatch
+from trainwright.errors import BudgetExceeded
 from trainwright.model.chain import Chain
 from trainwright.plan.byte_sizes import format_bytes, read_budget
 from trainwright.plan.memory.plan_record import CompiledPlan, Plan
@@ -20,7 +20,6 @@ from trainwright.train.parallel.recompute.measure import measure_chain
 from trainwright.train.parallel.recompute.optimizer_state import state_bytes
 from trainwright.train.parallel.recompute.program import place_acts
 from trainwright.train.parallel.recompute.sample_step import tracked_peak
-from trainwright.train.parallel.recompute.stage_calls import find_stages
 from trainwright.train.parallel.recompute.trees import granule_of
 
 __all__ = ["apply", "chain_of", "fit"]
@@ -43,13 +42,6 @@ def apply(model: nn.Module, plan: Plan | CompiledPlan) -> nn.Module:
     if isinstance(plan, CompiledPlan):
         return apply_compiled(model, plan)
     names = tuple(stage.name for stage in plan.chain.stages)
-    found = find_stages(model)
-    if {*names} < {*found}:
-        more = next(name for name in found if name not in names)
-        raise PlanMismatch(
-            f"plan: got one of {len(names)} stages, and the model has another, {more!r}; allowed: a plan of this very "
-            "model; plan again"
-        )
     # What recomputes nothing and moves nothing needs no interpreter.
     acts = None if plan.solver == "none" else place_acts(plan)
     module = carry_out(model, names, acts, most_bytes=plan.chain.input_bytes)

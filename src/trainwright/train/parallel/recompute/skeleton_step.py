@@ -167,7 +167,7 @@ class SkeletonStep:
         try:
             if kind not in self._known:
                 self._known[kind] = measure_stage(site, forward, (args, kwargs), granule=self.granule)
-        except _REFUSED as error:
+        except (*_REFUSED, UnsupportedModel) as error:
             if isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error)

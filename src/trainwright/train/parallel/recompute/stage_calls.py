@@ -22,7 +22,7 @@ __all__ = ["OnCall", "StageSite", "check_trains", "find_stages", "stage_calls", 
 
 _FEW = 6
 """Blocks of one list: so few are looked into for blocks of their own, as those of a Swin transformer's levels."""
-_NEARLY_ALL = 0.9
+_MOST = 0.6
 """Of a block's parameters, if the blocks inside are to be taken in its place."""
 _SLICE = re.compile(r"^(?:(.*)\.)?(\d+):(\d+)$")
 
@@ -54,7 +54,7 @@ def find_stages(model: nn.Module, patterns: Sequence[str] = ()) -> tuple[str, ..
     """Return the names of a model's stages, of which none is in another; "" alone is the model as a whole.
 
     `patterns` name modules by their paths ("model.layers.*"). Without them they are the elements of lists and
-    sequences, taken from inside of few elements if those hold nearly all of them; layers of a sequence with what
+    sequences, taken from inside of few elements if those hold most of them; layers of a sequence with what
     follows a layer with weights (an activation, a norm); and modules beside these that are made of modules.
     """
     if patterns:
@@ -163,15 +163,15 @@ def _is_list(module: nn.Module) -> bool:
 
 
 def _has_run(module: nn.Module) -> bool:
-    """Return whether modules of one class that are made of modules stand in a row anywhere inside."""
+    """Return whether modules of one class that are made of modules stand in a row anywhere inside, or one in a list."""
     return bool(_runs(module))
 
 
 def _is_run_inside(module: nn.Module) -> bool:
-    """Return whether runs inside hold nearly all parameters of a module."""
+    """Return whether runs inside hold most parameters of a module."""
     held = {parameter for run in _runs(module) for each in run for parameter in each.parameters()}
     everything = sum(parameter.numel() for parameter in module.parameters())
-    return sum(parameter.numel() for parameter in held) >= _NEARLY_ALL * everything > 0
+    return sum(parameter.numel() for parameter in held) >= _MOST * everything > 0
 
 
 def _runs(module: nn.Module) -> list[list[nn.Module]]:
@@ -179,7 +179,8 @@ def _runs(module: nn.Module) -> list[list[nn.Module]]:
     for each in module.modules():
         if isinstance(each, nn.Sequential | nn.ModuleList) or type(each) is nn.Module:
             made = [child for child in each.children() if any(True for _ in child.children())]
-            if any(type(one) is type(other) for one, other in pairwise(made)):
+            alone = isinstance(each, nn.ModuleList) and len(made) == 1
+            if alone or any(type(one) is type(other) for one, other in pairwise(made)):
                 found.append(made)
     return found
 
