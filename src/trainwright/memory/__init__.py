@@ -42,8 +42,8 @@ def plan(
 ) -> Plan:
     """Plan a step of a model, a chain, or a chain file within a budget, with the settings of `plan_chain`.
 
-    A model needs `sample`, and may have `loss`, `optimizer`, `accumulate` and `stages`, as in `fit`. Plans of compiled code come
-    with what `fit` returns.
+    A model needs `sample`, and may have `loss`, `optimizer`, `accumulate` and `stages`, as in `fit`. Plans of compiled
+    code come with what `fit` returns.
     """
     chain = load_chain(subject, sample, loss=loss, optimizer=optimizer, accumulate=accumulate, stages=stages)
     return plan_chain(chain, budget=budget, **settings)
@@ -72,7 +72,8 @@ def fit(
     the start, for passes whose gradients add up. With `offload`, values may wait on the host, behind a link of
     `bandwidth`: bytes per second, or a `Link`; on a CUDA device by default what `measure_link` finds. Gradients are
     those of the model, bit by bit, and `plan` is the module's plan. Stages are blocks of the model, found, or named by
-    patterns (`stages=["model.layers.*"]`). Each kind of them is measured once, then one step is checked. Raises `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
+    patterns (`stages=["model.layers.*"]`). Each kind of them is measured once, then one step is checked. Raises
+    `InfeasibleBudget`, `BudgetExceeded`, `UnsupportedModel`.
 
     With `backend="compile"` the model is compiled as one graph with the largest of six values of torch's
     `activation_memory_budget` whose measured peak keeps the budget; `plan` is a `CompiledPlan`, and the only setting is
