@@ -387,8 +387,7 @@ def main() -> None:
         "fit_in_steps_worst": max((row["fit_in_steps"] for row in taken), default=None),
         "missing": [row["model"] for row in rows if "missing" in row],
     }
-    finish({"benchmark": "memory models", "environment": environment(), "summary": summary, "rows": rows,
-            "table": {"header": header, "rows": lines}}, arguments)  # fmt: skip
+    finish({"benchmark": "memory models", "environment": environment(), "summary": summary, "rows": rows}, arguments)
 
 
 if __name__ == "__main__":
