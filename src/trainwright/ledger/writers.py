@@ -90,9 +90,9 @@ class Liveness:
     of a lease counts: after an outage of the observer, or of everybody, the living have time for a heartbeat.
     """
 
-    def __init__(self, lease_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, lease_seconds: float, clock: Callable[[], float] | None = None) -> None:
         self.lease_seconds = lease_seconds
-        self._clock = clock
+        self._clock = clock or time.monotonic
         self._seen: dict[str, _Seen] = {}
 
     def dead(self, name: str, writer: Writer | None, beats: int) -> bool | None:

@@ -63,7 +63,7 @@ class Trial:
     _in_work: int = field(default=0, init=False, repr=False)
     _warned: bool = field(default=False, init=False, repr=False)
     _waiting: list[Record] = field(default_factory=list, init=False, repr=False)
-    _started: float = field(default_factory=time.monotonic, init=False, repr=False)
+    _started: float = field(default_factory=lambda: time.monotonic(), init=False, repr=False)  # noqa: PLW0108 -- as it is then
     _last: Mapping[str, float] = field(default_factory=dict, init=False, repr=False)
     # At a report, by the study.
     _told_to_end: bool = field(default=False, init=False, repr=False)
