@@ -46,7 +46,7 @@ def read_toml(path: str | Path, what: str, *, allowed: str) -> dict[str, Any]:
     text = read_text(path, what, allowed=allowed)
     try:
         return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as failure:
+    except (ValueError, RecursionError) as failure:
         raise InputError(f"{what} {str(path)!r}: it is no valid TOML ({failure}); allowed: {allowed}") from None
 
 

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import math
 import re
+import reprlib
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -29,6 +30,8 @@ C = TypeVar("C")
 KeyPath = tuple[str | int, ...]
 
 _YAML = (".yaml", ".yml")
+# Levels of a file.
+_DEEPEST = 20
 _BRACES = r"\{(?:[^{}]|\{[^{}]*\})*\}"
 _NEEDED_OF_CLUSTER = ("name", "device")
 _NEEDED_OF_DEVICE = ("kind", "memory_bytes", "flops", "memory_bandwidth")
@@ -40,14 +43,14 @@ _LEAST_BANDWIDTH, _MOST_ALPHA, _LEAST_MEMORY = 1e6, 0.1, 1e8
 def read_cluster(kind: type[C], path: Path, *, force_units: bool = False) -> C:
     """Read a cluster, of the class `kind`; see `Cluster.load`."""
     text = read_text(path, "cluster file", allowed="a TOML or YAML file, or a preset's name")
+    refusals: tuple[type[Exception], ...]
     if path.suffix in _YAML:
-        yaml = _import_yaml()
-        parse, refusal, language = yaml.safe_load, yaml.YAMLError, "YAML"
+        language, refusals = "YAML", (ValueError, RecursionError, _import_yaml().YAMLError)
     else:
-        parse, refusal, language = tomllib.loads, tomllib.TOMLDecodeError, "TOML"
+        language, refusals = "TOML", (ValueError, RecursionError)
     try:
-        content = parse(text)
-    except refusal as error:
+        content = _parse_yaml(text) if language == "YAML" else tomllib.loads(text)
+    except refusals as error:
         raise InputError(f"cluster file {path}: is no {language} ({' '.join(str(error).split())})") from None
     return _Reader(path, text).read_cluster(kind, content, force_units=force_units)
 
@@ -70,12 +73,12 @@ class _Reader:
 
     def read_cluster(self, kind: type[C], content: Any, *, force_units: bool) -> C:
         if not isinstance(content, dict):
-            raise self.key_error((), f"got {content!r}; allowed: keys such as name, device and tier")
+            raise self.key_error((), f"got {reprlib.repr(content)}; allowed: keys such as name, device and tier")
         content = dict(content)
         schema = content.pop("schema", SCHEMA)
         if schema != SCHEMA:
             raise self.key_error(
-                ("schema",), f"got {schema!r}; allowed: {SCHEMA}; a newer Trainwright reads newer files"
+                ("schema",), f"got {reprlib.repr(schema)}; allowed: {SCHEMA}; a newer Trainwright reads newer files"
             )
         # The levels are read first: they say how many devices and nodes there are where the file does not.
         levels = self.read_value(tuple[NetworkLevel, ...], content.get("tier", []), ("tier",))
@@ -92,7 +95,7 @@ class _Reader:
     def read_record(self, kind: type, content: Any, path: KeyPath, needed: tuple[str, ...] = ()) -> Any:
         """Build a dataclass from a mapping whose keys are its fields."""
         if not isinstance(content, dict):
-            raise self.key_error(path, f"got {content!r}; allowed: a table of keys")
+            raise self.key_error(path, f"got {reprlib.repr(content)}; allowed: a table of keys")
         fields = {_FILE_KEYS.get(field.name, field.name): field for field in settings_of(kind)}
         # Unknown keys are refused before missing ones: a misspelt key is both.
         for key in content:
@@ -120,16 +123,18 @@ class _Reader:
             return self.read_record(kind, value, path, needed)  # type: ignore[arg-type]
         if get_origin(kind) is tuple:
             if not isinstance(value, list):
-                raise self.key_error(path, f"got {value!r}; allowed: a list")
+                raise self.key_error(path, f"got {reprlib.repr(value)}; allowed: a list")
             return tuple(self.read_value(get_args(kind)[0], item, (*path, place)) for place, item in enumerate(value))
         if get_origin(kind) is Mapping:
             if not isinstance(value, dict):
-                raise self.key_error(path, f"got {value!r}; allowed: a table of keys")
+                raise self.key_error(path, f"got {reprlib.repr(value)}; allowed: a table of keys")
             return {str(key): self.read_value(get_args(kind)[1], item, (*path, key)) for key, item in value.items()}
         if kind in {int, float}:
             return self.read_number(kind, value, path)
         if not isinstance(value, kind):
-            raise self.key_error(path, f"got {value!r}; allowed: {'true or false' if kind is bool else 'a text'}")
+            raise self.key_error(
+                path, f"got {reprlib.repr(value)}; allowed: {'true or false' if kind is bool else 'a text'}"
+            )
         return value
 
     def read_number(self, kind: type, value: Any, path: KeyPath) -> float:
@@ -137,11 +142,11 @@ class _Reader:
             with contextlib.suppress(ValueError):
                 value = float(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.key_error(path, f"got {value!r}; allowed: a number")
+            raise self.key_error(path, f"got {reprlib.repr(value)}; allowed: a number")
         if kind is float:
             return float(value)
         if isinstance(value, float) and not value.is_integer():
-            raise self.key_error(path, f"got {value!r}; allowed: a whole number")
+            raise self.key_error(path, f"got {reprlib.repr(value)}; allowed: a whole number")
         return int(value)
 
     def check_units(self, cluster: Any) -> None:
@@ -218,6 +223,16 @@ def _import_yaml() -> Any:
     except ImportError:
         raise MissingExtra.of("a cluster file in YAML", "PyYAML", "yaml") from None
     return yaml
+
+
+def _parse_yaml(text: str) -> Any:
+    """Return what a text of YAML says; aliases and deep nesting are refused: a few bytes of them take hours."""
+    yaml, depth = _import_yaml(), 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if isinstance(event, yaml.AliasEvent) or depth > _DEEPEST:
+            raise ValueError(f"it has aliases, or more than {_DEEPEST} levels; write values out")
+    return yaml.safe_load(text)
 
 
 def _fields_of(record: Any, needed: tuple[str, ...] = ()) -> dict[str, Any]:

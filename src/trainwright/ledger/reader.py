@@ -7,10 +7,10 @@ has changed, or every ten seconds, since network file systems show old times.
 
 # ruff: noqa: PTH116, PTH208 -- paths are texts here: a look at a thousand journals makes no thousand objects
 
+import errno
 import os
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from stat import S_ISREG
@@ -124,9 +124,7 @@ class JournalReader:
             raise LedgerError(f"cannot read {self.folder}: {error.strerror or error}") from error
         for journal in self._journals.values():
             if not journal.ended:
-                # Of a journal that was removed by hand stays what was read.
-                with suppress(FileNotFoundError):
-                    self._measure(journal, os.stat(journal.path))
+                self._measure(journal)
 
     def _list(self, now: float) -> None:
         self._listed = now
@@ -137,7 +135,18 @@ class JournalReader:
                 self._journals[name] = _Journal(name, path, writer_of(name), predecessor(name), now)
             self._journals = dict(sorted(self._journals.items()))
 
-    def _measure(self, journal: _Journal, about: os.stat_result) -> None:
+    def _measure(self, journal: _Journal) -> None:
+        try:
+            about = os.stat(journal.path)
+        except FileNotFoundError:
+            # Of a journal that was removed by hand stays what was read.
+            return
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise LedgerError(f"cannot read {journal.path}: {error.strerror or error}") from error
+            journal.drop(0, 0, "it is no file")
+            journal.ended = True
+            return
         if about.st_size > journal.size:
             if not S_ISREG(about.st_mode):
                 journal.drop(0, about.st_size, "it is no file")

@@ -108,7 +108,7 @@ def read_identity(text: str | bytes, where: object) -> str:
     try:
         content = json.loads(text)
         version, study = int(content["format"]), str(content["study"])
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         raise StudyError(f"{where} is damaged: expected a JSON object with 'format' and 'study'") from None
     check_format(version, f"{where}:")
     return study

@@ -51,6 +51,7 @@ class Process:
     wakes_at: float
     clock_offset: float = 0.0
     dead: bool = False
+    sync_failed: bool = False
     ended: bool = False
     beats_at: float = 0.0
     beat: Callable[[], None] | None = None
@@ -75,7 +76,7 @@ class Machine:
         self._draws: np.random.Generator = rng(seed, "simulation", 0)
         self._here = threading.local()
         self._back = threading.Semaphore(0)
-        self._processes: list[Process] = []
+        self.processes: list[Process] = []
         self._real: dict[tuple[ModuleType, str], Any] = {}
 
     # The order.
@@ -100,7 +101,7 @@ class Machine:
                 self._back.release()
 
         threading.Thread(target=run, name=name, daemon=True).start()
-        self._processes.append(process)
+        self.processes.append(process)
         return process
 
     def end_faults(self) -> None:
@@ -109,7 +110,7 @@ class Machine:
 
     def run(self, goes_on: Callable[[], bool] = lambda: True) -> None:
         """Let processes take turns until all have ended, or `goes_on` says no; raises `Stalled` if that never comes."""
-        while (alive := [one for one in self._processes if not one.ended]) and goes_on():
+        while (alive := [one for one in self.processes if not one.ended]) and goes_on():
             ready = [one for one in alive if one.dead or one.wakes_at <= self.now]
             if not ready:
                 self.now = min(one.wakes_at for one in alive)
@@ -121,7 +122,7 @@ class Machine:
 
     def stop_all(self) -> None:
         """Kill what is left, so that no thread stays."""
-        for process in self._processes:
+        for process in self.processes:
             process.dead = True
         self.operations = 0
         self.run()
@@ -162,7 +163,7 @@ class Machine:
             self._waiting.remove(due[0])
             self.happened[due[0]] = fault
         if fault in {"kill", "power"}:
-            for struck in self._processes if fault == "power" else (process,):
+            for struck in self.processes if fault == "power" else (process,):
                 for path in struck.synced if fault == "power" else ():
                     self._lose_unsynced(struck, path)
                 struck.dead = True
@@ -291,6 +292,7 @@ class Machine:
         path = process.paths[handle]
         if self._operate(process, *(["sync"] if path in process.synced else [])) == "sync":
             # The pages are dropped, and a further sync would say that all is well.
+            process.sync_failed = True
             self._lose_unsynced(process, path)
             raise OSError(errno.EIO, "input/output error", path)
         if path in process.synced:

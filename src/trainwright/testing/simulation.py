@@ -141,7 +141,9 @@ def simulate_history(seed: int, planned: dict[int, str]) -> History:
             except Stalled as error:
                 history.broken.append(f"the study is not finished: {error}")
             history.happened, history.operations = machine.happened, machine.operations
-        excused = _LAZY if "power" in history.happened.values() else frozenset()
+        # What a failed sync leaves in doubt is written again, unless the process dies before.
+        power = "power" in history.happened.values()
+        excused = {one.name for one in machine.processes if power or (one.dead and one.sync_failed)}
         history.broken += find_broken_promises(folder, acknowledged, proposals, excused)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -175,17 +177,17 @@ def _run_workers(machine: Machine, folder: Path, acknowledged: list[tuple[str, R
 
 
 def find_broken_promises(
-    folder: Path, acknowledged: Sequence[tuple[str, Record]], proposals: Mapping[int, object], excused: frozenset[str]
+    folder: Path, acknowledged: Sequence[tuple[str, Record]], proposals: Mapping[int, object], excused: set[str]
 ) -> list[str]:
-    """Return which promises a finished study breaks; records of `excused` kinds may be lost."""
+    """Return which promises a finished study breaks; processes that are `excused` may have lost lazy records."""
     ledger = DirectoryLedger(folder / "ledger")
     records, _ = ledger.read()
     state = fold(records)
     broken = [
         f"an acknowledged record is lost: {record.kind} of trial {record.trial}"
-        for _, record in acknowledged
+        for who, record in acknowledged
         if not state.knows(record)
-        and record.kind not in excused
+        and not (record.kind in _LAZY and who in excused)
         # What a failed sync left in doubt was written again, under another name.
         and not any((record.kind, record.body, record.trial) == (one.kind, one.body, one.trial) for one in records)
     ]

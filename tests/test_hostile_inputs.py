@@ -1,0 +1,140 @@
+"""Files that somebody else may have made: each is refused in one sentence, soon, and nothing in it runs."""
+
+import contextlib
+import itertools
+import json
+import os
+import time
+import zlib
+from pathlib import Path
+
+import pytest
+
+import trainwright as tw
+from trainwright.checkpoint.tools.inspect import inspect
+from trainwright.checkpoint.tools.verify import verify
+from trainwright.cli.workflow.study_file import read_job
+from trainwright.ensemble import Ensemble
+from trainwright.ensemble.ensemble_settings import StoredSettings
+from trainwright.errors import TrainwrightError
+from trainwright.ledger import DirectoryLedger, state_of
+from trainwright.model.chain import Chain
+from trainwright.plan.memory.plan_record import Plan
+from trainwright.serve.placement.deployment_plan import DeploymentPlan
+
+MARKER = "a-marker"
+"""A file that hostile code would make."""
+
+RUN = f"__import__('os').system('touch {MARKER}')"
+TEXTS = {
+    "nested lists": "[" * 200_000,
+    "nested objects": '{"a":' * 100_000 + "1" + "}" * 100_000,
+    "nested tables": "[a" + ".a" * 20_000 + "]\n",
+    "a number of a million digits": '{"nodes": ' + "9" * 1_000_000 + "}",
+    "a number of a million digits, TOML": "nodes = " + "9" * 1_000_000 + "\n",
+    "no number": '{"nodes": NaN, "stages": Infinity, "format": -Infinity, "v": 1e999}',
+    "code": json.dumps(RUN),
+    "code in every place": json.dumps(dict.fromkeys(("format", "kind", "name", "train", "stages", "device", "v"), RUN)),
+    "code as a tag": f'!!python/object/apply:os.system ["touch {MARKER}"]\n',
+    "a pickle": f"cos\nsystem\n(S'touch {MARKER}'\ntR.",
+    "bytes": "\x00\x01\x02\udcff",
+    "a path upwards": json.dumps(
+        {"format": 1, "files": ["../../../../etc/passwd"], "members": [{"path": "/etc/passwd"}]}
+    ),
+    "aliases that double": "a: &a [x]\n"
+    + "".join(f"{b}: &{b} [*{a}, *{a}, *{a}, *{a}]\n" for a, b in itertools.pairwise("abcdefghijklmnop"))
+    + "nodes: *p\n",
+    "keys twice": '{"nodes": 1, "nodes": 2, "format": 1, "format": 2}',
+    "a list": "[1, 2, 3]",
+    "nothing": " \n",
+}
+READERS = {
+    "cluster.toml": tw.Cluster.load,
+    "cluster.yaml": tw.Cluster.load,
+    "profile.json": tw.Profile.load,
+    "chain.json": Chain.load,
+    "layout.json": tw.Layout.load,
+    "memory-plan.json": Plan.load,
+    "deployment.json": DeploymentPlan.load,
+    "study.toml": read_job,
+    "weights.safetensors": inspect,
+    "weights.pt": inspect,
+}
+
+
+@contextlib.contextmanager
+def refused(folder, monkeypatch):
+    """Expect that what is inside is refused soon, in one sentence, and that nothing runs."""
+    monkeypatch.chdir(folder)
+    began = time.monotonic()
+    with pytest.raises(TrainwrightError) as refusal:
+        yield
+    assert time.monotonic() - began < 10
+    assert not list(Path(folder).rglob(MARKER))
+    assert len(str(refusal.value)) < 5000
+    assert "Traceback" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", READERS)
+def test_a_hostile_file(name, text, tmp_path, monkeypatch):
+    path = tmp_path / name
+    path.write_bytes(TEXTS[text].encode(errors="surrogateescape"))
+    with refused(tmp_path, monkeypatch):
+        READERS[name](path)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_hostile_ledger(text, tmp_path, monkeypatch):
+    """As the identity of a study."""
+    (tmp_path / "ledger").mkdir()
+    (tmp_path / "ledger" / "study.json").write_bytes(TEXTS[text].encode(errors="surrogateescape"))
+    with refused(tmp_path, monkeypatch):
+        DirectoryLedger(tmp_path / "ledger")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_a_hostile_journal(text, tmp_path):
+    """As a line with a sound checksum: it is left out, and named."""
+    DirectoryLedger(tmp_path, create=True).close()
+    line = TEXTS[text].replace("\n", " ").encode(errors="surrogateescape")
+    (tmp_path / "journal" / "x-1-0.jsonl").write_bytes(b"%08x %b\n" % (zlib.crc32(line), line))
+    ledger = DirectoryLedger(tmp_path)
+    assert state_of(ledger).trials == {}
+    assert len(ledger.dropped()) == 1
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize("name", ["manifest.json", "ensemble.json", "export"])
+def test_a_hostile_folder(name, text, tmp_path, monkeypatch):
+    """Of a checkpoint, of a study with settings of ensembles, and of an export."""
+    content = TEXTS[text].encode(errors="surrogateescape")
+    if name == "manifest.json":
+        (tmp_path / "step-000000000001").mkdir()
+        (tmp_path / "step-000000000001" / name).write_bytes(content)
+        found = verify(tmp_path)
+        assert not found.good
+        return
+    (tmp_path / "ensemble.json").write_bytes(content)
+    with refused(tmp_path, monkeypatch):
+        (Ensemble.load if name == "export" else StoredSettings.read)(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a pipe", "a device", "a loop of links", "a sparse file"])
+def test_what_is_no_file(name, tmp_path):
+    """As a journal: none of it is waited for, read for ever, or held in memory."""
+    DirectoryLedger(tmp_path, create=True).close()
+    path = tmp_path / "journal" / "x-1-0.jsonl"
+    if name == "a pipe":
+        os.mkfifo(path)
+    elif name == "a device":
+        path.symlink_to("/dev/zero")
+    elif name == "a loop of links":
+        path.symlink_to(path)
+    else:
+        with path.open("wb") as file:
+            file.truncate(2**34)
+    began = time.monotonic()
+    with contextlib.suppress(TrainwrightError):
+        state_of(DirectoryLedger(tmp_path))
+    assert time.monotonic() - began < 10
