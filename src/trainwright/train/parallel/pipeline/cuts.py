@@ -8,7 +8,7 @@ from torch import fx, nn
 from trainwright.errors import UnsupportedModel, UnsupportedPlan
 from trainwright.plan import Layout
 from trainwright.train.parallel.blocks import blocks_of, chain_of
-from trainwright.train.parallel.pipeline.cutting import cut_at, modules_above
+from trainwright.train.parallel.pipeline.graph_parts import cut_at, modules_above
 
 __all__ = ["cut_model", "cuts_of", "drop_unused", "tied_parameters", "uncut_of"]
 
