@@ -51,9 +51,67 @@ def test_table_and_reasons(run):
         "at most 4 devices",
         "at most 8 devices",
         "comes first",
-        "left out:",
+        "tokens/s a device",
+        "MFU",
+        "device-hours",
     ):
         assert words in said.output
+    assert "left out:" not in said.output  # of what the model has no parts for there is no line
+    assert best["tokens_per_second"] == pytest.approx(16 * 128 / best["seconds_per_iteration"])
+    assert 0 < best["mfu"] < 1
+
+
+CONFIG = {
+    "model_type": "qwen3_moe", "hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 8, "head_dim": 64,
+    "num_key_value_heads": 2, "intermediate_size": 1024, "moe_intermediate_size": 128, "num_experts": 8,
+    "num_experts_per_tok": 2, "vocab_size": 1000, "max_position_embeddings": 4096, "tie_word_embeddings": False,
+}  # fmt: skip
+
+
+def from_config(tmp_path, config, *arguments):
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    common = ["--cluster", "dgx-h100", "--batch", "16", "--precision", "amp-bf16"]
+    return CliRunner().invoke(plan.app, [str(tmp_path / "config.json"), *common, *arguments])
+
+
+def test_a_configuration_of_hugging_face(tmp_path):
+    """A mixture of experts is planned from its config.json alone, with hours until so many tokens."""
+    said = from_config(tmp_path, CONFIG, "--sequence", "512", "--tokens", "1e9", "--json")
+    assert said.exit_code == 0, said.output
+    last = json.loads(said.output.splitlines()[-1])
+    attention = 256 * 64 * (8 + 2 * 2) + 64 * 8 * 256
+    experts = 8 * 3 * 256 * 128 + 256 * 8
+    assert last["profile"]["parameters"] == 4 * (attention + experts + 2 * 256) + 2 * 1000 * 256 + 256
+    assert any(each["degrees"]["expert"] > 1 for each in last["plans"])
+    best = last["plans"][0]
+    assert best["hours"] * 3600 == pytest.approx(1e9 / best["tokens_per_second"], rel=1e-3)
+
+
+def test_fixed_degrees_and_recomputation(tmp_path):
+    """Every plan has the degrees and the recomputation that were asked for."""
+    said = from_config(tmp_path, CONFIG, "--degrees", "tensor=2,pipeline=2", "--recompute", "full", "--json")
+    plans = json.loads(said.output.splitlines()[-1])["plans"]
+    assert plans
+    assert {(one["degrees"]["tensor"], one["degrees"]["pipeline"], one["recompute"]) for one in plans} == {
+        (2, 2, "full")
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "arguments", "sentence"),
+    [
+        ({"kv_lora_rank": 512}, [], "kv_lora_rank: got 512: latent attention cannot be described"),
+        ({"hidden_size": None}, [], "hidden_size is missing"),
+        ({}, ["--degrees", "tensor=3"], "degrees: tensor: got 3; allowed: 1, 2, 4, 8 (the attention heads)"),
+        ({}, ["--degrees", "tensr=2"], "did you mean 'tensor'"),
+        ({}, ["--degrees", "tensor"], "--degrees: got 'tensor'; allowed: such as tensor=8,pipeline=4"),
+        ({}, ["--recompute", "some"], "recompute: got 'some'"),
+    ],
+)
+def test_configurations_refused(tmp_path, changes, arguments, sentence):
+    said = from_config(tmp_path, {**CONFIG, **changes}, *arguments)
+    assert isinstance(said.exception, InputError)
+    assert sentence in str(said.exception)
 
 
 def test_a_profile_of_another_precision(tmp_path):

@@ -9,6 +9,8 @@ from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.plan import Degrees, MeasuredRun, Oracle
+from trainwright.plan.assumptions import Assumptions
+from trainwright.plan.fit.fit_runs import fit_clusters, fit_runs
 
 PRESET = Cluster.preset("abci-v100", nodes=16)
 PROFILE = describe_transformer(hidden=512, layers=8, heads=8, sequence=256, vocabulary=8000)
@@ -20,7 +22,9 @@ def machine():
     inside, *outside = PRESET.tiers
     tiers = (inside, *(replace(tier, bandwidth=0.4 * tier.bandwidth) for tier in outside))
     memory = 0.6 * device.memory_bandwidth
-    return replace(PRESET, device=replace(device, memory_bandwidth=memory), tiers=tiers, overhead_seconds=4e-3)
+    return replace(
+        PRESET, device=replace(device, memory_bandwidth=memory), tiers=tiers, overhead_seconds=4e-3, overlap=0.5
+    )
 
 
 def layout(data, zero=0, batch=None):
@@ -50,27 +54,50 @@ def errors(oracle, runs):
 
 
 def test_larger_runs_are_predicted():
-    """Fitted to at most 16 devices, runs on 32 and 64 are predicted to 2 %; the preset errs by more than 20 %."""
+    """Fitted to at most 16 devices, 32 and 64 are predicted to 5 %, to 20 % with twice the samples a device."""
     fitted = Oracle(PRESET).fit(measured(SEEN))
-    assert max(errors(fitted, measured(UNSEEN))) < 0.02
+    *same, more = errors(fitted, measured(UNSEEN))
+    assert max(same) < 0.05
+    assert more < 0.2
     assert min(errors(Oracle(PRESET), measured(UNSEEN))) > 0.2
     assert fitted.cluster.verified
 
 
 def test_what_is_left_over_makes_the_intervals():
-    """With 5 % of noise the intervals are about as wide, and the fit still helps."""
-    fitted = Oracle(PRESET).fit(measured(SEEN, noise=0.05))
-    assert 0.02 < fitted.cluster.errors["compute"] < 0.1
-    low, high = fitted.forecast(PROFILE, UNSEEN[0]).interval
-    assert 1.05 < high / low < 1.4
-    assert max(errors(fitted, measured(UNSEEN))) < 0.1
+    """With 10 % of noise the intervals are wider than without, and wider yet for more devices than any run had."""
+    exact, noisy = (Oracle(PRESET).fit(measured(SEEN, noise=noise)) for noise in (0.0, 0.1))
+    assert noisy.cluster.errors["runs"] > exact.cluster.errors["runs"]
+    widths = []
+    for place in (SEEN[-1], UNSEEN[0], UNSEEN[1]):
+        low, high = noisy.forecast(PROFILE, place).interval
+        widths.append(high / low)
+    assert 1.2 < widths[0] < widths[1] < widths[2] < 2
+    assert max(errors(noisy, measured(UNSEEN))) < 0.25
 
 
-def test_too_few_runs_are_refused():
-    with pytest.raises(InputError, match=r"runs: got 2; allowed: more than the \d figures to fit \(compute, bandwidth"):
-        Oracle(PRESET).fit(measured([layout(2), layout(8)]))
+def test_one_run_is_enough():
+    """What a run does not tell stays where it was, and is called so."""
+    fit = fit_runs(PRESET, measured([SEEN[0]]), Assumptions())
+    assert abs(fit.residuals[0]) < 0.05
+    assert {each.state for each in fit.constants.values()} == {"not identified"}
     with pytest.raises(InputError, match="allowed: one or more runs, each above 0 seconds"):
         Oracle(PRESET).fit([])
+
+
+def test_runs_beyond_what_the_machine_can_are_seen():
+    """Steps faster than the device's peak leave constants at their bounds, which the fit names."""
+    runs = [replace(run, seconds=run.seconds / 30) for run in measured(SEEN)]
+    assert "efficiency linear" in fit_runs(PRESET, runs, Assumptions()).at_bounds
+
+
+def test_one_factor_for_several_machines():
+    """Two machines that are as much slower than their sheets, each by few runs, are found together."""
+    other = replace(PRESET, device=replace(PRESET.device, flops={"fp32": 2 * PRESET.device.flops["fp32"]}))
+    fits = fit_clusters([(PRESET, measured(SEEN)), (other, measured(SEEN[:2]))], Assumptions())
+    assert len(fits) == 2
+    name = "efficiency linear"
+    assert fits[0].constants[name].value == pytest.approx(fits[1].constants[name].value)
+    assert [len(fit.residuals) for fit in fits] == [len(SEEN), 2]
 
 
 def test_a_fitted_cluster_is_a_file(tmp_path):

@@ -9,6 +9,8 @@ from typing import Annotated, Any
 from trainwright.cluster import Cluster
 from trainwright.engine.function_reference import load_function
 from trainwright.errors import InputError, MissingExtra, TrainwrightError
+from trainwright.files import read_json
+from trainwright.model.describe.hugging_face import describe_config, is_config
 from trainwright.model.profile import Profile
 from trainwright.plan import Input
 from trainwright.plan.byte_sizes import read_size
@@ -16,7 +18,15 @@ from trainwright.plan.parallel.precision import optimizer_of
 from trainwright.settings import Settings
 from trainwright.validators import integer, optional, text
 
-__all__ = ["OracleSettings", "call_function", "find_cluster", "read_costs", "read_devices", "read_profile"]
+__all__ = [
+    "OracleSettings",
+    "call_function",
+    "find_cluster",
+    "read_costs",
+    "read_degrees",
+    "read_devices",
+    "read_profile",
+]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,9 +70,20 @@ def call_function(option: str, words: str) -> Any:
         raise InputError(f"{option}: {words} failed with {kind}: {error}; it is called without arguments") from error
 
 
-def read_profile(model: str, sample: str | None, *, precision: str, optimizer: str) -> Profile:
-    """Return the profile in a .json file, or that of a factory, traced on its sample without running it."""
+def read_profile(
+    model: str,
+    sample: str | None,
+    *,
+    precision: str,
+    optimizer: str,
+    loss: str | None = None,
+    fuse: bool = False,
+    sequence: int | None = None,
+) -> Profile:
+    """Return the profile in a .json file, that of a config.json, or that of a factory, traced without running it."""
     if model.endswith(".json"):
+        if is_config(read_json(model, "profile", allowed="a profile, or a model's config.json")):
+            return describe_config(model, sequence=sequence, precision=described_in(precision))
         return Profile.load(model)
     if sample is None:
         raise InputError("--sample: got none; allowed: MODULE:FUNCTION that returns the model's arguments (or a dict)")
@@ -82,7 +103,29 @@ def read_profile(model: str, sample: str | None, *, precision: str, optimizer: s
     optimizer_of(optimizer)
     # A trace needs an optimizer that it knows; bytes of others are the plan's own.
     known = optimizer if "=" not in optimizer else "adamw"
-    return Profile.trace(built, batch, optimizer=known, precision=precision, name=model)
+    traced = described_in(precision) if precision == "amp-fp8" else precision
+    return Profile.trace(
+        built,
+        batch,
+        loss=None if loss is None else load_function(loss, "--loss"),
+        optimizer=known,
+        precision=traced,
+        fuse=fuse,
+        name=model,
+    )
+
+
+def described_in(precision: str) -> str:
+    """Return the precision whose activations a plan in `precision` has."""
+    return {"amp-fp8": "amp-bf16"}.get(precision, precision)
+
+
+def read_degrees(words: str) -> dict[str, int]:
+    """Return the degrees that "tensor=8,pipeline=4" fixes."""
+    parts = [part.partition("=") for part in words.split(",")]
+    if not all(value.strip().isdigit() for _, _, value in parts):
+        raise InputError(f"--degrees: got {words!r}; allowed: such as tensor=8,pipeline=4")
+    return {name.strip(): int(value) for name, _, value in parts}
 
 
 def find_cluster(name: str, nodes: int | None, *, force_units: bool = False) -> Cluster:

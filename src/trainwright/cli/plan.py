@@ -9,17 +9,16 @@ import typer
 from typer.core import TyperGroup
 
 from trainwright.cli._plan_calibrate import calibrate
+from trainwright.cli._plan_speeds import SpeedOf
 from trainwright.cli.command import Result, make_group, options_of
 from trainwright.cli.formatting import print_table, size
-from trainwright.cli.inputs import OracleSettings, read_costs, read_devices, read_profile
+from trainwright.cli.inputs import OracleSettings, read_costs, read_degrees, read_devices, read_profile
+from trainwright.cli.plan_fit import fit
 from trainwright.cli.workflow.plan import PlanStage
 from trainwright.cli.workflow.study_file import read_job
-from trainwright.cluster import Cluster
 from trainwright.errors import InputError
-from trainwright.model.profile import Profile
 from trainwright.plan import Forecast, Oracle, Saving
 from trainwright.plan.forecast import Ranking
-from trainwright.plan.parallel.precision import precision_of
 from trainwright.report.formatting import count
 from trainwright.settings import settings_of
 
@@ -42,9 +41,14 @@ class _Group(TyperGroup):
 
 @options_of(OracleSettings)
 def model(
-    model: Annotated[str, typer.Argument(help="MODULE:FUNCTION that returns a nn.Module, or a profile's .json file.")],
+    model: Annotated[
+        str, typer.Argument(help="MODULE:FUNCTION that returns a nn.Module, a profile's .json, or a config.json.")
+    ],
     *,
     sample: Annotated[str | None, typer.Option(help="MODULE:FUNCTION that returns the model's arguments.")] = None,
+    loss: Annotated[str | None, typer.Option(help="MODULE:FUNCTION of model and batch that returns a scalar.")] = None,
+    fuse: Annotated[bool, typer.Option("--fuse", help="As torch.compile fuses the model's operations.")] = False,
+    sequence: Annotated[int | None, typer.Option(min=1, help="Positions of a sample, for a config.json.")] = None,
     changes: dict[str, Any],
     devices: Annotated[str, typer.Option(help="A number, several with commas, or max.")] = "max",
     batch: Annotated[int, typer.Option(help="Samples of an iteration over all devices.")],
@@ -54,8 +58,13 @@ def model(
     ] = None,
     checkpoint: Annotated[float | None, typer.Option(help="Bytes of one checkpoint.")] = None,
     strategies: Annotated[str | None, typer.Option(help="Only these and what they make together: data,tensor.")] = None,
+    degrees: Annotated[str | None, typer.Option(help="Degrees that are fixed: tensor=8,pipeline=4.")] = None,
+    recompute: Annotated[str | None, typer.Option(help="Only none, selective or full recomputation.")] = None,
     goal: Annotated[str, typer.Option(help="time, device-hours, time-to-solution or memory.")] = "time",
-    samples: Annotated[int | None, typer.Option(min=1, help="Samples of an epoch, for device-hours.")] = None,
+    samples: Annotated[
+        int | None, typer.Option(min=1, help="Samples of a training, for its hours and device-hours.")
+    ] = None,
+    tokens: Annotated[float | None, typer.Option(min=1, help="Tokens of a training, as 300e9, for its hours.")] = None,
     top: Annotated[int, typer.Option(min=1, help="Rows of the table.")] = 10,
     out: Annotated[Path | None, typer.Option(help="Write the best plan to this file.")] = None,
     force_units: Annotated[bool, typer.Option("--force-units", help="Accept figures of unlikely size.")] = False,
@@ -65,7 +74,18 @@ def model(
     machine = settings.find_cluster(force_units=force_units)
     # A table for each number of devices: the best strategy changes with it.
     numbers = read_devices(devices, machine)
-    profile = read_profile(model, sample, precision=settings.precision, optimizer=settings.optimizer)
+    profile = read_profile(
+        model,
+        sample,
+        precision=settings.precision,
+        optimizer=settings.optimizer,
+        loss=loss,
+        fuse=fuse,
+        sequence=sequence,
+    )
+    speeds = SpeedOf(profile, machine)
+    if tokens is not None:
+        samples = speeds.samples_of(tokens)
     oracle = Oracle(machine)
     found = {
         number: oracle.rank(
@@ -78,6 +98,8 @@ def model(
             strategies=strategies.split(",") if strategies is not None else None,
             max_memory_bytes=settings.max_memory_bytes(),
             goal=goal,
+            degrees=read_degrees(degrees) if degrees is not None else None,
+            recompute=recompute,
             input=read_costs(costs) if costs is not None else None,
             saving=Saving(bytes=checkpoint) if checkpoint is not None else None,
         )
@@ -90,7 +112,7 @@ def model(
     if caveat := next(iter(found.values()))[0].caveat:
         print(f"caveat: {caveat}")
     for number, ranking in found.items():
-        _show_ranking(number, ranking, top=top, samples=samples, profile=profile, machine=machine)
+        _show_ranking(number, ranking, top=top, samples=samples, speeds=speeds)
     if out is not None:
         best = found[numbers[-1]][0]
         best.save(out)
@@ -99,7 +121,7 @@ def model(
         {
             "cluster": {name: getattr(machine, name) for name in ("name", "devices", "verified", "source")},
             "profile": {"name": profile.name, "parameters": profile.parameters, "origin": profile.origin},
-            "plans": [_collect_content(plan, samples) for ranking in found.values() for plan in ranking],
+            "plans": [_collect_content(plan, samples, speeds) for ranking in found.values() for plan in ranking],
             "rejected": [
                 {"devices": number, **asdict(each)} for number, ranking in found.items() for each in ranking.rejected
             ],
@@ -108,33 +130,25 @@ def model(
     )
 
 
-def _collect_content(plan: Forecast, samples: int | None) -> dict[str, Any]:
+def _collect_content(plan: Forecast, samples: int | None, speeds: SpeedOf) -> dict[str, Any]:
     return {
         **asdict(plan),
         "devices": plan.devices,
         "seconds_per_iteration": plan.seconds_per_iteration,
+        **speeds.describe(plan),
+        "hours": None if samples is None else plan.device_hours(samples) / plan.devices,
+        "device_hours": None if samples is None else plan.device_hours(samples),
         "device_hours_per_epoch": None if samples is None else plan.device_hours(samples),
         "seconds_to_solution_per_epoch": None if samples is None else plan.seconds_to_solution(samples),
     }
 
 
-def _list_speeds(plan: Forecast, profile: Profile, machine: Cluster) -> list[str]:
-    """Return samples a second, and the model's operations a second on a device with their share of what it can."""
-    rate = plan.batch / plan.seconds_per_iteration
-    work = sum(layer.forward_flops + layer.backward_flops for layer in profile.layers) / profile.batch
-    speed = rate * work / plan.devices
-    # Without a measured or published peak there is no share of it.
-    peak = machine.device.flops.get(precision_of(plan.precision).flops)
-    return [f"{rate:.3g}", f"{speed / 1e12:.3g}", f"{100 * speed / peak:.0f} %" if peak else "-"]
-
-
-def _show_ranking(
-    number: int, ranking: Ranking, *, top: int, samples: int | None, profile: Profile, machine: Cluster
-) -> None:
+def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | None, speeds: SpeedOf) -> None:
     """Print the table of one number of devices, the best plan's reasons, and what is left out."""
     print(f"\nat most {count(number, 'device')}\n")
-    header = ["strategy", "divided", "micro", "s/iteration", "low - high", *asdict(ranking[0].breakdown), "peak",
-              "reserved", "samples/s", "TFLOP/s a device", "MFU"]  # fmt: skip
+    # Parts of an iteration that no plan has would be columns of zeros.
+    parts = [name for name in asdict(ranking[0].breakdown) if any(getattr(p.breakdown, name) for p in ranking[:top])]
+    header = ["strategy", "divided", "micro", "s/iteration", "90 %", *parts, "memory", *speeds.header]
     rows = [
         [
             plan.strategy + (" =" if plan.within_error_of_best else ""),
@@ -142,15 +156,14 @@ def _show_ranking(
             plan.micro_batch,
             _shorten(plan.seconds_per_iteration),
             " - ".join(map(_shorten, plan.interval)),
-            *map(_shorten, asdict(plan.breakdown).values()),
-            size(plan.peak_bytes),
+            *(_shorten(getattr(plan.breakdown, name)) for name in parts),
             size(plan.reserved_bytes),
-            *_list_speeds(plan, profile, machine),
-            *([] if samples is None else [_shorten(plan.device_hours(samples))]),
+            *speeds.columns(plan),
+            *([] if samples is None else _list_hours(plan, samples)),
         ]
         for plan in ranking[:top]
     ]
-    print_table([*header, *([] if samples is None else ["device-h/epoch"])], rows, left=2)
+    print_table([*header, *([] if samples is None else ["hours", "device-hours"])], rows, left=2)
     if any(plan.within_error_of_best for plan in ranking[:top]):
         print("= : shares more than half of its interval with the first")
     if len(ranking) > top:
@@ -159,10 +172,17 @@ def _show_ranking(
     for plan in ranking[:top]:
         for each in plan.bottlenecks[:2]:
             print(f"  {plan.strategy}: {each.id}: {each.sentence}; try {each.advice}")
-    if ranking.rejected:
+    # Of what the model has no parts for (convolutions of a transformer) only the JSON speaks.
+    refused = [each for each in ranking.rejected if each.allowed != "1"]
+    if refused:
         print("\nleft out:")
-        for refused in ranking.rejected:
-            print(f"  {refused.strategy}: {refused.reason}; {refused.value}, allowed: {refused.allowed}")
+        for one in refused:
+            print(f"  {one.strategy}: {one.reason}; {one.value}, allowed: {one.allowed}")
+
+
+def _list_hours(plan: Forecast, samples: int) -> list[str]:
+    hours = plan.device_hours(samples)
+    return [_shorten(hours / plan.devices), _shorten(hours)]
 
 
 def _show_winner(ranking: Ranking) -> str:
@@ -229,6 +249,7 @@ app = make_group(
     "plan",
     "Predict every parallel strategy for a model on a cluster; measure a machine.",
     {
+        fit: "Fit a cluster's constants to measured training steps.",
         calibrate: "Measure computation, memory, storage and the network.",
         search: "Predict what a study costs on a cluster.",
         model: "Rank the parallel strategies for a model.",

@@ -11,6 +11,7 @@ from trainwright.cluster.device import Device, DeviceFailures, Storage
 from trainwright.cluster.files import read_cluster, write_cluster
 from trainwright.cluster.network import ExchangeTimes, NetworkLevel
 from trainwright.cluster.presets.laptop import load_or_measure_laptop
+from trainwright.cluster.presets.typical import AS_PUBLISHED, add_typical
 from trainwright.errors import InputError, closest
 from trainwright.settings import Settings
 from trainwright.validators import check, integer, number, one_of
@@ -44,6 +45,8 @@ class Cluster(Settings):
     failure: DeviceFailures = field(default_factory=DeviceFailures, kw_only=True)
     overhead_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
     """Framework seconds of an iteration that no layer explains."""
+    exchange_seconds: Annotated[float, number(minimum=0)] = field(default=0.0, kw_only=True)
+    """Seconds that the host takes to start one exchange: the device waits for them before a transfer between stages."""
     overlap: Annotated[float, number(minimum=0, maximum=1)] = field(default=1.0, kw_only=True)
     """Speed of computation while a collective is under way, as a share of its speed alone, 0 to 1.
 
@@ -58,6 +61,9 @@ class Cluster(Settings):
     ranks, and micro-batches that evict each other from caches."""
     errors: Mapping[str, float] = field(default_factory=dict, kw_only=True)
     """Relative error of the calibration by what was fitted ("compute", tier names, "storage"), for intervals."""
+    seen: Mapping[str, tuple[float, float]] = field(default_factory=dict, kw_only=True)
+    """Least and largest of what the runs covered that the figures were fitted to ("devices", "parameters"); further
+    away predictions err by more."""
     residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
     """What each of these fits left, (predicted - measured) / measured of every measurement."""
     conditions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
@@ -109,13 +115,15 @@ class Cluster(Settings):
         return self.nodes * self.devices_per_node
 
     @classmethod
-    def preset(cls, name: str, *, nodes: int | None = None) -> "Cluster":
+    def preset(cls, name: str, *, nodes: int | None = None, typical: bool = True) -> "Cluster":
         """Return a known machine, with `nodes` nodes if given; `trainwright.cluster.PRESETS` lists the names.
+
+        Without `typical` it is the data sheet alone, without the shares of it that public runs reached.
 
         "laptop" is this machine: it is measured when it is first asked for, which takes a few seconds, and remembered
         in the user's cache. Raises `InputError` for an unknown name or more nodes than the machine has.
         """
-        return preset_cluster(cls, name, nodes=nodes)
+        return preset_cluster(cls, name, nodes=nodes, typical=typical)
 
     @classmethod
     def load(cls, path: Path | str, *, force_units: bool = False) -> "Cluster":
@@ -142,7 +150,7 @@ _LAPTOP = "laptop"
 PRESETS = tuple(sorted((*_FILES, _LAPTOP)))
 
 
-def preset_cluster(kind: type[C], name: str, *, nodes: int | None = None) -> C:
+def preset_cluster(kind: type[C], name: str, *, nodes: int | None = None, typical: bool = True) -> C:
     """Return a preset, of the class `kind`; see `Cluster.preset`."""
     if name not in PRESETS:
         raise InputError(f"cluster: got {name!r}; allowed: {', '.join(PRESETS)}, or a file{closest(name, PRESETS)}")
@@ -150,7 +158,10 @@ def preset_cluster(kind: type[C], name: str, *, nodes: int | None = None) -> C:
     content = {"nodes": 1, "most_nodes": 1} if name == _LAPTOP else _read_preset(name)
     wanted = content["nodes"] if nodes is None else nodes
     check(wanted, integer(minimum=1, maximum=content.pop("most_nodes")), f"nodes of {name}")
-    return load_or_measure_laptop(kind) if name == _LAPTOP else kind(**_fields_of(content, wanted))
+    if name == _LAPTOP:
+        return load_or_measure_laptop(kind)
+    fields = _fields_of(content, wanted)
+    return kind(**(add_typical(fields) if typical and name not in AS_PUBLISHED else fields))
 
 
 def _read_preset(name: str) -> dict[str, Any]:

@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from trainwright.settings import Settings
 from trainwright.validators import Validator, check, integer, number
 
-__all__ = ["Device", "DeviceFailures", "Storage", "roofline_seconds"]
+__all__ = ["MOST_EFFICIENT", "Device", "DeviceFailures", "Storage", "roofline_seconds"]
 
+MOST_EFFICIENT = {"attention": 2.0}
+"""Largest shares of the peak where they are not 1: attention with a causal mask does half of its operations."""
 _FINITE = number(above=0)
 _POSITIVE_OR_INFINITE = Validator(lambda value: _FINITE.accepts(value) or value == math.inf, "a number > 0")
 
@@ -30,17 +32,22 @@ class Device(Settings):
     """Bytes a second between the device and its own memory."""
     launch_seconds: Annotated[float, number(minimum=0)] = 0.0
     """Fixed seconds of a kernel."""
+    host_seconds: Annotated[float, number(minimum=0)] = 0.0
+    """Seconds that the host takes to issue an operation: where that is longer than the device's work, the device waits.
+    0 where layers were timed, which holds it."""
+    product_flops: Annotated[float, number(minimum=0)] = 0.0
+    """Operations of a product at which it reaches half of its efficiency: small ones do not fill a device."""
     host_bandwidth: Annotated[float, number(minimum=0)] = 0.0
     """Bytes a second between host and device, 0 if they share memory."""
     efficiency: Mapping[str, float] = field(default_factory=dict)
-    """Share of the peak that a kind of layer reaches, 0 to 1, where it was measured."""
+    """Share of the peak that a kind of layer reaches, 0 to 1, where it was measured; "memory": of the bandwidth."""
 
     def check_together(self) -> None:
         """Check the values of both mappings, so that an error names the key."""
         for precision, speed in self.flops.items():
             check(speed, _POSITIVE_OR_INFINITE, f"Device.flops.{precision}")
         for kind, share in self.efficiency.items():
-            check(share, number(above=0, maximum=1), f"Device.efficiency.{kind}")
+            check(share, number(above=0, maximum=MOST_EFFICIENT.get(kind, 1)), f"Device.efficiency.{kind}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

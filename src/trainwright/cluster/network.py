@@ -38,6 +38,8 @@ class NetworkLevel(Settings):
     devices: Annotated[int, integer(minimum=1)]
     alpha: Annotated[float, number(minimum=0)]
     bandwidth: Annotated[float, number(above=0)]
+    reached: Annotated[float, number(above=0, maximum=1)] = 1.0
+    """Share of the bandwidth that exchanges come to."""
     links_per_node: Annotated[int, integer(minimum=1)] = 1
     oversubscription: Annotated[float, number(minimum=1)] = 1.0
     """How many times more traffic may enter this level than it can carry: 3 for a 1:3 tree."""
@@ -58,7 +60,7 @@ class NetworkLevel(Settings):
     @property
     def beta(self) -> float:
         """Seconds a byte on one link."""
-        return 1.0 / self.bandwidth
+        return 1.0 / (self.bandwidth * self.reached)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

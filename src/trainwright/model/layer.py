@@ -82,6 +82,8 @@ class Transformer:
     sequence: int
     kv_heads: int = 0
     """0: as many as heads."""
+    head_size: int = 0
+    """Width of a head, 0: hidden / heads."""
     feedforward: int = 0
     """Width of the inner layer of the feed-forward part, 0: 4 * hidden."""
     experts: int = 0

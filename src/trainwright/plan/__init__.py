@@ -1,6 +1,6 @@
 """The oracle: which parallel strategy, how fast, how much memory, and what limits it, before a job is submitted."""
 
-from trainwright.plan.calibration import MeasuredRun
+from trainwright.plan.fit.measured_run import MeasuredRun
 from trainwright.plan.forecast import Forecast
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.oracle import Oracle

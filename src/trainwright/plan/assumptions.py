@@ -29,6 +29,8 @@ class Assumptions(Settings, error=InputError):
     asynchronous: Mapping[str, float] = field(default_factory=dict)
     """Share of the exchanges inside blocks that runs beside computation, by axis: {"tensor": 1} for tensor parallelism
     that sends a part of a product while the next is computed (Wang et al., ASPLOS 2023)."""
+    expert_imbalance: Annotated[float, number(minimum=1)] = 1.0
+    """Tokens of the rank whose experts get most of them over the mean, where experts are divided."""
     fragmentation: Annotated[float, number(minimum=1)] = 1.0
     """Reserved bytes over those that blocks of the allocator round to, >= 1."""
 

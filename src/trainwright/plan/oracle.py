@@ -1,29 +1,25 @@
 """Oracle: which strategy, how fast, how much memory, what limits it, for a model on a cluster."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.byte_sizes import distinct_sizes
-from trainwright.plan.calibration import MeasuredRun, calibrate_cluster
+from trainwright.plan.fit.fit_runs import fit_runs
+from trainwright.plan.fit.measured_run import MeasuredRun
 from trainwright.plan.forecast import Forecast, Ranking, Rejection, ScalingCurve
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.parallel.assembly import assemble, mark_within_error
-from trainwright.plan.parallel.candidates import CHUNKS, exclusive_axes, shapes
-from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES, Mesh
+from trainwright.plan.parallel.candidates import CHUNKS, shapes
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Profiles, profile_in
 from trainwright.plan.parallel.pricing import Pricer
-from trainwright.plan.parallel.recomputation import choices_of
 from trainwright.plan.parallel.search import FamilyBest, search
-from trainwright.plan.parallel.strategies.registry import AXES, STRATEGIES
-from trainwright.plan.parallel.strategies.tensor import falls_evenly
+from trainwright.plan.parallel.single_plan import mesh_of_plan
 from trainwright.plan.plan_query import Input, PlanQuery, Saving
 
 __all__ = ["NoPlan", "Oracle"]
@@ -56,11 +52,14 @@ class Oracle:
         micro: int | None = None,
         max_memory_bytes: float | None = None,
         goal: str = "time",
+        degrees: Mapping[str, int] | None = None,
+        recompute: str | None = None,
         input: Input | None = None,  # noqa: A002 (the option's word)
         saving: Saving | None = None,
     ) -> Ranking:
         """Return the best plan of every strategy for `batch` samples an iteration on at most `devices` devices.
 
+        `degrees` fixes some of them ({"tensor": 8}), `recompute` the recomputation ("none", "selective", "full").
         `profile` is one traced in `precision`, or `Traces` of a model, from which that one is taken; a profile of
         another precision is converted, and the plans say in `caveat` what that may cost.
 
@@ -76,6 +75,8 @@ class Oracle:
             micro=micro,
             max_memory_bytes=max_memory_bytes,
             goal=goal,
+            degrees=degrees or {},
+            recompute=recompute,
             input=input,
             saving=saving,
         )
@@ -173,34 +174,18 @@ class Oracle:
             saving=saving,
         )
         arrays = ModelArrays(profile_in(profile, precision), query.plan_precision, ring)
-        _check(arrays, degrees, batch)
-        _check_choices(arrays, degrees, recompute=recompute, schedule=schedule, chunks=chunks)
-        # Data and expert ranks work on different samples.
-        replicas = degrees.data * degrees.expert
-        samples = batch // replicas
-        micro = samples if micro is None else micro
-        if batch % replicas or micro < 1 or samples % micro:
-            near = max(1, batch // (replicas * max(1, micro))) * replicas * max(1, micro)
-            raise InputError(
-                f"batch: got {batch} for {replicas} replicas with micro-batches of {micro}; allowed: a multiple of "
-                f"{replicas * max(1, micro)}, such as {near} or {near + replicas * max(1, micro)}"
-            )
-        chosen = schedule or ("" if degrees.pipeline == 1 else "interleaved" if chunks > 1 else "1f1b")
-        mesh = Mesh.of(
-            batch,
-            np.array([[getattr(degrees, axis.name) for axis in AXES]], dtype=np.int64),
-            axes=AXES,
-            micro=np.array([micro], dtype=np.int64),
+        mesh = mesh_of_plan(
+            arrays,
+            batch=batch,
+            degrees=degrees,
+            micro=micro,
             zero=zero,
-            shard=_shard(degrees, degrees.data if shard is None else shard) if zero else 1,
+            shard=shard,
             sequence=sequence,
-            recompute=RECOMPUTE.index(recompute),
-            schedule=SCHEDULES.index(chosen),
+            recompute=recompute,
+            schedule=schedule,
             chunks=chunks,
         )
-        if sequence and not falls_evenly(arrays, mesh)[0]:
-            parts = degrees.tensor * degrees.context
-            raise InputError(f"sequence: got a length that {parts} ranks do not divide; allowed: sequence=False")
         pricer = Pricer(
             arrays, self.cluster, self.assumptions, query.plan_optimizer, most_parts=degrees.pipeline * chunks
         )
@@ -208,25 +193,20 @@ class Oracle:
         mode = ("data", "zero1", "zero2", "fsdp")[zero]
         return assemble(pricer, prices, 0, exposed=pricer.exposed(prices, 0), mode=mode, query=query)
 
-    def forecast(self, profile: Profiles, layout: Layout, *, optimizer: str = "adamw") -> Forecast:
+    def forecast(self, profile: Profiles, layout: Layout, *, optimizer: str = "adamw", ring: bool = False) -> Forecast:
         """Return what a layout comes to. Raises `InputError` as `estimate` does."""
         names = ("batch", "degrees", "zero", "sequence", "recompute", "schedule", "chunks", "precision")
         choices = {name: getattr(layout, name) for name in names}
         shard = layout.shard if layout.zero else None
-        return self.estimate(profile, micro=layout.micro_batch, shard=shard, optimizer=optimizer, **choices)
+        return self.estimate(profile, micro=layout.micro_batch, shard=shard, optimizer=optimizer, ring=ring, **choices)
 
     def fit(self, runs: Sequence[MeasuredRun]) -> "Oracle":
-        """Return the oracle of a cluster whose figures were fitted to measured training steps.
+        """Return the oracle of a cluster whose constants were fitted to measured training steps; see `fit_runs`.
 
-        Fitted are the speed of computation, the bandwidth of each level of the network that the runs use, and the
-        overhead of an iteration; `oracle.cluster.save(path)` keeps them. Raises `InputError` for too few runs.
+        `oracle.cluster.save(path)` keeps them. Raises `InputError` where the runs cannot be fitted.
         """
-
-        def predict(cluster: Cluster, run: MeasuredRun) -> float:
-            oracle = Oracle(cluster, assumptions=self.assumptions)
-            return oracle.forecast(run.profile, run.layout, optimizer=run.optimizer).seconds_per_iteration
-
-        return Oracle(calibrate_cluster(self.cluster, runs, predict), assumptions=self.assumptions)
+        fitted = fit_runs(self.cluster, runs, self.assumptions)
+        return Oracle(fitted.cluster, assumptions=self.assumptions)
 
 
 def _name(found: FamilyBest) -> str:
@@ -241,44 +221,3 @@ def _refused(found: FamilyBest, query: PlanQuery) -> Rejection:
         value=wanted,
         allowed=allowed,
     )
-
-
-def _check(arrays: ModelArrays, degrees: Degrees, batch: int) -> None:
-    for strategy in STRATEGIES:
-        name = strategy.axis.name
-        degree = getattr(degrees, name)
-        limit = strategy.limit(arrays, batch)
-        if degree > limit.most:
-            raise InputError(f"{name}: got {degree}; allowed: at most {limit.most}: {limit.by}")
-        if not strategy.applies(arrays, np.array([degree]))[0]:
-            raise InputError(f"{name}: got {degree}; allowed: a number that divides {limit.by}")
-
-
-def _shard(degrees: Degrees, wanted: int) -> int:
-    only_data = degrees.spatial * degrees.expert > 1
-    most = degrees.data * (1 if only_data else degrees.context)
-    if wanted != most and (wanted < 1 or degrees.data % wanted):
-        raise InputError(f"shard: got {wanted}; allowed: {most}, or a divisor of the {degrees.data} data ranks")
-    return wanted
-
-
-def _check_choices(arrays: ModelArrays, degrees: Degrees, *, recompute: str, schedule: str, chunks: int) -> None:
-    for places in exclusive_axes():
-        names = [AXES[place].name for place in places]
-        together = [name for name in names if getattr(degrees, name) > 1]
-        if len(together) > 1:
-            raise InputError(f"degrees: got {' and '.join(together)} above 1; allowed: one of {', '.join(names)}")
-    if recompute not in RECOMPUTE:
-        raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(RECOMPUTE)}")
-    if ("full" if recompute == "operators" else recompute) not in (allowed := choices_of(arrays)):
-        what = (
-            "call of scaled_dot_product_attention"
-            if recompute == "selective"
-            else "block that is a module of several layers"
-        )
-        raise InputError(f"recompute: got {recompute!r}; allowed: {', '.join(allowed)}: this model has no {what}")
-    if schedule not in SCHEDULES:
-        raise InputError(f"schedule: got {schedule!r}; allowed: {', '.join(SCHEDULES[1:])}")
-    most = max(1, arrays.parts // degrees.pipeline) if degrees.pipeline > 1 else 1
-    if not 1 <= chunks <= most:
-        raise InputError(f"chunks: got {chunks} with {degrees.pipeline} stages; allowed: 1 to {most} for this model")

@@ -4,6 +4,7 @@ Time to solution under exponential failures: Daly, "A higher order estimate of t
 2006), equation 13: M e^(R/M) (e^((tau + C)/M) - 1) W / tau for W seconds of work.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -11,11 +12,11 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError, closest
-from trainwright.plan.parallel.mesh import Floats, Mesh
+from trainwright.plan.parallel.mesh import RECOMPUTE, Floats, Mesh
 from trainwright.plan.parallel.precision import Optimizer, Precision, optimizer_of, precision_of
 from trainwright.plan.parallel.strategies.registry import AXES
 from trainwright.settings import Settings
-from trainwright.validators import integer, number, one_of, optional
+from trainwright.validators import check, integer, number, one_of, optional
 
 __all__ = ["FAMILIES", "GOALS", "Input", "PlanQuery", "Saving", "best_interval", "inflation"]
 
@@ -90,6 +91,10 @@ class PlanQuery(Settings, error=InputError, label=""):
     micro: Annotated[int | None, optional(integer(minimum=1))] = None
     max_memory_bytes: Annotated[float | None, optional(number(above=0))] = None
     goal: Annotated[str, one_of(*GOALS)] = "time"
+    degrees: Mapping[str, int] = field(default_factory=dict)
+    """Degrees that are fixed, by axis."""
+    recompute: Annotated[str | None, optional(one_of(*RECOMPUTE[:3]))] = None
+    """The only recomputation that is tried; None: all that mean something for the model."""
     input: Input | None = None
     saving: Saving | None = None
     allowed: frozenset[str] = field(init=False)
@@ -106,6 +111,9 @@ class PlanQuery(Settings, error=InputError, label=""):
                 f"micro: got {self.micro} for a batch of {self.batch}; allowed: a divisor of it, nearest "
                 f"{_nearest(self.batch, self.micro)}"
             )
+        for name, degree in self.degrees.items():
+            check(name, one_of(*(axis.name for axis in AXES)), "degrees")
+            check(degree, integer(minimum=1, maximum=self.devices), f"degrees, {name}")
         precision_of(self.precision)
         optimizer_of(self.optimizer)
         names = {part for item in self.strategies or FAMILIES for part in item.split("+")}

@@ -13,6 +13,10 @@ from trainwright.validators import check, integer, one_of
 
 __all__ = ["describe_transformer"]
 
+_LOSS_FORWARD, _LOSS_BACKWARD, _LOSS_STEPS = 38, 22, 7
+"""Bytes an element of the logits that an unfused cross-entropy moves, and its operations. Forward, in fp32: cast (2
+read, 4 written), maximum (4), difference, exponential and quotient (8 each), sum (4); backward: difference, product (8
+each) and cast (6)."""
 _BYTES = {"fp32": 4, "tf32": 4, "amp-fp16": 2, "amp-bf16": 2, "fp16": 2, "bf16": 2}
 
 
@@ -24,6 +28,7 @@ def describe_transformer(
     sequence: int,
     vocabulary: int,
     kv_heads: int = 0,
+    head_size: int = 0,
     feedforward: int = 0,
     gated: bool = False,
     dropout: bool = True,
@@ -38,19 +43,20 @@ def describe_transformer(
 ) -> Profile:
     """Return the profile of one sample (a sequence) of a transformer: embedding, `layers` equal blocks, head.
 
-    `kv_heads` 0 means as many as heads, `feedforward` 0 means 4 * hidden. A `gated` feed-forward part has two inner
-    matrices (SwiGLU). `fused_attention` keeps queries, keys, values and output in place of the scores. With `tied`
-    the head has the embedding's weights. `positions` learns one vector a position. `experts` > 0 replaces every
-    feed-forward part by so many, of which each token visits `top_k`. Of a block without these choices autograd keeps
-    s * h * (34 + 5 * a * s / h) bytes a sample in half precision; weights are 12 h^2 + 13 h. With `vocabulary` 0 there
-    are the blocks alone, which is what published tables of activation memory count.
+    `kv_heads` 0 means as many as heads, `head_size` 0 hidden / heads, `feedforward` 0 4 * hidden. A `gated`
+    feed-forward part has two inner matrices (SwiGLU). `fused_attention` keeps queries, keys, values and output in
+    place of the scores. With `tied` the head has the embedding's weights. `positions` learns one vector a position.
+    `experts` > 0 replaces every feed-forward part by so many, of which each token visits `top_k`. Of a block
+    without these choices autograd keeps s * h * (34 + 5 * a * s / h) bytes a sample in half precision; weights are
+    12 h^2 + 13 h. With `vocabulary` 0 there are the blocks alone, which is what published tables of activation
+    memory count.
 
     Raises `InputError` for sizes below 1, heads that do not divide hidden, or an unknown precision.
     """
     sizes = {"hidden": hidden, "layers": layers, "heads": heads, "sequence": sequence, "vocabulary": vocabulary}
     for what, value in sizes.items():
         check(value, integer(minimum=0 if what == "vocabulary" else 1), f"describe_transformer: {what}")
-    if hidden % heads or heads % (kv_heads or heads):
+    if (hidden % heads and not head_size) or heads % (kv_heads or heads):
         raise InputError(
             f"describe_transformer: heads: got {heads} heads and {kv_heads or heads} of keys for hidden {hidden}; "
             "allowed: heads that divide hidden, kv_heads that divide heads"
@@ -61,6 +67,7 @@ def describe_transformer(
         heads=heads,
         sequence=sequence,
         kv_heads=kv_heads or heads,
+        head_size=head_size or hidden // heads,
         feedforward=feedforward or 4 * hidden,
         experts=experts,
         top_k=top_k,
@@ -147,8 +154,9 @@ class _Layers:
     def attention(self, *, fused: bool) -> Layer:
         """Return softmax(Q K^T) V with its dropout: 2 s^2 h multiply-adds."""
         shape = self.shape
-        # Queries are as wide as the stream, keys and values each as wide as their own heads.
-        inputs = self.stream + 2 * shape.sequence * shape.hidden * shape.kv_heads // shape.heads
+        # Queries are as wide as all heads together, keys and values each as wide as their own heads.
+        queries = shape.sequence * shape.heads * shape.head_size
+        inputs = queries + 2 * shape.sequence * shape.head_size * shape.kv_heads
         # Scores grow with the square of the sequence: what fused attention avoids.
         scores = shape.heads * shape.sequence**2
         # The paper keeps softmax and dropout outputs at the size of an element, and a mask of a byte: 5 a s^2.
@@ -156,13 +164,13 @@ class _Layers:
         # The output of a fused kernel is what the projection keeps as its input: only the row sums come on top.
         saved = self.size * inputs + (4 * shape.heads * shape.sequence if fused else saved_scores)
         # Scores go to memory and back three times: between product, softmax, dropout and product.
-        traffic = self.size * (inputs + self.stream) + (0 if fused else 6 * self.size * scores)
-        flops = 4.0 * shape.sequence**2 * shape.hidden
+        traffic = self.size * (inputs + queries) + (0 if fused else 6 * self.size * scores)
+        flops = 4.0 * shape.sequence * queries
         return Layer(
             name="attention",
             kind="attention",
             input_elements=inputs,
-            output_elements=self.stream,
+            output_elements=queries,
             forward_flops=flops,
             # A fused kernel computes the scores again: five products for the two of forward.
             backward_flops=flops * (2.5 if fused else 2),
@@ -188,6 +196,9 @@ class _Layers:
         logits = replace(logits, weight_elements=logits.weight_elements - bias)
         elements = self.shape.sequence * vocabulary
         loss = self.moved("loss", "loss", elements, saved=4 * elements, outputs=1)
+        loss = replace(
+            loss, forward_bytes=_LOSS_FORWARD * elements, backward_bytes=_LOSS_BACKWARD * elements, launches=_LOSS_STEPS
+        )
         return [self.norm("head.norm"), logits, loss]
 
 
@@ -195,7 +206,7 @@ def _block_layers(maker: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
     shape = maker.shape
     hidden, inner = shape.hidden, shape.feedforward
     # Grouped-query attention: fewer heads of keys and values than of queries.
-    keys = hidden * shape.kv_heads // shape.heads
+    wide_heads, keys = shape.head_size * shape.heads, shape.head_size * shape.kv_heads
     first = maker.linear("feedforward.in", hidden, (1 + gated) * inner)
     wide = shape.sequence * inner
     # The paper keeps the input of the non-linearity; its output is the input that the second matrix keeps.
@@ -210,9 +221,9 @@ def _block_layers(maker: _Layers, *, gated: bool, fused: bool) -> list[Layer]:
         feedforward = [router, *(_per_expert(layer, shape) for layer in feedforward)]
     return [
         maker.norm("attention.norm"),
-        maker.linear("attention.in", hidden, hidden + 2 * keys),
+        maker.linear("attention.in", hidden, wide_heads + 2 * keys),
         maker.attention(fused=fused),
-        maker.linear("attention.out", hidden, hidden),
+        maker.linear("attention.out", wide_heads, hidden),
         maker.residual("attention.residual"),
         maker.norm("feedforward.norm"),
         *feedforward,

@@ -1,7 +1,4 @@
-"""Assembly: a priced candidate becomes a `Forecast`, with what surrounds its steps and what limits it.
-
-Its interval is made of the calibration's errors, drawn and pushed through the plan's parts.
-"""
+"""Assembly: a priced candidate becomes a `Forecast`, with what surrounds its steps and what limits it."""
 
 import math
 from collections.abc import Sequence
@@ -9,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from trainwright.cluster import Cluster
+from trainwright.plan.fit.prediction_interval import interval_of
 from trainwright.plan.forecast import Breakdown, Collective, Forecast
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.bottlenecks import BottleneckCase, bottlenecks_of
@@ -22,20 +19,8 @@ from trainwright.plan.parallel.recomputation import modules_of
 from trainwright.plan.parallel.strategies.registry import STRATEGIES
 from trainwright.plan.parallel.strategies.strategy import Exchange
 from trainwright.plan.plan_query import PlanQuery
-from trainwright.randomness import rng
 
-__all__ = ["UNCALIBRATED", "assemble", "interval_of", "mark_within_error"]
-
-UNCALIBRATED = 0.3
-"""Relative error, at least, of what was never measured."""
-
-_DRAWS = 200
-_PARTS = {
-    "compute": ("compute", "bubble", "update"),
-    "links": ("communication",),
-    "storage": ("input", "checkpoint"),
-    "framework": ("framework",),
-}
+__all__ = ["assemble", "mark_within_error"]
 
 
 def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: str, query: PlanQuery) -> Forecast:
@@ -73,7 +58,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         precision=query.precision,
         optimizer=query.optimizer,
         breakdown=breakdown,
-        interval=interval_of(breakdown, pricer.cluster),
+        interval=interval_of(breakdown, pricer.cluster, pricer.arrays.profile, degrees),
         peak_bytes=math.ceil(peak),
         reserved_bytes=math.ceil(float(reserved_bytes(np.array([peak]), pricer.assumptions.fragmentation)[0])),
         state_bytes=round(float(memory.state[row])),
@@ -124,36 +109,6 @@ def _collectives(listed: Sequence[tuple[Exchange, float]]) -> tuple[Collective, 
         )
         for exchange, times in listed
     )
-
-
-def interval_of(breakdown: Breakdown, cluster: Cluster) -> tuple[float, float]:
-    """Return the prediction interval of an iteration's seconds: the 5 and 95 % points of the same 200 draws for all.
-
-    Each group of parts errs by a lognormal factor of its own with the relative error that the calibration found (of
-    links the largest of the tiers', and that of what hides behind computation); a cluster that nobody has measured errs
-    by 30 % at least, all parts together.
-    """
-    errors = {
-        "compute": cluster.errors.get("compute", 0.0),
-        "links": math.hypot(
-            max((cluster.errors.get(tier.name, 0.0) for tier in cluster.tiers), default=0.0),
-            cluster.errors.get("overlap", 0.0),
-        ),
-        "storage": cluster.errors.get("storage", 0.0),
-        "framework": cluster.errors.get("framework", 0.0),
-    }
-    # The same draws for every plan, so that differences between plans are not noise.
-    normal = rng(0, "plan interval", 0).standard_normal((len(_PARTS), _DRAWS))
-    total = np.zeros(_DRAWS)
-    for number, (group, names) in enumerate(_PARTS.items()):
-        seconds = math.fsum(getattr(breakdown, name) for name in names)
-        total += seconds * np.exp(errors[group] * normal[number])
-    low, high = (float(item) for item in np.quantile(total, [0.05, 0.95]))
-    middle = breakdown.total
-    # An unmeasured cluster errs in all parts together: at least 30 % either way.
-    if not cluster.verified:
-        low, high = min(low, middle * (1 - UNCALIBRATED)), max(high, middle * (1 + UNCALIBRATED))
-    return min(low, middle), max(high, middle)
 
 
 def mark_within_error(plans: Sequence[Forecast]) -> tuple[Forecast, ...]:

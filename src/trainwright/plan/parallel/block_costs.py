@@ -8,15 +8,17 @@ import numpy as np
 from trainwright.cluster import Cluster
 from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.collective_seconds import all_seconds
-from trainwright.plan.parallel.mesh import RECOMPUTE, Floats, Mesh
+from trainwright.plan.parallel.mesh import RECOMPUTE, Bools, Floats, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.recomputation import exchanges_again, layers_again, saved_bytes
-from trainwright.plan.parallel.roofline import layer_seconds
+from trainwright.plan.parallel.roofline import host_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.context import gathered_bytes
 from trainwright.plan.parallel.strategies.registry import STRATEGIES
-from trainwright.plan.parallel.strategies.strategy import Exchange
+from trainwright.plan.parallel.strategies.strategy import Exchange, Phase
 
 __all__ = ["BlockCosts", "block_costs"]
+
+_ROUNDNESS = 6.0  # of the norm between device and host
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -57,29 +59,36 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions,
             weights *= weight_share
             saved *= keeps
             exchanges += strategy.communication(arrays, mesh, None)
+    experts = np.array([layer.experts > 0 for layer in arrays.layers])
+    uneven = np.where(experts & (mesh.axis("expert") > 1)[:, None], assumptions.expert_imbalance, 1.0)
+    share = share * uneven
     # Seconds of the divided layers, then those of the exchanges that computation does not hide.
-    forward, backward = layer_seconds(arrays, cluster, assumptions, samples=samples, share=share, weights=weights)
-    took = all_seconds(cluster, exchanges)
-    ahead, back = (
-        _exposed(exchanges, took, phase, seconds, beside=cluster.overlap, hidden=assumptions.asynchronous)
-        for phase, seconds in (("forward", arrays.per_block(forward)), ("backward", arrays.per_block(backward)))
+    layers_ahead, layers_back = layer_seconds(
+        arrays, cluster, assumptions, samples=samples, share=share, weights=weights
     )
+    took = all_seconds(cluster, exchanges)
+    forward, ahead = _phase_seconds(arrays, cluster, assumptions, exchanges, took, phase="forward", layers=layers_ahead)
+    backward, back = _phase_seconds(arrays, cluster, assumptions, exchanges, took, phase="backward", layers=layers_back)
     bytes_kept = saved * arrays.saved * samples[:, None]
     # For each kind of recomputation: what stays saved, and what runs a second time.
     choices = [saved_bytes(arrays, mesh, bytes_kept, name, share=share) for name in RECOMPUTE]
     again = []
     for name in RECOMPUTE:
-        repeated = arrays.per_block(np.where(layers_again(arrays, name), forward, 0.0))
+        repeated = layers_again(arrays, name)
         places = exchanges_again(arrays, exchanges, name)
         some = [exchanges[i] for i in places], [took[i] for i in places]
-        waited = _exposed(*some, "forward", repeated, beside=cluster.overlap, hidden=assumptions.asynchronous)
-        again.append(repeated + waited)
-    experts = np.array([layer.experts > 0 for layer in arrays.layers])
+        again.append(
+            sum(
+                _phase_seconds(
+                    arrays, cluster, assumptions, *some, phase="forward", layers=layers_ahead, chosen=repeated
+                )
+            )
+        )
     trained = weights * arrays.trained
     whole = arrays.per_block(bytes_kept)
     return BlockCosts(
-        forward=arrays.per_block(forward),
-        backward=arrays.per_block(backward),
+        forward=forward,
+        backward=backward,
         again=np.stack(again),
         forward_exchange=ahead,
         backward_exchange=back,
@@ -91,6 +100,36 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions,
         trained_experts=arrays.per_block(np.where(experts, trained, 0.0)),
         exchanges=tuple(exchanges),
     )
+
+
+def _phase_seconds(
+    arrays: ModelArrays,
+    cluster: Cluster,
+    assumptions: Assumptions,
+    exchanges: list[Exchange],
+    took: list[Floats],
+    *,
+    phase: Phase,
+    layers: Floats,
+    chosen: Bools | None = None,
+) -> tuple[Floats, Floats]:
+    """Return what blocks compute in one phase, and their exposed exchanges: (ways, blocks) each.
+
+    The host issues operations ahead of the device. Where that takes longer than the work, the device waits: a block
+    takes the 6-norm of both, which is nearly the longer one and smooth between them.
+    """
+    runs = np.ones(len(arrays.layers), dtype=np.bool_) if chosen is None else chosen
+    compute = arrays.per_block(np.where(runs, layers, 0.0))
+    exposed = _exposed(exchanges, took, phase, compute, beside=cluster.overlap, hidden=assumptions.asynchronous)
+    # A backward pass has two operations for one forward.
+    host = (2 if phase == "backward" else 1) * host_seconds(arrays, cluster, runs)
+    issued = np.tile(host, (len(compute), 1))
+    for exchange in exchanges:
+        if exchange.phase == phase and exchange.block is not None:
+            issued[:, exchange.block] += exchange.count * cluster.exchange_seconds
+    busy = compute + exposed
+    longer = (busy**_ROUNDNESS + issued**_ROUNDNESS) ** (1 / _ROUNDNESS) if issued.any() else busy
+    return compute + longer - busy, exposed
 
 
 def _exposed(

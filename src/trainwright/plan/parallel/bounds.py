@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainwright.errors import InputError
 from trainwright.plan.parallel.block_costs import BlockCosts
 from trainwright.plan.parallel.mesh import RECOMPUTE, Floats, Ints, Mesh
 from trainwright.plan.parallel.pricing import Pricer
@@ -50,14 +51,14 @@ class Bounds:
         return np.where(self.seconds < np.inf, found, np.inf)
 
 
-def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
+def bounds_of(pricer: Pricer, mesh: Mesh, recompute: str | None = None) -> Bounds:
     """Return the bounds of every shape of `mesh`; what it says of the choices is not looked at.
 
     As in `candidates.shapes`, so many stages of so many chunks have one schedule.
     """
     tensor = mesh.axis("tensor") > 1
     ways, place = replace(mesh, sequence=tensor).inner()
-    choices = _choices(pricer, mesh)
+    choices = _choices(pricer, mesh, recompute)
     # Sequence parallelism is no choice where there is no tensor parallelism.
     # Costs without sequence parallelism serve all shapes, those with it the tensor-parallel ones.
     without = pricer.costs(replace(ways, sequence=np.zeros_like(ways.sequence)))
@@ -92,9 +93,12 @@ def bounds_of(pricer: Pricer, mesh: Mesh) -> Bounds:
     return Bounds(choices=choices, seconds=slot, activations=waiting, elements=elements, _pricer=pricer)
 
 
-def _choices(pricer: Pricer, mesh: Mesh) -> tuple[tuple[bool, int], ...]:
+def _choices(pricer: Pricer, mesh: Mesh, recompute: str | None) -> tuple[tuple[bool, int], ...]:
     sequences = (False, True) if (mesh.axis("tensor") > 1).any() else (False,)
-    recomputes = [RECOMPUTE.index(name) for name in choices_of(pricer.arrays)]
+    possible = choices_of(pricer.arrays)
+    if recompute is not None and recompute not in possible:
+        raise InputError(f"recompute: got {recompute!r}; allowed for this model: {', '.join(possible)}")
+    recomputes = [RECOMPUTE.index(name) for name in possible if recompute in {None, name}]
     return tuple((sequence, recompute) for sequence in sequences for recompute in recomputes)
 
 

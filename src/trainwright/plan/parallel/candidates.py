@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from trainwright.errors import InputError
 from trainwright.plan.forecast import Rejection
 from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.mesh import Bools, Ints, Mesh
@@ -43,6 +44,13 @@ def shapes(arrays: ModelArrays, query: PlanQuery) -> Shapes:
         if name == "data":
             degrees = degrees[query.batch % degrees == 0]
         degrees = degrees[strategy.applies(arrays, degrees)]
+        if name in query.degrees:
+            if query.degrees[name] not in degrees:
+                raise InputError(
+                    f"degrees: {name}: got {query.degrees[name]}; allowed: {', '.join(map(str, degrees[:20]))} "
+                    f"({limit.by})"
+                )
+            degrees = np.array([query.degrees[name]])
         if wanted and limit.most == 1 < query.devices and name != "data":
             rejected.append(Rejection(strategy=name, reason=limit.by, value=f"{query.devices} devices", allowed="1"))
         rows = _times(rows, column, degrees, query.devices)

@@ -43,7 +43,7 @@ class Mesh:
     `recompute` and `schedule` are places in `RECOMPUTE` and `SCHEDULES`.
     """
 
-    batch: int
+    batch: Ints
     axes: tuple[ParallelAxis, ...]
     degrees: Ints
     micro: Ints
@@ -64,7 +64,8 @@ class Mesh:
             for name, each in defaults.items()
         }
         sequence = np.broadcast_to(np.asarray(choices.get("sequence", False), dtype=np.bool_), rows)
-        return cls(batch=batch, axes=tuple(axes), degrees=degrees, micro=micro, sequence=sequence, **columns)
+        samples = np.full(rows, batch, dtype=np.int64)
+        return cls(batch=samples, axes=tuple(axes), degrees=degrees, micro=micro, sequence=sequence, **columns)
 
     @property
     def rows(self) -> int:
@@ -100,7 +101,7 @@ class Mesh:
     def microbatches_of(self, row: int) -> int:
         """Return those of one candidate."""
         replicas = self.degrees[row, [axis.divides_samples for axis in self.axes]].prod()
-        return int(self.batch // (replicas * self.micro[row]))
+        return int(self.batch[row] // (replicas * self.micro[row]))
 
     def group(self, axes: Sequence[str]) -> tuple[Ints, Ints]:
         """Return (ranks, stride) of the groups that these axes, adjacent but for degrees of one, form together."""
@@ -113,12 +114,15 @@ class Mesh:
 
     def take(self, rows: Ints | Bools) -> "Mesh":
         """Return some of the candidates."""
-        columns = {
-            column.name: getattr(self, column.name)[rows]
-            for column in fields(self)
-            if column.name not in {"batch", "axes"}
-        }
-        return Mesh(batch=self.batch, axes=self.axes, **columns)
+        columns = {column.name: getattr(self, column.name)[rows] for column in fields(self) if column.name != "axes"}
+        return Mesh(axes=self.axes, **columns)
+
+    @classmethod
+    def join(cls, parts: "Sequence[Mesh]") -> "Mesh":
+        """Return the candidates of several meshes, one after the other."""
+        names = [column.name for column in fields(cls) if column.name != "axes"]
+        columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return cls(axes=parts[0].axes, **columns)
 
     def inner(self) -> tuple["Mesh", Ints]:
         """Return the different ways in which one pipeline stage works on a micro-batch, and each candidate's place."""

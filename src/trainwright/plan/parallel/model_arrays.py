@@ -97,6 +97,11 @@ class ModelArrays:
         """Width of the transformer blocks, 0 if there are none."""
         return max((block.transformer.hidden for block in self.profile.blocks if block.transformer), default=0)
 
+    def sequence_of(self, layer: int) -> int:
+        """Return the positions of a sample in the transformer block of a layer, 0 elsewhere."""
+        shape = self.profile.blocks[int(self.block[layer])].transformer
+        return shape.sequence if shape else 0
+
     @property
     def blocks(self) -> tuple[Block, ...]:
         """Blocks of the chain."""

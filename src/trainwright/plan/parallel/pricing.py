@@ -17,7 +17,7 @@ from trainwright.plan.parallel.footprint import MemoryFootprint, footprint
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Optimizer
-from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
+from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds, memory_bandwidth
 from trainwright.plan.parallel.strategies.data import DataStrategy
 from trainwright.plan.parallel.strategies.pipeline import PipelineStages, PipelineStrategy, bubble_slots, stages_of
 from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad
@@ -184,6 +184,11 @@ class Pricer:
             *PipelineStrategy().communication(self.arrays, mesh, load),
         ]
         seconds = all_seconds(self.cluster, exchanges)
+        # The device waits for the host to start a transfer between stages; other exchanges are issued ahead of it.
+        seconds = [
+            took + self.cluster.exchange_seconds * (exchange.operation == "send")
+            for exchange, took in zip(exchanges, seconds, strict=True)
+        ]
         slots = mesh.microbatches.astype(np.float64)
         # Blocks of the slowest stage, once for every micro-batch, with what recomputation runs again.
         compute = slots * (slowest * ((costs.forward + costs.backward)[place] + again)).sum(axis=1)
@@ -197,7 +202,7 @@ class Pricer:
         shards = np.where(mesh.zero >= 2, mesh.shard, 1)
         added = 3 * self.arrays.precision.gradient_bytes * (heaviest * trained).sum(axis=1) / shards
         updated += (slots - 1) * added * (self.arrays.profile.origin != "measured")
-        bandwidth = self.cluster.device.memory_bandwidth * self.assumptions.bandwidth
+        bandwidth = memory_bandwidth(self.cluster, self.assumptions)
         return Prices(
             mesh=mesh,
             compute=compute,

@@ -7,12 +7,22 @@ from trainwright.cluster.device import roofline_seconds
 from trainwright.errors import InputError
 from trainwright.model.layer import Layer
 from trainwright.plan.assumptions import Assumptions
-from trainwright.plan.parallel.mesh import Floats
+from trainwright.plan.parallel.mesh import Bools, Floats
 from trainwright.plan.parallel.model_arrays import ModelArrays
+from trainwright.plan.parallel.precision import Precision
 
-__all__ = ["device_flops", "framework_seconds", "launch_seconds", "layer_seconds"]
+__all__ = [
+    "device_flops",
+    "framework_seconds",
+    "host_seconds",
+    "launch_seconds",
+    "layer_seconds",
+    "memory_bandwidth",
+    "peak_flops",
+]
 
 
+_IN_TURN = frozenset({"linear", "attention"})
 _CAST_BYTES = 5
 """An element of an operand: read in two bytes for its greatest value, read again, and written in one."""
 
@@ -20,6 +30,11 @@ _CAST_BYTES = 5
 def device_flops(cluster: Cluster, arrays: ModelArrays) -> float:
     """Return the device's peak operations a second at the plan's precision; raises `InputError` if it is not known."""
     return _peak(cluster, arrays.precision.flops)
+
+
+def peak_flops(cluster: Cluster, precision: Precision) -> float:
+    """Return the most operations a second that a device does in a precision; raises `InputError` if it is not known."""
+    return _peak(cluster, precision.products or precision.flops)
 
 
 def _peak(cluster: Cluster, wanted: str) -> float:
@@ -96,6 +111,20 @@ def launch_seconds(arrays: ModelArrays, cluster: Cluster) -> Floats:
     return found
 
 
+def memory_bandwidth(cluster: Cluster, assumptions: Assumptions) -> float:
+    """Return the bytes a second that layers move, 0 where nobody knows."""
+    return cluster.device.memory_bandwidth * cluster.device.efficiency.get("memory", assumptions.bandwidth)
+
+
+def host_seconds(arrays: ModelArrays, cluster: Cluster, chosen: Bools) -> Floats:
+    """Return the seconds that the host takes to issue a forward pass of the chosen layers of each block.
+
+    Of layers that were timed it is in their seconds.
+    """
+    unmeasured = np.array([layer.forward_seconds is None for layer in arrays.layers])
+    return arrays.per_block(np.where(chosen & unmeasured, arrays.launches * cluster.device.host_seconds, 0.0))
+
+
 def _roofline(
     arrays: ModelArrays,
     cluster: Cluster,
@@ -115,7 +144,8 @@ def _roofline(
         else (arrays.forward_flops, arrays.forward_bytes, 1)
     )
     read = passes * weights * arrays.weights * arrays.precision.weight_bytes
-    rate, bandwidth = device_flops(cluster, arrays) * reached, device.memory_bandwidth * assumptions.bandwidth
+    rate, bandwidth = device_flops(cluster, arrays) * reached, memory_bandwidth(cluster, assumptions)
+    share_of_bandwidth = device.efficiency.get("memory", assumptions.bandwidth)
     fixed = passes * launch_seconds(arrays, cluster)
     # Products at a byte an element: their operands are cast first, which moves memory.
     if arrays.precision.products:
@@ -125,10 +155,16 @@ def _roofline(
         operands = arrays.inputs + (arrays.outputs if backward else 0)
         elements = np.where(cast, samples[:, None] * share * operands + weights * arrays.weights, 0.0)
         fixed = fixed + (elements * _CAST_BYTES / bandwidth if bandwidth else 0.0)
-    return roofline_seconds(
-        samples[:, None] * share * flops,
-        samples[:, None] * share * moved + read,
-        rate=rate,
-        bandwidth=bandwidth,
-        fixed_seconds=fixed,
-    )
+    if device.product_flops:
+        # A product of few operations runs as long as one of more; experts have a product each.
+        products = np.array([max(1, layer.experts) * (layer.kind == "linear") for layer in arrays.layers])
+        count = np.where(products > 1, np.maximum(1.0, products * weights), products)
+        fixed = fixed + passes * count * device.product_flops / rate
+    # The loss reaches a share of its own of the bandwidth.
+    slower = device.efficiency.get("loss", share_of_bandwidth) / share_of_bandwidth
+    moved = moved / np.where([kind == "loss" for kind in kinds], slower, 1.0)
+    work, traffic = samples[:, None] * share * flops, samples[:, None] * share * moved + read
+    found = roofline_seconds(work, traffic, rate=rate, bandwidth=bandwidth, fixed_seconds=fixed)
+    # A product reads and writes its operands before and after its arithmetic, tile by tile: the times add up.
+    both = np.array([kind in _IN_TURN for kind in kinds])
+    return np.where(both, work / rate + (traffic / bandwidth if bandwidth else 0.0) + fixed, found)

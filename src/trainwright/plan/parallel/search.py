@@ -66,7 +66,7 @@ class _Family:
 def search(pricer: Pricer, shapes: Shapes, query: PlanQuery) -> list[FamilyBest]:
     """Return what was found for every strategy that some shape allows."""
     mesh = shapes.mesh
-    bounds = bounds_of(pricer, mesh)
+    bounds = bounds_of(pricer, mesh, query.recompute)
     # A strategy is the set of axes above one, as bits of a code; data parallelism is its lowest bit.
     divided = mesh.degrees > 1
     data = divided[:, mesh.place("data")].copy()
@@ -124,7 +124,7 @@ def _round(
             owners.append(np.full(len(rows), number))
     if not parts:
         return
-    every, owner = _joined(parts), np.concatenate(owners)
+    every, owner = Mesh.join(parts), np.concatenate(owners)
     prices = pricer.price(every)
     total = query.score(every, prices.total, prices.memory.peak)
     for number, family in enumerate(families):
@@ -163,9 +163,3 @@ def _order(prices: Prices, row: int) -> tuple[int, ...]:
         *(int(item) for item in mesh.degrees[row]),
         -int(mesh.micro[row]),
     )
-
-
-def _joined(parts: list[Mesh]) -> Mesh:
-    names = ("degrees", "micro", "zero", "shard", "sequence", "recompute", "schedule", "chunks")
-    columns = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Mesh(batch=parts[0].batch, axes=parts[0].axes, **columns)

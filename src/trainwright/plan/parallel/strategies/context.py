@@ -131,6 +131,7 @@ def _keys_and_values(arrays: ModelArrays, mesh: Mesh, block: int) -> Floats:
     """Return the bytes of keys and values of all positions of a micro-batch, those of a tensor rank's heads."""
     shape = arrays.blocks[block].transformer
     assert shape is not None  # noqa: S101 -- those that ask have looked
-    elements = 2 * shape.sequence * shape.hidden * (shape.kv_heads or shape.heads) / shape.heads
+    width = shape.head_size or shape.hidden / shape.heads
+    elements = 2 * shape.sequence * width * (shape.kv_heads or shape.heads)
     found: Floats = mesh.micro / mesh.axis("tensor") * (elements * arrays.precision.element_bytes)
     return found

@@ -1,7 +1,9 @@
 """Expert parallelism: every rank holds some of the experts, and tokens travel to theirs and back.
 
 Lepikhin et al., "GShard" (arXiv 2006.16668), section 3.3: two all-to-alls forward and two backward of every token's
-hidden vector, `top_k` times. The ranks work on different samples, as those of data parallelism do.
+hidden vector, `top_k` times. The ranks work on different samples, as those of data parallelism do. With sequence
+parallelism experts are spread over the tensor ranks too instead of being cut by them (Liu et al., "MoE Parallel
+Folding", arXiv 2504.14960): each has a part of the tokens anyway.
 """
 
 import numpy as np
@@ -10,7 +12,7 @@ from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAx
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, ParallelStrategy, Phase, StageLoad, undivided
 
-__all__ = ["ExpertStrategy"]
+__all__ = ["ExpertStrategy", "folded_experts"]
 
 
 class ExpertStrategy(ParallelStrategy):
@@ -43,6 +45,9 @@ class ExpertStrategy(ParallelStrategy):
         if load is not None:
             return []
         ranks, stride = mesh.group(("expert",))
+        # Experts that are spread over tensor ranks too: tokens travel among the ranks of both axes.
+        folded = folded_experts(arrays, mesh)
+        ranks, stride = np.where(folded, ranks * mesh.axis("tensor"), ranks), np.where(folded, 1, stride)
         found = []
         for where, block in enumerate(arrays.blocks):
             experts = [place for place in np.flatnonzero(arrays.block == where) if arrays.layers[place].experts]
@@ -60,3 +65,12 @@ class ExpertStrategy(ParallelStrategy):
                 for phase in phases
             ]
         return found
+
+
+def folded_experts(arrays: ModelArrays, mesh: Mesh) -> Bools:
+    """Return for which candidates whole experts lie on the tensor ranks too: where there are enough of them."""
+    experts = min((layer.experts for layer in arrays.layers if layer.experts), default=0)
+    ranks = mesh.axis("expert") * mesh.axis("tensor")
+    fits = (experts % ranks == 0) if experts else np.zeros(mesh.rows, dtype=np.bool_)
+    found: Bools = fits & mesh.sequence & (mesh.axis("expert") > 1)
+    return found

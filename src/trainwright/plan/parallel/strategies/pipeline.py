@@ -31,7 +31,9 @@ class PipelineStrategy(ParallelStrategy):
         if load is None or arrays.parts < 2:
             return []
         ranks, stride = mesh.group(("pipeline",))
-        parts = mesh.axis("context") * mesh.axis("spatial") * np.where(mesh.sequence, mesh.axis("tensor"), 1)
+        # Each tensor rank sends its part of the sequence; elsewhere than here of the whole (arXiv 2104.04473, 4.1).
+        scattered = mesh.sequence | arrays.ring
+        parts = mesh.axis("context") * mesh.axis("spatial") * np.where(scattered, mesh.axis("tensor"), 1)
         size = mesh.micro / parts * load.cut_bytes
         count = np.where(ranks > 1, mesh.microbatches * mesh.chunks, 0).astype(np.float64)
         phases: tuple[Phase, Phase] = ("forward", "backward")

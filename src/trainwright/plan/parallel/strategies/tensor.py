@@ -12,6 +12,7 @@ import numpy as np
 
 from trainwright.plan.parallel.mesh import Bools, Floats, Ints, Mesh, ParallelAxis
 from trainwright.plan.parallel.model_arrays import ModelArrays
+from trainwright.plan.parallel.strategies.expert import folded_experts
 from trainwright.plan.parallel.strategies.strategy import Exchange, Limit, Operation, ParallelStrategy, Phase, StageLoad
 
 __all__ = ["TensorStrategy", "falls_evenly"]
@@ -65,6 +66,7 @@ class TensorStrategy(ParallelStrategy):
         if load is not None:
             return []
         ranks, stride = mesh.group(("tensor",))
+        folded = folded_experts(arrays, mesh)
         found = []
         for place, role in enumerate(arrays.roles):
             if role not in {"column", "row"}:
@@ -73,8 +75,13 @@ class TensorStrategy(ParallelStrategy):
             elements = arrays.outputs[place] if role == "row" else arrays.inputs[place]
             positions = mesh.axis("context") if arrays.inside[place] else 1
             size = mesh.micro / positions * elements * arrays.precision.element_bytes
+            # Folded experts are not cut, so that nothing of them is summed.
+            cut = ~folded if layer.experts else np.ones(mesh.rows, dtype=np.bool_)
+            if layer.experts:
+                # Outputs of the experts of a token are summed before they are exchanged.
+                size = size * (arrays.hidden * arrays.sequence_of(place)) / max(1.0, elements)
             for operation, phase, on in _at(role, mesh.sequence):
-                count = (on & (ranks > 1)).astype(np.float64)
+                count = (on & cut & (ranks > 1)).astype(np.float64)
                 if count.any():
                     block = int(arrays.block[place])
                     found.append(Exchange(operation, "tensor", ranks, stride, size, count, phase, block, layer.name))
