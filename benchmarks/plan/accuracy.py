@@ -23,7 +23,7 @@ from trainwright.plan.fit.measured_run import MeasuredRun
 __all__ = ["Score", "score_across", "score_within", "shared_factors"]
 
 MOST_FITTED = 10
-_MOST_SHARED = 30  # runs of a source that calibrate presets
+_MOST_SHARED = 12  # runs of a source that calibrate presets
 
 SPLITS: Mapping[str, Callable[[MeasuredRun], bool]] = {
     "vTrain, one server": lambda run: run.model.startswith("1024"),
