@@ -23,6 +23,8 @@ from trainwright.plan.fit.measured_run import MeasuredRun
 __all__ = ["Score", "score_across", "score_within", "shared_factors"]
 
 MOST_FITTED = 10
+_OF_THEIR_OWN = frozenset({"vTrain, one server", "ABCI, data parallel"})
+"""Sources that calibrate no preset: hosts five times as slow as others', and steps that wait for their input."""
 _MOST_SHARED = 12  # runs of a source that calibrate presets
 
 SPLITS: Mapping[str, Callable[[MeasuredRun], bool]] = {
@@ -73,7 +75,7 @@ def score_across(sources: Sequence[Source]) -> list[Score]:
     found = []
     for family in dict.fromkeys(source.family for source in sources):
         others = [source for source in sources if source.family != family]
-        factors = shared_factors(others)
+        factors = shared_factors([source for source in others if source.name not in _OF_THEIR_OWN])
         found += [
             _score(source, _calibrated(source.cluster, factors), others)
             for source in sources

@@ -148,6 +148,10 @@ class ProfileFields:
 
     A steady step: the optimizer's state is there, gradients of the step before are not (set to None).
     """
+    workspace_bytes: int = 0
+    """How much higher the peak is with what kernels borrow inside an operation, as on processors."""
+    largest_workspace_bytes: int = 0
+    """Most that one operation borrows."""
     peak_by_owner: Mapping[str, int] = field(default_factory=dict)
     """What the bytes at the peak are: "parameters", "activations", "gradients", "optimizer" and others."""
     granule_bytes: int = 1

@@ -315,6 +315,8 @@ def make_profile(
         state_bytes=recording.state_bytes,
         update_bytes=_update_bytes(recording),
         peak_bytes=None if fuse else recording.peak_bytes,
+        workspace_bytes=0 if fuse else recording.workspace_bytes,
+        largest_workspace_bytes=0 if fuse else recording.largest_workspace_bytes,
         peak_by_owner={} if fuse else recording.peak_by_owner,
         granule_bytes=granule_bytes,
         uncounted=recording.uncounted,

@@ -243,7 +243,6 @@ def _per_expert(layer: Layer, shape: Transformer) -> Layer:
         forward_bytes=layer.forward_bytes * shape.top_k,
         backward_bytes=layer.backward_bytes * shape.top_k,
         saved_bytes=layer.saved_bytes * shape.top_k,
-        launches=layer.launches * shape.experts,
         experts=shape.experts,
     )
 

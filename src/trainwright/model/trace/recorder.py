@@ -17,6 +17,7 @@ from trainwright.model.trace.attention import replace_attention
 from trainwright.model.trace.corrections import correct_result, depends_on_values, run_on_real_tensors
 from trainwright.model.trace.flops import count_flops, has_known_work
 from trainwright.model.trace.storages import LiveStorage, StorageTracker, tensors_in
+from trainwright.model.trace.workspaces import workspace_bytes
 
 __all__ = ["StepRecorder", "StorageLife", "TensorShape", "TracedOperation"]
 
@@ -141,6 +142,9 @@ class StepRecorder(StorageTracker):
         """The same storages, and the operation during or before which each was last saved."""
         self.attentions: set[int] = set()
         """Calls of torch's scaled_dot_product_attention, by number."""
+        self.working_peak_bytes = 0
+        """The peak with what kernels borrow."""
+        self.largest_workspace_bytes = 0
         self.phase = "forward"
         self._funcs: set[Any] = set()
         self.failure: _FailedOperation | None = None
@@ -195,6 +199,9 @@ class StepRecorder(StorageTracker):
                 forward=forward,
             )
         )
+        borrowed = workspace_bytes(func, self.operations[-1].arguments, self.operations[-1].results)
+        self.largest_workspace_bytes = max(self.largest_workspace_bytes, borrowed)
+        self.working_peak_bytes = max(self.working_peak_bytes, self.live_bytes + borrowed, self.peak_bytes)
         # Gradients flow from any input that carries them to every floating result.
         flows = any(self.storages[number].carries_gradient for number in reads)
         for entry, tensor in seen:

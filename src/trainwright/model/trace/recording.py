@@ -52,6 +52,9 @@ class Recording:
     parts: dict[str, tuple[int, int]]
     """"forward", "backward", "update", and "plain" (a forward pass without gradients)."""
     peak_bytes: int
+    workspace_bytes: int
+    """How much higher the peak is with what kernels borrow."""
+    largest_workspace_bytes: int
     peak_by_owner: dict[str, int]
     state_bytes: int
     uncounted: tuple[str, ...]
@@ -93,6 +96,7 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
                     step.update()
                 parts["update"] = (parts["backward"][1], len(operations))
                 peak, by_owner = recorder.peak_bytes, recorder.peak_by_owner
+                borrowed = max(0, recorder.working_peak_bytes - peak)
                 step.finish()
                 # Once more without gradients, for the temporaries of a forward pass that saves nothing.
                 recorder.start("plain")
@@ -121,6 +125,8 @@ def record_step(step: TrainingStep, *, granule_bytes: int) -> Recording:
         live_after_forward=frozenset(live_after_forward),
         parts=parts,
         peak_bytes=peak - idle_bytes,
+        workspace_bytes=borrowed,
+        largest_workspace_bytes=recorder.largest_workspace_bytes,
         peak_by_owner={owner: size for owner, size in by_owner.items() if size},
         state_bytes=sum(recorder.storages[number].bytes for number in state) - idle_bytes,
         uncounted=tuple(recorder.uncounted),

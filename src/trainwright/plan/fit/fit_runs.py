@@ -24,7 +24,7 @@ __all__ = ["FittedConstant", "RunFit", "fit_clusters", "fit_runs"]
 _TOLERANCE = 0.07  # relative error up to which errors count by their square
 _STEP = 0.01  # of the logarithm of a constant, for its slope
 _INFLUENCE = 1e-4  # relative change of some prediction if a constant changes by a tenth
-_LEAST_ERROR = 0.07  # that other runs were found to err by, however well those of the fit agree
+_LEAST_ERROR = 0.1  # that other runs were found to err by, however well those of the fit agree
 _IDENTIFIED = 0.5  # of the prior's spread, that is left of a constant which the runs determine
 
 

@@ -85,12 +85,18 @@ def footprint(
     # Buffers and the input exist all the time.
     fixed = arrays.profile.buffer_bytes + mesh.micro * arrays.profile.input_bytes / arrays.profile.batch
     traced = arrays.profile.peak_bytes
+    same = only_data = np.zeros(mesh.rows, dtype=np.bool_)
     if traced and (arrays.profile.precision, arrays.profile.optimizer) == (precision.name, optimizer.name):
         # What was traced, step and all, is not estimated again; data parallel it is the least that a rank takes.
         same = single & (mesh.recompute == 0) & (mesh.micro == arrays.profile.batch) & (mesh.zero == 0)
         only_data = mesh.degrees.prod(axis=1) // mesh.axis("data") == 1
         least = np.where(mesh.axis("data") == 1, traced - fixed, np.maximum(peak[:, 0], traced - fixed))
         peak[:, 0] = np.where(same & only_data, least, peak[:, 0])
+    # What kernels borrow comes on top: where the step was traced as it stood at the peak, elsewhere the most of any.
+    scale = mesh.micro / arrays.profile.batch / (mesh.axis("spatial") * mesh.axis("context"))
+    borrowed = scale * arrays.scaled(arrays.profile.largest_workspace_bytes) * arrays.profile.batch
+    borrowed = np.where(same & only_data, scale * arrays.profile.workspace_bytes, borrowed)
+    peak += borrowed[:, None]
     # All stages share the fullest one's fate: a plan fits if that does.
     fullest = np.argmax(peak, axis=1)
     # For the advice on redundancy: the bytes of which another device has a copy.
