@@ -19,7 +19,7 @@ from trainwright.plan.layout import Degrees
 
 __all__ = ["PRESET_ERROR", "interval_of", "log_deviation"]
 
-PRESET_ERROR = 0.18
+PRESET_ERROR = 0.27
 """Standard deviation of the logarithm, of presets as they are."""
 _BEYOND = {"devices": 0.03, "parameters": 0.05}
 """What an e-fold beyond the runs adds."""
