@@ -1,6 +1,6 @@
 """Public measured training steps, each as a table that `trainwright plan fit` reads, with the preset of its machine.
 
-The tables in `published/` are transcribed from: Megatron-LM (arXiv 2104.04473, table 1, with micro-batches and chunks of
+The tables in `published/` are transcribed from: Megatron-LM (arXiv 2104.04473, table 1, micro-batches and chunks of
 `examples/sc21/run_table_1.sh`); Korthikanti et al. (arXiv 2205.05198, table 5, full recomputation); Megatron-Bridge
 25.11 (GitHub `NVIDIA-NeMo/Megatron-Bridge`, `docs/performance-summary.md`; DeepSeek-V3, whose latent attention has no
 columns, and a row without its batch are left out); the Llama 3 report (arXiv 2407.21783, table 4, with eight chunks a
