@@ -39,8 +39,9 @@ def workspace_bytes(func: Any, arguments: Sequence[Any], results: "Sequence[Tens
     if name in _BACKWARD:
         gradient, source, weight = tensors[:3]
         if _channels_last(source) and weight.shape[1] == 1:
-            # Depthwise: the gradient of each group's weight is a block of channels by channels.
-            return weight.bytes * (1 + _CHANNELS**2)
+            # Depthwise: the gradient of each group's weight is a block of channels by channels, in fp32, and then cast.
+            cast = weight.dtype.itemsize if weight.dtype in _HALF else 0
+            return weight.bytes + weight.elements * _CHANNELS**2 * (torch.float32.itemsize + cast)
         return _blocked(gradient) + _blocked(source) + weight.bytes
     if name in _PRODUCTS and tensors[0].dtype in _HALF:
         return max(each.bytes for each in tensors[-2:])
