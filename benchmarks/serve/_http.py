@@ -27,6 +27,7 @@ import numpy as np
 from benchmarks._report import progress, table
 from benchmarks.serve._ensembles import INPUTS, ensemble
 from benchmarks.serve._load import LoadTest
+from benchmarks.serve._processes import processor_seconds, resident_bytes
 
 __all__ = ["run"]
 
@@ -58,9 +59,9 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
                     with _server(name, folder) as (url, pid):
                         for count in clients:
                             for binary in (True, False) if name == "trainwright" else (True,):
-                                before = _processor_seconds(pid)
+                                before = processor_seconds(pid)
                                 told = _load(url, count, seconds, options.seed, found, binary=binary)
-                                used = (_processor_seconds(pid) - before) / seconds / (1 + _WARM_UP)
+                                used = (processor_seconds(pid) - before) / seconds / (1 + _WARM_UP)
                                 wrong += told.wrong if name == "trainwright" else 0
                                 rows.append(_row(name if binary else f"{name} json", count, repeat, told, used))
                 except _NoServerError as error:
@@ -164,9 +165,9 @@ def _long(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         load = LoadTest(
             rate=0.8 * most, rows=(_ROWS, _ROWS), seconds=seconds, warm_up_seconds=seconds / 10, seed=options.seed
         )
-        before = _resident(pid)
+        before = resident_bytes(pid)
         told = load.run(url)
-        after = _resident(pid)
+        after = resident_bytes(pid)
     progress(f"{seconds:g} s at {0.8 * most:.0f} requests/s: {dict(told.statuses)}, {told.why or 'valid'}")
     return {
         "http_long_seconds": seconds,
@@ -176,35 +177,6 @@ def _long(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         "http_long_memory_growth_percent": round(100 * (after / before - 1), 2),
         "lost_requests": int(told.requests - told.statuses.get("200", 0) - told.statuses.get("429", 0)),
     }
-
-
-def _family(pid: int) -> Iterator[Path]:
-    """Yield the folders in /proc of a process and those below it."""
-    waiting = [pid]
-    while waiting:
-        folder = Path(f"/proc/{waiting.pop()}")
-        with contextlib.suppress(OSError):
-            for task in (folder / "task").iterdir():
-                waiting += [int(child) for child in (task / "children").read_text().split()]
-        yield folder
-
-
-def _resident(pid: int) -> int:
-    """Return the resident bytes of a process and those below it."""
-    total = 0
-    for folder in _family(pid):
-        with contextlib.suppress(OSError):
-            total += int((folder / "statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    return total
-
-
-def _processor_seconds(pid: int) -> float:
-    """Return the seconds that cores have spent on a process and those below it, theirs and the system's for them."""
-    ticks = 0
-    for folder in _family(pid):
-        with contextlib.suppress(OSError):
-            ticks += sum(map(int, (folder / "stat").read_text().rsplit(")", 1)[1].split()[11:13]))
-    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager

@@ -2,13 +2,13 @@
 
 The rules: loopback unless told otherwise; anything else needs a token; a request must name a host that is this one
 (else a page of another site, whose name was made to point here, could read the answers: DNS rebinding), and must not
-come from a page of another origin; bodies have a limit. `Guard` carries them out in front of any ASGI application.
+come from a page of another origin; bodies have a limit. `Guard` carries them out in front of any ASGI application, and
+the ensemble server in its own connections.
 """
 
 import hashlib
 import hmac
 import ipaddress
-import json
 import os
 import re
 import secrets
@@ -21,7 +21,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 from trainwright.errors import InputError, ListenError
 
-__all__ = ["Guard", "bind", "is_loopback", "token_for"]
+__all__ = ["AccessRules", "Guard", "bind", "is_loopback", "token_for"]
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -81,21 +81,19 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
-class Guard:
-    """ASGI middleware: refuses requests that the rules of this module forbid, and adds headers to every answer.
+class AccessRules:
+    """Which requests are allowed: by the host that they name, the page that sent them, the token, and their size.
 
     `token=None` asks for none. A request may name loopback, `host` and `names`; one to a listener beyond loopback may
-    also name any address, for DNS rebinding needs a name, and this machine's name. `headers` are added to,
-    and override, those that forbid every kind of embedding; a body may have `max_body_bytes`. A token may come as
-    `Authorization: Bearer TOKEN`, or once as `?token=TOKEN`, which is answered by a cookie and a redirection to the
-    same place without it; the paths in `open_paths` need none. Tokens are compared in constant time; a cookie holds a
-    digest of the token. Refusals: 400 for the host, 401 for the token, 403 for the origin, 413 for the size; with
-    `as_json` each is an object `{"error": ...}`, else a line of text.
+    also name any address, for DNS rebinding needs a name, and this machine's name. `headers` are added to, and
+    override, those that forbid every kind of embedding. A token may come as `Authorization: Bearer TOKEN`, or once as
+    `?token=TOKEN`, which is answered by a cookie and a redirection to the same place without it; the paths in
+    `open_paths` need none. Tokens are compared in constant time; a cookie holds a digest of the token. Refusals: 400
+    for the host, 401 for the token, 403 for the origin, 413 for the size. A request is what ASGI calls a scope.
     """
 
     def __init__(
         self,
-        application: Application,
         *,
         host: str,
         token: str | None,
@@ -103,50 +101,35 @@ class Guard:
         headers: Mapping[str, str] | None = None,
         max_body_bytes: int = 0,
         open_paths: Collection[str] = (),
-        as_json: bool = False,
     ) -> None:
-        self._application = application
-        self._open_paths, self._as_json = frozenset(open_paths), as_json
-        self._token = token
+        self.max_body_bytes = max_body_bytes
+        self.headers = [(k.encode(), v.encode()) for k, v in {**_HEADERS, **(headers or {})}.items()]
+        self._open_paths, self._token = frozenset(open_paths), token
         self._loopback_only = is_loopback(host)
         machine = () if self._loopback_only else (socket.gethostname(),)
         self._names = {"localhost", *(name.lower().rstrip(".") for name in (host, *machine, *names))}
-        self._headers = [(k.encode(), v.encode()) for k, v in {**_HEADERS, **(headers or {})}.items()]
-        self._max_body_bytes = max_body_bytes
 
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        """Pass on what is allowed."""
-        if scope["type"] == "lifespan":
-            await self._application(scope, receive, send)
-            return
-        headed = self._with_headers(send)
-        if scope["type"] != "http":  # nothing here speaks WebSocket; a close before the handshake is a 403
-            await send({"type": "websocket.close", "code": 1008})
-            return
-        refused = self._refusal(scope)
-        if refused is not None:
-            await self._answer(headed, *refused)
-        elif (place := self._entered(scope)) is not None:
-            await self._answer(headed, 303, "", {"location": place, "set-cookie": self._cookie(scope)})
-        else:
-            limited = _Limited(receive, headed, self._max_body_bytes)
-            if not await limited.run(self._application, scope):
-                await self._answer(headed, 413, f"body: is too large; allowed: up to {self._max_body_bytes} bytes")
-
-    def _refusal(self, scope: Mapping[str, Any]) -> tuple[int, str] | tuple[int, str, dict[str, str]] | None:
+    def refuse_request(self, scope: Mapping[str, Any]) -> tuple[int, str, dict[str, str]] | None:
+        """Return status, sentence and headers of a refusal, or of the way on from an address that holds the token."""
         hosts = _values(scope, b"host")
         # Of two host names a proxy may have judged the other one.
         if len(hosts) != 1 or not self._is_own(hosts[0]):
-            return 400, "this host name is not one of this server's"
+            return 400, "this host name is not one of this server's", {}
         origins = _values(scope, b"origin")
         if any(urlsplit(origin).netloc.lower() != hosts[0].lower() for origin in origins):
-            return 403, "a page of another origin asked"
-        if not self._allowed(scope):
+            return 403, "a page of another origin asked", {}
+        place = self._entered(scope)
+        if place is None and not self._allowed(scope):
             return 401, "a token is needed: open the address that was printed", {"www-authenticate": "Bearer"}
         lengths = _values(scope, b"content-length")
-        if any(not length.isdigit() or int(length) > self._max_body_bytes for length in lengths):
-            return 413, f"body: is too large; allowed: up to {self._max_body_bytes} bytes"
-        return None
+        if any(not length.isdigit() or int(length) > self.max_body_bytes for length in lengths):
+            return 413, self.too_large, {}
+        return None if place is None else (303, "", {"location": place, "set-cookie": self._cookie(scope)})
+
+    @property
+    def too_large(self) -> str:
+        """The sentence for a body beyond the limit."""
+        return f"body: is too large; allowed: up to {self.max_body_bytes} bytes"
 
     def _is_own(self, host: str) -> bool:
         name = _hostname(host)
@@ -159,7 +142,7 @@ class Guard:
         if self._token is None or scope["path"] in self._open_paths:
             return True
         given = [line[7:].strip() for line in _values(scope, b"authorization") if line[:7].lower() == "bearer "]
-        if any(_same(each, self._token) for each in given) or self._entered(scope) is not None:
+        if any(_same(each, self._token) for each in given):
             return True
         name, wanted = _cookie_name(scope), _digest(self._token)
         return any(_same(each, wanted) for line in _values(scope, b"cookie") for each in _cookies(line, name))
@@ -180,15 +163,37 @@ class Guard:
     def _cookie(self, scope: Mapping[str, Any]) -> str:
         return f"{_cookie_name(scope)}={_digest(self._token or '')}; HttpOnly; SameSite=Strict; Path=/"
 
-    async def _answer(self, send: Send, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
-        body = json.dumps({"error": text}) if self._as_json else f"{text}\n"
-        content = body.encode() if text else b""
+
+class Guard:
+    """ASGI middleware: refuses what its `AccessRules` forbid, and adds their headers to every answer."""
+
+    def __init__(self, application: Application, **rules: Any) -> None:
+        self._application, self._rules = application, AccessRules(**rules)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Pass on what is allowed."""
+        if scope["type"] == "lifespan":
+            await self._application(scope, receive, send)
+            return
+        headed = self._with_headers(send)
+        if scope["type"] != "http":  # nothing here speaks WebSocket; a close before the handshake is a 403
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        refused = self._rules.refuse_request(scope)
+        if refused is not None:
+            await self._answer(headed, *refused)
+        else:
+            await self._application(scope, receive, headed)
+
+    async def _answer(self, send: Send, status: int, text: str, headers: Mapping[str, str]) -> None:
+        content = f"{text}\n".encode() if text else b""
         fields = {
-            "content-type": "application/json" if self._as_json else "text/plain; charset=utf-8",
+            "content-type": "text/plain; charset=utf-8",
             "content-length": str(len(content)),
             "cache-control": "no-store",
+            **headers,
         }
-        pairs = [(name.encode(), value.encode("latin-1")) for name, value in {**fields, **(headers or {})}.items()]
+        pairs = [(name.encode(), value.encode("latin-1")) for name, value in fields.items()]
         await send({"type": "http.response.start", "status": status, "headers": pairs})
         await send({"type": "http.response.body", "body": content})
 
@@ -197,52 +202,22 @@ class Guard:
             if message["type"] == "http.response.start":
                 own = list(message.get("headers", []))
                 known = {name.lower() for name, _ in own}
-                message = {**message, "headers": [*own, *(pair for pair in self._headers if pair[0] not in known)]}
+                rest = [pair for pair in self._rules.headers if pair[0] not in known]
+                message = {**message, "headers": [*own, *rest]}
             await send(message)
 
         return headed
-
-
-class _Limited:
-    """A request whose body is counted: past the limit the application hears of a lost client."""
-
-    def __init__(self, receive: Receive, send: Send, limit: int) -> None:
-        self._receive, self._send, self._limit = receive, send, limit
-        self._count = 0
-        self._exceeded = self._started = False
-
-    async def run(self, application: Application, scope: MutableMapping[str, Any]) -> bool:
-        """Run the application; return False if the limit was passed and nothing has been answered."""
-        try:
-            await application(scope, self.receive, self.send)
-        except Exception:
-            if not self._exceeded:
-                raise
-        return self._started or not self._exceeded
-
-    async def receive(self) -> Message:
-        message = await self._receive()
-        self._count += len(message.get("body", b""))
-        if self._count > self._limit:
-            self._exceeded = True
-            return {"type": "http.disconnect"}
-        return message
-
-    async def send(self, message: Message) -> None:
-        # An answer that has begun goes on to its end; one that would begin now gives way to the refusal.
-        if not self._exceeded or self._started:
-            self._started = True
-            await self._send(message)
 
 
 def _read_token(path: Path) -> str:
     try:
         with path.open("rb") as file:
             text = file.read(_LARGEST_TOKEN_FILE).decode("ascii", "replace").strip()
-            mode = path.stat().st_mode
+            found = path.stat()
     except OSError as error:
         raise InputError(f"--token-file: cannot read {path}: {(error.strerror or str(error)).lower()}") from None
-    if os.name == "posix" and mode & 0o044:
+    # A secret that an orchestrator mounts belongs to another user, and is read by its group.
+    if os.name == "posix" and (found.st_mode & 0o004 or (found.st_mode & 0o040 and found.st_uid == os.geteuid())):
         raise InputError(f"--token-file: others may read {path}; run: chmod 600 {path}")
     if not _TOKEN.fullmatch(text):
         raise InputError(

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("fastapi")
+pytest.importorskip("httptools")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "serve"))
 
 from served_networks import ensemble, inputs

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("fastapi")
+pytest.importorskip("httptools")
 
 from http_for_tests import Scripted, ensemble, inputs
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("fastapi")
+pytest.importorskip("httptools")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.serve.malformed import LEFT, attack, held

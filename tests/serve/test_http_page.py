@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("fastapi")
+pytest.importorskip("httptools")
 
 from http_for_tests import HTTP, Scripted, ensemble
 

@@ -128,7 +128,7 @@ print(json.dumps(found))
 @pytest.mark.parametrize("left", LEFT)
 def test_served(exports, left, structure):
     """Asked in process and over HTTP; some are placed by what their members take, which costs half a minute."""
-    pytest.importorskip("fastapi")
+    pytest.importorskip("httptools")
     ways = ("simple", "allocate") if (left, structure) in {("program", "alike"), ("both", "unlike")} else ("simple",)
     found = asked(SERVES, exports, f"{left}-{structure}", *ways)
     for said in found.values():

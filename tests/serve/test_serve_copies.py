@@ -133,7 +133,7 @@ def test_front_killed_while_rows_are_copied_in(tmp_path):
     workers = [int(pid) for pid in done.stdout.split()]
     assert len(workers) == 2
     until(lambda: not any(map(running, workers)), seconds=5.0)
-    assert not {one for one in set(Path("/dev/shm").iterdir()) - before if "trainwright" in one.name}
+    assert not {one for one in set(Path("/dev/shm").iterdir()) - before if "trainwright-serve" in one.name}
 
 
 class Client:
@@ -160,7 +160,7 @@ class Client:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
-    pytest.importorskip("fastapi")
+    pytest.importorskip("httptools")
     from trainwright.serve import Server
 
     found = members.ensemble(tmp_path_factory.mktemp("served"), 2)

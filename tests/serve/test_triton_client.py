@@ -1,12 +1,13 @@
 """The protocol's own client against the real server: whatever it may send is answered, and answered rightly."""
 
+import gzip
 import json
 
 import numpy as np
 import pytest
 
 pytest.importorskip("torch")
-pytest.importorskip("fastapi")
+pytest.importorskip("httptools")
 pytest.importorskip("tritonclient.http")
 
 import tritonclient.http as triton
@@ -91,6 +92,37 @@ def test_inference(client, expected, outputs, parameters, binary):
         )
 
 
+@pytest.mark.parametrize("request_by", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("response_by", [None, "gzip", "deflate"])
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
+def test_compression(client, expected, request_by, response_by, binary):
+    """Of what is sent and what comes back, each by itself."""
+    found = client.infer(
+        "ensemble",
+        [tensor(X, binary=binary)],
+        outputs=[triton.InferRequestedOutput("prediction", binary_data=binary)],
+        request_compression_algorithm=request_by,
+        response_compression_algorithm=response_by,
+    )
+    np.testing.assert_allclose(found.as_numpy("prediction"), expected, atol=1e-6)
+
+
+def test_configuration_statistics_index(client):
+    before = client.get_inference_statistics("ensemble")["model_stats"][0]
+    client.infer("ensemble", [tensor(X, binary=True)])
+    (after,) = client.get_inference_statistics()["model_stats"]
+    assert (after["name"], after["version"]) == ("ensemble", "1")
+    assert after["inference_count"] == before["inference_count"] + len(X)
+    success = [one["inference_stats"]["success"] for one in (before, after)]
+    assert success[1]["count"] == success[0]["count"] + 1
+    assert success[1]["ns"] > success[0]["ns"]
+    config = client.get_model_config("ensemble", "1")
+    assert config["input"] == [{"name": "input", "data_type": "TYPE_FP32", "dims": [5]}]
+    assert config["output"][0] == {"name": "prediction", "data_type": "TYPE_FP64", "dims": [-1]}
+    index = client.get_model_repository_index()
+    assert index == [{"name": "ensemble", "version": "1", "state": "READY", "reason": ""}]
+
+
 def test_inference_beside_each_other(client, expected):
     waiting = [client.async_infer("ensemble", [tensor(X, binary=True)]) for _ in range(4)]
     for each in waiting:
@@ -106,7 +138,9 @@ def test_health(client):
 
 
 def test_metadata(client):
-    assert client.get_server_metadata()["extensions"] == ["binary_tensor_data"]
+    assert set(client.get_server_metadata()["extensions"]) == {
+        "binary_tensor_data", "model_configuration", "model_repository", "statistics",
+    }  # fmt: skip
     metadata = client.get_model_metadata("ensemble", "1")
     assert metadata["inputs"] == [{"name": "input", "datatype": "FP32", "shape": [-1, 5]}]
     assert metadata["outputs"][:2] == [
@@ -120,7 +154,7 @@ def test_metadata(client):
     [
         (lambda client: client.infer("other", [tensor(X, binary=True)]), "got 'other'; allowed: ensemble"),
         (lambda client: client.get_model_metadata("other"), "got 'other'; allowed: ensemble"),
-        (lambda client: client.load_model("ensemble"), "there is nothing here"),
+        (lambda client: client.load_model("ensemble"), "allowed: models of the folder that is served"),
         (
             lambda client: client.infer(
                 "ensemble",
@@ -163,11 +197,24 @@ class TestWithoutTheClient:
         kind = {"Content-Type": "application/x-www-form-urlencoded"}
         assert HTTP.post(served[1].url + INFER, content=b"{}", headers=kind).status_code == 415
 
-    def test_encodings_are_not_known(self, served):
-        for encoding in ("gzip", "br", "x" * 500):
+    def test_other_encodings_are_not_known(self, served):
+        for encoding in ("br", "x" * 500):
             found = HTTP.post(served[1].url + INFER, content=b"{}", headers={"Content-Encoding": encoding})
             assert found.status_code == 415
-            assert "allowed: none, or identity" in found.json()["error"]
+            assert "allowed: gzip, deflate, identity, or none" in found.json()["error"]
+
+    @pytest.mark.parametrize(
+        ("content", "status", "sentence"),
+        [
+            (b"{}", 400, "is no valid gzip"),
+            (gzip.compress(b"{}", mtime=0)[:-3], 400, "its gzip is cut"),
+            (gzip.compress(b"{}", mtime=0) + b"x", 400, "something follows it"),
+            (gzip.compress(b"x" * 20_001, mtime=0), 413, "too large once inflated; allowed: up to 20000 bytes"),
+        ],
+    )
+    def test_compressed_bodies_that_are_none(self, served, content, status, sentence):
+        found = HTTP.post(served[1].url + INFER, content=content, headers={"Content-Encoding": "gzip"})
+        assert (found.status_code, sentence in found.json()["error"]) == (status, True)
 
     @pytest.mark.parametrize(
         "path", ["/v2/health/live", "/v2/health/ready", "/v2/models/ensemble/ready", "/v2", "/metrics"]

@@ -13,7 +13,7 @@ from trainwright.cli.workflow.deployment import show_address
 from trainwright.ensemble import Ensemble
 from trainwright.http_security import token_for
 from trainwright.integrations.ray_serve import RayService
-from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, Server
+from trainwright.serve import Deployment, DeploymentPlan, DeploymentSettings, ModelFolders, Server
 from trainwright.serve import allocate as find_placement
 from trainwright.serve.placement.allocate import allocate_or_pack
 from trainwright.serve.service import Service
@@ -67,8 +67,9 @@ def run(
 ) -> Result:
     """Serve an ensemble over HTTP (Open Inference Protocol, version 2) until SIGTERM or Ctrl-C; twice ends it at once.
 
-    Without a plan the members are timed and a placement is searched for, as `serve allocate` does, which takes
-    seconds; members that left no sample batch are placed by size alone.
+    The folder may also hold exports as NAME or NAME/VERSION: all are served, and loaded again by the protocol's
+    repository extension. Without a plan the members are timed and a placement is searched for, as `serve allocate`
+    does, which takes seconds; members that left no sample batch are placed by size alone.
     """
     check(engine, one_of("local", "ray"), "--engine")
     check(drain, number(minimum=0, of="seconds"), "--drain")
@@ -76,15 +77,18 @@ def run(
     token = token_for(host, token_file)
     # The networks' factories may be modules of the current folder.
     sys.path.append(str(Path.cwd()))
-    loaded = Ensemble.load(ensemble)
-    placed = _place_members(loaded, plan, devices, slo_ms)
-    service: Service
-    if engine == "ray":
-        print("ray: on one machine it is slower than --engine local, by design; it is for several")
-        service = RayService(loaded, placed, settings=settings)
-    else:
-        service = Deployment(loaded, placed, settings=settings).start()
-    server = Server(service, host=host, port=port, token=token, name=name)
+
+    def start_service(folder: Path) -> Service:
+        loaded = Ensemble.load(folder)
+        placed = _place_members(loaded, plan, devices, slo_ms)
+        if engine == "ray":
+            print("ray: on one machine it is slower than --engine local, by design; it is for several")
+            return RayService(loaded, placed, settings=settings)
+        return Deployment(loaded, placed, settings=settings).start()
+
+    # Replicas on Ray are not replaced while they answer.
+    models = start_service(ensemble) if engine == "ray" else ModelFolders(ensemble, start_service, name=name)
+    server = Server(models, host=host, port=port, token=token, name=name)
     content = server.run(drain_seconds=drain, on_ready=show_address)
     _show_summary(content)
     return Result(content)

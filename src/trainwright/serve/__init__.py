@@ -2,6 +2,7 @@
 
 from trainwright.serve.deployment import Deployment
 from trainwright.serve.http.client import Client
+from trainwright.serve.http.model_folders import ModelFolders
 from trainwright.serve.http.server import Server
 from trainwright.serve.placement.allocate import allocate
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
@@ -13,6 +14,7 @@ __all__ = [
     "Deployment",
     "DeploymentPlan",
     "DeploymentSettings",
+    "ModelFolders",
     "Options",
     "Response",
     "Server",

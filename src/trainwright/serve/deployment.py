@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Deployment"]
 
 _DEFAULT = Options()
+_LOOK_SECONDS = 1.0
 
 
 class Deployment:
@@ -54,6 +55,8 @@ class Deployment:
         self._draining = False
         self._started = False
         self._runtime: InProcessRuntime | WorkerRuntime | None = None
+        # When the rows were counted last, how many there were, and the rate until then.
+        self._looked = (time.monotonic(), 0, 0.0)
 
     @property
     def ensemble(self) -> Ensemble:
@@ -162,6 +165,9 @@ class Deployment:
             "queue_rows": self.queue_rows,
             "waiting_rows": runtime.rows,
             "members_alive": len(answering),
+            # Side by side: what was expected of the plan when it was made, and what is answered.
+            "expected_rows_per_second": (self.plan.measured or self.plan.expected).get("value", 0.0),
+            "reached_rows_per_second": self._measure_rate(runtime.state()["rows"]),
             "members": [
                 {
                     "trial": member.trial,
@@ -185,6 +191,14 @@ class Deployment:
         while runtime.open and time.monotonic() < until:
             time.sleep(0.005)
         runtime.stop()
+
+    def _measure_rate(self, rows: int) -> float:
+        """Return the rows a second that were admitted between the last look and the one before, a second apart."""
+        now = time.monotonic()
+        before, counted, _ = self._looked
+        if now >= before + _LOOK_SECONDS:
+            self._looked = now, rows, (rows - counted) / (now - before)
+        return self._looked[2]
 
     def _check_rows(self, x: "Array | torch.Tensor") -> Array:
         rows = np.asarray(x)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.uncertainty import Uncertainty
@@ -85,6 +85,7 @@ class Response:
         return bool(self.missing)
 
 
+@runtime_checkable
 class Service(Protocol):
     """A running ensemble: worker processes on one machine, replicas on Ray, or another carrier of the same answers."""
 

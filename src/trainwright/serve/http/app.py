@@ -1,88 +1,195 @@
 """The endpoints: the Open Inference Protocol, version 2, the ensemble, metrics, and a page to try it."""
 
+import asyncio
 import re
 from base64 import b64encode
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable
 from hashlib import sha256
 from importlib import resources
 
-from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-from starlette.routing import Route
-
 import trainwright
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.http.infer_endpoint import InferenceEndpoint, json_of
+from trainwright.serve.http.connection import Exchange
+from trainwright.serve.http.infer_endpoint import InferenceEndpoint, UnsupportedMedia
 from trainwright.serve.http.infer_request import TooLarge
-from trainwright.serve.http.metrics import CONTENT_TYPE
+from trainwright.serve.http.metrics import CONTENT_TYPE, PrometheusMetrics
+from trainwright.serve.http.models import ModelRepository, NotFound, check_ready
+from trainwright.serve.http.replies import json_of
+from trainwright.serve.service import Limits
 
-__all__ = ["OPEN_PATHS", "application"]
+__all__ = ["OPEN_PATHS", "Application", "read_page"]
 
 OPEN_PATHS = ("/v2/health/live", "/v2/health/ready")  # probes have no token
 _STATUS: tuple[tuple[type[Exception], int], ...] = (  # the first that fits
+    (NotFound, 404),
     (TooLarge, 413),
+    (UnsupportedMedia, 415),
     (RequestError, 400),
     (NotReady, 503),
     (Overloaded, 429),
     (DeadlinePassed, 504),
     (TrainwrightError, 500),
 )
-_WORDS = {
-    "Not Found": (
-        "path: there is nothing here; allowed: the Open Inference Protocol's, /v2/ensembles/NAME, /metrics and /"
-    ),
-    "Method Not Allowed": "method: is not allowed here; allowed: POST for inference, GET for all else",
+_JSON = b"content-type: application/json\r\n"
+_ABOUT = {
+    "name": "trainwright",
+    "version": trainwright.__version__,
+    "extensions": ["binary_tensor_data", "model_configuration", "model_repository", "statistics"],
 }
+Reply = tuple[bytes, bytes]
+"""Body and headers of a reply with status 200."""
 
 
-def application(endpoint: InferenceEndpoint) -> Starlette:
-    """Return the ASGI application of a service; `trainwright.serve.http.server` puts a guard in front of it."""
-    # Its script and style are named by digest in the policy, so that no other ones run.
+class Application:
+    """Finds what each request asks for, and answers it; belongs to the thread of the event loop."""
+
+    def __init__(self, models: ModelRepository, *, limits: Limits, page: str) -> None:
+        self.models, self._limits = models, limits
+        self.metrics = PrometheusMetrics()
+        self.inference = InferenceEndpoint(limits=limits, metrics=self.metrics, fail=self.fail)
+        self._page = page.encode(), b"content-type: text/html; charset=utf-8\r\n"
+        # Held here, or a task that nobody waits for may be collected.
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def handle(self, exchange: Exchange) -> None:
+        """Answer a request, now or later."""
+        try:
+            self._route(exchange)
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
+            self.fail(exchange, error)
+
+    def fail(self, exchange: Exchange, error: BaseException) -> None:
+        """Answer an error: the first status that fits it, and its sentence; of a defect only that there is one."""
+        status = next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
+        text = str(error) if isinstance(error, TrainwrightError) else "the server has a defect; its log tells more"
+        headers = {}
+        if isinstance(error, Overloaded):
+            headers = {"retry-after": f"{max(1, round(error.retry_after_seconds))}"}
+        self.refuse(exchange, status, text, headers)
+
+    def refuse(self, exchange: Exchange, status: int, text: str, headers: dict[str, str]) -> None:
+        """Answer with a sentence."""
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        self._count(exchange, status)
+        exchange.reply(status, json_of({"error": text}), _JSON + b"cache-control: no-store\r\n" + lines.encode())
+
+    def count_left(self) -> None:
+        """Note a client that left within its body."""
+        self.metrics.counts["disconnected"] += 1
+
+    def _route(self, exchange: Exchange) -> None:
+        match exchange.path.split("/")[1:]:
+            case ["v2", "models", name, "infer"]:
+                if self._allow(exchange, "POST"):
+                    self.inference.infer(exchange, self.models.find(name))
+            case ["v2", "models", name, "versions", version, "infer"]:
+                if self._allow(exchange, "POST"):
+                    self.inference.infer(exchange, self.models.find(name, version))
+            case ["v2", "repository", "index"]:
+                if self._allow(exchange, "POST"):
+                    self._send(exchange, *_as_json(self.models.index()))
+            case ["v2", "repository", "models", name, ("load" | "unload") as action]:
+                if self._allow(exchange, "POST"):
+                    task = asyncio.ensure_future(self._change_model(exchange, name, action))
+                    self._tasks.add(task)
+                    task.add_done_callback(self._tasks.discard)
+            case parts:
+                found = self._find_document(parts)
+                if found is None:
+                    raise NotFound(
+                        "path: there is nothing here; allowed: the Open Inference Protocol's, /v2/ensembles/NAME, "
+                        "/metrics and /"
+                    )
+                if self._allow(exchange, "GET"):
+                    self._send(exchange, *found())
+
+    def _find_document(self, parts: list[str]) -> Callable[[], Reply] | None:
+        """Return the function that makes the document at a path; None if there is none."""
+        models = self.models
+        match parts:
+            case [""]:
+                return lambda: self._page
+            case ["metrics"]:
+                return self._write_metrics
+            case ["v2"]:
+                return lambda: _as_json(_ABOUT)
+            case ["v2", "health", "live"]:
+                return lambda: _as_json({"live": True})
+            case ["v2", "health", "ready"]:
+                return self._write_ready
+            case ["v2", "models", "stats"]:
+                return lambda: _as_json({"model_stats": [model.statistics() for model in models]})
+            case ["v2", "ensembles", name]:
+                return lambda: _as_json(models.find(name).describe_ensemble())
+            case ["v2", "models", name, *rest]:
+                version = None
+                if rest[:1] == ["versions"] and len(rest) > 1:
+                    version, rest = rest[1], rest[2:]
+                if rest in ([], ["ready"], ["config"], ["stats"]):
+                    return lambda: self._describe_model(name, version, "".join(rest))
+        return None
+
+    def _describe_model(self, name: str, version: str | None, what: str) -> Reply:
+        model = self.models.find(name, version)
+        if what == "ready":
+            self._check_draining()
+            check_ready(model)
+            return _as_json({"ready": True})
+        if what == "config":
+            return _as_json(model.config(self._limits.rows))
+        if what == "stats":
+            return _as_json({"model_stats": [model.statistics()]})
+        return _as_json({**model.metadata(), "versions": self.models.versions_of(name)})
+
+    async def _change_model(self, exchange: Exchange, name: str, action: str) -> None:
+        try:
+            self._check_draining()
+            if action == "load":
+                await self.models.load(name)
+            else:
+                self.models.unload(name)
+            self._send(exchange, *_as_json({}))
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
+            self.fail(exchange, error)
+
+    def _write_ready(self) -> Reply:
+        self._check_draining()
+        self.models.ready()
+        return _as_json({"ready": True})
+
+    def _check_draining(self) -> None:
+        if self.inference.draining:
+            raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=1.0)
+
+    def _write_metrics(self) -> Reply:
+        states = {(model.name, model.version): model.service.state() for model in self.models}
+        return self.metrics.text(states), f"content-type: {CONTENT_TYPE}\r\n".encode()
+
+    def _allow(self, exchange: Exchange, method: str) -> bool:
+        """Refuse a request of another method, and say whether it is allowed."""
+        if exchange.method == method or (method == "GET" and exchange.method == "HEAD"):
+            return True
+        self.refuse(exchange, 405, f"method: got {exchange.method}; allowed: {method} here", {"allow": method})
+        return False
+
+    def _send(self, exchange: Exchange, body: bytes, headers: bytes) -> None:
+        self._count(exchange, 200)
+        exchange.reply(200, body, headers)
+
+    def _count(self, exchange: Exchange, status: int) -> None:
+        kind = "infer" if exchange.target.partition(b"?")[0].endswith(b"/infer") else "other"
+        self.metrics.requests[kind, status] += 1
+
+
+def _as_json(content: object) -> Reply:
+    return json_of(content), _JSON
+
+
+def read_page() -> tuple[str, str]:
+    """Return the page to try a model, and the policy under which it may run its own script and style alone."""
+    # They are named by digest, so that no other ones run.
     page = resources.files("trainwright.serve.http").joinpath("page.html").read_text(encoding="utf-8")
-    policy = {"Content-Security-Policy": _content_policy(page)}
-    html = page.replace("{{name}}", endpoint.name)
-
-    def reply(make: Callable[[], object]) -> Callable[[Request], Awaitable[Response]]:
-        """Return the function of a route that answers with JSON."""
-
-        async def respond(request: Request) -> Response:
-            endpoint.check_model(**request.path_params)
-            return Response(json_of(make()), media_type="application/json")
-
-        return respond
-
-    async def infer(request: Request) -> Response:
-        endpoint.check_model(**request.path_params)
-        return await endpoint.infer(request)
-
-    async def metrics(_request: Request) -> Response:
-        return Response(endpoint.metrics.text(), media_type=CONTENT_TYPE)
-
-    async def try_it(_request: Request) -> Response:
-        return HTMLResponse(html, headers=policy)
-
-    about = {"name": "trainwright", "version": trainwright.__version__, "extensions": ["binary_tensor_data"]}
-    models = [f"/v2/models/{{model}}{version}" for version in ("", "/versions/{version}")]
-    # Routes are tried in order: what is asked most comes first.
-    routes = [Route(f"{model}/infer", infer, methods=["POST"]) for model in models]
-    routes += [
-        Route(path, function)
-        for path, function in (
-            *((f"{model}/ready", reply(endpoint.ready)) for model in models),
-            *((model, reply(endpoint.model)) for model in models),
-            ("/v2", reply(lambda: about)),
-            ("/v2/health/live", reply(lambda: {"live": True})),
-            ("/v2/health/ready", reply(endpoint.ready)),
-            ("/v2/ensembles/{model}", reply(endpoint.ensemble)),
-            ("/metrics", metrics),
-            ("/", try_it),
-        )
-    ]
-    return Starlette(
-        routes=routes, exception_handlers=dict.fromkeys((TrainwrightError, HTTPException, Exception), _reply_refusal)
-    )
+    return page, _content_policy(page)
 
 
 def _content_policy(page: str) -> str:
@@ -94,18 +201,3 @@ def _content_policy(page: str) -> str:
     ]
     rest = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     return "; ".join(["default-src 'none'", *allowed, rest])
-
-
-async def _reply_refusal(_request: Request, error: Exception) -> Response:
-    """Answer an error: the first status that fits it, and its sentence; of a defect only that there is one."""
-    headers: Mapping[str, str] = {}
-    text = str(error)
-    if isinstance(error, HTTPException):
-        status, headers, text = error.status_code, error.headers or {}, _WORDS.get(error.detail, error.detail)
-    else:
-        status = next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
-        if not isinstance(error, TrainwrightError):
-            text = "the server has a defect; its log tells more"
-        if isinstance(error, Overloaded):
-            headers = {"Retry-After": f"{max(1, round(error.retry_after_seconds))}"}
-    return Response(json_of({"error": text}), status_code=status, headers=dict(headers), media_type="application/json")

@@ -1,39 +1,40 @@
 """A service behind an address: bound, guarded, run beside the program or until a signal, and drained."""
 
+import asyncio
 import queue
 import secrets
 import signal
 import threading
-import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.errors import MissingExtra, ServeConfigError, ServeError
-from trainwright.http_security import Guard, bind, is_loopback
+from trainwright.http_security import AccessRules, bind, is_loopback
 from trainwright.serve.service import Limits, Service
 
 if TYPE_CHECKING:
-    import uvicorn
+    import socket
 
-    from trainwright.serve.http.infer_endpoint import InferenceEndpoint
+    from trainwright.serve.http.app import Application
+    from trainwright.serve.http.models import ModelSource
 
 __all__ = ["Server"]
 
-_START_SECONDS = 30.0
+FIRST_VERSION = "1"  # of a service that is given by itself
 _LAST_REPLIES_SECONDS = 5  # for replies that are on their way when the server ends
-_IDLE_SECONDS = 60  # of a connection between two requests
 
 
 class Server:
     """HTTP for a service: `with Server(service) as server: ... server.url ...`, or `server.run()` until a signal.
 
+    In place of a service it takes a source of several models, such as `ModelFolders`.
     It listens on loopback unless told otherwise; elsewhere every request needs `token`, which is made if none is
     given. `port` 0 takes any that is free. `name` is the ensemble's in the endpoints.
     """
 
     def __init__(
         self,
-        service: Service,
+        service: "Service | ModelSource",
         *,
         host: str = "127.0.0.1",
         port: int = 8000,
@@ -49,8 +50,13 @@ class Server:
         self._limits = Limits() if limits is None else limits
         # Whoever reaches the address may ask, so beyond loopback there is always a token.
         self.token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else token
-        self._endpoint: InferenceEndpoint | None = None
-        self._uvicorn: uvicorn.Server | None = None
+        self._services: Mapping[str, Mapping[str, Service]] = {}
+        self._application: Application | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        # Set when it listens, or could not, and when it is to end.
+        self._started, self._failure = threading.Event(), ""
+        self._ending: asyncio.Event | None = None
+        self._grace_seconds: float = _LAST_REPLIES_SECONDS
         self._thread: threading.Thread | None = None
 
     @property
@@ -68,42 +74,28 @@ class Server:
         """Listen, and answer on a thread of its own; raises ListenError if the port cannot be had."""
         if self._thread is not None:
             raise ServeError("Server.start: was started before; allowed: once; make another one")
-        uvicorn, endpoint, app = _make_application(self._service, self._name, self._limits, self._host, self.token)
+        runner = _make_runner()
+        self._services = _start_services(self._service, self._name)
         listener = bind(self._host, self._port)
         self._port = listener.getsockname()[1]
-        from trainwright.serve.http.connection import bounded
-
-        config = uvicorn.Config(
-            app,
-            http=bounded(self._limits.connections),
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            log_level="error",  # a request that is no HTTP is its sender's trouble
-            access_log=False,
-            server_header=False,
-            timeout_keep_alive=_IDLE_SECONDS,
-            timeout_graceful_shutdown=_LAST_REPLIES_SECONDS,
-        )
-        self._endpoint, self._uvicorn = endpoint, uvicorn.Server(config)
         self._thread = threading.Thread(
-            target=self._uvicorn.run, kwargs={"sockets": [listener]}, name="trainwright-http", daemon=True
+            target=self._run_thread, args=(runner, listener), name="trainwright-http", daemon=True
         )
-        # Uvicorn says that it listens by a flag alone.
         self._thread.start()
-        until = time.monotonic() + _START_SECONDS
-        while not self._uvicorn.started:
-            if not self._thread.is_alive() or time.monotonic() > until:
-                raise ServeError(f"{self.url}: the server did not start; its log tells why")
-            time.sleep(0.002)
+        self._started.wait()
+        if self._failure:
+            self._thread.join()
+            raise ServeError(f"{self.url}: the server did not start ({self._failure})")
         return self
 
     def stop(self, *, at_once: bool = False) -> None:
         """Close the address after the replies that are on their way; the service goes on. Safe to call twice."""
-        if self._uvicorn is None or self._thread is None:
+        if self._thread is None or self._loop is None or self._ending is None:
             return
-        self._uvicorn.should_exit = True
-        self._uvicorn.force_exit = at_once
+        if at_once:
+            self._grace_seconds = 0.0
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._ending.set)
         self._thread.join()
 
     def run(
@@ -128,30 +120,35 @@ class Server:
             self.stop(at_once=not in_time)
         finally:
             self.stop(at_once=True)
-            self._service.drain(0.0)
+            self._end_service(0.0)
             for kind, handler in before.items():
                 signal.signal(kind, handler)
         return self.summary()
 
     def summary(self) -> Mapping[str, Any]:
         """Return the inference requests by status, the rows, the degraded answers, and the service's state."""
-        if self._endpoint is None:
+        if self._application is None:
             return {"requests": {}, "rows": 0, "degraded": 0, "disconnected": 0, "state": {}}
-        metrics = self._endpoint.metrics
-        return {"requests": metrics.by_status(), **metrics.counts, "state": dict(self._service.state())}
+        metrics, models = self._application.metrics, list(self._application.models)
+        states = {f"{model.name}/{model.version}": dict(model.service.state()) for model in models}
+        state = next(iter(states.values())) if len(states) == 1 else states
+        return {"requests": metrics.by_status(), **metrics.counts, "state": state}
 
     def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_exception: object) -> None:
         self.stop()
+        # What it loaded from a source is its own to end.
+        if not isinstance(self._service, Service):
+            self._end_service(0.0)
 
     def _drain_service(self, seconds: float, signals: "queue.SimpleQueue[int]") -> bool:
         """End the service while replies go out; return False if a second signal came meanwhile."""
-        if self._endpoint is not None:
-            self._endpoint.draining = True
+        if self._application is not None:
+            self._application.inference.draining = True
         # Draining waits for admitted requests, while this thread listens for a second signal.
-        ending = threading.Thread(target=self._service.drain, args=(seconds,), daemon=True)
+        ending = threading.Thread(target=self._end_service, args=(seconds,), daemon=True)
         ending.start()
         while ending.is_alive():
             ending.join(0.05)
@@ -159,42 +156,75 @@ class Server:
                 return False
         return True
 
+    def _end_service(self, seconds: float) -> None:
+        if self._application is not None:
+            self._application.models.drain(seconds)
+            return
+        for service in [service for versions in self._services.values() for service in versions.values()]:
+            service.drain(seconds)
 
-def _make_application(
-    service: Service, name: str, limits: Limits, host: str, token: str | None
-) -> tuple[Any, "InferenceEndpoint", Any]:
-    """Return uvicorn, the endpoint and the guarded application; MissingExtra if what they need is not installed."""
+    def _run_thread(self, runner: "asyncio.Runner", listener: "socket.socket") -> None:
+        try:
+            with runner, listener:
+                runner.run(self._listen(listener))
+        except Exception as error:  # noqa: BLE001 - the thread that started this one tells of it
+            self._failure = f"{type(error).__name__}: {error}"
+        finally:
+            self._started.set()
+
+    async def _listen(self, listener: "socket.socket") -> None:
+        from trainwright.serve.http.app import OPEN_PATHS, Application, read_page
+        from trainwright.serve.http.connection import Connections
+        from trainwright.serve.http.models import ModelRepository
+
+        self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
+        page, policy = read_page()
+        models = ModelRepository(self._services, None if isinstance(self._service, Service) else self._service)
+        first = next(iter(self._services), self._name)
+        application = Application(models, limits=self._limits, page=page.replace("{{name}}", first))
+        rules = AccessRules(
+            host=self._host,
+            token=self.token,
+            headers={"content-security-policy": policy},
+            max_body_bytes=self._limits.body_bytes,
+            open_paths=OPEN_PATHS,
+        )
+        connections = Connections(
+            application, rules=rules, most=self._limits.connections, body_seconds=self._limits.body_seconds
+        )
+        listening = await self._loop.create_server(connections.make_connection, sock=listener, backlog=1024)
+        self._application = application
+        self._started.set()
+        await self._ending.wait()
+        listening.close()
+        await connections.close(self._grace_seconds)
+
+
+def _start_services(service: "Service | ModelSource", name: str) -> Mapping[str, Mapping[str, Service]]:
+    """Return the services by name and version: the given one, or all that a source loads."""
+    if isinstance(service, Service):
+        return {name: {FIRST_VERSION: service}}
+    found: dict[str, Mapping[str, Service]] = {}
     try:
-        import uvicorn
+        for one in service.names():
+            found[one] = service.load(one, {})
+    except BaseException:
+        for running in [running for versions in found.values() for running in versions.values()]:
+            running.drain(0.0)
+        raise
+    return found
 
-        from trainwright.serve.http.app import OPEN_PATHS, application
-        from trainwright.serve.http.infer_endpoint import InferenceEndpoint
+
+def _make_runner() -> "asyncio.Runner":
+    """Return what runs the event loop: uvloop, if it is installed; MissingExtra if the parser is not."""
+    try:
+        import httptools
+        import pydantic  # noqa: F401 - what requests are read by
     except ModuleNotFoundError as error:
         raise MissingExtra.of("a server", str(error.name), "serve") from error
-    endpoint = InferenceEndpoint(service, name=name, limits=limits)
-    guarded = Guard(
-        application(endpoint),
-        host=host,
-        token=token,
-        max_body_bytes=limits.body_bytes,
-        open_paths=OPEN_PATHS,
-        as_json=True,
-    )
-    return uvicorn, endpoint, _Counted(guarded, endpoint)
-
-
-class _Counted:
-    """ASGI: counts every answer by its status, those of the guard too."""
-
-    def __init__(self, application: Any, endpoint: "InferenceEndpoint") -> None:
-        self._application, self._endpoint = application, endpoint
-
-    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        endpoint = "infer" if scope.get("path", "").endswith("/infer") else "other"
-
-        async def counted(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                self._endpoint.metrics.requests[endpoint, message["status"]] += 1
-            await send(message)
-
-        await self._application(scope, receive, counted)
+    del httptools
+    try:
+        import uvloop
+    except ModuleNotFoundError:
+        return asyncio.Runner()
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)

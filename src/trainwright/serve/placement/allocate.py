@@ -20,6 +20,7 @@ from trainwright.serve.placement.time_tables import TimeTables
 from trainwright.serve.placement.timing import can_be_timed, measure_times
 from trainwright.serve.placement.units import Unit, packed_units
 from trainwright.serve.placement.worst_fit import worst_fit
+from trainwright.serve.runtime.in_process import MOMENT_ROWS, MOMENT_SECONDS
 
 __all__ = ["allocate", "allocate_or_pack", "slo_of"]
 
@@ -45,8 +46,8 @@ def allocate(
 
     The plan's `expected` holds the rows a second, those of worst fit, and `bound`, which no placement of these units
     exceeds. A group of cores never has more instances than cores: of more members some share a process. What was timed
-    here for one group of cores is also run, as a whole and with its cores apart, and compared with computing in the
-    calling process (`measured`). Worker processes are taken if they pay for what it costs to hand work over.
+    here for one group of cores is also run (`measured`): in the calling process, and unless a batch takes a moment
+    only, as a whole and with its cores apart. Worker processes are taken if they pay for handing work over.
 
     Raises DeviceError for devices that are not there, AllocationError if the ensemble does not fit, ServeConfigError
     for a latency that nothing meets.
@@ -75,7 +76,8 @@ def allocate(
     [first, *others] = found
     if not timed_here or slo_ms is not None or others or first.kind != "cpu":
         return best
-    return fastest_plan(ensemble, [*feasible, _in_process_plan(feasible[0], first, tables)])
+    here = _in_process_plan(feasible[0], first, tables)
+    return fastest_plan(ensemble, [here] if _takes_a_moment(here, tables) else [*feasible, here])
 
 
 def allocate_or_pack(
@@ -178,6 +180,13 @@ def _in_process_plan(plan: DeploymentPlan, device: Device, tables: TimeTables) -
     rates = np.nan_to_num(np.array(tables.batches) / tables.of_units([unit], [device])[0, 0])
     batch = tables.batches[int(rates.argmax())]
     return replace(plan, devices=(device,), units=(unit,), matrix=((batch,),), expected={}, in_process=True)
+
+
+def _takes_a_moment(plan: DeploymentPlan, tables: TimeTables) -> bool:
+    """Say whether a batch of all members is so short that handing it to a process takes longer than it is worth."""
+    [unit] = plan.units
+    places = [place for place, batch in enumerate(tables.batches) if batch <= MOMENT_ROWS]
+    return bool(places) and tables.of_units([unit], plan.devices)[0, 0, places[-1]] <= MOMENT_SECONDS
 
 
 def _parse_or_simulate(

@@ -1,8 +1,10 @@
 """Computes requests in this process: for small batches, which take less time than handing them to a worker process.
 
-The thread that submits a request computes it while no other thread computes. Requests that arrive meanwhile wait, and
-a thread of the runtime then computes them together in one batch. So one client pays for no other thread, and many
-clients get batches. A thread that runs an event loop never computes, because other connections wait for it.
+Whoever submits a request computes it, so that small networks pay for no other thread: a plain thread at once, an event
+loop after it has read what all its connections have sent, as one batch. What is longer than a moment, or arrives while
+another thread computes, waits for a thread of the runtime, which then computes it together in batches. All runtimes of
+a process share its cores: one computes at a time, with as many threads as were fastest at the start. These are set for
+the threads that compute, and for torch's default, until the end.
 """
 
 import asyncio
@@ -30,9 +32,13 @@ from trainwright.serve.runtime.responses import ENDED, make_answer, overload_ref
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["InProcessRuntime"]
+__all__ = ["MOMENT_ROWS", "MOMENT_SECONDS", "InProcessRuntime"]
 
-_START_SECONDS = 0.2  # for which a batch is timed at the start
+_START_SECONDS = 0.2  # for which batches are timed at the start
+MOMENT_SECONDS = 2e-3  # that an event loop may compute, for its other connections wait meanwhile
+MOMENT_ROWS = 64  # of a batch that takes no longer, or threads are worth their hand-over
+_THREADS_GAIN = 1.3  # over one thread that several must show: when others use the cores they lose
+_computing = threading.Lock()  # held by the thread that computes, for any runtime of this process
 
 
 class InProcessRuntime:
@@ -48,8 +54,6 @@ class InProcessRuntime:
         self._queue: deque[Request] = deque()
         # Of the queue and the counts.
         self._gate = threading.Lock()
-        # Held by the thread that computes.
-        self._computing = threading.Lock()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run_thread, name="trainwright-in-process", daemon=True)
         self._counts: Counter[str] = Counter()
@@ -57,6 +61,12 @@ class InProcessRuntime:
         # Weights that sum to 1, where the outputs are logits of a weighted mean.
         self._shares: torch.Tensor | None = None
         self._batch_seconds = 0.0
+        # What an event loop computes itself, rows at most; and whether it is about to.
+        self._moment_rows, self._scheduled = 0, False
+        self._threads, self._threads_before = 1, 0
+        # Seconds of all batches, and rows in them.
+        self._busy_seconds, self._busy_rows = 0.0, 0
+        self._everyone = frozenset(range(len(ensemble.members)))
         # That wait.
         self.rows = 0
         # Requests that were admitted and not answered.
@@ -71,6 +81,7 @@ class InProcessRuntime:
         """Load the members and compute a batch of zeros with each, which raises what a member raises."""
         import torch
 
+        self._threads_before = torch.get_num_threads()
         for member in self._ensemble.members:
             network = build_network(member)
             first = next(network.parameters(), None)
@@ -78,15 +89,30 @@ class InProcessRuntime:
         if self._ensemble.rule.name == "weighted" and all(one.link == "softmax" for one in self._ensemble.members):
             weights = torch.tensor(self._ensemble.weights, dtype=torch.float64)
             self._shares = weights / weights.sum()
-        x = np.zeros((self._batch, *self._input_shape), self._dtype)
-        [self._batch_seconds] = time_calls([lambda: self._compute_outputs(x)], _START_SECONDS)
-        self.rate = self._batch / max(self._batch_seconds, 1e-9)
+        self._time_batches()
         self._thread.start()
+
+    def _time_batches(self) -> None:
+        """Choose the threads of an operation, and what an event loop may compute, by the times of batches."""
+        x = np.zeros((self._batch, *self._input_shape), self._dtype)
+        small = x[: min(self._batch, MOMENT_ROWS)]
+        calls = [lambda: self._compute_outputs(small), lambda: self._compute_outputs(x)]
+        most = self.plan.instances[0].threads
+        seconds: dict[int, list[float]] = {}
+        for threads in dict.fromkeys([1, most]):
+            self._threads = threads
+            seconds[threads] = time_calls(calls, _START_SECONDS / 2)
+        # When others use the cores several threads wait for each other.
+        several = seconds[1][1] > _THREADS_GAIN * seconds[most][1]
+        self._threads = most if several else 1
+        moment, self._batch_seconds = seconds[self._threads]
+        self._moment_rows = len(small) if moment <= MOMENT_SECONDS else 0
+        self.rate = self._batch / max(self._batch_seconds, 1e-9)
 
     @property
     def answering(self) -> frozenset[int]:
         """Positions of the members that can be computed now: all, until the end."""
-        return frozenset() if self.over else frozenset(range(len(self._ensemble.members)))
+        return frozenset() if self.over else self._everyone
 
     def lost(self) -> Mapping[int, str]:
         """Return the members that are computed no more: none, for they fail only together with this process."""
@@ -101,21 +127,27 @@ class InProcessRuntime:
                 self.shed += 1
                 raise overload_refusal(self.rows, request.rows, limit, self.rate)
             self.open += 1
-            # A thread that runs an event loop never computes. Others compute at once what nobody else waits before.
-            mine = not self._queue and not _runs_event_loop() and self._computing.acquire(blocking=False)
+            loop = _running_loop()
+            # A plain thread computes at once what nobody else waits before.
+            mine = loop is None and not self._queue and _computing.acquire(blocking=False)
             if not mine:
                 self._queue.append(request)
                 self.rows += request.rows
-                idle = not self._computing.locked()
+                # An event loop computes once it has read what else has come.
+                if loop is not None and self.rows <= self._moment_rows:
+                    if not self._scheduled:
+                        self._scheduled = True
+                        loop.call_soon(self._compute_moment)
+                    return
         if mine:
             try:
                 if self._start_request(request):
                     self._answer_all([request])
             finally:
-                self._computing.release()
+                _computing.release()
             if self._queue:
                 self._wake.set()
-        elif idle:  # else the thread that computes looks at the queue once it has released the lock
+        else:
             self._wake.set()
 
     def stop(self) -> None:
@@ -128,6 +160,10 @@ class InProcessRuntime:
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
+        if self._threads_before:
+            import torch
+
+            torch.set_num_threads(self._threads_before)
         for request in left:
             self._refuse_request(request, NotReady(ENDED, 1.0))
 
@@ -158,9 +194,23 @@ class InProcessRuntime:
             self._wake.wait()
             self._wake.clear()
             while self._queue:
-                with self._computing:
+                with _computing:
                     if requests := self._take_batch():
                         self._answer_all(requests)
+
+    def _compute_moment(self) -> None:
+        """Compute what waits on an event loop; in the thread if it is too much, or others compute."""
+        self._scheduled = False
+        if self.rows > self._moment_rows or not _computing.acquire(blocking=False):
+            self._wake.set()
+            return
+        try:
+            if requests := self._take_batch():
+                self._answer_all(requests)
+        finally:
+            _computing.release()
+        if self._queue:
+            self._wake.set()
 
     def _answer_all(self, requests: Sequence[Request]) -> None:
         """Answer these requests, or refuse them if the thread is interrupted: other threads wait for them."""
@@ -199,7 +249,11 @@ class InProcessRuntime:
     def _compute_batch(self, requests: Sequence[Request]) -> None:
         """Compute requests together; if that is refused, each alone, to find the one."""
         try:
-            outputs = self._compute_outputs(self._join_rows(requests))
+            started = time.perf_counter()
+            x = self._join_rows(requests)
+            outputs = self._compute_outputs(x)
+            self._busy_seconds += time.perf_counter() - started
+            self._busy_rows += len(x)
             prediction, predictions = self._combine_outputs(outputs, requests)
         except TrainwrightError as error:
             if len(requests) == 1:
@@ -252,6 +306,9 @@ class InProcessRuntime:
         """Return what the networks answer to rows x, computed in parts of a batch at most."""
         import torch
 
+        # For this thread, once: to change them back would take longer than many batches.
+        if torch.get_num_threads() != self._threads:
+            torch.set_num_threads(self._threads)
         found = []
         with torch.inference_mode():
             given = torch.from_numpy(x)
@@ -338,9 +395,9 @@ def _run_layers(layers: "Sequence[Callable[[torch.Tensor], torch.Tensor]]", x: "
     return x
 
 
-def _runs_event_loop() -> bool:
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    """Return the event loop that this thread runs, if any."""
     try:
-        asyncio.get_running_loop()
+        return asyncio.get_running_loop()
     except RuntimeError:
-        return False
-    return True
+        return None
