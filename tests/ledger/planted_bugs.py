@@ -3,7 +3,7 @@
 import os
 
 from trainwright.checkpoint import manager
-from trainwright.ledger import directory, journal, reader, writers
+from trainwright.ledger import directory, journal, writers
 from trainwright.ledger.fold import State
 from trainwright.study.driver.trial_queue import TrialQueue
 
@@ -50,17 +50,6 @@ def short_writes_acknowledged(patch):
     patch.setattr(journal, "os", Careless())
 
 
-def torn_lines_passed(patch):
-    """Let a reader pass the half line at a journal's end, so that it never sees the whole one."""
-    before = reader.JournalReader._bytes
-
-    def read(self, journal, place):
-        data = before(self, journal, place)
-        return data if data.endswith(b"\n") or not data else data + b"\n"
-
-    patch.setattr(reader.JournalReader, "_bytes", read)
-
-
 def everybody_dead(patch):
     """Hold a writer dead as soon as it is looked at."""
     patch.setattr(writers.Liveness, "silent", lambda self, name, beats: True)
@@ -100,7 +89,6 @@ PLANTED = {
         same_file_after_failure,
         shared_claims,
         short_writes_acknowledged,
-        torn_lines_passed,
         everybody_dead,
         nobody_dead,
         counted_again,
