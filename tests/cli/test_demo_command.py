@@ -1,8 +1,12 @@
 """`trainwright demo`: what it claims holds; in small, it resumes."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 
 from trainwright.cli import demo as module
+from trainwright.ensemble.metrics import SMALLEST
 
 pytest.importorskip("sklearn")
 pytest.importorskip("torch")
@@ -32,3 +36,16 @@ def test_the_ensemble_is_clearly_better(tmp_path):
     assert content["test"]["change"] <= -0.05
     assert content["test"]["high"] < 0
     assert content["early_stopping"]["saved_share"] > 0.5
+
+
+def test_a_probability_of_zero_is_clipped_as_in_the_metric():
+    """One network that is sure and wrong leaves finite figures."""
+    sure = SimpleNamespace(predictions=lambda _: np.array([[1.0, 0.0]]), score=lambda *_: 0.0)
+    fair = SimpleNamespace(
+        predictions=lambda _: np.array([[0.5, 0.5]]),
+        score=lambda *_: 0.5,
+        members=[SimpleNamespace(targets=lambda _: np.array([1]))],
+    )
+    found = module._compare(SimpleNamespace(front=SimpleNamespace(single_best=sure), ensemble=fair))
+    assert found["single"] == pytest.approx(-np.log(SMALLEST))
+    assert found["change"] == pytest.approx(np.log(2) / -np.log(SMALLEST) - 1)

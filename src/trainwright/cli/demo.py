@@ -11,6 +11,7 @@ from trainwright.cli.formatting import print_table
 from trainwright.engine import Local
 from trainwright.ensemble import EnsembleSettings, Library
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
+from trainwright.ensemble.metrics import SMALLEST
 from trainwright.errors import MissingExtra
 from trainwright.ledger import State
 from trainwright.randomness import rng
@@ -30,6 +31,7 @@ def demo(
     directory: Annotated[Path, typer.Argument(help="Where the study goes.")] = Path("runs/digits-demo"),
     *,
     workers: Annotated[int, typer.Option(help="Trials at a time, each in a process of its own.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the study: other configurations and weights.")] = 0,
 ) -> Result:
     """Search 60 small networks on scikit-learn's digits, choose an ensemble, and ask a server of it.
 
@@ -45,7 +47,7 @@ def demo(
         dropout=Float(0.0, 0.4),
         decay=Float(1e-5, 1e-1, log=True),
     )
-    with Study(space, "min val_loss", directory=directory, seed=0) as study:
+    with Study(space, "min val_loss", directory=directory, seed=seed) as study:
         engine, scheduler = Local(workers=workers), ASHA(max_epochs=_EPOCHS, min_epochs=3)
         study.run(train, trials=_TRIALS, searcher=RandomSearcher(), scheduler=scheduler, engine=engine)
         saved = _measure_saving(study.state)
@@ -83,7 +85,9 @@ def _compare(chosen: ChosenEnsemble) -> dict[str, Any]:
     """
     single, ensemble = chosen.front.single_best, chosen.ensemble
     digits = ensemble.members[0].targets("test")
-    losses = [-np.log(each.predictions("test")[np.arange(len(digits)), digits]) for each in (single, ensemble)]
+    shares = [each.predictions("test")[np.arange(len(digits)), digits] for each in (single, ensemble)]
+    # As in the metric: a network may give the true digit a probability that rounds to 0.
+    losses = [-np.log(np.maximum(share, SMALLEST)) for share in shares]
     change = losses[1] - losses[0]
     rows = rng(0, "demo", 0).integers(len(change), size=(1000, len(change)))
     low, high = np.quantile(change[rows].mean(axis=1) / losses[0].mean(), [0.025, 0.975])
