@@ -36,6 +36,7 @@ sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples" / "proje
 
 from benchmarks._report import add_arguments, environment, finish, mean_and_interval, progress, table
 from benchmarks.ensemble.datasets import VALUES, Missing, load_values
+from benchmarks.ensemble.intervals import coverage
 
 __all__ = ["main", "network"]
 
@@ -251,20 +252,19 @@ def _mixed(members: Sequence[Array], weights: Sequence[float]) -> Array:
 
 def _scored(found: Mapping[str, tuple[list[Array], Sequence[float]]], targets: Mapping[str, Array]) -> dict[str, Any]:
     from trainwright.ensemble.combine.calibration import calibrate
-    from trainwright.ensemble.combine.uncertainty import coverage
     from trainwright.ensemble.metrics import METRICS
 
     metric = METRICS["normal_nll"]
     members, weights = found["test"]
     pooled = _mixed(members, weights)
     scale = calibrate(_mixed(*found["calibration"]), targets["calibration"])
-    (inside,) = coverage(members, weights, targets["test"], [LEVEL])
+    inside, length = coverage(members, weights, targets["test"], LEVEL)
     return {
         "nll": metric.score(pooled, targets["test"]),
         "scaled_nll": metric.score(scale.apply(pooled), targets["test"]),
         "crps": METRICS["crps"].score(pooled, targets["test"]),
-        "coverage": inside["empirical"],
-        "length": inside["length"],
+        "coverage": inside,
+        "length": length,
         "members": len(members),
     }
 

@@ -67,9 +67,9 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
             "weighted": f"{_RULES}:WeightedMean",
             "mean": f"{_RULES}:PlainMean",
             "geometric": f"{_RULES}:GeometricMean",
-            "vote": f"{_RULES}:MajorityVote",
-            "median": f"{_RULES}:MedianRule",
             "mixture": f"{_RULES}:NormalMixture",
+            "stacking": "trainwright.ensemble.combine.stacking:Stacking",
+            "linear": "trainwright.ensemble.combine.stacking:LinearStacking",
         },
         # Strategies are named by the axis that they divide along.
         "strategy": {

@@ -174,3 +174,27 @@ def test_snapshots(study):
     # A resumed trial's later lease counts with what the earlier one left.
     leave(study.trial(0, next_epoch=4, lease=2), predictions=study.predictions(4), targets=study.targets, snapshots=2)
     assert [(member.trial, member.epoch) for member in study.library().members] == [(0, 3), (0, 4), (1, 3)]
+
+
+def test_out_of_fold(study, tmp_path):
+    """Each row by the model that did not see it; the mean of the models is a member like any other."""
+    from trainwright.ensemble import out_of_fold
+
+    found = out_of_fold(HistGradientBoostingClassifier(max_iter=3).fit, X["selection"], LABELS["selection"], folds=4)
+    assert len(found.models) == 4
+    assert found.predictions.shape == (80, 2)
+    inside = found(X["selection"])
+    rows, labels = np.arange(80), LABELS["selection"]
+    assert np.log(inside[rows, labels]).mean() > np.log(found.predictions[rows, labels]).mean()  # it saw these rows
+    path = tmp_path / "model.joblib"
+    joblib.dump(found, path)
+    told = {"selection": found.predictions, "test": found(X["test"])}
+    kept = {"factory": estimators.load_estimator, "files": {"model.joblib": path}, "sample": X["test"]}
+    leave(study.trial(0), found, predictions=told, targets=LABELS, **kept)
+    np.testing.assert_allclose(
+        study.library().select(BudgetedGreedy()).pick().predict(X["test"]), told["test"], atol=1e-3
+    )
+    values = out_of_fold(HistGradientBoostingRegressor(max_iter=3).fit, X["test"], VALUES["test"])
+    assert values.predictions.shape == values(X["test"]).shape == (60, 1)
+    with pytest.raises(EnsembleError, match="got 1 folds of 60 rows and 60 targets; allowed: 2 folds or more"):
+        out_of_fold(HistGradientBoostingRegressor().fit, X["test"], VALUES["test"], folds=1)

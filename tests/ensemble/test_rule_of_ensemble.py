@@ -60,6 +60,10 @@ def test_one_rule_or_refused(left, rule, way):
     else:
         found = WAYS[way](members, rule)
         assert found.rule.name == rule
+    if rule in ("stacking", "linear") and way != "with_rule":
+        with pytest.raises(EnsembleError, match=r"that it was fitted to; fit it by ensemble\.with_rule"):
+            found.predictions()
+        return
     expected = combine(found.rule, found.member_predictions("test"), found.weights)
     np.testing.assert_array_equal(found.predictions(), expected)
     assert expected.shape == (ROWS, {"classes": 3, "values": 1, "moments": 1}[kind], 2)[: 3 if kind == "moments" else 2]

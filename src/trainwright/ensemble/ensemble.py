@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from trainwright.ensemble.combine.calibration import Calibration, calibrate
+from trainwright.ensemble.combine.conformal import Conformal
 from trainwright.ensemble.combine.rules import CombinationRule, combine, default_rule, find_rule, make_rule
+from trainwright.ensemble.combine.stacking import choose_rule
 from trainwright.ensemble.combine.uncertainty import Uncertainty, decompose_uncertainty
-from trainwright.ensemble.ensemble_report import EnsembleReport, make_report
+from trainwright.ensemble.ensemble_report import EnsembleReport, describe_member, make_report
 from trainwright.ensemble.export.folder import read_export, write_export
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.library.networks import build_network, predict_member
@@ -36,6 +38,7 @@ class Ensemble:
     weights: tuple[float, ...]
     rule: CombinationRule = None  # type: ignore[assignment]  # None, or a name, becomes a rule that fits the predictions
     calibration: Calibration | None = None  # fitted to the pooled prediction; see `calibrated`
+    conformity: Conformal | None = None  # what sets and intervals rest on; see `conformal`
     threshold: float | None = None  # epistemic uncertainty above which a row is unlike the calibration rows
     saved_report: Mapping[str, Any] = field(
         default_factory=dict, repr=False, compare=False
@@ -73,7 +76,7 @@ class Ensemble:
         Probabilities [N, C], values [N, T], or means and variances [N, T, 2]. The members' networks are built at the
         first call; they need weights in the library (see `leave`, factory).
         """
-        return self._apply_calibration(combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights))
+        return self._apply_calibration(self._pool_outputs(x, device, batch_rows))
 
     def uncertainty(self, x: "Array | torch.Tensor", *, batch_rows: int = 512, device: str = "cpu") -> Uncertainty:
         """Return the uncertainty of the members' weighted mixture for a batch x [N, ...], before calibration."""
@@ -106,12 +109,19 @@ class Ensemble:
         return chosen.score(self.predictions(split), self.members[0].targets(split))
 
     def with_rule(self, rule: str | CombinationRule, split: str = "selection") -> "Ensemble":
-        """Return the same members under another rule; one that learns is fitted on the kept predictions of `split`."""
+        """Return the same members under another rule; one that learns is fitted on the kept predictions of `split`.
+
+        "auto" fits a linear head, and takes it where rows left out of it say that it helps; see `choose_rule`.
+        """
+        if rule == "auto":
+            predictions, targets = list(self.member_predictions(split)), self.members[0].targets(split)
+            rule = choose_rule(predictions, self.weights, targets, self.output)
+            return replace(self, rule=rule, calibration=None, conformity=None)
         rule = make_rule(rule, self.output)
         if type(rule).fit is not CombinationRule.fit and rule == find_rule(rule.name):  # not fitted yet
             rule = rule.fit(list(self.member_predictions(split)), self.members[0].targets(split))
-        # A calibration was fitted to what the earlier rule predicts.
-        return replace(self, rule=rule, calibration=None)
+        # Both were fitted to what the earlier rule predicts.
+        return replace(self, rule=rule, calibration=None, conformity=None)
 
     def calibrated(self, split: str = "calibration") -> "Ensemble":
         """Return the ensemble with its pooled prediction calibrated on the kept rows of a split that chose nothing.
@@ -127,6 +137,39 @@ class Ensemble:
             calibration=None if self.output == "values" else calibrate(self._pool_members(split), targets),
             threshold=float(np.quantile(spread, _UNUSUAL)),
         )
+
+    def conformal(
+        self,
+        alpha: float = 0.1,
+        split: str = "calibration",
+        *,
+        method: str | None = None,
+        by: str | None = None,
+        groups: object | None = None,
+    ) -> "Ensemble":
+        """Return the ensemble with sets (`predict_set`) or intervals (`predict_interval`) that miss a share alpha.
+
+        On average over new rows drawn as those of a split that chose nothing, a truth is inside with a chance of at
+        least 1 - alpha, whatever the members are worth. With `by` "class", or "group" and the integer group [N] of each
+        row in `groups`, the same holds within each of them. `method` is one of
+        `trainwright.ensemble.combine.conformal.METHODS`. Raises EnsembleError for fewer than ceil(1 / alpha) - 1 rows,
+        in each class or group.
+        """
+        targets = self.members[0].targets(split)
+        # Of the prediction before calibration, which was fitted to the same rows: the promise would not hold.
+        pooled = self._pool_members(split)
+        found = Conformal.fit(pooled, targets, output=self.output, alpha=alpha, method=method, by=by, groups=groups)
+        return replace(self, conformity=found)
+
+    def predict_set(self, x: "Array | torch.Tensor", groups: object | None = None, *, device: str = "cpu") -> Array:
+        """Return for a batch x [N, ...] which classes [N, C], booleans, are in the set of each row; see `conformal`."""
+        return self._promise("classes").predict_set(self._pool_outputs(x, device), groups)
+
+    def predict_interval(
+        self, x: "Array | torch.Tensor", groups: object | None = None, *, device: str = "cpu"
+    ) -> Array:
+        """Return for a batch x [N, ...] the low and high ends [N, T, 2] of each output's interval; see `conformal`."""
+        return self._promise("values", "moments").predict_interval(self._pool_outputs(x, device), groups)
 
     def report(self, split: str = "test", selection: str = "selection") -> EnsembleReport:
         """Return who is in it and what each is worth on the `selection` rows, and how good all are on `split`'s.
@@ -145,6 +188,7 @@ class Ensemble:
             self.weights,
             self.rule,
             calibration=self.calibration,
+            conformity=self.conformity,
             split=split,
             selection=selection,
         )
@@ -167,6 +211,7 @@ class Ensemble:
                 "weights": list(self.weights),
                 "rule": self.rule.to_json(),
                 "calibration": None if self.calibration is None else asdict(self.calibration),
+                "conformity": None if self.conformity is None else asdict(self.conformity),
                 "threshold": self.threshold,
                 "splits": {name: split.digest for name, split in splits.items()},
                 "report": report,
@@ -185,40 +230,43 @@ class Ensemble:
         """
         members, manifest = read_export(Path(directory))
         calibration, threshold = manifest["calibration"], manifest["threshold"]
+        conformity = manifest.get("conformity")
         try:
             return cls(
                 members=members,
                 weights=tuple(manifest["weights"]),
                 rule=make_rule(manifest["rule"], members[0].output),
                 calibration=None if calibration is None else Calibration(**calibration),
+                conformity=None if conformity is None else Conformal.from_json(conformity),
                 threshold=None if threshold is None else float(threshold),
                 saved_report=dict(manifest["report"]),
             )
-        except (TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError) as error:
             raise ExportError(
                 f"{directory}: its manifest describes no ensemble ({error}); allowed: a folder that Ensemble.save wrote"
             ) from error
 
     def table(self) -> list[Mapping[str, Any]]:
         """Return one row per member for display: the heaviest first."""
-        rows = [
-            {
-                "trial": member.trial,
-                "epoch": member.epoch,
-                "weight": weight,
-                "seconds_per_row": member.seconds_per_row,
-                "bytes": member.weight_bytes,
-                "parameter_count": member.parameter_count,
-                "params": dict(member.params),
-            }
-            for member, weight in zip(self.members, self.weights, strict=True)
-        ]
+        rows = [describe_member(member, weight) for member, weight in zip(self.members, self.weights, strict=True)]
         return sorted(rows, key=lambda row: (-row["weight"], row["trial"]))
 
     @cached_property
     def networks(self) -> "tuple[torch.nn.Module, ...]":
         """The members' networks in evaluation mode, in member order, built once."""
         return tuple(build_network(member) for member in self.members)
+
+    def _promise(self, *outputs: str) -> Conformal:
+        if self.output not in outputs or self.conformity is None:
+            what = f"predictions that are {self.output}" if self.output not in outputs else "no calibration rows yet"
+            raise EnsembleError(
+                f"Ensemble: got {what}; allowed: predict_set of classes and predict_interval of values, after "
+                "ensemble.conformal(alpha)"
+            )
+        return self.conformity
+
+    def _pool_outputs(self, x: "Array | torch.Tensor", device: str, batch_rows: int = 512) -> Array:
+        return combine(self.rule, self._member_outputs(x, batch_rows, device), self.weights)
 
     def _pool_members(self, split: str) -> Array:
         return combine(self.rule, self.member_predictions(split), self.weights)

@@ -1,4 +1,4 @@
-"""What an ensemble is: who is in it, what each is worth, how they differ, and how right all are on held-out rows."""
+"""What an ensemble is: who is in it, what each is worth, and how right all are on held-out rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from trainwright.ensemble.combine.calibration import Calibration, reliability, score_probabilities
+from trainwright.ensemble.combine.conformal import Conformal
 from trainwright.ensemble.combine.rules import CombinationRule, combine
-from trainwright.ensemble.combine.uncertainty import coverage
 from trainwright.ensemble.library.member import Member
 from trainwright.ensemble.metrics import METRICS, Array, default_metric
 from trainwright.files import plain
 
-__all__ = ["EnsembleReport", "make_report"]
+__all__ = ["EnsembleReport", "describe_member", "make_report"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,7 @@ class EnsembleReport:
     """Plain numbers, of the split `rows` unless it says otherwise; None where there is nothing to say it of.
 
     `before` and `after` calibration hold for classes accuracy, nll, brier, ece and its interval; for means and
-    variances nll, crps and the coverage of central intervals; for values the squared error.
+    variances nll and crps; for values the squared error.
     """
 
     output: str
@@ -34,10 +34,9 @@ class EnsembleReport:
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
     calibration: Mapping[str, Any] | None
+    # alpha, method, by; on `rows` the "coverage", and the mean "size" of sets or lengths of intervals
+    conformal: Mapping[str, Any] | None = None
     reliability: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # "before" and "after"
-    # [K, K]: the share of rows with different classes, or the root mean square of the difference
-    disagreement: Sequence[Sequence[float]] = ()
-    error_correlation: float | None = None  # mean over pairs of members
     rows_seen_by_search: bool = False  # the split that judges is part of what steered the search
     seconds_per_row: float | None = None
     bytes: int | None = None
@@ -49,6 +48,19 @@ class EnsembleReport:
         return found
 
 
+def describe_member(member: Member, weight: float) -> dict[str, Any]:
+    """Return what is told of a member of an ensemble."""
+    return {
+        "trial": member.trial,
+        "epoch": member.epoch,
+        "weight": weight,
+        "seconds_per_row": member.seconds_per_row,
+        "bytes": member.weight_bytes,
+        "parameter_count": member.parameter_count,
+        "params": dict(member.params),
+    }
+
+
 def make_report(
     members: Sequence[Member],
     predictions: Mapping[str, Sequence[Array]],
@@ -56,6 +68,7 @@ def make_report(
     rule: CombinationRule,
     *,
     calibration: Calibration | None,
+    conformity: Conformal | None,
     split: str,
     selection: str,
 ) -> EnsembleReport:
@@ -66,17 +79,16 @@ def make_report(
     # Each split is combined once; all figures below are of these arrays.
     pooled = {name: combine(rule, item, weights) for name, item in predictions.items()}
     content = pooled if calibration is None else {name: calibration.apply(item) for name, item in pooled.items()}
-    before = _measure_prediction(first.output, pooled.get(split), targets.get(split), predictions.get(split), weights)
+    before = _measure_prediction(first.output, pooled.get(split), targets.get(split))
     after = None
     curves: dict[str, Any] = {}
     if split in pooled and first.output == "classes":
         curves["before"] = reliability(pooled[split], targets[split])
     if split in pooled and calibration is not None:
         mended = content[split]
-        after = _measure_prediction(first.output, mended, targets[split], None, weights)
+        after = _measure_prediction(first.output, mended, targets[split])
         if first.output == "classes":
             curves["after"] = reliability(mended, targets[split])
-    wrong = _member_errors(predictions[split], targets[split]) if split in predictions else None
     seconds = [member.seconds_per_row for member in members]
     sizes = [member.weight_bytes for member in members]
     count = len(members)
@@ -90,9 +102,8 @@ def make_report(
         before=before,
         after=after,
         calibration=None if calibration is None else asdict(calibration),
+        conformal=_measure_promise(conformity, pooled.get(split), targets.get(split)),
         reliability=curves,
-        disagreement=_pairwise_disagreement(predictions[split], first.output) if split in predictions else (),
-        error_correlation=None if wrong is None else _correlate_errors(wrong),
         rows_seen_by_search=split in first.splits and first.splits[split].source is not None,
         seconds_per_row=None if None in seconds else math.fsum(one for one in seconds if one is not None),
         bytes=None if None in sizes else sum(one for one in sizes if one is not None),
@@ -100,27 +111,32 @@ def make_report(
     )
 
 
-def _measure_prediction(
-    output: str, pooled: Array | None, targets: Array | None, members: Sequence[Array] | None, weights: Sequence[float]
-) -> dict[str, Any] | None:
+def _measure_prediction(output: str, pooled: Array | None, targets: Array | None) -> dict[str, Any] | None:
     if pooled is None or targets is None:
         return None
     if output == "classes":
         return score_probabilities(pooled, targets)
-    # Of moments the means alone; the likelihood below judges the variances.
-    squared = METRICS["squared_error"].score(pooled, targets)
-    if output == "values":
-        return {"rows": len(targets), "squared_error": squared}
-    nll = METRICS["normal_nll"].score(pooled, targets)
-    # A calibrated prediction has no members any more: it is one normal distribution.
-    intervals = coverage(members or [pooled], weights if members else [1.0], targets)
-    return {
-        "rows": len(targets),
-        "squared_error": squared,
-        "nll": nll,
-        "crps": METRICS["crps"].score(pooled, targets),
-        "coverage": intervals,
-    }
+    # Of moments the means alone; the likelihood judges the variances.
+    names = {"squared_error": "squared_error", **({"nll": "normal_nll", "crps": "crps"} if output == "moments" else {})}
+    return {"rows": len(targets), **{name: METRICS[metric].score(pooled, targets) for name, metric in names.items()}}
+
+
+def _measure_promise(
+    conformity: Conformal | None, pooled: Array | None, targets: Array | None
+) -> dict[str, Any] | None:
+    """Return what was promised and, unless it depends on groups that no library knows, what held rows say."""
+    if conformity is None:
+        return None
+    promise = {name: getattr(conformity, name) for name in ("alpha", "method", "by", "rows")}
+    if pooled is None or targets is None or conformity.by == "group":
+        return {**promise, "coverage": None, "size": None}
+    if pooled.ndim == 2 and targets.ndim == 1:
+        sets = conformity.predict_set(pooled)
+        inside, sizes = sets[np.arange(len(targets)), targets], sets.sum(axis=1)
+    else:
+        ends = conformity.predict_interval(pooled)
+        inside, sizes = (ends[..., 0] <= targets) & (targets <= ends[..., 1]), ends[..., 1] - ends[..., 0]
+    return {**promise, "coverage": float(inside.mean()), "size": float(sizes.mean())}
 
 
 def _member_table(
@@ -147,43 +163,9 @@ def _member_table(
         without = loss(rest, rule.without(frozenset({place})))
         rows.append(
             {
-                "trial": member.trial,
-                "epoch": member.epoch,
-                "weight": weights[place],
+                **describe_member(member, weights[place]),
                 "loss": loss([place], rule.without(frozenset(rest)) if rest else rule),
                 "gain": None if without is None or whole is None else without - whole,
-                "seconds_per_row": member.seconds_per_row,
-                "bytes": member.weight_bytes,
-                "params": dict(member.params),
             }
         )
     return sorted(rows, key=lambda row: (-row["weight"], row["trial"]))
-
-
-def _member_errors(predictions: Sequence[Array], targets: Array) -> Array:
-    """Return per member and row 1 for a wrong class, or the residual of a value [K, N]."""
-    if targets.dtype.kind in "iu":
-        return np.stack([(item.argmax(axis=1) != targets).astype(np.float64) for item in predictions])
-    # One number a row: the residuals of several outputs are averaged.
-    return np.stack([((item[..., 0] if item.ndim == 3 else item) - targets).mean(axis=1) for item in predictions])
-
-
-def _pairwise_disagreement(predictions: Sequence[Array], output: str) -> list[list[float]]:
-    if output == "classes":
-        # Pairs of members at once: [K, 1, N] against [1, K, N].
-        answers = np.stack([item.argmax(axis=1) for item in predictions])
-        difference = (answers[:, None, :] != answers[None, :, :]).mean(axis=2)
-    else:
-        answers = np.stack([(item[..., 0] if item.ndim == 3 else item).reshape(-1) for item in predictions])
-        difference = np.sqrt(((answers[:, None, :] - answers[None, :, :]) ** 2).mean(axis=2))
-    found: list[list[float]] = difference.tolist()
-    return found
-
-
-def _correlate_errors(errors: Array) -> float | None:
-    """Return the correlation of members' errors [K, N], mean over pairs; None where none of a pair varies."""
-    # A member that is always right or always wrong has no correlation.
-    errors = errors[errors.std(axis=1) > 0]
-    if len(errors) < 2:
-        return None
-    return float(np.corrcoef(errors)[np.triu_indices(len(errors), 1)].mean())

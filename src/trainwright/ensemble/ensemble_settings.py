@@ -25,6 +25,8 @@ from trainwright.validators import integer, number, one_of, optional, text
 __all__ = ["SETTINGS_FILE", "ChosenEnsemble", "EnsembleSettings", "StoredSettings"]
 
 SETTINGS_FILE = "ensemble.json"
+_ALPHA = 0.1
+_FEWEST_ROWS = 9  # that can promise it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +83,14 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         float | None, optional(number(above=0)), "times the seconds of the single best model that it may take"
     ] = None
     rule: Annotated[
-        str | None, optional(text("the name of a combination rule")), "combination rule; default: that of the front"
+        str | None,
+        optional(text("the name of a combination rule")),
+        "combination rule, or auto: a linear head, if it helps out of fold",
+    ] = None
+    alpha: Annotated[
+        float | None,
+        optional(number(above=0, below=1)),
+        "share of rows whose truth sets and intervals may miss; default: 0.1, if the calibration rows allow it",
     ] = None
     pick: Annotated[
         str,
@@ -91,7 +100,7 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
 
     def check_together(self) -> None:
         """Refuse a rule that is neither built in nor installed."""
-        if self.rule is not None:
+        if self.rule not in (None, "auto"):
             find_rule(self.rule)
 
     def choose(self, library: Library) -> ChosenEnsemble:
@@ -111,6 +120,8 @@ class EnsembleSettings(Settings, error=EnsembleError, label=""):
         # Calibration changes no choice above: it reads rows of its own.
         if "calibration" in chosen.members[0].splits:
             chosen = chosen.calibrated()
+            if self.alpha is not None or len(chosen.members[0].targets("calibration")) >= _FEWEST_ROWS:
+                chosen = chosen.conformal(_ALPHA if self.alpha is None else self.alpha)
         return ChosenEnsemble(
             settings=self,
             library=library,

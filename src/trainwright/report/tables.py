@@ -1,6 +1,6 @@
 """The tables of a report, as HTML: the best trials, the pick's members, failures, dropped records."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,20 @@ def pick(selection: ChosenEnsemble) -> str:
             f"{number(scores[f'ensemble_{split}_{metric}'])}, against {number(scores[f'single_{split}_{metric}'])} of "
             f"the best single model (trial {single.members[0].trial})."
         )
-    return _table_html(f"The pick: {count(len(members), 'member')}.{held_out}", columns)
+    promised = describe_promise(selection.report.conformal, chosen.output)
+    return _table_html(f"The pick: {count(len(members), 'member')}.{held_out}{promised}", columns)
+
+
+def describe_promise(conformal: Mapping[str, Any] | None, output: str) -> str:
+    """Return what conformal prediction promises, and what held-out rows say, as a sentence; "" without it."""
+    if conformal is None:
+        return ""
+    what, unit = ("sets", " classes") if output == "classes" else ("intervals", " long")
+    text = f" Its {what} miss at most {conformal['alpha']:.0%} of truths"
+    if conformal["coverage"] is None:
+        return text + "."
+    held = f"on held-out rows they hold {conformal['coverage']:.1%}"
+    return f"{text}: {held} and are {conformal['size']:.3g}{unit} on average."
 
 
 def failures(overview: Overview) -> str:

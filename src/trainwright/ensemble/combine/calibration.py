@@ -11,13 +11,11 @@ import numpy as np
 
 from trainwright.ensemble.metrics import SMALLEST, Array, cross_entropy, normal_nll, squared_error
 from trainwright.errors import EnsembleError
-from trainwright.randomness import rng
 
 __all__ = ["Calibration", "calibrate", "reliability", "score_probabilities"]
 
 _LEAST, _MOST = 0.05, 20.0  # temperatures
 _BINS = 15
-_DRAWS = 200  # bootstrap samples of an interval
 _FEWEST = 2  # rows: fewer have no standard error
 _FOLDS = 5
 _CERTAIN = 10.83  # of chi-square with one degree of freedom: exceeded by chance once in 1,000 times
@@ -107,26 +105,19 @@ def _variance_factor(prediction: Array, targets: Array) -> float:
     return max(float(((targets - prediction[..., 0]) ** 2 / prediction[..., 1]).mean()), _SMALLEST_FACTOR)
 
 
-def score_probabilities(prediction: Array, targets: Array, seed: int = 0) -> dict[str, float]:
+def score_probabilities(prediction: Array, targets: Array) -> dict[str, float]:
     """Return figures of probabilities [N, C] by name, and the number of rows.
 
-    Those are accuracy, nll (nats), brier (sum over classes), ece (of the likeliest class, in 15 bins of equal mass),
-    and the ends of its bootstrap interval of 95 %, ece_low and ece_high.
+    Those are accuracy, nll (nats), brier (sum over classes) and ece, the calibration error of the likeliest class in 15
+    bins of equal mass, which is biased upwards on few rows.
     """
-    # The interval is of the error itself, whose estimate is biased upwards on few rows.
     confidence, right = _find_likeliest(prediction, targets)
-    draws = rng(seed, "calibration error", 0).integers(0, len(right), (_DRAWS, len(right)))
-    low, high = np.quantile(
-        [_calibration_error(confidence[rows], right[rows], _BINS) for rows in draws], [0.025, 0.975]
-    )
     return {
         "rows": len(targets),
         "accuracy": float(right.mean()),
         "nll": float(cross_entropy(prediction, targets).mean()),
         "brier": float(squared_error(prediction, targets).mean()),
         "ece": _calibration_error(confidence, right, _BINS),
-        "ece_low": float(low),
-        "ece_high": float(high),
     }
 
 

@@ -18,8 +18,6 @@ __all__ = [
     "RULES",
     "CombinationRule",
     "GeometricMean",
-    "MajorityVote",
-    "MedianRule",
     "NormalMixture",
     "PlainMean",
     "WeightedMean",
@@ -30,10 +28,6 @@ __all__ = [
     "make_rule",
     "mixture_parts",
 ]
-
-
-_TIE = 1e-9  # share of the mean probability in a vote
-_HALF_WIDTH = 1e-12  # by which a share of the weights may differ from one half and still be one half
 
 
 class CombinationRule(ABC):
@@ -121,50 +115,6 @@ class GeometricMean(CombinationRule):
         # Subtracting the row's maximum keeps exp from overflowing, and cancels in the shares.
         odds = np.exp(logs - logs.max(axis=1, keepdims=True))
         return np.asarray(odds / odds.sum(axis=1, keepdims=True))
-
-
-@dataclass(frozen=True)
-class MajorityVote(CombinationRule):
-    """Shares of the weighted votes for each member's likeliest class; ties go to the greater mean p, then lower class.
-
-    The mean p enters the shares with a weight of 1e-9, which is what decides between equal shares.
-    """
-
-    name: ClassVar[str] = "vote"
-    outputs: ClassVar[tuple[str, ...]] = ("classes",)
-
-    def combine_all(self, predictions: Array, weights: Array) -> Array:
-        """Return the shares [N, C] of the votes."""
-        votes = np.zeros_like(predictions)
-        np.put_along_axis(votes, predictions.argmax(axis=2, keepdims=True), 1.0, axis=2)
-        return _weighted_mean((1.0 - _TIE) * votes + _TIE * predictions, weights)
-
-
-@dataclass(frozen=True)
-class MedianRule(CombinationRule):
-    """The weighted median of each class's probability, rows then divided by their sum.
-
-    Where half of the weights lie on either side of a gap it is the gap's middle, so with equal weights the plain
-    median. A row whose medians are all 0 is the weighted mean.
-    """
-
-    name: ClassVar[str] = "median"
-    outputs: ClassVar[tuple[str, ...]] = ("classes",)
-
-    def combine_all(self, predictions: Array, weights: Array) -> Array:
-        """Return the combined probabilities [N, C] of predictions [K, N, C]."""
-        # Sorted per row and class, the weighted median is where the cumulated weights pass one half.
-        order = predictions.argsort(axis=0, kind="stable")
-        ordered = np.take_along_axis(predictions, order, axis=0)
-        # Half of the weight to within rounding, so that 0.1 + 0.2 against 0.3 is a tie.
-        share = weights[order].cumsum(axis=0) / weights.sum()
-        low, high = ((share < half).sum(axis=0) for half in (0.5 - _HALF_WIDTH, 0.5 + _HALF_WIDTH))
-        high = np.minimum(high, len(predictions) - 1)
-        ends = [np.take_along_axis(ordered, at[None], axis=0)[0] for at in (low, high)]
-        middle = (ends[0] + ends[1]) / 2
-        # Medians of the classes need not sum to 1, and may all be 0 where members disagree.
-        sums = middle.sum(axis=1, keepdims=True)
-        return np.where(sums > 0, middle / np.where(sums > 0, sums, 1.0), _weighted_mean(predictions, weights))
 
 
 @dataclass(frozen=True)

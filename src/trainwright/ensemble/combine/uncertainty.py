@@ -1,6 +1,6 @@
-"""Uncertainty of an ensemble, and how its intervals cover the targets.
+"""Uncertainty of an ensemble, and its parts.
 
-Split: aleatoric (every member sees it) plus epistemic (members disagree) is the total.
+Aleatoric (every member sees it) plus epistemic (members disagree) is the total.
 
 Classes: total = H(p) for p = sum w p_k, aleatoric = sum w H(p_k), epistemic = the mutual information (Depeweg et al.,
 ICML 2018). Values: the law of total variance (AutoDEUQ, arXiv 2110.13511). The weights are in every term.
@@ -15,7 +15,7 @@ from trainwright.ensemble.combine.rules import mixture_parts
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
 
-__all__ = ["Uncertainty", "coverage", "decompose_uncertainty", "mixture_quantiles"]
+__all__ = ["Uncertainty", "decompose_uncertainty"]
 
 _ROUNDING = 1e-6  # how far below 0 rounding may carry an epistemic part
 
@@ -90,47 +90,3 @@ def _of_values(predictions: Iterable[Array], weights: Sequence[float], output: s
 def _row_entropy(chance: Array) -> Array:
     # 0 log 0 counts as 0: the logarithm of 1 stands in for that of 0.
     return np.asarray(-(chance * np.log(np.where(chance > 0, chance, 1.0))).sum(axis=1))
-
-
-_LEVELS = (0.5, 0.8, 0.9, 0.95)
-_HALVINGS = 60
-
-
-def coverage(
-    members: Sequence[Array], weights: Sequence[float], targets: Array, levels: Sequence[float] = _LEVELS
-) -> list[dict[str, float]]:
-    """Return the coverage of targets [N, T] by central intervals of the mixture of members, K times [N, T, 2].
-
-    Per interval the share of targets that should lie inside ("nominal"), the share that does ("empirical"), and the
-    mean "length".
-    """
-    found = []
-    for level in levels:
-        # Quantiles of the mixture itself, which may have several modes, not of a normal distribution with its
-        # variance.
-        low, high = mixture_quantiles(members, weights, [0.5 - level / 2, 0.5 + level / 2])
-        inside = (targets >= low) & (targets <= high)
-        length = float((high - low).mean())
-        found.append({"nominal": level, "empirical": float(inside.mean()), "length": length})
-    return found
-
-
-def mixture_quantiles(members: Sequence[Array], weights: Sequence[float], levels: Sequence[float]) -> Array:
-    """Return quantiles [levels, N, T] of mixtures of normal distributions, K times [N, T, 2], by bisection."""
-    from scipy.special import ndtr, ndtri
-
-    pairs = np.stack(members).astype(np.float64)
-    mean, deviation = pairs[..., 0], np.sqrt(pairs[..., 1])
-    # The mixture's distribution function is the weighted mean of the members', which is monotone.
-    share = np.asarray(weights, dtype=np.float64) / sum(weights)
-    found = []
-    for level in levels:
-        ends = mean + deviation * ndtri(level)  # the mixture's quantile lies between its members'
-        low, high = ends.min(axis=0), ends.max(axis=0)
-        # 60 halvings reach the precision of float64 from any range.
-        for _ in range(_HALVINGS):
-            middle = (low + high) / 2
-            below = np.tensordot(share, ndtr((middle - mean) / deviation), axes=1) < level
-            low, high = np.where(below, middle, low), np.where(below, high, middle)
-        found.append((low + high) / 2)
-    return np.stack(found)

@@ -38,7 +38,7 @@ class FrontPoint:
 class Front:
     """Points by rising loss, none of which dominates another, beside the baselines that keep no budget.
 
-    Those are "single best", "top-k" (the k best with equal weights), "caruana" (greedy without limits) and "random-k".
+    Those are "single best", "top-k" (the k best with equal weights) and "caruana" (greedy without limits).
 
     Losses here are of the `split` that selection saw, and so too good; `protection` says by how much, and
     `Ensemble.score` gives those of held-out rows.

@@ -14,7 +14,6 @@ import numpy as np
 from trainwright.ensemble.metrics import Array
 from trainwright.ensemble.selection.candidates import Candidates, Indices, Picks, Scorer, prior_loss
 from trainwright.errors import CostError, EnsembleError
-from trainwright.randomness import rng
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, optional
 
@@ -23,7 +22,6 @@ __all__ = ["BudgetedGreedy", "GreedyStep", "Selection", "cost_columns", "find_ba
 _WEIGHTS = (0.0, *np.logspace(-3, 1, 13).tolist())
 _BYTES_WEIGHTS = (1e-2, 1e-1, 1.0, 10.0)
 _BUDGETS = (8.0, 4.0, 2.0, 1.0)  # multiples of the best single member's seconds
-_DRAWS = 21  # random ensembles, of which the median is shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -229,26 +227,16 @@ def rank_top(candidates: Candidates, scorer: Scorer, largest: int) -> Iterator[t
         yield picks, scorer.loss(picks)
 
 
-def find_baselines(
-    candidates: Candidates, scorer: Scorer, most: int, seed: int = 0
-) -> Iterator[tuple[str, Picks, float]]:
+def find_baselines(candidates: Candidates, scorer: Scorer, most: int) -> Iterator[tuple[str, Picks, float]]:
     """Yield by name what an ensemble is compared with, and its loss: picks that keep no budget.
 
-    "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits;
-    "random-k", of 21 draws of `most` members with equal weights the one of median loss.
+    "single best"; "top-k", the k best with equal weights, for k = 2 to `most`; "caruana", greedy without limits.
     """
     for picks, loss in rank_top(candidates, scorer, most):
         yield "single best" if len(picks) == 1 else f"top-{len(picks)}", picks, loss
     # Greedy selection as published: no budget, no price, no limit on members.
     free = BudgetedGreedy(max_members=len(candidates)).run(candidates, scorer)
     yield "caruana", free.picks, free.steps[free.length - 1].loss
-    count = min(most, len(candidates))
-    order = np.argsort(candidates.trials)  # a draw is of trials, however the library is sorted
-    drawn = [order[rng(seed, "random members", draw).permutation(len(order))[:count]] for draw in range(_DRAWS)]
-    losses = [scorer.loss(tuple(picks.tolist())) for picks in drawn]
-    # The median draw stands for all: one draw alone would be luck.
-    middle = sorted(range(_DRAWS), key=losses.__getitem__)[_DRAWS // 2]
-    yield f"random-{count}", tuple(drawn[middle].tolist()), losses[middle]
 
 
 def cost_columns(candidates: Candidates) -> tuple[Array, Array]:

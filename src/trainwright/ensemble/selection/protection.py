@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from trainwright.ensemble.library.out_of_fold import draw_folds
 from trainwright.ensemble.metrics import Array, Metric
 from trainwright.ensemble.selection.candidates import Candidates, Picks, Scorer, make_scorer
 from trainwright.ensemble.selection.greedy import BudgetedGreedy, rank_top
-from trainwright.randomness import rng
 
 __all__ = ["ProcedureEstimate", "Protection", "cross_validated", "protect"]
 
@@ -111,7 +111,7 @@ def cross_validated(
     folds = min(folds, rows)
     lost, gaps = np.zeros(rows), []
     for repeat in range(repeats):
-        fold = _draw_folds(candidates.targets, folds, seed, repeat)
+        fold = draw_folds(candidates.targets, folds, seed, repeat)
         for one in range(folds):
             # The whole procedure is repeated on the inner rows, its choice included.
             inner, outer = np.flatnonzero(fold != one), np.flatnonzero(fold == one)
@@ -139,16 +139,6 @@ def _best_of_top(largest: int, strategy: BudgetedGreedy) -> Procedure:
         return min(singles, key=scorer.loss)
 
     return procedure
-
-
-def _draw_folds(targets: Array, folds: int, seed: int, repeat: int) -> Array:
-    order = rng(seed, "selection folds", repeat).permutation(len(targets))
-    if targets.dtype.kind in "iu":
-        # A stable sort keeps the random order within each class.
-        order = order[np.argsort(targets[order], kind="stable")]  # rows of a class go to the folds in turn
-    fold = np.empty(len(targets), dtype=np.int64)
-    fold[order] = np.arange(len(targets)) % folds
-    return fold
 
 
 def _warn_of_rows(candidates: Candidates, folds: int) -> tuple[str, ...]:

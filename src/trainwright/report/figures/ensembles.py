@@ -15,16 +15,14 @@ from trainwright.report.figures.figure import (
     axis,
     draw_lines,
     draw_marks,
-    draw_trace,
     layout,
     rounded,
     value_axis,
 )
 from trainwright.report.formatting import count, escape, number
 
-__all__ = ["disagreement_figure", "ensemble_front", "reliability_figure"]
+__all__ = ["ensemble_front", "reliability_figure"]
 
-_MOST_WRITTEN = 12  # members whose shares have room in their cells
 _WORDS = {"cross_entropy": "cross-entropy", "squared_error": "squared error"}
 
 
@@ -139,8 +137,7 @@ def _describe_calibration(report: EnsembleReport) -> str:
     before, after = report.before or {}, report.after
     text = (
         f"On {before['rows']:,} {escape(report.rows, 30)} rows, in bins of equal size: below the line it is too sure,"
-        f" above it not sure enough. Expected calibration error {number(before['ece'], 3)} (95 % interval "
-        f"{number(before['ece_low'], 3)} to {number(before['ece_high'], 3)})"
+        f" above it not sure enough. Expected calibration error {number(before['ece'], 3)}"
     )
     content = report.calibration
     if after is None or content is None:
@@ -148,44 +145,3 @@ def _describe_calibration(report: EnsembleReport) -> str:
     if content["applied"] == 1.0:
         return text + f"; temperature {number(content['fitted'], 3)} gains less than its error: not used."
     return text + f"; with temperature {number(content['applied'], 3)} it is {number(after['ece'], 3)}."
-
-
-def disagreement_figure(report: EnsembleReport) -> Figure | None:
-    """Return the figure; None for one member, or without rows to compare on."""
-    if len(report.disagreement) < 2:
-        return None
-    trials = sorted(row["trial"] for row in report.members)
-    names = [f"trial {trial}" for trial in trials]
-    difference = np.array(report.disagreement)
-    classes = report.output == "classes"
-    form = ".1%" if classes else ".3g"
-    # Each pair once: the matrix is symmetric.
-    pairs = difference[np.triu_indices(len(difference), 1)]
-    content = f"{pairs.mean():.1%} of rows" if classes else f"{number(float(pairs.mean()), 3)}"
-    correlation = (
-        f" The correlation of their errors is {number(report.error_correlation, 3)}; a low one promises gain."
-        if report.error_correlation is not None
-        else ""
-    )
-    return Figure(
-        name="disagreement",
-        title="Disagreement of members",
-        caption=(
-            f"{'Share of rows with different classes' if classes else 'Root mean square of the difference'}, on "
-            f"{escape(report.rows, 30)} rows; on average {content} a pair.{correlation}"
-        ),
-        data=[
-            draw_trace(
-                "heatmap",
-                "",
-                names,
-                names,
-                f"%{{y}} and %{{x}}: %{{z:{form}}}",
-                z=[rounded(row) for row in difference],
-                colorscale=[[0, "--surface"], [1, "--blue"]],
-                zformat=form if len(names) <= _MOST_WRITTEN else "",
-            )
-        ],
-        layout=layout(xaxis=axis(), yaxis=axis(autorange="reversed")),
-        height=120 + 36 * len(names),
-    )

@@ -11,7 +11,7 @@ from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.errors import EnsembleError, SearchError
 from trainwright.report.figures.best_so_far import best_so_far
-from trainwright.report.figures.ensembles import disagreement_figure, ensemble_front, reliability_figure
+from trainwright.report.figures.ensembles import ensemble_front, reliability_figure
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.report.figures.learning_curves import learning_curves
@@ -70,8 +70,9 @@ class FigureGroup:
 
 
 def draw_ensemble_report(report: EnsembleReport) -> list[Figure]:
-    """Return the figures of an ensemble's report: reliability and disagreement, as far as they apply."""
-    return [figure for figure in (reliability_figure(report), disagreement_figure(report)) if figure is not None]
+    """Return the figures of an ensemble's report: reliability, of classes."""
+    figure = reliability_figure(report)
+    return [] if figure is None else [figure]
 
 
 def _collect_figures(*figures: Figure | None) -> DrawnGroup:

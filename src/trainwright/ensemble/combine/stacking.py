@@ -1,0 +1,145 @@
+"""Stacking: a linear head on what the members say, fitted to the rows that selected them (Wolpert 1992).
+
+Pulled to equal weights as strongly as gives the least loss out of fold, so that a head that does not help stays near
+the plain pool; `choose_rule` takes one only where rows that it was not fitted to say that it helps.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+import numpy as np
+
+from trainwright.ensemble.combine.rules import CombinationRule, WeightedMean, combine, default_rule
+from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
+from trainwright.errors import EnsembleError
+from trainwright.randomness import rng
+
+__all__ = ["LinearStacking", "Stacking", "choose_rule"]
+
+_STRENGTHS = (1e-3, 1e-2, 1e-1, 1.0)  # of the pull to equal weights
+_FOLDS = 5
+
+
+@dataclass(frozen=True)
+class Stacking(CombinationRule):
+    """Classes: p is proportional to exp(b + sum a_k log p_k), one factor a member and one offset a class."""
+
+    factors: tuple[float, ...] = ()
+    offsets: tuple[float, ...] = ()
+
+    name: ClassVar[str] = "stacking"
+    outputs: ClassVar[tuple[str, ...]] = ("classes",)
+
+    def fit(self, predictions: Sequence[Array], targets: Array) -> Self:
+        """Return the head of least loss for members' predictions, K times [N, C], and classes [N] or values [N, C]."""
+        stacked = np.stack(predictions).astype(np.float64)
+        if stacked.shape[1] < 2 * _FOLDS:
+            raise EnsembleError(f"Stacking.fit: got {stacked.shape[1]} rows; allowed: at least {2 * _FOLDS}")
+        metric = METRICS[default_metric(self.outputs[0])]
+        fold = _draw_folds(stacked.shape[1])
+
+        def loss_out_of_fold(strength: float) -> float:
+            losses = []
+            for one in range(_FOLDS):
+                head = self._fit_head(stacked[:, fold != one], targets[fold != one], strength)
+                left = head.combine_all(stacked[:, fold == one], np.ones(len(stacked)))
+                losses.append(metric.row_losses(left, targets[fold == one]))
+            return float(np.concatenate(losses).mean())
+
+        return self._fit_head(stacked, targets, min(_STRENGTHS, key=loss_out_of_fold))
+
+    def combine_all(self, predictions: Array, weights: Array) -> Array:  # noqa: ARG002
+        """Return the combination [N, C] of the members that the head was fitted to."""
+        if predictions.shape[0] != len(self.factors) or predictions.shape[2] != len(self.offsets):
+            raise EnsembleError(
+                f"rule: got {predictions.shape[0]} members of {predictions.shape[2]} columns; allowed: the "
+                f"{len(self.factors)} members and {len(self.offsets)} columns that it was fitted to; fit it by "
+                "ensemble.with_rule(name)"
+            )
+        return self._apply_head(np.array([*self.factors, *self.offsets]), predictions)
+
+    def without(self, missing: frozenset[int]) -> CombinationRule:  # noqa: ARG002
+        """Return the weighted mean: the head has no meaning for fewer members."""
+        return WeightedMean()
+
+    def _apply_head(self, head: Array, predictions: Array) -> Array:
+        scores = _add_up(head, np.log(np.maximum(predictions, SMALLEST)))
+        odds = np.exp(scores - scores.max(axis=1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
+
+    def _fit_head(self, predictions: Array, targets: Array, strength: float) -> Self:
+        from scipy.optimize import minimize
+
+        count, rows, classes = predictions.shape
+        logs = np.log(np.maximum(predictions, SMALLEST))
+        start = _equal_weights(count, classes)
+
+        def objective(head: Array) -> tuple[float, Array]:
+            """Return the penalised cross-entropy and its gradient."""
+            found = self._apply_head(head, predictions)
+            pull = head - start
+            loss = -np.log(np.maximum(found[np.arange(rows), targets], 1e-300)).mean() + strength * (pull**2).sum()
+            # The gradient by the scores is p - 1 for the true class, p for the others.
+            found[np.arange(rows), targets] -= 1.0
+            slope = np.concatenate([np.tensordot(logs, found, axes=([1, 2], [0, 1])), found.sum(axis=0)]) / rows
+            return float(loss), slope + 2.0 * strength * pull
+
+        return self._of(minimize(objective, start, jac=True, method="L-BFGS-B").x, count)
+
+    def _of(self, head: Array, count: int) -> Self:
+        return type(self)(factors=tuple(head[:count].tolist()), offsets=tuple(head[count:].tolist()))
+
+
+@dataclass(frozen=True)
+class LinearStacking(Stacking):
+    """Values: b + sum a_k y_k, one factor a member and one offset an output, by ridge regression."""
+
+    name: ClassVar[str] = "linear"
+    outputs: ClassVar[tuple[str, ...]] = ("values",)
+
+    def _apply_head(self, head: Array, predictions: Array) -> Array:
+        return _add_up(head, predictions)
+
+    def _fit_head(self, predictions: Array, targets: Array, strength: float) -> Self:
+        count, rows, outputs = predictions.shape
+        # Standardised by the targets, so that the pull means the same in every unit.
+        centre, scale = targets.mean(axis=0), targets.std(axis=0) + SMALLEST
+        members = ((predictions - centre) / scale).reshape(count, -1).T
+        offsets = np.tile(np.eye(outputs), (rows, 1))
+        terms = np.concatenate([members, offsets], axis=1)
+        start = _equal_weights(count, outputs)
+        left = terms.T @ terms / rows + strength * np.eye(len(start))
+        right = terms.T @ ((targets - centre) / scale).reshape(-1) / rows + strength * start
+        head = np.linalg.solve(left, right)
+        factors = head[:count]
+        return self._of(np.concatenate([factors, centre * (1 - factors.sum()) + scale * head[count:]]), count)
+
+
+def choose_rule(predictions: Sequence[Array], weights: Sequence[float], targets: Array, output: str) -> CombinationRule:
+    """Return the default rule, or a fitted head that loses less by over one standard error on rows left out of it."""
+    plain = default_rule(output)
+    learner = {"classes": Stacking(), "values": LinearStacking()}.get(output)
+    if learner is None or len(predictions) == 1 or len(targets) < 4 * _FOLDS:
+        return plain
+    stacked, fold = np.stack(predictions).astype(np.float64), _draw_folds(len(targets))
+    metric = METRICS[default_metric(output)]
+    gains = metric.row_losses(combine(plain, stacked, weights), targets)
+    for one in range(_FOLDS):
+        held, rest = fold == one, fold != one
+        head = learner.fit(list(stacked[:, rest]), targets[rest])
+        gains[held] -= metric.row_losses(combine(head, stacked[:, held], weights), targets[held])
+    error = gains.std(ddof=1) / np.sqrt(len(gains))
+    return learner.fit(predictions, targets) if gains.mean() > error else plain
+
+
+def _draw_folds(rows: int) -> Array:
+    return np.asarray(rng(0, "stacking", 0).permutation(rows) % _FOLDS)
+
+
+def _equal_weights(count: int, columns: int) -> Array:
+    return np.concatenate([np.full(count, 1.0 / count), np.zeros(columns)])
+
+
+def _add_up(head: Array, terms: Array) -> Array:
+    return np.asarray(np.tensordot(head[: len(terms)], terms, axes=1) + head[len(terms) :])
