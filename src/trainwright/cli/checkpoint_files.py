@@ -87,7 +87,9 @@ def convert(
     source: Annotated[Path, typer.Argument(help="A checkpoint of any kind.")],
     target: Annotated[Path, typer.Argument(help="Where to write; nothing may be there.")],
     *,
-    to: Annotated[str, typer.Option(help="torch, safetensors or dcp.")],
+    to: Annotated[
+        str, typer.Option(help="torch, safetensors, dcp; or manager, of a torch.save file or a Hugging Face folder.")
+    ],
     allow_lossy: Annotated[bool, typer.Option("--allow-lossy", help="Leave out what the format cannot hold.")] = False,
 ) -> Result:
     """Write a checkpoint in another format, tensor by tensor, and compare what was written bit by bit.

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainwright.checkpoint.tools.formats.format import Format, Stored, equal_bits, format_named
 from trainwright.checkpoint.tools.sources import open_source
+from trainwright.checkpoint.tools.to_manager import write_manager
 from trainwright.errors import CheckpointCorruptError, CheckpointFormatError, CheckpointSpaceError
 from trainwright.publishing import publish
 
@@ -34,15 +35,20 @@ class Conversion:
 def convert(source: Path | str, target: Path | str, to: str | Format, *, allow_lossy: bool = False) -> Conversion:
     """Write the checkpoint at `source`, of any kind, to `target` in the format `to`; compare every tensor afterwards.
 
+    "manager" writes a folder that a `Manager` restores, of a file of `torch.save` or a Hugging Face folder.
+
     Memory is that of the largest tensor, but for the format "torch", which is written in one piece. Tensors of a dtype
     that the format cannot hold, and values that are neither tensors nor JSON, are refused; with `allow_lossy` they are
     left out. Raises `CheckpointFormatError`,
     `CheckpointSpaceError` if there is no room, `CheckpointCorruptError` if what was written is not what was read.
     """
-    kind = format_named(to) if isinstance(to, str) else to
     target = Path(target)
     if target.exists():
         raise CheckpointFormatError(f"convert, target: got {target}, which exists; allowed: a path where nothing is")
+    if to == "manager":
+        count, size = write_manager(Path(source), target)
+        return Conversion(source=str(source), target=str(target), format="manager", tensors=count, bytes=size)
+    kind = format_named(to) if isinstance(to, str) else to
     # Tensors are read one by one, if the target format writes them so.
     with open_source(source) as opened:
         kept, lost = _select_kept(opened.stored, kind, allow_lossy=allow_lossy)
