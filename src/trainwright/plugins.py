@@ -66,7 +66,6 @@ _BUILT_IN: Mapping[str, Mapping[str, str]] = MappingProxyType(
         "combination": {
             "weighted": f"{_RULES}:WeightedMean",
             "mean": f"{_RULES}:PlainMean",
-            "geometric": f"{_RULES}:GeometricMean",
             "mixture": f"{_RULES}:NormalMixture",
             "stacking": "trainwright.ensemble.combine.stacking:Stacking",
             "linear": "trainwright.ensemble.combine.stacking:LinearStacking",

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from trainwright.ensemble.combine.calibration import (
     calibrate,
-    reliability,
     score_probabilities,
 )
 from trainwright.ensemble.metrics import cross_entropy, normal_crps, normal_nll
@@ -75,13 +74,9 @@ class TestVariance:
 
 class TestMeasures:
     def test_ece_by_hand(self):
-        """Each row a bin: |0.6 - 1|, |0.6 - 0| and twice |0.9 - 1|; in two bins of two rows the means of these."""
+        """Each row a bin: |0.6 - 1|, |0.6 - 0| and twice |0.9 - 1|."""
         told = np.array([[0.6, 0.4], [0.4, 0.6], [0.9, 0.1], [0.9, 0.1]])
         assert score_probabilities(told, np.array([0, 0, 0, 0]))["ece"] == pytest.approx(0.3)
-        found = reliability(told, np.array([0, 0, 0, 0]), bins=2)
-        assert found["rows"] == [2, 2]
-        assert found["confidence"] == pytest.approx([0.6, 0.9])
-        assert found["accuracy"] == [0.5, 1.0]
 
     def test_ece_of_right_probabilities_falls_with_rows(self):
         few, many = (score_probabilities(*classes(1.0, rows=rows))["ece"] for rows in (100, 20_000))

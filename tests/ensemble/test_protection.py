@@ -35,7 +35,7 @@ class TestOptimism:
             candidates, rest = both.subset(np.arange(400)), both.subset(np.arange(400, 800))
             greedy = BudgetedGreedy(max_members=1, max_additions=1)
             found = checked(candidates, greedy, repeats=2).checked["single best"]
-            picks = greedy.best(candidates, make_scorer(candidates, CE))
+            picks = greedy.run(candidates, make_scorer(candidates, CE)).picks
             told.append(found.corrected)
             seen.append(found.loss)
             fresh.append(make_scorer(rest, CE).loss(picks))

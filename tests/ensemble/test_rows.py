@@ -54,8 +54,8 @@ class TestMoments:
         priced = replace(candidates, seconds=np.array([8.0, 1.0]))
         scorer = make_scorer(priced, METRICS["normal_nll"])
         assert scorer.loss((0,)) < scorer.loss((1,)) < 0
-        assert BudgetedGreedy(cost_weight=1.0, max_additions=3).best(priced, scorer) == (1,)
-        assert BudgetedGreedy(cost_weight=1e-6, max_additions=3).best(priced, scorer)[0] == 0
+        assert BudgetedGreedy(cost_weight=1.0, max_additions=3).run(priced, scorer).picks == (1,)
+        assert BudgetedGreedy(cost_weight=1e-6, max_additions=3).run(priced, scorer).picks[0] == 0
 
     def test_refusals(self, study):
         truth, pairs = np.zeros(3), np.ones((3, 2))

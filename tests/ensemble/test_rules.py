@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from trainwright.ensemble.combine.rules import (
     RULES,
-    GeometricMean,
     NormalMixture,
     PlainMean,
     WeightedMean,
@@ -26,11 +25,6 @@ class TestWeighted(CombinationConformance):
 class TestMean(CombinationConformance):
     def make_rule(self):
         return PlainMean()
-
-
-class TestGeometric(CombinationConformance):
-    def make_rule(self):
-        return GeometricMean()
 
 
 class TestMixture(CombinationConformance):
@@ -65,10 +59,6 @@ class TestFormulas:
             combine(WeightedMean(), values, weights), np.average(values, axis=0, weights=weights)
         )
         np.testing.assert_allclose(combine(PlainMean(), values, weights), values.mean(axis=0))
-        pooled = np.prod(np.maximum(values, 1e-7) ** (np.array(weights) / sum(weights))[:, None, None], axis=0)
-        np.testing.assert_allclose(
-            combine(GeometricMean(), values, weights), pooled / pooled.sum(axis=1, keepdims=True)
-        )
 
     def test_mixture_against_draws(self):
         """PlainMean and variance are those of a million draws from the mixture."""
@@ -90,10 +80,10 @@ class TestFormulas:
 
 class TestRefusals:
     def test_name_and_kind(self):
-        with pytest.raises(EnsembleError, match=r"got 'geometrik'; allowed: .*did you mean 'geometric'"):
-            make_rule("geometrik", "classes")
-        with pytest.raises(EnsembleError, match="got 'geometric' for predictions that are values; allowed: weighted"):
-            make_rule("geometric", "values")
+        with pytest.raises(EnsembleError, match=r"got 'stackin'; allowed: .*did you mean 'stacking'"):
+            make_rule("stackin", "classes")
+        with pytest.raises(EnsembleError, match="got 'stacking' for predictions that are values; allowed: weighted"):
+            make_rule("stacking", "values")
         with pytest.raises(EnsembleError, match="got 'weighted' for predictions that are moments; allowed: mixture"):
             make_rule(WeightedMean(), "moments")
         with pytest.raises(EnsembleError, match="'mean': got setting 'power'; allowed: none"):

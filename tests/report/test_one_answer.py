@@ -63,7 +63,7 @@ class Looking:
 
 def settings_of(draws, kind):
     """Return settings that a library of six to nine models can keep, some as they come."""
-    rules = {"classes": (None, "geometric", "mean", "stacking"), "values": (None, "mean"), "moments": (None, "mixture")}
+    rules = {"classes": (None, "mean", "stacking"), "values": (None, "mean"), "moments": (None, "mixture")}
     metrics = {"classes": (None, "accuracy", "cross_entropy"), "values": (None,), "moments": (None, "squared_error")}
     drawn = {
         "max_members": int(draws.integers(1, 6)),

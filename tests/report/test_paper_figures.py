@@ -17,7 +17,7 @@ from trainwright.report import write_report
 SVG = "{http://www.w3.org/2000/svg}"
 POINT_MM = 25.4 / 72
 KNOWN = {
-    "best-results-0", "best-time-0", "curves-0", "importance-0", "parallel", "utilisation", "ensembles", "reliability",
+    "best-results-0", "best-time-0", "curves-0", "importance-0", "parallel", "utilisation", "ensembles",
 }  # fmt: skip
 
 

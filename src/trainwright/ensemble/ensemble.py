@@ -189,6 +189,8 @@ class Ensemble:
             self.rule,
             calibration=self.calibration,
             conformity=self.conformity,
+            seconds_per_row=self.cost_seconds,
+            nbytes=self.nbytes,
             split=split,
             selection=selection,
         )

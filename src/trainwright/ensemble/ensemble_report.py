@@ -1,13 +1,12 @@
 """What an ensemble is: who is in it, what each is worth, and how right all are on held-out rows."""
 
-import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from trainwright.ensemble.combine.calibration import Calibration, reliability, score_probabilities
+from trainwright.ensemble.combine.calibration import Calibration, score_probabilities
 from trainwright.ensemble.combine.conformal import Conformal
 from trainwright.ensemble.combine.rules import CombinationRule, combine
 from trainwright.ensemble.library.member import Member
@@ -36,7 +35,6 @@ class EnsembleReport:
     calibration: Mapping[str, Any] | None
     # alpha, method, by; on `rows` the "coverage", and the mean "size" of sets or lengths of intervals
     conformal: Mapping[str, Any] | None = None
-    reliability: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)  # "before" and "after"
     rows_seen_by_search: bool = False  # the split that judges is part of what steered the search
     seconds_per_row: float | None = None
     bytes: int | None = None
@@ -69,6 +67,8 @@ def make_report(
     *,
     calibration: Calibration | None,
     conformity: Conformal | None,
+    seconds_per_row: float | None,
+    nbytes: int | None,
     split: str,
     selection: str,
 ) -> EnsembleReport:
@@ -80,17 +80,7 @@ def make_report(
     pooled = {name: combine(rule, item, weights) for name, item in predictions.items()}
     content = pooled if calibration is None else {name: calibration.apply(item) for name, item in pooled.items()}
     before = _measure_prediction(first.output, pooled.get(split), targets.get(split))
-    after = None
-    curves: dict[str, Any] = {}
-    if split in pooled and first.output == "classes":
-        curves["before"] = reliability(pooled[split], targets[split])
-    if split in pooled and calibration is not None:
-        mended = content[split]
-        after = _measure_prediction(first.output, mended, targets[split])
-        if first.output == "classes":
-            curves["after"] = reliability(mended, targets[split])
-    seconds = [member.seconds_per_row for member in members]
-    sizes = [member.weight_bytes for member in members]
+    after = None if calibration is None else _measure_prediction(first.output, content.get(split), targets.get(split))
     count = len(members)
     return EnsembleReport(
         output=first.output,
@@ -103,10 +93,9 @@ def make_report(
         after=after,
         calibration=None if calibration is None else asdict(calibration),
         conformal=_measure_promise(conformity, pooled.get(split), targets.get(split)),
-        reliability=curves,
         rows_seen_by_search=split in first.splits and first.splits[split].source is not None,
-        seconds_per_row=None if None in seconds else math.fsum(one for one in seconds if one is not None),
-        bytes=None if None in sizes else sum(one for one in sizes if one is not None),
+        seconds_per_row=seconds_per_row,
+        bytes=nbytes,
         cost=f"{count} members on one busy device: about 1/{count} of one member's rows a second" if count > 1 else "",
     )
 

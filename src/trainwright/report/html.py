@@ -10,7 +10,7 @@ from trainwright.ledger.writers import under_way
 from trainwright.report import tables
 from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure
-from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureGroup, FigureSource, draw_ensemble_report
+from trainwright.report.figures.groups import GROUPS, DrawnGroup, FigureGroup, FigureSource
 from trainwright.report.files import target, write
 from trainwright.report.formatting import DASH, escape
 from trainwright.report.header import footer_html, header_html
@@ -59,16 +59,16 @@ def write_ensemble_page(chosen: ChosenEnsemble, path: str | Path) -> Path:
     An earlier page is replaced as a whole.
     """
     where, report = Path(path), chosen.report
-    front, members = [ensemble_front(chosen)], draw_ensemble_report(report)
+    front = [ensemble_front(chosen)]
     cost = f'<p class="soft">{escape(report.cost)}</p>' if report.cost else ""
     page = page_html(
         title="Ensemble",
         header=f"<h1>Ensemble of {len(chosen.ensemble.members)} from {len(chosen.library.members)} models</h1>{cost}",
         sections=[
             ("front", "Loss against cost", _figures_html(front)),
-            ("members", "The ensemble", _figures_html(members) + tables.pick(chosen)),
+            ("members", "The ensemble", tables.pick(chosen)),
         ],
-        figures=[*front, *members],
+        figures=front,
         footer="",
     )
     write(where, page)

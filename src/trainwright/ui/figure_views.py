@@ -77,7 +77,7 @@ class FigureViews:
             return self._draw_in_background("importance", key, lambda: _copy_state(overview.state, chosen), None)
 
     def _view_ensembles(self) -> View:
-        """Return the front of ensembles, the pick's reliability, and who disagrees; of the library as it is."""
+        """Return the front of ensembles, of the library as it is."""
         folder = self.follower.directory
         with self.follower.reading() as overview:
             offered = [trial.number for trial in overview.trials if trial.offered]

@@ -7,8 +7,9 @@ parameters; every other entry of a `torch.save` file becomes an item of its name
 import json
 import pickle
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from trainwright.checkpoint.config import CheckpointConfig
@@ -32,16 +33,6 @@ _INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 _WHOLE = ("model.safetensors", "pytorch_model.bin")
 
 
-@dataclass(frozen=True, slots=True)
-class _Item:
-    """What a manager keeps: a value of a file, as an object with a state."""
-
-    content: Any = field(repr=False)
-
-    def state_dict(self) -> Any:
-        return self.content
-
-
 def write_manager(source: Path, target: Path) -> tuple[int, int]:
     """Write the folder; return how many tensors of weights it has, and its bytes. Every weight is compared afterwards.
 
@@ -49,7 +40,8 @@ def write_manager(source: Path, target: Path) -> tuple[int, int]:
     """
     items, step = _read_items(source)
     with publish(target, replace=False) as temporary:
-        kept: dict[str, Any] = {name: _Item(value) for name, value in items.items()}
+        # As objects whose states they are.
+        kept: Any = {name: SimpleNamespace(state_dict=partial(dict.__getitem__, items, name)) for name in items}
         with Manager(temporary, config=CheckpointConfig(on_error="raise"), **kept) as manager:
             manager.steps = step
             manager.save(wait=True)

@@ -12,7 +12,7 @@ import numpy as np
 from trainwright.ensemble.metrics import SMALLEST, Array, cross_entropy, normal_nll, squared_error
 from trainwright.errors import EnsembleError
 
-__all__ = ["Calibration", "calibrate", "reliability", "score_probabilities"]
+__all__ = ["Calibration", "calibrate", "score_probabilities"]
 
 _LEAST, _MOST = 0.05, 20.0  # temperatures
 _BINS = 15
@@ -118,22 +118,6 @@ def score_probabilities(prediction: Array, targets: Array) -> dict[str, float]:
         "nll": float(cross_entropy(prediction, targets).mean()),
         "brier": float(squared_error(prediction, targets).mean()),
         "ece": _calibration_error(confidence, right, _BINS),
-    }
-
-
-def reliability(prediction: Array, targets: Array, bins: int = _BINS) -> dict[str, list[float]]:
-    """Return the reliability diagram of the likeliest class of probabilities [N, C].
-
-    Per bin of equal mass the mean confidence, the share of right answers ("accuracy"), and the rows.
-    """
-    confidence, right = _find_likeliest(prediction, targets)
-    # Equal mass: bins of equal width would be nearly empty but for the last.
-    order = confidence.argsort(kind="stable")
-    parts = [part for part in np.array_split(order, bins) if len(part)]
-    return {
-        "confidence": [float(confidence[part].mean()) for part in parts],
-        "accuracy": [float(right[part].mean()) for part in parts],
-        "rows": [len(part) for part in parts],
     }
 
 

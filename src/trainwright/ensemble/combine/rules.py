@@ -10,14 +10,13 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from trainwright.ensemble.metrics import SMALLEST, Array
+from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError, closest
 from trainwright.plugins import Registry
 
 __all__ = [
     "RULES",
     "CombinationRule",
-    "GeometricMean",
     "NormalMixture",
     "PlainMean",
     "WeightedMean",
@@ -100,21 +99,6 @@ class PlainMean(CombinationRule):
     def combine_all(self, predictions: Array, weights: Array) -> Array:
         """Return the combined prediction [N, C]."""
         return _weighted_mean(predictions, np.ones_like(weights))
-
-
-@dataclass(frozen=True)
-class GeometricMean(CombinationRule):
-    """The logarithmic opinion pool: softmax of the weighted mean of log p, clipped at 1e-7 (Genest, Zidek 1986)."""
-
-    name: ClassVar[str] = "geometric"
-    outputs: ClassVar[tuple[str, ...]] = ("classes",)
-
-    def combine_all(self, predictions: Array, weights: Array) -> Array:
-        """Return the combined probabilities [N, C]."""
-        logs = _weighted_mean(np.log(np.maximum(predictions, SMALLEST)), weights)
-        # Subtracting the row's maximum keeps exp from overflowing, and cancels in the shares.
-        odds = np.exp(logs - logs.max(axis=1, keepdims=True))
-        return np.asarray(odds / odds.sum(axis=1, keepdims=True))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ holds the digests of every other file and, over all the rest of itself, its own.
 import json
 import math
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,7 +64,7 @@ def write_export(
         files |= {f"{name}/{file}": one for file, one in member_files.items()}
         digests = {file: member.digest_of(one) for file, one in member_files.items()}
         listed.append({"trial": member.trial, "folder": name, "digests": digests})
-    manifest = {"schema": _SCHEMA, **content, "members": listed, "versions": _library_versions()}
+    manifest = {"schema": _SCHEMA, **content, "members": listed}
     manifest["digest"] = manifest_digest(manifest)
     files[MANIFEST_FILE] = json.dumps(manifest, indent=1, allow_nan=False).encode()
     parent, name = directory.absolute().parent, directory.name
@@ -169,13 +168,3 @@ def _export_member(member: Member) -> bytes:
             "it, or save without self_contained"
         )
     return export_network(build_network(member), example, whose=whose)
-
-
-def _library_versions() -> dict[str, str]:
-    found = {}
-    for name in ("trainwright", "torch", "safetensors", "numpy", "onnxruntime"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found

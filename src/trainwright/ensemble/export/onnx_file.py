@@ -5,7 +5,6 @@ Written from torch networks with `torch.onnx`, or left as they are; computed on 
 
 import io
 import logging
-import sys
 import warnings
 from collections.abc import Callable
 from contextlib import redirect_stdout
@@ -27,6 +26,7 @@ _NEAR = 1e-5  # of the greatest output, or of 1: how far the file's outputs may 
 _ROWS = (BATCH_ROWS, 1, 3)  # batches on which they are compared
 _ELSEWHERE = b"location"  # the key without which no ONNX file can name another file that has its weights
 
+_FLOATS = ("tensor(float)", "tensor(double)", "tensor(float16)")
 _DTYPES: dict[str, np.dtype[Any]] = {
     "tensor(float)": np.dtype("float32"),
     "tensor(double)": np.dtype("float64"),
@@ -48,9 +48,11 @@ class OnnxModel:
                 f"{whose}: model.onnx refers to weights in another file; allowed: weights inside of it; save it again "
                 "in one file (onnx.save(model, path) of a model that is loaded whole)"
             )
+        import torch
+
         runtime = _import_runtime()
         options = runtime.SessionOptions()
-        options.intra_op_num_threads = _count_threads()
+        options.intra_op_num_threads = torch.get_num_threads()
         # A pool that spins takes the cores from the other members.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 4
@@ -68,7 +70,9 @@ class OnnxModel:
         self.content = content
         self._whose, self._session = whose, session
         self._input = session.get_inputs()[0]
-        self._outputs = [self._find_output()]
+        # Converters of classifiers give the label first, then the probabilities as a tensor of floats.
+        outputs = session.get_outputs()
+        self._outputs = [next((one for one in outputs if one.type in _FLOATS), outputs[0]).name]
         self._dtype = _DTYPES.get(self._input.type, np.dtype("float32"))
 
     def __call__(self, x: Array) -> Array:
@@ -81,18 +85,6 @@ class OnnxModel:
                 f"{self._input.shape} of {self._input.type}, for any number of rows"
             ) from error
         return np.asarray(found)
-
-    def _find_output(self) -> str:
-        # Converters of classifiers give the label first, then the probabilities as a tensor of floats.
-        outputs = self._session.get_outputs()
-        floating = [one.name for one in outputs if one.type in {"tensor(float)", "tensor(double)", "tensor(float16)"}]
-        if not floating:
-            kinds = ", ".join(one.type for one in outputs)
-            raise ExportError(
-                f"{self._whose}: model.onnx has outputs {kinds}; allowed: one tensor of floats; of a classifier export "
-                "the probabilities as a tensor (zipmap off)"
-            )
-        return str(floating[0])
 
 
 def export_network(network: "torch.nn.Module", sample: object | Callable[[], object], *, whose: str) -> bytes:
@@ -161,12 +153,6 @@ def _trace_network(network: "torch.nn.Module", rows: "torch.Tensor") -> bytes:
     for part in (proto, proto.graph, *proto.graph.node, *proto.graph.value_info, *proto.graph.input, *proto.functions):
         part.ClearField("metadata_props")
     return bytes(proto.SerializeToString())
-
-
-def _count_threads() -> int:
-    # The threads that this process was given for its networks, as torch knows them.
-    torch = sys.modules.get("torch")
-    return int(torch.get_num_threads()) if torch is not None else 1
 
 
 def _relative_difference(one: Array, other: Array) -> float:

@@ -174,28 +174,26 @@ def _make_column(values: list[float | None] | list[int | None]) -> Array | None:
 
 
 def _refuse_mixed(members: tuple[Member, ...]) -> None:
+    """Refuse members that were left of other rows, or whose columns mean other classes."""
     for name in sorted({name for member in members for name in member.splits}):
-        groups: dict[str, list[int]] = {}
-        for member in members:
-            split = member.splits.get(name)
-            kind = f"{split.digest[:8]} ({split.rows} rows, {split.columns} {member.output})" if split else "not left"
-            groups.setdefault(kind, []).append(member.trial)
-        if len(groups) > 1:
-            listed = "; ".join(f"{kind}: {_list_trials(trials)}" for kind, trials in groups.items())
-            raise MixedSplitsError(
-                f"split {name!r}: got {len(groups)} different sets of rows: {listed}; allowed: one; leave the same "
-                "rows and targets in every trial"
-            )
-    orders: dict[str, list[int]] = {}
-    for member in members:
-        orders.setdefault(", ".join(member.classes or ("not named",)), []).append(member.trial)
-    # Columns that mean different classes cannot be averaged; without names nobody can tell.
-    if len(orders) > 1:
-        listed = "; ".join(f"{names}: {_list_trials(trials)}" for names, trials in orders.items())
-        raise MixedSplitsError(
-            f"classes: got {len(orders)} different orders: {listed}; allowed: one; leave the columns of all "
-            "predictions in the same order, with the same classes="
-        )
+        kinds = [
+            f"{split.digest[:8]} ({split.rows} rows, {split.columns} {member.output})" if split else "not left"
+            for member in members
+            for split in [member.splits.get(name)]
+        ]
+        mend = "leave the same rows and targets in every trial"
+        _refuse_different(members, kinds, f"split {name!r}", "sets of rows", mend)
+    orders = [", ".join(member.classes or ("not named",)) for member in members]
+    _refuse_different(members, orders, "classes", "orders", "leave the same classes=, in the columns' order, in all")
+
+
+def _refuse_different(members: Sequence[Member], kinds: Sequence[str], what: str, noun: str, mend: str) -> None:
+    groups: dict[str, list[int]] = {}
+    for kind, member in zip(kinds, members, strict=True):
+        groups.setdefault(kind, []).append(member.trial)
+    if len(groups) > 1:
+        listed = "; ".join(f"{kind}: {_list_trials(trials)}" for kind, trials in groups.items())
+        raise MixedSplitsError(f"{what}: got {len(groups)} different {noun}: {listed}; allowed: one; {mend}")
 
 
 def _list_trials(trials: list[int]) -> str:

@@ -111,10 +111,6 @@ class BudgetedGreedy(Settings, error=EnsembleError):
             )
         return Selection.of(steps)
 
-    def best(self, candidates: Candidates, scorer: Scorer) -> Picks:
-        """Return the picks of one run with these very weights and budgets."""
-        return self.run(candidates, scorer).picks
-
     def objective(self, candidates: Candidates, scorer: Scorer) -> Callable[[Array, Array, Array], Array]:
         """Return what is minimised, as a function of losses, seconds and bytes: scaled by the best single member's.
 

@@ -60,7 +60,7 @@ def protect(
     procedures: dict[str, Procedure] = {
         "single best": _best_of_top(1, strategy),
         "top-k": _best_of_top(strategy.max_members, strategy),
-        "greedy": strategy.best,
+        "greedy": lambda chosen, scorer: strategy.run(chosen, scorer).picks,
     }
     warnings = _warn_of_rows(candidates, folds)
     # With so few rows a fold the estimate for greedy selection says nothing.

@@ -6,14 +6,12 @@ from typing import Any
 import numpy as np
 
 from trainwright.ensemble import Front
-from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.ensemble.selection.candidates import make_scorer
 from trainwright.report.figures.figure import (
     Figure,
     Json,
     axis,
-    draw_lines,
     draw_marks,
     layout,
     rounded,
@@ -21,7 +19,7 @@ from trainwright.report.figures.figure import (
 )
 from trainwright.report.formatting import count, escape, number
 
-__all__ = ["ensemble_front", "reliability_figure"]
+__all__ = ["ensemble_front"]
 
 _WORDS = {"cross_entropy": "cross-entropy", "squared_error": "squared error"}
 
@@ -105,43 +103,3 @@ def _mark_models(
     return draw_marks(
         name, rounded(x), rounded(y), colour, "%{customdata}: %{y:.4g}", size=8, customdata=words, **style
     )
-
-
-def reliability_figure(report: EnsembleReport) -> Figure | None:
-    """Return the figure; None for predictions that are no classes."""
-    if not report.reliability or report.before is None:
-        return None
-    traces = [draw_lines("calibrated", [0, 1], [0, 1], "--muted", width=1, dash="dot")]
-    for when, colour in (("before", "--blue"), ("after", "--orange")):
-        if when in report.reliability:
-            curve = report.reliability[when]
-            name = f"{when} temperature" if report.calibration else "ensemble"
-            x, y = rounded(curve["confidence"]), rounded(curve["accuracy"])
-            line = draw_lines(name, x, y, colour, "%{customdata} rows: %{x:.3f} sure, %{y:.3f} right")
-            marker = {"color": colour, "size": 7}
-            traces.append({**line, "mode": "lines+markers", "marker": marker, "customdata": list(curve["rows"])})
-    return Figure(
-        name="reliability",
-        title="Is the ensemble as sure as it is right?",
-        caption=_describe_calibration(report),
-        data=traces,
-        layout=layout(
-            xaxis=axis("mean probability of the likeliest class", range=[0, 1.02]),
-            yaxis=axis("share of right answers", range=[0, 1.02]),
-        ),
-        height=360,
-    )
-
-
-def _describe_calibration(report: EnsembleReport) -> str:
-    before, after = report.before or {}, report.after
-    text = (
-        f"On {before['rows']:,} {escape(report.rows, 30)} rows, in bins of equal size: below the line it is too sure,"
-        f" above it not sure enough. Expected calibration error {number(before['ece'], 3)}"
-    )
-    content = report.calibration
-    if after is None or content is None:
-        return text + "."
-    if content["applied"] == 1.0:
-        return text + f"; temperature {number(content['fitted'], 3)} gains less than its error: not used."
-    return text + f"; with temperature {number(content['applied'], 3)} it is {number(after['ece'], 3)}."

@@ -7,11 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from trainwright.ensemble.ensemble_report import EnsembleReport
 from trainwright.ensemble.ensemble_settings import ChosenEnsemble
 from trainwright.errors import EnsembleError, SearchError
 from trainwright.report.figures.best_so_far import best_so_far
-from trainwright.report.figures.ensembles import ensemble_front, reliability_figure
+from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.report.figures.learning_curves import learning_curves
@@ -23,7 +22,7 @@ from trainwright.report.summary import choose_study_ensemble
 from trainwright.search.importance import Importance, importance_of
 from trainwright.space import Space
 
-__all__ = ["GROUPS", "DrawnGroup", "FigureGroup", "FigureSource", "draw_ensemble_report"]
+__all__ = ["GROUPS", "DrawnGroup", "FigureGroup", "FigureSource"]
 
 _MOST_OBJECTIVES = 3
 
@@ -67,12 +66,6 @@ class FigureGroup:
     heading: str
     draw: Callable[[FigureSource], DrawnGroup] = field(repr=False)
     paired: bool = False
-
-
-def draw_ensemble_report(report: EnsembleReport) -> list[Figure]:
-    """Return the figures of an ensemble's report: reliability, of classes."""
-    figure = reliability_figure(report)
-    return [] if figure is None else [figure]
 
 
 def _collect_figures(*figures: Figure | None) -> DrawnGroup:
@@ -127,7 +120,7 @@ def _draw_ensembles(source: FigureSource) -> DrawnGroup:
         return DrawnGroup(notes=[f"{error}."])
     if found is None:
         return DrawnGroup()
-    return DrawnGroup(figures=[ensemble_front(found), *draw_ensemble_report(found.report)], ensemble=found)
+    return DrawnGroup(figures=[ensemble_front(found)], ensemble=found)
 
 
 def _draw_workers(source: FigureSource) -> DrawnGroup:
