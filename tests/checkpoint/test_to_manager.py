@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from trainwright.checkpoint import Manager
@@ -115,11 +116,11 @@ def test_refused(tmp_path):
 
 
 def test_a_damaged_index(tmp_path):
-    torch.save({"a": torch.ones(2)}, tmp_path / "pytorch_model-1.bin")
-    index = tmp_path / "pytorch_model.bin.index.json"
-    index.write_text(json.dumps({"weight_map": {"a": "pytorch_model-1.bin", "b": "pytorch_model-1.bin"}}))
+    save_file({"a": torch.ones(2)}, tmp_path / "model-1.safetensors")
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors", "b": "model-1.safetensors"}}))
     with pytest.raises(CheckpointCorruptError, match=r"'b' is in .*index\.json, but in none of its files"):
         convert(tmp_path, tmp_path.parent / "out", "manager")
-    index.write_text(json.dumps({"weight_map": {"a": "../pytorch_model-1.bin"}}))
+    index.write_text(json.dumps({"weight_map": {"a": "../model-1.safetensors"}}))
     with pytest.raises(CheckpointFormatError, match="allowed: files of its folder"):
         convert(tmp_path, tmp_path.parent / "out", "manager")

@@ -114,9 +114,8 @@ class Ensemble:
         "auto" fits a linear head, and takes it where rows left out of it say that it helps; see `choose_rule`.
         """
         if rule == "auto":
-            predictions, targets = list(self.member_predictions(split)), self.members[0].targets(split)
-            rule = choose_rule(predictions, self.weights, targets, self.output)
-            return replace(self, rule=rule, calibration=None, conformity=None)
+            targets = self.members[0].targets(split)
+            rule = choose_rule(list(self.member_predictions(split)), self.weights, targets, self.output)
         rule = make_rule(rule, self.output)
         if type(rule).fit is not CombinationRule.fit and rule == find_rule(rule.name):  # not fitted yet
             rule = rule.fit(list(self.member_predictions(split)), self.members[0].targets(split))

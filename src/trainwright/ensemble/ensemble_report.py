@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,8 +42,7 @@ class EnsembleReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields; numbers that are not finite become None."""
-        found: dict[str, Any] = plain(asdict(self))
-        return found
+        return cast(dict[str, Any], plain(asdict(self)))
 
 
 def describe_member(member: Member, weight: float) -> dict[str, Any]:

@@ -29,8 +29,7 @@ _MODEL = ("model", "state_dict", "model_state_dict")
 _OPTIMIZER = ("optimizer", "optimizer_state_dict", "optim")
 _STEP = ("step", "global_step")
 # Of a Hugging Face folder: the index of several files, or the one file.
-_INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
-_WHOLE = ("model.safetensors", "pytorch_model.bin")
+_INDEX, _WHOLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def write_manager(source: Path, target: Path) -> tuple[int, int]:
@@ -73,16 +72,15 @@ def _read_items(source: Path) -> tuple[dict[str, Any], int]:
 
 def _read_folder(folder: Path) -> "dict[str, Tensor]":
     """Return the weights of a Hugging Face folder, of all its files."""
-    index = next((folder / name for name in _INDEXES if (folder / name).is_file()), None)
-    whole = next((name for name in _WHOLE if (folder / name).is_file()), None)
-    if index is None and whole is None:
+    index = folder / _INDEX
+    if not index.is_file() and not (folder / _WHOLE).is_file():
         raise CheckpointFormatError(
             f"convert: got {folder}, which holds no checkpoint; allowed: a file, or a Hugging Face folder with "
-            f"{' or '.join((*_WHOLE, *_INDEXES))}"
+            f"{_WHOLE} or {_INDEX}"
         )
-    places: dict[str, str] = {} if index is None else json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    places: dict[str, str] = json.loads(index.read_text("utf-8"))["weight_map"] if index.is_file() else {}
     found: dict[str, Tensor] = {}
-    for name in sorted(set(places.values())) if places else [str(whole)]:
+    for name in sorted(set(places.values())) if places else [_WHOLE]:
         # A name from a file must not lead out of its folder.
         if name != Path(name).name:
             raise CheckpointFormatError(f"convert: {index} names the file {name!r}; allowed: files of its folder")

@@ -142,17 +142,12 @@ def _check_model(
         raise EnsembleError("leave, files: got no factory; allowed: both; factory(params, folder) loads the model")
     if export and sample is None:
         raise EnsembleError("leave, export: got no sample; allowed: both; it shows the input's shape")
-    if model is None or is_module(model) or isinstance(model, OnnxModel):
-        return
-    if export:
+    other = not (model is None or is_module(model) or isinstance(model, OnnxModel))
+    if other and (export or (factory is not None and not files)):
         raise EnsembleError(
-            f"leave, export: got a model that is {type(model).__name__}; allowed: a torch.nn.Module; convert it to an "
-            "ONNX file and pass that, or give factory= and files="
-        )
-    if factory is not None and not files:
-        raise EnsembleError(
-            f"leave, factory: got a model that is {type(model).__name__} and no files; allowed: a torch.nn.Module, or "
-            "files= that the factory loads the model from"
+            f"leave, {'export' if export else 'factory'}: got a model that is {type(model).__name__}"
+            f"{'' if export else ' and no files'}; allowed: a torch.nn.Module; pass others as an ONNX file, or give "
+            "factory= and the files= that it loads the model from"
         )
 
 
