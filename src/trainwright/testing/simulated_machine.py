@@ -1,8 +1,9 @@
 """A machine of simulated processes for `simulation`: one clock, one file system, faults drawn from a seed.
 
-Each process is a thread, of which one runs at a time. While a `Machine` is entered, the functions of `os`, `io`, `time`
-and `secrets` that the real code calls go through it for these threads alone: there the clock is virtual, a process may
-stop, be killed or lose its power, and a write, a sync or a link may fail. All else in the process is as ever.
+Each process is a thread, of which one runs at a time. While a `SimulatedMachine` is entered, the functions of `os`,
+`io`, `time` and `secrets` that the real code calls go through it for these threads alone: there the clock is virtual, a
+process may stop, be killed or lose its power, and a write, a sync or a link may fail. All else in the process is as
+ever.
 """
 
 import builtins
@@ -22,7 +23,7 @@ import numpy as np
 
 from trainwright.randomness import rng
 
-__all__ = ["FAULTS", "Killed", "Machine", "Process", "Stalled"]
+__all__ = ["FAULTS", "Killed", "SimulatedMachine", "SimulatedProcess", "Stalled"]
 
 FAULTS = ("kill", "power", "stop", "clock", "space", "torn", "write", "sync", "link", "stale")
 """Killed; power lost with all that was not synced; stopped for long; clock set; no space; part of a write; errors of
@@ -44,7 +45,7 @@ class Stalled(Exception):
 
 
 @dataclass(eq=False)
-class Process:
+class SimulatedProcess:
     """A simulated process: when it goes on (virtual seconds), its clock's error, how much of its files is synced."""
 
     name: str
@@ -62,7 +63,7 @@ class Process:
     sizes: dict[str, tuple[float, int]] = field(default_factory=dict)
 
 
-class Machine:
+class SimulatedMachine:
     """Runs processes in an order that `seed` draws; `planned` maps numbers of operations to the faults that strike."""
 
     def __init__(self, seed: int, planned: dict[int, str], folder: Path) -> None:
@@ -76,14 +77,14 @@ class Machine:
         self._draws: np.random.Generator = rng(seed, "simulation", 0)
         self._here = threading.local()
         self._back = threading.Semaphore(0)
-        self.processes: list[Process] = []
+        self.processes: list[SimulatedProcess] = []
         self._real: dict[tuple[ModuleType, str], Any] = {}
 
     # The order.
 
-    def start(self, name: str, body: Callable[[Process], None]) -> Process:
+    def start(self, name: str, body: Callable[[SimulatedProcess], None]) -> SimulatedProcess:
         """Add a process that runs `body` from now on."""
-        process = Process(name=name, wakes_at=self.now)
+        process = SimulatedProcess(name=name, wakes_at=self.now)
 
         def run() -> None:
             process.go.acquire()
@@ -127,14 +128,14 @@ class Machine:
         self.operations = 0
         self.run()
 
-    def _yield(self, process: Process) -> None:
+    def _yield(self, process: SimulatedProcess) -> None:
         self._back.release()
         process.go.acquire()
         if process.dead:
             raise Killed
 
     def _sleep(self, seconds: float) -> None:
-        process: Process = self._here.process
+        process: SimulatedProcess = self._here.process
         until = self.now + max(seconds, 1e-6)
         while self.now < until:
             process.wakes_at = min(until, process.beats_at) if process.beat else until
@@ -148,7 +149,7 @@ class Machine:
 
     # Faults.
 
-    def _operate(self, process: Process, *kinds: str) -> str:
+    def _operate(self, process: SimulatedProcess, *kinds: str) -> str:
         """Count an operation, perhaps let others go first, and return the fault that strikes it, if one does.
 
         A planned fault strikes the first operation from its number on that is of its kind.
@@ -178,7 +179,7 @@ class Machine:
             self._yield(process)
         return fault
 
-    def _lose_unsynced(self, process: Process, path: str) -> None:
+    def _lose_unsynced(self, process: SimulatedProcess, path: str) -> None:
         """Cut what was written to a file and not synced, or leave zeros in its place, as file systems may."""
         synced, since = process.synced[path]
         if (size := self._size_of(path)) > synced and self.now - since < _WRITE_BACK_SECONDS:
@@ -229,14 +230,14 @@ class Machine:
         here = self._here
 
         def either(*arguments: Any, **settings: Any) -> Any:
-            process: Process | None = getattr(here, "process", None)
+            process: SimulatedProcess | None = getattr(here, "process", None)
             if process is None or (on_files and not self._is_ours(process, arguments[0])):
                 return real(*arguments, **settings)
             return simulated(*arguments, **settings)
 
         return either
 
-    def _is_ours(self, process: Process, place: Any) -> bool:
+    def _is_ours(self, process: SimulatedProcess, place: Any) -> bool:
         """Whether a path or an open file belongs to the history, and not to Python's own modules."""
         if isinstance(place, int):
             return place in process.paths
@@ -335,7 +336,7 @@ class Machine:
             raise OSError(errno.ENOSPC, "no space left on device", str(path))
         return builtins.open(path, mode, *arguments, **settings)  # noqa: PTH123 -- this is the seam
 
-    def _stamp(self, process: Process, path: str) -> None:
+    def _stamp(self, process: SimulatedProcess, path: str) -> None:
         """Give a file the time of the file system's clock, which is nobody's own."""
         if not process.dead and self._size_of(path) >= 0:
             os.utime(path, (self._start + self.now, self._start + self.now))

@@ -28,7 +28,7 @@ from trainwright.schedule import FixedEpochs, Scheduler
 from trainwright.search import RandomSearcher
 from trainwright.space import Float, Space
 from trainwright.study import Study, Worker
-from trainwright.testing.simulated_machine import FAULTS, Machine, Process, Stalled
+from trainwright.testing.simulated_machine import FAULTS, SimulatedMachine, SimulatedProcess, Stalled
 from trainwright.train import Trial
 
 __all__ = ["History", "find_broken_promises", "main", "shrink_faults", "simulate_history"]
@@ -93,7 +93,7 @@ def _train(trial: Trial) -> None:
             trial.report(loss=held["loss"])
 
 
-def _make_worker(folder: Path, acknowledged: list[tuple[str, Record]], process: Process) -> None:
+def _make_worker(folder: Path, acknowledged: list[tuple[str, Record]], process: SimulatedProcess) -> None:
     ledger = _WatchedLedger(folder / "ledger", process.name, acknowledged)
     study = Study(_SPACE, "min loss", directory=folder, ledger=ledger, searcher=RandomSearcher())
     process.beat = ledger.heartbeat
@@ -118,7 +118,7 @@ def _run_alone() -> dict[int, object]:
     It also loads all modules, since no process may wait for the lock of another's late import.
     """
     folder = Path(tempfile.mkdtemp(prefix="trainwright-simulation-"))
-    with Machine(0, {}, folder) as machine:
+    with SimulatedMachine(0, {}, folder) as machine:
         machine.start("alone", lambda process: _make_worker(folder, [], process))
         machine.run()
     state = state_of(DirectoryLedger(folder / "ledger"))
@@ -135,7 +135,7 @@ def simulate_history(seed: int, planned: dict[int, str]) -> History:
     folder = Path(tempfile.mkdtemp(prefix="trainwright-simulation-", dir=base))
     acknowledged: list[tuple[str, Record]] = []
     try:
-        with Machine(seed, planned, folder) as machine:
+        with SimulatedMachine(seed, planned, folder) as machine:
             try:
                 _run_workers(machine, folder, acknowledged, history)
             except Stalled as error:
@@ -150,10 +150,12 @@ def simulate_history(seed: int, planned: dict[int, str]) -> History:
     return history
 
 
-def _run_workers(machine: Machine, folder: Path, acknowledged: list[tuple[str, Record]], history: History) -> None:
+def _run_workers(
+    machine: SimulatedMachine, folder: Path, acknowledged: list[tuple[str, Record]], history: History
+) -> None:
     """Let workers work until none is left to replace, then one without faults."""
 
-    def body(process: Process) -> None:
+    def body(process: SimulatedProcess) -> None:
         _make_worker(folder, acknowledged, process)
 
     processes = [machine.start(f"worker {number}", body) for number in range(_WORKERS)]

@@ -9,7 +9,7 @@ from importlib import resources
 
 import trainwright
 from trainwright.errors import DeadlinePassed, NotReady, Overloaded, RequestError, TrainwrightError
-from trainwright.serve.http.connection import Exchange
+from trainwright.serve.http.connection import HttpExchange
 from trainwright.serve.http.infer_endpoint import InferenceEndpoint, UnsupportedMedia
 from trainwright.serve.http.infer_request import TooLarge
 from trainwright.serve.http.metrics import CONTENT_TYPE, PrometheusMetrics
@@ -51,14 +51,14 @@ class Application:
         # Held here, or a task that nobody waits for may be collected.
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpExchange) -> None:
         """Answer a request, now or later."""
         try:
             self._route(exchange)
         except Exception as error:  # noqa: BLE001 - whatever it is, it is answered
             self.fail(exchange, error)
 
-    def fail(self, exchange: Exchange, error: BaseException) -> None:
+    def fail(self, exchange: HttpExchange, error: BaseException) -> None:
         """Answer an error: the first status that fits it, and its sentence; of a defect only that there is one."""
         status = next((number for kind, number in _STATUS if isinstance(error, kind)), 500)
         text = str(error) if isinstance(error, TrainwrightError) else "the server has a defect; its log tells more"
@@ -67,7 +67,7 @@ class Application:
             headers = {"retry-after": f"{max(1, round(error.retry_after_seconds))}"}
         self.refuse(exchange, status, text, headers)
 
-    def refuse(self, exchange: Exchange, status: int, text: str, headers: dict[str, str]) -> None:
+    def refuse(self, exchange: HttpExchange, status: int, text: str, headers: dict[str, str]) -> None:
         """Answer with a sentence."""
         lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
         self._count(exchange, status)
@@ -77,7 +77,7 @@ class Application:
         """Note a client that left within its body."""
         self.metrics.counts["disconnected"] += 1
 
-    def _route(self, exchange: Exchange) -> None:
+    def _route(self, exchange: HttpExchange) -> None:
         match exchange.path.split("/")[1:]:
             case ["v2", "models", name, "infer"]:
                 if self._allow(exchange, "POST"):
@@ -141,7 +141,7 @@ class Application:
             return _as_json({"model_stats": [model.statistics()]})
         return _as_json({**model.metadata(), "versions": self.models.versions_of(name)})
 
-    async def _change_model(self, exchange: Exchange, name: str, action: str) -> None:
+    async def _change_model(self, exchange: HttpExchange, name: str, action: str) -> None:
         try:
             self._check_draining()
             if action == "load":
@@ -165,18 +165,18 @@ class Application:
         states = {(model.name, model.version): model.service.state() for model in self.models}
         return self.metrics.text(states), f"content-type: {CONTENT_TYPE}\r\n".encode()
 
-    def _allow(self, exchange: Exchange, method: str) -> bool:
+    def _allow(self, exchange: HttpExchange, method: str) -> bool:
         """Refuse a request of another method, and say whether it is allowed."""
         if exchange.method == method or (method == "GET" and exchange.method == "HEAD"):
             return True
         self.refuse(exchange, 405, f"method: got {exchange.method}; allowed: {method} here", {"allow": method})
         return False
 
-    def _send(self, exchange: Exchange, body: bytes, headers: bytes) -> None:
+    def _send(self, exchange: HttpExchange, body: bytes, headers: bytes) -> None:
         self._count(exchange, 200)
         exchange.reply(200, body, headers)
 
-    def _count(self, exchange: Exchange, status: int) -> None:
+    def _count(self, exchange: HttpExchange, status: int) -> None:
         kind = "infer" if exchange.target.partition(b"?")[0].endswith(b"/infer") else "other"
         self.metrics.requests[kind, status] += 1
 

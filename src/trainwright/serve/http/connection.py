@@ -1,8 +1,8 @@
 """HTTP/1.1 connections: requests with limits in, replies out, in order, without a task or a thread for each.
 
 The parser is llhttp, by httptools. A general web server between it and the application takes as long as a small
-network's batch, so the application is called with each `Exchange` here, and may reply at any time later. Deadlines are
-looked at twice a second for all connections instead of a timer each.
+network's batch, so the application is called with each `HttpExchange` here, and may reply at any time later. Deadlines
+are looked at twice a second for all connections instead of a timer each.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ import httptools
 
 from trainwright.http_security import AccessRules
 
-__all__ = ["Connections", "Exchange"]
+__all__ = ["Connections", "HttpExchange"]
 
 _HEAD_BYTES = 2**16
 _HEAD_SECONDS = 30.0
@@ -28,7 +28,7 @@ _PIPELINED = 8  # requests behind the one that is answered, beyond which a conne
 _REASONS = {status.value: f"HTTP/1.1 {status.value} {status.phrase}\r\n".encode() for status in HTTPStatus}
 
 
-class Exchange:
+class HttpExchange:
     """One request, and the way to its reply."""
 
     __slots__ = ("_body", "_connection", "abandoned", "headers", "keep_alive", "method", "refusal", "size", "target")
@@ -82,13 +82,13 @@ class Exchange:
         self._connection.send_reply(self, status, body, headers)
 
 
-class Application(Protocol):
+class RequestHandler(Protocol):
     """What answers."""
 
-    def handle(self, exchange: Exchange) -> None:
+    def handle(self, exchange: HttpExchange) -> None:
         """Answer a request that the rules allow, now or later."""
 
-    def refuse(self, exchange: Exchange, status: int, text: str, headers: dict[str, str]) -> None:
+    def refuse(self, exchange: HttpExchange, status: int, text: str, headers: dict[str, str]) -> None:
         """Answer one that the rules, or the connection's limits, forbid."""
 
     def count_left(self) -> None:
@@ -98,7 +98,7 @@ class Application(Protocol):
 class Connections:
     """All connections of a listener."""
 
-    def __init__(self, application: Application, *, rules: AccessRules, most: int, body_seconds: float) -> None:
+    def __init__(self, application: RequestHandler, *, rules: AccessRules, most: int, body_seconds: float) -> None:
         self.application, self.rules, self.most, self.body_seconds = application, rules, most, body_seconds
         self.open: set[_Connection] = set()
         self.loop = asyncio.get_running_loop()
@@ -140,9 +140,9 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport
         # The request that is being read, the one that is answered, and those behind it.
-        self._incoming: Exchange | None = None
-        self._current: Exchange | None = None
-        self._waiting: deque[Exchange] = deque()
+        self._incoming: HttpExchange | None = None
+        self._current: HttpExchange | None = None
+        self._waiting: deque[HttpExchange] = deque()
         # The head of the last request that was allowed: one that equals it is allowed too.
         self._allowed: tuple[Any, ...] | None = None
         self._in_head, self._head_bytes = True, 0
@@ -192,7 +192,7 @@ class _Connection(asyncio.Protocol):
     # From the parser.
 
     def on_message_begin(self) -> None:
-        self._incoming = Exchange(self)
+        self._incoming = HttpExchange(self)
         self._in_head, self._head_bytes = True, 0
         self._deadline = self._all.loop.time() + _HEAD_SECONDS
 
@@ -242,7 +242,7 @@ class _Connection(asyncio.Protocol):
 
     # Replies.
 
-    def send_reply(self, exchange: Exchange, status: int, body: bytes, headers: bytes) -> None:
+    def send_reply(self, exchange: HttpExchange, status: int, body: bytes, headers: bytes) -> None:
         """Send a reply, and go on with the next request."""
         if exchange is not self._current or self._transport.is_closing():
             return
@@ -279,7 +279,7 @@ class _Connection(asyncio.Protocol):
         """Close it, whatever is under way."""
         self._transport.abort()
 
-    def _begin(self, exchange: Exchange) -> None:
+    def _begin(self, exchange: HttpExchange) -> None:
         self._current = exchange
         if exchange.refusal is None:
             self._all.application.handle(exchange)
@@ -302,7 +302,7 @@ class _Connection(asyncio.Protocol):
             # The reply to the request before it is the last one.
             self._current.keep_alive = False
             return
-        self._current = exchange = self._incoming or Exchange(self)
+        self._current = exchange = self._incoming or HttpExchange(self)
         exchange.refusal = status, text, headers
         exchange.keep_alive = True  # or the connection would be closed before the client has read the reply
         self._all.application.refuse(exchange, status, text, {**headers, "connection": "close"})

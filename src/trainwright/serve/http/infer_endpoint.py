@@ -7,7 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 
 from trainwright.errors import NotReady, RequestError
-from trainwright.serve.http.connection import Exchange
+from trainwright.serve.http.connection import HttpExchange
 from trainwright.serve.http.infer_request import InferRequest, read_request
 from trainwright.serve.http.metrics import PrometheusMetrics
 from trainwright.serve.http.models import ServedModel
@@ -29,14 +29,14 @@ class InferenceEndpoint:
     """Answers inference requests; `fail(exchange, error)` says what became of those that are not answered."""
 
     def __init__(
-        self, *, limits: Limits, metrics: PrometheusMetrics, fail: Callable[[Exchange, BaseException], None]
+        self, *, limits: Limits, metrics: PrometheusMetrics, fail: Callable[[HttpExchange, BaseException], None]
     ) -> None:
         self._limits, self._metrics, self._fail = limits, metrics, fail
         self._loop = asyncio.get_running_loop()
         self._thread = threading.get_ident()
         self.draining = False
 
-    def infer(self, exchange: Exchange, model: ServedModel) -> None:
+    def infer(self, exchange: HttpExchange, model: ServedModel) -> None:
         """Begin to answer a request; whoever leaves before the reply has the request cancelled."""
         if self.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=5.0)
@@ -68,7 +68,7 @@ class InferenceEndpoint:
 
         self._loop.run_in_executor(None, read).add_done_callback(parsed)
 
-    def _submit(self, exchange: Exchange, model: ServedModel, request: InferRequest, started: float) -> None:
+    def _submit(self, exchange: HttpExchange, model: ServedModel, request: InferRequest, started: float) -> None:
         submitted = time.perf_counter()
         try:
             future = model.service.submit(request.x, request.options)
@@ -104,7 +104,7 @@ class InferenceEndpoint:
 
         future.add_done_callback(done)
 
-    def _send_reply(self, exchange: Exchange, model: ServedModel, request: InferRequest, answer: Response) -> None:
+    def _send_reply(self, exchange: HttpExchange, model: ServedModel, request: InferRequest, answer: Response) -> None:
         body, headers = write_reply(
             answer,
             request,
@@ -122,7 +122,7 @@ class InferenceEndpoint:
         exchange.reply(200, body, headers)
 
 
-def _read_headers(exchange: Exchange) -> tuple[str | None, str | None]:
+def _read_headers(exchange: HttpExchange) -> tuple[str | None, str | None]:
     """Return the length of the JSON part, and the encoding; refuse a body that is something else than JSON and tensors.
 
     One without a type is what the protocol's own clients send: binary if the length is there, else JSON. Those types
