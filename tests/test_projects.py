@@ -66,6 +66,16 @@ def test_a_project_in_small(project, tmp_path):
     assert "as the ensemble itself answers" in said
 
 
+def test_networks_and_trees_share_an_ensemble(tmp_path):
+    """Estimators of two kinds are searched in one study; the ensemble is not behind the best single one."""
+    file = PROJECTS / "tabular" / "networks_and_trees.py"
+    (tmp_path / file.name).write_text(file.read_text())
+    single, chosen, sets = run([file.name], tmp_path).splitlines()[-3:]
+    assert {"trees", "network"} & set(re.findall(r"\w+", chosen))
+    assert float(chosen.split()[-1]) <= 1.05 * float(single.split()[-1])
+    assert 0.9 <= float(re.search(r"hold ([\d.]+)%", sets)[1]) / 100 <= 1
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_cifar_10_from_its_files(tmp_path, monkeypatch):

@@ -2,10 +2,11 @@
 
     python benchmarks/ensemble/small_tables.py --seeds 2 --json
 
-Per table and seed a random search of `examples/networks_and_trees.py`, every training row predicted out of fold (three
-folds); half of the rows judge. `trees` is scikit-learn's HistGradientBoostingClassifier as it comes, on all training
-rows; `single best` the one model of least out-of-fold loss, `caruana` greedy selection without limits, `ours` that of
-at most eight members, and `auto` the same with a linear head where it helps out of fold. AutoGluon is not run here.
+Per table and seed a random search of `examples/projects/tabular/networks_and_trees.py`, every training row predicted
+out of fold (three folds); half of the rows judge. `trees` is scikit-learn's HistGradientBoostingClassifier as it comes,
+on all training rows; `single best` the one model of least out-of-fold loss, `caruana` greedy selection without limits,
+`ours` that of at most eight members, and `auto` the same with a linear head where it helps out of fold. AutoGluon is
+not run here.
 """
 
 import argparse
@@ -22,7 +23,7 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(1, str(Path(__file__).resolve().parents[2] / "src"))
-sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples"))
+sys.path.insert(2, str(Path(__file__).resolve().parents[2] / "examples/projects/tabular"))
 
 from benchmarks._report import add_arguments, environment, finish, progress, table
 
@@ -66,10 +67,10 @@ def main(argv: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _compare(name: str, seed: int, trials: int) -> dict[str, Any]:
+    from networks_and_trees import SPACE, build
     from sklearn.ensemble import HistGradientBoostingClassifier
 
     import trainwright as tw
-    from networks_and_trees import SPACE, build
 
     x, y = _load(name, seed)
     order = np.random.default_rng(seed).permutation(len(y))

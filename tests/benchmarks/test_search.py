@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from benchmarks.search import judge, run, workers
+from benchmarks.search import judge, run
 from benchmarks.search.cells import Cells
 from benchmarks.search.data import find_tables
 
@@ -103,9 +103,3 @@ def test_a_budget_above_the_table_and_a_bad_number_of_seeds_are_refused(argument
         run.main([*arguments, "--evaluations", "7"])
     with pytest.raises(SystemExit, match="'random:x': the number of seeds"):
         run.main([*arguments, "--searchers", "random:x"])
-
-
-def test_many_workers_are_compared_with_one(arguments: list[str], capsys: pytest.CaptureFixture):
-    workers.main([*arguments, "--workers", "1,2", "--json"])
-    summary = json.loads(capsys.readouterr().out.splitlines()[-1])["summary"]
-    assert summary["loss_2"]["random"] == summary["final_regret_2"]["random"] - summary["final_regret_1"]["random"]

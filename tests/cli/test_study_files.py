@@ -42,7 +42,7 @@ BAD = {
     ),
     "no trials": (("trials = 4", "trials = 0"), "run.trials: got 0; allowed: a whole number >= 1"),
     "half a trial": (("trials = 4", "trials = 1.5"), "run.trials: got 1.5; allowed: a whole number >= 1"),
-    "endless": (("trials = 4", ""), "got no budget for an endless space; give trials=, wall_seconds= or"),
+    "endless": (("trials = 4", ""), "got no budget for an endless space; give trials=, deadline= or wall_seconds="),
     "wall seconds": (("trials = 4", 'wall_seconds = "1h"'), "run.wall_seconds: got '1h'; allowed: a number > 0"),
     "requirement of no list": (
         ("seed = 3", 'require = "x < 1"'),

@@ -31,7 +31,7 @@ def refused(said):
         (("run", "--trails", "3", "x"), ["unknown option --trails of `trainwright run` (did you mean '--trials'?)"]),
         (
             ("plan", "--bogus", "3"),
-            ["unknown option --bogus of `trainwright plan model`; allowed: --sample, --cluster,"],
+            ["unknown option --bogus of `trainwright plan model`; allowed: --sample, --loss, --fuse,"],
         ),
         (("plan", "--batsh", "3"), ["unknown option --batsh of `trainwright plan model` (did you mean '--batch'?)"]),
         (("run",), ["missing file of `trainwright run`: a study file", "see `trainwright run --help`"]),

@@ -346,7 +346,7 @@ def test_a_part_of_a_trial(value):
 
 
 def test_an_endless_run():
-    with pytest.raises(StudyError, match=r"no budget for an endless space; give trials=, wall_seconds= or device_sec"):
+    with pytest.raises(StudyError, match=r"no budget for an endless space; give trials=, deadline= or wall_seconds="):
         run(make(), epochs)
 
 
