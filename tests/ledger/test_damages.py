@@ -253,7 +253,9 @@ def test_a_wrong_record_is_left_out_and_named(tmp_path_factory, known):
         reader = DirectoryLedger(directory)
         state = state_of(reader)
         if isinstance(fitting, Record):  # what was put there is right, too
-            assert fitting == sound_for_all(content) or fitting.writer != ledger.writer
+            wanted = sound_for_all(content)
+            # A NaN among the values is unequal to itself, though the records read alike.
+            assert fitting == wanted or repr(fitting) == repr(wanted) or fitting.writer != ledger.writer
             return
         assert len(reader.dropped()) == 1
         assert state == fold([stamped[0], stamped[2]])
