@@ -67,12 +67,11 @@ def test_a_project_in_small(project, tmp_path):
 
 
 def test_networks_and_trees_share_an_ensemble(tmp_path):
-    """Estimators of two kinds are searched in one study; the ensemble is not behind the best single one."""
+    """Estimators of two kinds are searched in one study; the ensemble is ahead of the best single one on test rows."""
     file = PROJECTS / "tabular" / "networks_and_trees.py"
     (tmp_path / file.name).write_text(file.read_text())
     single, chosen, sets = run([file.name], tmp_path).splitlines()[-3:]
-    assert {"trees", "network"} & set(re.findall(r"\w+", chosen))
-    assert float(chosen.split()[-1]) <= 1.05 * float(single.split()[-1])
+    assert float(chosen.split()[-1]) < float(single.split()[-1])
     assert 0.9 <= float(re.search(r"hold ([\d.]+)%", sets)[1]) / 100 <= 1
 
 
