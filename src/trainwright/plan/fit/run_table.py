@@ -63,7 +63,10 @@ def read_runs(path: Path, cluster: Cluster, *, measured: bool = True) -> RunTabl
             columns = [name.strip() for name in reader.fieldnames or ()]
             rows = [{name.strip(): (row[name] or "").strip() for name in reader.fieldnames or ()} for row in reader]
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: {error}; allowed: a CSV file with a header and a run a line") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"{path}: cannot be read ({reason}); allowed: a CSV file with a header and a run a line"
+        ) from None
     needed = ["batch", *(["seconds"] if measured else []), *(_SHAPE if "profile" not in columns else [])]
     if missing := [name for name in needed if name not in columns]:
         raise InputError(
