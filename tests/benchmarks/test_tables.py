@@ -1,6 +1,7 @@
 """Tables of the pages come from the result files."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,31 @@ def test_a_block_may_show_some_columns_and_rows(page: Path):
     assert "1 of 2 rows of results/search.json" in text
 
 
+@pytest.fixture
+def two_results(page: Path) -> Path:
+    other = json.loads((tables.RESULTS / "search.json").read_text())
+    other["table"]["rows"] = [["random", "0.4"], ["forest", "0.2"]]
+    other["environment"]["revision"] = "def"
+    (tables.RESULTS / "wide.json").write_text(json.dumps(other))
+    return page
+
+
+def test_two_results_stand_next_to_one_another(two_results: Path):
+    two_results.write_text('<!-- benchmark:search+wide labels="few,many" columns="2" -->\n<!-- end -->\n')
+    tables.main([str(two_results)])
+    cells = [line.split("|")[1:-1] for line in two_results.read_text().splitlines() if line.startswith("| ")]
+    assert [[cell.strip() for cell in row] for row in cells] == [
+        ["searcher", "few, regret", "many, regret"], ["forest", "0.1", "0.2"], ["random", "", "0.4"],
+    ]  # fmt: skip
+    assert "revision abc; Any, 2 cores, Python 3.11.7, revision def" in two_results.read_text()
+
+
+def test_a_wrong_number_of_labels_is_refused(two_results: Path):
+    two_results.write_text('<!-- benchmark:search+wide labels="few" -->\n<!-- end -->\n')
+    with pytest.raises(SystemExit, match="2 results need 2 labels, not 1"):
+        tables.main([str(two_results)])
+
+
 def test_a_block_without_result_is_named(page: Path):
     page.write_text("<!-- benchmark:speed -->\n<!-- end -->\n")
     with pytest.raises(SystemExit, match="benchmark 'speed'"):
@@ -58,7 +84,8 @@ def test_every_kept_result_is_on_the_page_of_benchmarks():
     page = (tables.ROOT / "docs" / "benchmarks.md").read_text()
     kept = [path for path in tables.RESULTS.glob("*.json") if "table" in json.loads(path.read_text())]
     assert kept
-    assert not [path.stem for path in kept if f"<!-- benchmark:{path.stem} " not in page]
+    shown = {name for names in re.findall(r"<!-- benchmark:([\w+-]+)", page) for name in names.split("+")}
+    assert {path.stem for path in kept} == shown
 
 
 def test_latencies_of_a_load_that_did_not_keep_up_are_left_out():
