@@ -62,13 +62,14 @@ def test_every_rule_and_allocation(tmp_path, rule, allocation):
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("batch", [1, 3, 16, 128, 512])
-@pytest.mark.parametrize("segment_rows", [1, 10, 128])
-def test_every_segmentation(tmp_path, batch, segment_rows):
-    """Segments smaller and larger than batches, with rows joined and cut."""
+@pytest.mark.parametrize("other", [1, 10, 128])
+def test_every_segmentation(tmp_path, batch, other):
+    """Units with batches of their own: segments have the rows of the greater one, and are cut for the other."""
     found = members.ensemble(tmp_path, 3, weights=[0.5, 0.3, 0.2])
     units = (Unit(members=(0, 1)), Unit(members=(2,)))
-    settings = DeploymentSettings(segment_rows=segment_rows, max_delay_ms=1.0, queue_rows=100_000)
-    with members.Numpy(found, members.plan(found, units, batch=batch), settings=settings) as service:
+    settings = DeploymentSettings(queue_rows=100_000)
+    plan = members.plan(found, units, matrix=((batch, other),))
+    with members.Numpy(found, plan, settings=settings) as service:
         asked = [members.inputs(rows, seed=rows) for rows in (*range(1, 40), 127, 128, 129, 300)]
         answers = [service.submit(x) for x in asked]
         for x, answer in zip(asked, answers, strict=True):

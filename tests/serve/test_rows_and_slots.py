@@ -1,6 +1,7 @@
 """Rows in segments and predictions in slots, without processes: nothing lost, twice, or of another time."""
 
 import json
+from collections import Counter
 from dataclasses import asdict
 from multiprocessing import Pipe
 from types import SimpleNamespace
@@ -76,7 +77,12 @@ class TestSegments:
         arena.grow(layout)
         ensemble = SimpleNamespace(members=range(3), weights=(1.0, 1.0, 1.0))
         segments = Segments(
-            ensemble=ensemble, slots=3, arena=arena, settings=DeploymentSettings(), deliver=finished.append
+            ensemble=ensemble,
+            slots=3,
+            arena=arena,
+            settings=DeploymentSettings(),
+            counts=Counter(),
+            deliver=finished.append,
         )
         now = {}  # slot → (slot, generation, members that came)
         ended, asked = [], 0

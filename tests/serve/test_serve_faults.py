@@ -251,7 +251,7 @@ class TestRefused:
 def slow(tmp_path_factory):
     """Return a service whose first member takes 0.3 s a batch, the second no time."""
     found = members.ensemble(tmp_path_factory.mktemp("slow"), 2, weights=[0.4, 0.6], seconds=[0.3, 0.0])
-    settings = DeploymentSettings(queue_rows=50, segment_rows=32)
+    settings = DeploymentSettings(queue_rows=50)
     with members.Numpy(found, members.plan(found, batch=32), settings=settings) as service:
         yield service
 

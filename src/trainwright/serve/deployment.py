@@ -13,6 +13,7 @@ from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import NotReady, RequestError, ServeConfigError, ServeError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
+from trainwright.serve.runtime.admission import Runtime
 from trainwright.serve.runtime.batching import request_of
 from trainwright.serve.runtime.in_process import InProcessRuntime
 from trainwright.serve.runtime.worker_runtime import WorkerRuntime
@@ -25,6 +26,7 @@ __all__ = ["Deployment"]
 
 _DEFAULT = Options()
 _LOOK_SECONDS = 1.0
+_LEAST_QUEUE_ROWS = 512
 
 
 class Deployment:
@@ -54,7 +56,7 @@ class Deployment:
         self._weights = dict(enumerate(ensemble.weights))
         self._draining = False
         self._started = False
-        self._runtime: InProcessRuntime | WorkerRuntime | None = None
+        self._runtime: Runtime | None = None
         # When the rows were counted last, how many there were, and the rate until then.
         self._looked = (time.monotonic(), 0, 0.0)
 
@@ -74,7 +76,7 @@ class Deployment:
             raise ServeError("Deployment.start: was started before; allowed: once; make another one")
         # A plan says by itself whether worker processes pay for this ensemble.
         shape, dtype = self.input_shape, self.input_dtype.name
-        runtime: InProcessRuntime | WorkerRuntime
+        runtime: Runtime
         if self._planned.in_process:
             runtime = InProcessRuntime(self._ensemble, self._planned, input_shape=shape, input_dtype=dtype)
         else:
@@ -149,7 +151,7 @@ class Deployment:
         # Rows that wait longer than the deadline would be computed for nobody.
         seconds = (self.settings.deadline_ms or 1e3) / 1e3
         rate = 0.0 if self._runtime is None else self._runtime.rate
-        return max(4 * self.settings.segment_rows, int(4 * rate * seconds))
+        return max(_LEAST_QUEUE_ROWS, int(4 * rate * seconds))
 
     def state(self) -> Mapping[str, Any]:
         """Return what goes on now, as JSON."""

@@ -17,10 +17,8 @@ __all__ = ["DeploymentSettings", "Limits", "Options", "Response", "Service"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DeploymentSettings(Settings, error=ServeConfigError):
-    """The limits of a deployment. Those of segments, delays and workers play no part without worker processes."""
+    """The limits of a deployment. Those of workers play no part without worker processes."""
 
-    segment_rows: Annotated[int, integer(minimum=1, maximum=65535), "rows that travel together to all members"] = 128
-    max_delay_ms: Annotated[float, number(minimum=0), "how long rows wait for company while workers are free"] = 0.0
     queue_rows: Annotated[
         int | None,
         optional(integer(minimum=1)),

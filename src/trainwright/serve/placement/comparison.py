@@ -21,6 +21,7 @@ from trainwright.serve.service import DeploymentSettings, Response
 __all__ = ["fastest_plan"]
 
 _TURNS = 3
+_LOADED_ROWS = 128  # of a request under load
 _WINDOW_SECONDS = 0.2  # for which a plan is loaded in each turn
 _LIMIT_SECONDS = 60.0  # of one answer
 _LEAST_GAIN, _LEAST_SINGLE, _GREAT_GAIN = 1.1, 0.9, 3.0  # of worker processes over none, see `fastest_plan`
@@ -70,14 +71,13 @@ def fastest_plan(ensemble: Ensemble, plans: Sequence[DeploymentPlan]) -> Deploym
 
 def _measure_loaded(service: Deployment) -> float:
     """Return rows a second while there is always more to do."""
-    rows = service.settings.segment_rows
-    x = np.zeros((rows, *service.input_shape), dtype=service.input_dtype)
+    x = np.zeros((_LOADED_ROWS, *service.input_shape), dtype=service.input_dtype)
     # So many requests at once that no instance waits for the next one.
     waiting: deque[Future[Response]] = deque(service.submit(x) for _ in range(4 + 2 * len(service.plan.instances)))
     done, started = 0, time.monotonic()
     while (taken := time.monotonic() - started) < _WINDOW_SECONDS or not done:
         waiting.popleft().result(timeout=_LIMIT_SECONDS)
-        done += rows
+        done += _LOADED_ROWS
         waiting.append(service.submit(x))
     for future in waiting:
         future.result(timeout=_LIMIT_SECONDS)

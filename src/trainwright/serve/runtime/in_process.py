@@ -12,7 +12,7 @@ import math
 import os
 import threading
 import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
@@ -26,8 +26,9 @@ from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.placement.timing import time_calls
+from trainwright.serve.runtime.admission import ENDED, Runtime
 from trainwright.serve.runtime.batching import Request
-from trainwright.serve.runtime.responses import ENDED, make_answer, overload_refusal
+from trainwright.serve.runtime.responses import make_answer
 
 if TYPE_CHECKING:
     import torch
@@ -41,22 +42,19 @@ _THREADS_GAIN = 1.3  # over one thread that several must show: when others use t
 _computing = threading.Lock()  # held by the thread that computes, for any runtime of this process
 
 
-class InProcessRuntime:
+class InProcessRuntime(Runtime):
     """The runtime of a plan with `in_process`: the members' networks, a queue, and a thread for what waits in it."""
 
     def __init__(
         self, ensemble: Ensemble, plan: DeploymentPlan, *, input_shape: tuple[int, ...], input_dtype: str
     ) -> None:
-        self.plan = plan
+        super().__init__(plan)
         self._ensemble = ensemble
         self._batch = plan.instances[0].batch
         self._input_shape, self._dtype = input_shape, np.dtype(input_dtype)
         self._queue: deque[Request] = deque()
-        # Of the queue and the counts.
-        self._gate = threading.Lock()
         self._wake = threading.Event()
         self._thread = threading.Thread(target=self._run_thread, name="trainwright-in-process", daemon=True)
-        self._counts: Counter[str] = Counter()
         self._networks: list[tuple[Sequence[Callable[[torch.Tensor], torch.Tensor]], torch.dtype | None]] = []
         # Weights that sum to 1, where the outputs are logits of a weighted mean.
         self._shares: torch.Tensor | None = None
@@ -64,18 +62,7 @@ class InProcessRuntime:
         # What an event loop computes itself, rows at most; and whether it is about to.
         self._moment_rows, self._scheduled = 0, False
         self._threads, self._threads_before = 1, 0
-        # Seconds of all batches, and rows in them.
-        self._busy_seconds, self._busy_rows = 0.0, 0
         self._everyone = frozenset(range(len(ensemble.members)))
-        # That wait.
-        self.rows = 0
-        # Requests that were admitted and not answered.
-        self.open = 0
-        # Requests that were refused because too many rows waited.
-        self.shed = 0
-        self.over = False
-        # Rows a second, by a batch that was timed at the start.
-        self.rate = 1.0
 
     def start(self) -> None:
         """Load the members and compute a batch of zeros with each, which raises what a member raises."""
@@ -114,19 +101,10 @@ class InProcessRuntime:
         """Positions of the members that can be computed now: all, until the end."""
         return frozenset() if self.over else self._everyone
 
-    def lost(self) -> Mapping[int, str]:
-        """Return the members that are computed no more: none, for they fail only together with this process."""
-        return {}
-
     def admit(self, request: Request, limit: int) -> None:
         """Compute a request, or queue it behind what is computed; Overloaded if more than `limit` rows would wait."""
-        with self._gate:
-            if self.over:
-                raise NotReady(ENDED, 1.0)
-            if self.rows and self.rows + request.rows > limit:
-                self.shed += 1
-                raise overload_refusal(self.rows, request.rows, limit, self.rate)
-            self.open += 1
+        with self.gate:
+            self.enter(request, limit)
             loop = _running_loop()
             # A plain thread computes at once what nobody else waits before.
             mine = loop is None and not self._queue and _computing.acquire(blocking=False)
@@ -152,7 +130,7 @@ class InProcessRuntime:
 
     def stop(self) -> None:
         """End the thread; requests that wait are refused."""
-        with self._gate:
+        with self.gate:
             self.over = True
             left = list(self._queue)
             self._queue.clear()
@@ -167,11 +145,6 @@ class InProcessRuntime:
         for request in left:
             self._refuse_request(request, NotReady(ENDED, 1.0))
 
-    def state(self) -> dict[str, Any]:
-        """Return counts and what is in use, under the names of the runtime with workers."""
-        names = ("requests", "rows", "segments", "degraded", "late", "restarts", "moved")
-        return {**{name: self._counts[name] for name in names}, "shed": self.shed, "open": self.open, "moves": []}
-
     def instances(self) -> list[dict[str, Any]]:
         """Return the one instance: this process."""
         [instance] = self.plan.instances
@@ -182,7 +155,7 @@ class InProcessRuntime:
                 "state": "lost" if self.over else "ready",
                 "pid": os.getpid(),
                 "batch": self._batch,
-                "batches": self._counts["segments"],
+                "batches": self.counts["segments"],
                 "batch_ms": 1e3 * self._batch_seconds,
                 "restarts": 0,
                 "why": "",
@@ -225,7 +198,7 @@ class InProcessRuntime:
         """Return the first request and those behind it, up to the rows of a batch."""
         taken: list[Request] = []
         rows = 0
-        with self._gate:
+        with self.gate:
             while self._queue:
                 head = self._queue[0]
                 if taken and rows + head.rows > self._batch:
@@ -242,18 +215,14 @@ class InProcessRuntime:
             return False
         if request.future.set_running_or_notify_cancel():
             return True
-        with self._gate:
+        with self.gate:
             self.open -= 1
         return False
 
     def _compute_batch(self, requests: Sequence[Request]) -> None:
         """Compute requests together; if that is refused, each alone, to find the one."""
         try:
-            started = time.perf_counter()
-            x = self._join_rows(requests)
-            outputs = self._compute_outputs(x)
-            self._busy_seconds += time.perf_counter() - started
-            self._busy_rows += len(x)
+            outputs = self._compute_outputs(self._join_rows(requests))
             prediction, predictions = self._combine_outputs(outputs, requests)
         except TrainwrightError as error:
             if len(requests) == 1:
@@ -262,7 +231,7 @@ class InProcessRuntime:
                 for request in requests:
                     self._compute_batch([request])
             return
-        self._counts["segments"] += 1
+        self.counts["segments"] += 1
         start = 0
         for request in requests:
             rows = slice(start, start + request.rows)
@@ -342,15 +311,15 @@ class InProcessRuntime:
     def _refuse_request(self, request: Request, error: TrainwrightError) -> None:
         if request.future.done():
             return
-        self._counts["late"] += isinstance(error, DeadlinePassed)
+        self.counts["late"] += isinstance(error, DeadlinePassed)
         self._count_answered(request)
         request.future.set_exception(error)
 
     def _count_answered(self, request: Request) -> None:
-        with self._gate:
+        with self.gate:
             self.open -= 1
-            self._counts["requests"] += 1
-            self._counts["rows"] += request.rows
+            self.counts["requests"] += 1
+            self.counts["rows"] += request.rows
 
 
 def _weighted_probabilities(outputs: "Sequence[torch.Tensor]", shares: "torch.Tensor") -> Array:

@@ -7,20 +7,11 @@ from trainwright.ensemble.combine.rules import combine_arrived
 from trainwright.ensemble.combine.uncertainty import decompose_uncertainty
 from trainwright.ensemble.library.networks import check_outputs
 from trainwright.ensemble.metrics import Array
-from trainwright.errors import EnsembleError, NotReady, Overloaded, RequestError, ServeError, TrainwrightError
+from trainwright.errors import EnsembleError, NotReady, RequestError, ServeError, TrainwrightError
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.service import DeploymentSettings, Response
 
-__all__ = [
-    "ENDED",
-    "answer_of",
-    "answer_request",
-    "incomplete_refusal",
-    "make_answer",
-    "overload_refusal",
-]
-
-ENDED = "service: has ended; nothing is answered any more"
+__all__ = ["answer_of", "answer_request", "incomplete_refusal", "make_answer"]
 
 
 def answer_request(ensemble: Ensemble, request: Request) -> None:
@@ -38,14 +29,6 @@ def answer_request(ensemble: Ensemble, request: Request) -> None:
         request.future.set_exception(ServeError(f"request: cannot be combined ({type(error).__name__}: {error})"))
     else:
         request.future.set_result(answer)
-
-
-def overload_refusal(waiting: int, rows: int, limit: int, rate: float) -> Overloaded:
-    """Return what refuses a request if its rows overload the queue, with the seconds after which there may be room."""
-    return Overloaded(
-        f"service: {waiting} rows wait and {rows} more were given; allowed: {limit}; try again",
-        min(30.0, max(0.1, waiting / rate)),
-    )
 
 
 def incomplete_refusal(

@@ -36,12 +36,13 @@ class Segments:
         slots: int,
         arena: Arena,
         settings: DeploymentSettings,
+        counts: Counter[str],
         deliver: Callable[[Request], None],
     ) -> None:
         self.batcher = Batcher()
         self.slots = [SegmentSlot(number=number) for number in range(slots)]
         self.free = list(reversed(self.slots))
-        self.counts: Counter[str] = Counter()
+        self.counts = counts
         self._ensemble, self._arena, self._settings, self._deliver = ensemble, arena, settings, deliver
         self._members = range(len(ensemble.members))
         self._deadlines: list[tuple[float, int, Request]] = []

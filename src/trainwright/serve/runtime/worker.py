@@ -1,13 +1,11 @@
 """A worker process: computes the members of its unit on slots of shared memory until its connection ends.
 
-The main thread reads the line, joins small tasks and cuts large ones to its batch. Another one waits for the line's end
-and nothing else, so that this ends the process at once, whatever it computes, and work is heard without a thread in
-between: what is not read waits in the line, which holds more than a front has under way (`worker_pool.credits_of`).
+The main thread reads the line and cuts tasks to its batch. Another one waits for the line's end and nothing else, so
+that this ends the process at once, whatever it computes, and work is heard without a thread in between.
 """
 
 import contextlib
 import importlib
-import math
 import os
 import select
 import signal
@@ -20,7 +18,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from trainwright.ensemble.metrics import Array
 from trainwright.serve.placement.timing import time_calls
 from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
 from trainwright.serve.runtime.member_runners import Runner
@@ -28,7 +25,6 @@ from trainwright.serve.runtime.member_runners import Runner
 __all__ = ["main"]
 
 _ALIVE_SECONDS = 0.5  # between reports of a worker that computes
-_SOON_SECONDS = 1e-3  # a member that usually takes less is waited for, so that one message tells of several
 _START_SECONDS = 0.2  # for which a worker times its batch before it says that it is there
 _BROKEN = 3  # exit status of a process that cannot go on
 
@@ -55,85 +51,48 @@ def main(argv: Sequence[str]) -> NoReturn:
 class _Worker:
     def __init__(self, *, line: "Connection[Any, Any]", arena: Arena, runner: Runner, start: Mapping[str, Any]) -> None:
         self._line, self._arena, self._runner = line, arena, runner
-        self._more = select.poll()
-        self._more.register(line, select.POLLIN)
         # Rows of a batch at most, and the positions in the ensemble of the unit's members.
         self._batch: int = start["batch"]
         self._places: list[int] = start["places"]
-        # Seconds of a member's last batch.
-        self._usual: dict[int, float] = {}
-        self._reports: list[SlotReport] = []
-        self._next: SlotTask | None = None
         self._reported = time.monotonic()
 
     def serve(self) -> NoReturn:
         while True:
-            self._compute_tasks(self._take_tasks())
+            self._compute_task(SlotTask(*_receive_or_exit(self._line)))
 
-    def _take_tasks(self) -> list[SlotTask]:
-        """Return the next task, joined by those behind it that are for the same members and fit into one batch."""
-        # A task that did not fit into the last batch is the first of this one.
-        first = self._next or SlotTask(*_receive_or_exit(self._line))
-        self._next, tasks, rows = None, [first], first.rows
-        while rows < self._batch and self._more.poll(0):
-            task = SlotTask(*_receive_or_exit(self._line))
-            if task.members != first.members or rows + task.rows > self._batch:
-                self._next = task
-                break
-            tasks.append(task)
-            rows += task.rows
-        return tasks
-
-    def _compute_tasks(self, tasks: list[SlotTask]) -> None:
-        # Several tasks become one batch; a single one is computed where it lies.
-        inputs = [self._arena.inputs(task.slot)[: task.rows] for task in tasks]
-        x = inputs[0] if len(inputs) == 1 else np.concatenate(inputs)
-        wanted = tasks[0].members
-        left = set(wanted)
+    def _compute_task(self, task: SlotTask) -> None:
+        x = self._arena.inputs(task.slot)[: task.rows]
+        left = set(task.members)
         try:
             # Tasks larger than the batch are cut; between the parts the worker says that it is alive.
             for start in range(0, len(x), self._batch):
-                stop, begun = min(start + self._batch, len(x)), time.perf_counter()
-                for place, (k, found) in enumerate(self._runner(x[start:stop], wanted), 1):
-                    self._write_predictions(tasks, k, start, found)
+                part = slice(start, min(start + self._batch, len(x)))
+                begun = time.perf_counter()
+                for k, found in self._runner(x[part], task.members):
+                    member = self._places[k]
+                    self._arena.predictions(task.slot, member)[part] = found
                     seconds, begun = time.perf_counter() - begun, time.perf_counter()
-                    self._usual[k] = seconds
-                    if stop == len(x):
+                    if part.stop == len(x):
                         left.discard(k)
-                        member = self._places[k]
-                        self._reports += [SlotReport(task.slot, task.generation, member, seconds) for task in tasks]
-                    soon = place < len(wanted) and self._usual.get(wanted[place], math.inf) <= _SOON_SECONDS
-                    if (self._reports and not soon) or time.monotonic() > self._reported + _ALIVE_SECONDS:
-                        self._flush_reports()
+                        self._send_report(SlotReport(task.slot, task.generation, member, seconds))
+                    elif time.monotonic() > self._reported + _ALIVE_SECONDS:
+                        self._send_report(())
         except Exception as error:  # noqa: BLE001 - a member that refuses these rows must not end the others' requests
-            self._flush_reports()
             broken = isinstance(error, MemoryError) or "CUDA" in str(error)
-            for task in tasks:
-                failure = {
-                    "failed": [task.slot, task.generation],
-                    "members": [self._places[k] for k in sorted(left)],
-                    "why": f"{type(error).__name__}: {error}"[:500],
-                    "broken": broken,
-                }
-                _send_or_ignore(self._line, failure)
+            failure = {
+                "failed": [task.slot, task.generation],
+                "members": [self._places[k] for k in sorted(left)],
+                "why": f"{type(error).__name__}: {error}"[:500],
+                "broken": broken,
+            }
+            _send_or_ignore(self._line, failure)
             if broken:
                 os._exit(_BROKEN)
 
-    def _write_predictions(self, tasks: list[SlotTask], k: int, start: int, found: Array) -> None:
-        """Put rows that began at `start` of the joined tasks where they belong."""
-        first = 0
-        for task in tasks:
-            low, high = max(start, first), min(start + len(found), first + task.rows)
-            if low < high:
-                place = self._arena.predictions(task.slot, self._places[k])
-                place[low - first : high - first] = found[low - start : high - start]
-            first += task.rows
-
-    def _flush_reports(self) -> None:
-        """Send the reports that wait; a list of none says that the worker is alive."""
+    def _send_report(self, report: "SlotReport | tuple[()]") -> None:
+        """Send a report; an empty one says that the worker is alive."""
         self._reported = time.monotonic()
-        _send_or_ignore(self._line, self._reports)
-        self._reports.clear()
+        _send_or_ignore(self._line, report)
 
 
 def _receive_or_exit(line: "Connection[Any, Any]") -> Any:

@@ -1,6 +1,5 @@
 """The workers of a plan: how their processes start and end, which members are lost, and where lost units move to."""
 
-import math
 import sys
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -11,15 +10,12 @@ from trainwright.errors import AllocationError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
 from trainwright.serve.placement.failover import fail_over
 from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.units import Unit
 from trainwright.serve.runtime.arena import Arena, ArenaShape
 from trainwright.serve.runtime.member_runners import describe_member
 from trainwright.serve.runtime.worker_slots import Health, ServingProcess, UnitQueue, WorkerSlot, WorkerState
 from trainwright.serve.service import DeploymentSettings
 
-__all__ = ["WorkerPool", "credits_of"]
-
-_LINE_HOLDS = 128
+__all__ = ["WorkerPool"]
 
 
 class WorkerPool:
@@ -31,58 +27,59 @@ class WorkerPool:
         self.trials = [member.trial for member in ensemble.members]
         self.plan = plan
         self._ensemble, self._layout, self._runner, self._settings = ensemble, layout, runner, settings
-        self.workers = [self._make_worker(instance) for instance in plan.instances]
         # Unit, from, to, why, and what became of it.
         self.moves: list[dict[str, Any]] = []
-        self.queues = [UnitQueue(unit=unit, workers=self.workers_of(unit)) for unit in plan.units]
+        self.queues = [UnitQueue(unit=unit) for unit in plan.units]
+        for instance in plan.instances:
+            self._add_worker(instance)
 
-    def move_unit(self, queue: UnitQueue) -> None:
-        """Place a unit whose workers have all failed permanently on other devices, if one has the memory for it.
+    @property
+    def workers(self) -> list[WorkerSlot]:
+        """All workers, also those that failed permanently."""
+        return [worker for queue in self.queues for worker in list(queue.workers)]
 
-        Its old workers stay listed, as lost; the new ones `join` its queue once they can compute.
+    def move_unit(self, queue: UnitQueue) -> DeploymentPlan:
+        """Place a unit whose workers have all failed permanently on other devices, and return the plan with it there.
+
+        Its old workers stay listed, as lost; the new ones `join` once they can compute.
         """
-        unit, old = queue.unit, self.workers_of(queue.unit)
+        unit, old = queue.unit, list(queue.workers)
         lost = [worker.instance for worker in self.workers if worker.state is WorkerState.LOST]
         move = {"unit": unit.name, "from": sorted({one.instance.device.name for one in old}), "why": old[-1].why}
         try:
-            memory = MemoryModel.assumed(self._ensemble) if self.plan.memory is None else self.plan.memory
-            self.plan = fail_over(self.plan, unit, lost, memory)
+            self.plan = fail_over(self.plan, unit, lost, MemoryModel.assumed(self._ensemble))
         except AllocationError as error:
             queue.outlook = f"; it was not moved: {error}"
             self.moves.append({**move, "to": [], "state": "refused", "refusal": str(error)})
-            return
-        workers = [self._make_worker(instance) for instance in self.plan.instances if instance.unit == unit]
-        self.workers += workers
-        places = [worker.instance.device.name for worker in workers]
+            return self.plan
+        added = [instance for instance in self.plan.instances if instance.unit == unit]
+        for instance in added:
+            self._add_worker(instance).joining = True
+        places = [instance.device.name for instance in added]
         queue.outlook = f"; it restarts on {', '.join(places)}"
         self.moves.append({**move, "to": places, "state": "starting"})
+        return self.plan
 
     def join(self, worker: WorkerSlot) -> bool:
         """Let a worker that can compute now share its unit's work; say whether that completes a move."""
-        queue = self.queue_of(worker)
-        if worker in queue.workers:
+        if not worker.joining:
             return False
-        queue.workers.append(worker)
+        worker.joining = False
+        queue = self.queue_of(worker)
         queue.outlook = ""
         move = next(move for move in reversed(self.moves) if move["unit"] == queue.unit.name)
         completes: bool = move["state"] == "starting"
         move["state"] = "done"
         return completes
 
-    def _make_worker(self, instance: Instance) -> WorkerSlot:
-        return WorkerSlot(
-            instance=instance,
-            health=Health(settings=self._settings),
-            credits=credits_of(instance, self._layout.rows),
-        )
+    def _add_worker(self, instance: Instance) -> WorkerSlot:
+        worker = WorkerSlot(instance=instance, health=Health(settings=self._settings))
+        self.queue_of(worker).workers.append(worker)
+        return worker
 
     def queue_of(self, worker: WorkerSlot) -> UnitQueue:
         """Return the queue that a worker takes its work from."""
         return next(queue for queue in self.queues if queue.unit == worker.instance.unit)
-
-    def workers_of(self, unit: Unit) -> list[WorkerSlot]:
-        """Return the workers of a unit, also those that failed permanently or are not built yet."""
-        return [worker for worker in self.workers if worker.instance.unit == unit]
 
     def lost(self) -> dict[int, str]:
         """Return the members that nobody computes any more, and why."""
@@ -107,7 +104,7 @@ class WorkerPool:
                 "restarts": worker.restarts,
                 "why": worker.why,
             }
-            for worker in list(self.workers)
+            for worker in self.workers
         ]
 
     def open(self, worker: WorkerSlot, arena: Arena, now: float) -> "Connection[Any, Any]":
@@ -140,11 +137,3 @@ class WorkerPool:
             if worker.process is not None:
                 worker.process.leave()
                 worker.process = None
-
-
-def credits_of(instance: Instance, segment_rows: int) -> int:
-    """Return how many segments an instance may have at once: those of one batch, and as many at hand.
-
-    Never more than its connection holds while the instance computes and reads nothing: about 270 messages on Linux.
-    """
-    return min(_LINE_HOLDS, 2 * math.ceil(instance.batch / segment_rows))

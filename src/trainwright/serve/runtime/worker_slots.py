@@ -25,8 +25,9 @@ from trainwright.serve.runtime.arena import Arena, SlotTask, send_message
 from trainwright.serve.runtime.batching import SegmentSlot
 from trainwright.serve.service import DeploymentSettings
 
-__all__ = ["Health", "ServingProcess", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
+__all__ = ["CREDITS", "Health", "ServingProcess", "UnitQueue", "UnitWork", "WorkerSlot", "WorkerState"]
 
+CREDITS = 2  # tasks that a process may have at once: one that it computes, and the next
 _WINDOW = 64  # batches whose median is the usual one
 _FAREWELL_SECONDS = 2.0
 
@@ -148,9 +149,9 @@ class WorkerSlot:
 
     instance: Instance
     health: Health
-    credits: int  # tasks that its process may have at once: one computes while the next is at hand
     state: WorkerState = WorkerState.WAITING
     process: ServingProcess | None = None
+    joining: bool = False  # of a unit that moved, until it can compute
     in_flight: dict[tuple[int, int], UnitWork] = field(default_factory=dict)  # by slot and generation
     heard: float = -math.inf
     restart_at: float = -math.inf
@@ -163,7 +164,7 @@ class WorkerSlot:
     @property
     def free(self) -> int:
         """Tasks that it can take now."""
-        return self.credits - len(self.in_flight) if self.state is WorkerState.READY else 0
+        return CREDITS - len(self.in_flight) if self.state is WorkerState.READY else 0
 
     def assign(self, work: UnitWork, now: float) -> None:
         """Send work to its process, which then holds a lease on the slot."""
@@ -200,14 +201,14 @@ class UnitQueue:
     """The work of one unit, taken by the first of its workers that is free."""
 
     unit: Unit
-    workers: list[WorkerSlot]
+    workers: list[WorkerSlot] = field(default_factory=list)
     pending: deque[UnitWork] = field(default_factory=deque)
     outlook: str = ""  # what becomes of it, once it is lost
 
     @property
     def lost(self) -> bool:
         """Say whether nobody will compute it any more."""
-        return all(worker.state is WorkerState.LOST for worker in self.workers)
+        return all(worker.state is WorkerState.LOST or worker.joining for worker in self.workers)
 
     @property
     def ready(self) -> bool:
@@ -223,9 +224,7 @@ class UnitQueue:
     def has_room(self) -> bool:
         """Say whether a further segment would be taken soon: more would only wait here instead of gathering rows."""
         alive = [worker for worker in self.workers if worker.state is not WorkerState.LOST]
-        return len(self.pending) + sum(len(worker.in_flight) for worker in alive) < sum(
-            worker.credits for worker in alive
-        )
+        return len(self.pending) + sum(len(worker.in_flight) for worker in alive) < CREDITS * len(alive)
 
     @property
     def why(self) -> str:
