@@ -36,16 +36,14 @@ def run(options: argparse.Namespace) -> dict[str, Any]:
         progress("serving: loop")
         unit = Unit(members=(0, 1, 2, 3))
         rows["loop"] = _served(equal, plan(equal, units=(unit,), devices=first), x, calls)
-    expected = placed.expected
     return {
         "summary": {
             "gpu_serving_difference_worst": max(row["difference"] for row in rows.values()),
-            "gpu_allocation_gain": expected["value"] / expected["worst_fit"],
             "gpu_overhead_percent_128": 100 * (rows["loop"]["seconds"] / rows["loop"]["bare_seconds"] - 1),
             **{f"gpu_rows_per_second_{kind}": row["rows_per_second"] for kind, row in rows.items()},
         },
         "rows": rows,
-        "expected": dict(expected),
+        "expected": dict(placed.expected),
         "matrix": [list(row) for row in placed.matrix],
     }
 

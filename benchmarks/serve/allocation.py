@@ -11,14 +11,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from benchmarks.serve.placement_oracles import brute_force
+from benchmarks.serve.placement_oracles import brute_force, rates_of
 
 from trainwright.errors import AllocationError
 from trainwright.randomness import rng
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.integer_program import Matrix, PlacementProblem
-from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.units import packed_units
+from trainwright.serve.placement.units import MemberFootprint, MemoryModel, packed_units
 from trainwright.serve.placement.worst_fit import worst_fit
 
 __all__ = ["run"]
@@ -123,7 +122,7 @@ def _gain(members: int, spread: float, speeds: tuple[float, ...]) -> dict[str, A
         raise AllocationError("allocation: a drawn case has no placement; allowed: another seed")
     return {
         "value": found.value,
-        "over_worst_fit": found.value / problem.rate(start),
+        "over_worst_fit": found.value / float(rates_of(problem, [start])[0]),
         "over_batch_only": found.value / tuned.value,
         "gap": 1 - found.value / found.bound,
         "seconds": seconds,

@@ -9,8 +9,7 @@ from benchmarks.serve.time_sharing import balance
 from trainwright.errors import AllocationError
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.integer_program import Matrix, PlacementProblem
-from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.units import Unit
+from trainwright.serve.placement.units import MemoryModel, Unit
 
 __all__ = ["brute_force", "fits", "rates_of", "space_size"]
 
@@ -48,7 +47,8 @@ def brute_force(problem: PlacementProblem) -> tuple[Matrix, float]:
 def fits(memory: MemoryModel, devices: Sequence[Device], units: Sequence[Unit], matrix: Matrix) -> bool:
     """Say whether every device holds what the matrix of batch sizes puts on it."""
     return all(
-        memory.used(device, units, row) <= memory.free(device) for device, row in zip(devices, matrix, strict=True)
+        sum(memory.needed(unit, device, batch) for unit, batch in zip(units, row, strict=True)) <= memory.free(device)
+        for device, row in zip(devices, matrix, strict=True)
     )
 
 

@@ -34,7 +34,6 @@ class TestRefusals:
         ("arguments", "sentence"),
         [
             (["--engine", "slurm"], "--engine: got 'slurm'; allowed: 'local', 'ray'"),
-            (["--slo-ms", "0"], "objective: got 'throughput@0'; allowed: throughput, or throughput@MS"),
             (["--deadline-ms", "-1"], "DeploymentSettings.deadline_ms: got -1.0"),
             (["--queue-rows", "0"], "DeploymentSettings.queue_rows: got 0; allowed: a whole number >= 1"),
             (["--devices", "tpu"], "devices: got 'tpu'"),

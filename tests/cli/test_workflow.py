@@ -305,11 +305,6 @@ MISTAKES = {
         (),
         r"\[allocation\] devices: got 5; allowed: a text such",
     ),
-    "objective": (
-        ('devices = "cpu"', 'objective = "p99"'),
-        ("--stage", "allocation"),
-        "objective: got 'p99'; allowed: throughput, or throughput@MS",
-    ),
     "no such device": (('devices = "cpu"', 'devices = "cuda:7"'), ("--stage", "allocation"), "cuda:7"),
     "limit": (("rows = ", "quorum = 2\nrows = "), (), "quorum: got 2; allowed: a number above 0 and at most 1"),
     "service's key": (("rows = ", "row = "), (), r"\[deployment\]: 'row' is unknown; .*did you mean 'rows'"),

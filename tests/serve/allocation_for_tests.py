@@ -8,8 +8,7 @@ from trainwright.ensemble import Ensemble, Member
 from trainwright.randomness import rng
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.integer_program import PlacementProblem
-from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.units import packed_units
+from trainwright.serve.placement.units import MemberFootprint, MemoryModel, packed_units
 
 GB = 10**9
 

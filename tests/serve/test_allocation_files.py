@@ -10,8 +10,7 @@ from trainwright.errors import AllocationError
 from trainwright.serve import DeploymentPlan
 from trainwright.serve.placement.deployment_plan import digest_of
 from trainwright.serve.placement.devices import Device
-from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.units import Unit
+from trainwright.serve.placement.units import MemberFootprint, MemoryModel, Unit
 from trainwright.serve.placement.worst_fit import worst_fit
 
 
@@ -72,8 +71,8 @@ class TestPlan:
         told = json.loads(path.read_text())
         for changed, why in (
             ({**told, "matrix": [[8, 0], [4, 32]]}, "it was changed"),
-            ({**told, "schema": 2}, "schema: got 2; allowed: 1"),
-            ({"schema": 1}, "is no plan"),
+            ({**told, "schema": 3}, "schema: got 3; allowed: 2"),
+            ({"schema": 2}, "is no plan"),
             ([], "is no plan"),
         ):
             path.write_text(json.dumps(changed))

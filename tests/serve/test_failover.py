@@ -1,30 +1,23 @@
 """A lost unit placed anew: where it goes, that the others stay, and what is said if it fits nowhere."""
 
-import json
-
-import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, ensemble, single_units
 from benchmarks.serve.placement_oracles import fits
 
 from trainwright.errors import AllocationError
-from trainwright.serve import DeploymentPlan, TimeTables
+from trainwright.serve import DeploymentPlan
 from trainwright.serve.placement.deployment_plan import Instance, digest_of
 from trainwright.serve.placement.failover import fail_over
-from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.units import Unit
+from trainwright.serve.placement.units import MemberFootprint, MemoryModel, Unit
 
 MEMORY = MemoryModel(footprints=(MemberFootprint(weight_bytes=GB, row_bytes=10**6),) * 3, context_bytes={"cuda": 0})
-BATCHES = (1, 8, 64)
-FAST = np.array([[1, 2, 8]] * 3) * 1e-3
 
 
 def plan(*gigabytes, matrix, **changed):
     """Return a plan of three members on devices of these sizes."""
     found = devices(*(size * GB for size in gigabytes))
-    tables = TimeTables(batches=BATCHES, seconds={"cuda-model": FAST})
     told = {"ensemble": digest_of(ensemble(1, 2, 3)), "devices": found, "units": single_units(3), "matrix": matrix}
-    return DeploymentPlan(**{**told, "tables": tables, "memory": MEMORY, **changed})
+    return DeploymentPlan(**{**told, **changed})
 
 
 def lost(found, *places):
@@ -36,7 +29,7 @@ def lost(found, *places):
 
 
 def anew(found, unit, *places):
-    return fail_over(found, Unit(members=(unit,)), lost(found, *places), found.memory)
+    return fail_over(found, Unit(members=(unit,)), lost(found, *places), MEMORY)
 
 
 def test_the_device_with_most_free_bytes():
@@ -67,7 +60,7 @@ def test_memory():
     small = anew(before, 0, (0, 0)).matrix[1]
     assert small[2] == 64
     assert 0 < small[0] < 64
-    assert fits(before.memory, before.devices, before.units, anew(before, 0, (0, 0)).matrix)
+    assert fits(MEMORY, before.devices, before.units, anew(before, 0, (0, 0)).matrix)
     tight = plan(4, 2, matrix=((64, 64, 0), (0, 0, 64)))
     with pytest.raises(AllocationError, match=r"unit 0 with batches of 1 rows fits no device .*cuda/1: needed"):
         anew(tight, 0, (0, 0))
@@ -76,9 +69,9 @@ def test_memory():
     assert "cuda/0" not in str(refused.value)
 
 
-def test_without_times():
-    """A plan made by size alone takes worst fit, with the batch that the unit had."""
-    before = plan(4, 4, 6, matrix=((16, 0, 0), (0, 16, 0), (0, 0, 16)), tables=None)
+def test_nothing_expected():
+    """The batch is that which the unit had; what was expected of the plan before says nothing of this one."""
+    before = plan(4, 4, 6, matrix=((16, 0, 0), (0, 16, 0), (0, 0, 16)), expected={"value": 1.0})
     after = anew(before, 0, (0, 0))
     assert after.matrix == ((0, 0, 0), (0, 16, 0), (16, 0, 16))
     assert after.expected == {}
@@ -87,6 +80,4 @@ def test_without_times():
 def test_a_plan_file_keeps_what_it_takes(tmp_path):
     before = plan(4, 4, matrix=((64, 64, 0), (0, 0, 64)))
     kept = DeploymentPlan.load(before.save(tmp_path / "plan.json"))
-    assert kept.memory == before.memory
-    assert json.dumps(kept.tables.to_json()) == json.dumps(before.tables.to_json())
     assert anew(kept, 0, (0, 0)).matrix == anew(before, 0, (0, 0)).matrix

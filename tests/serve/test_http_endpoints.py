@@ -136,7 +136,7 @@ class TestProtocol:
         ask(url, X)
         text = HTTP.get(f"{url}/metrics").text
         assert 'trainwright_requests_total{endpoint="infer",status="200"}' in text
-        assert 'trainwright_phase_seconds_count{phase="answer"}' in text
+        assert 'trainwright_phase_seconds_count{phase="answer",model="ensemble",version="1"}' in text
 
 
 CHANGES = [

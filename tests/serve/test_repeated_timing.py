@@ -5,12 +5,13 @@ import math
 import numpy as np
 import pytest
 from allocation_for_tests import GB, devices, ensemble
+from benchmarks.serve.placement_oracles import rates_of
 
 from trainwright.randomness import rng
 from trainwright.serve import TimeTables, allocate
 from trainwright.serve.placement.integer_program import PlacementProblem
-from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.timing import _ENOUGH_SECONDS, time_calls
+from trainwright.serve.placement.units import MemberFootprint, MemoryModel
 
 BATCHES = tuple(1 << power for power in range(10))
 MEMBERS = 3
@@ -74,7 +75,7 @@ def test_a_plan_by_disturbed_timings_loses_little(seed):
         seconds=known.of_units(plan.units, found),
         memory=MEMORY,
     )
-    assert judge.rate(plan.matrix) >= 0.9 * best.expected["value"]
+    assert rates_of(judge, [plan.matrix])[0] >= 0.9 * best.expected["value"]
 
 
 def test_rounds():

@@ -16,9 +16,8 @@ from trainwright.randomness import rng
 from trainwright.serve import DeploymentPlan, TimeTables, allocate
 from trainwright.serve.placement import devices as devices_module
 from trainwright.serve.placement.devices import parse_devices, thread_environment
-from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
 from trainwright.serve.placement.timing import time_calls
-from trainwright.serve.placement.units import packed_units
+from trainwright.serve.placement.units import MemberFootprint, MemoryModel, packed_units
 
 BATCHES = (1, 8, 64)
 

@@ -42,7 +42,6 @@ def allocate(
         Ensemble.load(ensemble),
         devices,
         cluster=clusters or None,
-        objective=settings.objective,
     )
     show_plan(plan)
     if out is not None:
@@ -56,7 +55,6 @@ def run(
     *,
     devices: Annotated[str | None, typer.Option(help="Such as cuda:0,cpu:0-7.")] = None,
     plan: Annotated[Path | None, typer.Option(help="What serve allocate --out wrote.")] = None,
-    slo_ms: Annotated[float | None, typer.Option(help="The placement that answers most within it.")] = None,
     changes: dict[str, Any],
     engine: Annotated[str, typer.Option(help="local or ray.")] = "local",
     host: Annotated[str, typer.Option(help="Beyond loopback a token is needed.")] = "127.0.0.1",
@@ -80,7 +78,7 @@ def run(
 
     def start_service(folder: Path) -> Service:
         loaded = Ensemble.load(folder)
-        placed = _place_members(loaded, plan, devices, slo_ms)
+        placed = _place_members(loaded, plan, devices)
         if engine == "ray":
             print("ray: on one machine it is slower than --engine local, by design; it is for several")
             return RayService(loaded, placed, settings=settings)
@@ -94,14 +92,12 @@ def run(
     return Result(content)
 
 
-def _place_members(ensemble: Ensemble, file: Path | None, devices: str | None, slo_ms: float | None) -> DeploymentPlan:
+def _place_members(ensemble: Ensemble, file: Path | None, devices: str | None) -> DeploymentPlan:
     if file is not None:
         plan = DeploymentPlan.load(file)
         plan.check(ensemble, devices)
         return plan
-    # A latency that must be kept is part of what is searched for.
-    objective = "throughput" if slo_ms is None else f"throughput@{slo_ms:g}"
-    plan = allocate_or_pack(ensemble, devices or "cpu", objective=objective)
+    plan = allocate_or_pack(ensemble, devices or "cpu")
     rates = plan.measured or plan.expected
     expected = f", {rates['value']:,.0f} rows a second expected" if rates else " by size alone"
     where = "in this process" if plan.in_process else f"in {len(plan.instances)} processes"

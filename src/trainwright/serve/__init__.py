@@ -6,7 +6,7 @@ from trainwright.serve.http.model_folders import ModelFolders
 from trainwright.serve.http.server import Server
 from trainwright.serve.placement.allocate import allocate
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
-from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import TimeTables
 from trainwright.serve.service import DeploymentSettings, Options, Response
 
 __all__ = [

@@ -155,8 +155,7 @@ class Deployment:
 
     def state(self) -> Mapping[str, Any]:
         """Return what goes on now, as JSON."""
-        plan = {name: one for name, one in self.plan.to_json().items() if name not in {"tables", "memory"}}
-        state: dict[str, Any] = {"ready": self.ready(), "draining": self._draining, "plan": plan}
+        state: dict[str, Any] = {"ready": self.ready(), "draining": self._draining, "plan": self.plan.to_json()}
         runtime = self._runtime
         if runtime is None:
             return state

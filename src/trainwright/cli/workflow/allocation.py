@@ -8,7 +8,7 @@ from trainwright.cli.formatting import print_table
 from trainwright.cli.workflow.stage import EXPORT, PLACEMENT, StageOutcome, StudyJob
 from trainwright.ensemble import Ensemble
 from trainwright.serve import DeploymentPlan
-from trainwright.serve.placement.allocate import allocate_or_pack, slo_of
+from trainwright.serve.placement.allocate import allocate_or_pack
 from trainwright.settings import Settings
 from trainwright.validators import text
 
@@ -21,13 +21,6 @@ class AllocationStage(Settings, label=""):
 
     name: ClassVar[str] = "allocation"
     devices: Annotated[str, text("a text such as 'cuda:0,cpu:0-7'"), "such as cuda:0,cpu:0-7"] = "cpu"
-    objective: Annotated[
-        str, text("a text such as 'throughput@50'"), "throughput, or throughput@MS within a latency"
-    ] = "throughput"
-
-    def check_together(self) -> None:
-        """Refuse an objective that is none."""
-        slo_of(self.objective)
 
     def inputs(self, job: StudyJob) -> Mapping[str, Any]:
         """Return the settings and the ensemble's manifest."""
@@ -37,10 +30,10 @@ class AllocationStage(Settings, label=""):
         """Place the members and write the plan."""
         # What this very workflow exported, whose training function is the user's own program.
         ensemble = Ensemble.load(job.folder / EXPORT)
-        plan = allocate_or_pack(ensemble, self.devices, objective=self.objective)
+        plan = allocate_or_pack(ensemble, self.devices)
         plan.save(job.folder / PLACEMENT)
         content = plan.to_json()
-        summary = {name: content[name] for name in ("matrix", "objective", "expected", "measured")}
+        summary = {name: content[name] for name in ("matrix", "expected", "measured")}
         summary["devices"] = [device["name"] for device in content["devices"]]
         return StageOutcome(
             content={"plan": content, "file": str(job.folder / PLACEMENT), "summary": {"allocation": summary}},
@@ -51,7 +44,7 @@ class AllocationStage(Settings, label=""):
         """Print who runs where."""
         plan = DeploymentPlan.from_json(content["plan"])
         show_plan(plan)
-        if plan.tables is None:
+        if not plan.source:
             print("placed by size alone: trials left no sample batch (tw.ensemble.leave, sample=) to time members with")
         print(f"plan:       {content['file']}")
 
@@ -75,9 +68,8 @@ def show_plan(plan: DeploymentPlan) -> None:
 
 
 def _show_worth(plan: DeploymentPlan) -> None:
-    print(f"\n{plan.objective}, in rows a second:\n")
+    print("\nthroughput, in rows a second:\n")
     lines = (
-        ("worst fit", "worst_fit"),
         ("without worker processes", "in_process"),
         ("this plan", "value"),
         ("bound", "bound"),
@@ -87,10 +79,8 @@ def _show_worth(plan: DeploymentPlan) -> None:
         for label, key in lines
         if key in plan.expected or key in plan.measured
     ]
-    times = "" if plan.tables is None else f" ({plan.tables.source})"
+    times = f" ({plan.source})" if plan.source else ""
     print_table(("", f"expected{times}", "measured"), rows)
-    if plan.expected.get("worst_fit"):
-        print(f"expected gain: {plan.expected['value'] / plan.expected['worst_fit']:.2f} x worst fit")
 
 
 def _show_figure(value: float | None) -> str:

@@ -162,8 +162,7 @@ class Application:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=1.0)
 
     def _write_metrics(self) -> Reply:
-        states = {(model.name, model.version): model.service.state() for model in self.models}
-        return self.metrics.text(states), f"content-type: {CONTENT_TYPE}\r\n".encode()
+        return self.metrics.text(list(self.models)), f"content-type: {CONTENT_TYPE}\r\n".encode()
 
     def _allow(self, exchange: HttpExchange, method: str) -> bool:
         """Refuse a request of another method, and say whether it is allowed."""

@@ -18,7 +18,6 @@ from trainwright.serve.service import Limits, Response
 __all__ = ["InferenceEndpoint", "UnsupportedMedia"]
 
 _BINARY, _JSON = "application/octet-stream", "application/json"
-_LARGE_BYTES = 2**20  # bodies from here on are parsed beside the event loop, so that others are heard meanwhile
 
 
 class UnsupportedMedia(RequestError):
@@ -40,42 +39,16 @@ class InferenceEndpoint:
         """Begin to answer a request; whoever leaves before the reply has the request cancelled."""
         if self.draining:
             raise NotReady("the server is ending; ask another, or again later", retry_after_seconds=5.0)
-        length, encoding = _read_headers(exchange)
         started = time.perf_counter()
+        length, encoding = _read_headers(exchange)
+        body = exchange.body
+        if encoding is not None:
+            body = inflate_body(body, encoding, self._limits.body_bytes)
+        request = read_request(body, length, model.signature, self._limits)
+        submitted = time.perf_counter()
+        future = model.service.submit(request.x, request.options)
         # From here on the model stays until its reply, even if another takes its name.
         model.leases += 1
-        if encoding is None and exchange.size < _LARGE_BYTES:
-            try:
-                request = read_request(exchange.body, length, model.signature, self._limits)
-            except BaseException:
-                model.leases -= 1
-                raise
-            self._submit(exchange, model, request, started)
-            return
-
-        def read() -> InferRequest:
-            body = exchange.body
-            if encoding is not None:
-                body = inflate_body(body, encoding, self._limits.body_bytes)
-            return read_request(body, length, model.signature, self._limits)
-
-        def parsed(future: "asyncio.Future[InferRequest]") -> None:
-            if (error := future.exception()) is not None:
-                model.leases -= 1
-                self._fail(exchange, error)
-            else:
-                self._submit(exchange, model, future.result(), started)
-
-        self._loop.run_in_executor(None, read).add_done_callback(parsed)
-
-    def _submit(self, exchange: HttpExchange, model: ServedModel, request: InferRequest, started: float) -> None:
-        submitted = time.perf_counter()
-        try:
-            future = model.service.submit(request.x, request.options)
-        except Exception as error:  # noqa: BLE001 - what a service raises is answered, a defect too
-            model.leases -= 1
-            self._fail(exchange, error)
-            return
         exchange.abandoned = future.cancel
 
         def done(future: "Future[Response]") -> None:
@@ -91,16 +64,12 @@ class InferenceEndpoint:
                 self._send_reply(exchange, model, request, future.result())
             except CancelledError:
                 self._metrics.counts["disconnected"] += 1
-                return
-            except Exception as error:  # noqa: BLE001 - likewise
-                model.failed.observe(answered - started)
+            except Exception as error:  # noqa: BLE001 - whatever a service raises is answered, a defect too
+                model.seconds["fail"].observe(answered - started)
                 self._fail(exchange, error)
-                return
-            ended = time.perf_counter()
-            self._metrics.parse.observe(submitted - started)
-            self._metrics.answer.observe(answered - submitted)
-            self._metrics.reply.observe(ended - answered)
-            model.count_answered(len(request.x), submitted - started, answered - submitted, ended - answered)
+            else:
+                ended = time.perf_counter()
+                model.count_answered(len(request.x), submitted - started, answered - submitted, ended - answered)
 
         future.add_done_callback(done)
 

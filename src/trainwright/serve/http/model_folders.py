@@ -7,10 +7,10 @@ from pathlib import Path
 from trainwright.errors import ServeConfigError
 from trainwright.serve.service import Service
 
-__all__ = ["ModelFolders"]
+__all__ = ["FIRST_VERSION", "ModelFolders"]
 
 _MANIFEST = "manifest.json"
-_FIRST_VERSION = "1"  # of an export without versions
+FIRST_VERSION = "1"  # of an export without versions
 
 
 class ModelFolders:
@@ -36,7 +36,7 @@ class ModelFolders:
     def load(self, name: str, running: Mapping[str, Service]) -> Mapping[str, Service]:
         """Return the services of a model by version; those of `running` that are unchanged as they are."""
         place = self._folder if (self._folder / _MANIFEST).exists() else self._folder / name
-        folders = self._find_versions(place) or {_FIRST_VERSION: self._folder}
+        folders = self._find_versions(place) or {FIRST_VERSION: self._folder}
         found: dict[str, Service] = {}
         digests: dict[tuple[str, str], str] = {}
         try:
@@ -57,7 +57,7 @@ class ModelFolders:
     def _find_versions(self, folder: Path) -> dict[str, Path]:
         """Return the exports of a model by version."""
         if (folder / _MANIFEST).exists():
-            return {_FIRST_VERSION: folder}
+            return {FIRST_VERSION: folder}
         if not folder.is_dir():
             raise ServeConfigError(f"{folder}: is no folder; allowed: an export, or one with exports as NAME/VERSION")
         return {one.name: one for one in sorted(folder.iterdir()) if one.name.isdigit() and (one / _MANIFEST).exists()}

@@ -3,31 +3,21 @@
 import asyncio
 import threading
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from trainwright.errors import NotReady, RequestError, TrainwrightError
 from trainwright.serve.http.infer_request import INPUT, Signature
-from trainwright.serve.http.metrics import Histogram
+from trainwright.serve.http.metrics import SECONDS, Histogram
+from trainwright.serve.http.model_folders import ModelFolders
 from trainwright.serve.service import Service
 
-__all__ = ["ModelRepository", "ModelSource", "NotFound", "ServedModel"]
+__all__ = ["ModelRepository", "NotFound", "ServedModel", "check_ready"]
 
 _LEASE_SECONDS = 0.01  # between looks whether the last request of a replaced model has been answered
-_NONE: tuple[float, ...] = ()
 
 
 class NotFound(RequestError):
     """A name, version or path that is not there; status 404."""
-
-
-class ModelSource(Protocol):
-    """Where models come from: folders, usually."""
-
-    def names(self) -> list[str]:
-        """Return the names of all models that are there now."""
-
-    def load(self, name: str, running: Mapping[str, Service]) -> Mapping[str, Service]:
-        """Return a model's started services by version; `running` ones that are unchanged are returned as they are."""
 
 
 class ServedModel:
@@ -40,14 +30,13 @@ class ServedModel:
         self.leases = 0
         self.rows = 0
         # Seconds of answered requests: to read, to wait and compute, to reply; and of the refused ones.
-        self.read, self.infer, self.reply, self.failed = (Histogram(_NONE) for _ in range(4))
+        self.seconds = {phase: Histogram(SECONDS) for phase in ("parse", "answer", "reply", "fail")}
 
-    def count_answered(self, rows: int, read: float, infer: float, reply: float) -> None:
-        """Note an answered request and its seconds."""
+    def count_answered(self, rows: int, *seconds: float) -> None:
+        """Note an answered request and the seconds of its phases."""
         self.rows += rows
-        self.read.observe(read)
-        self.infer.observe(infer)
-        self.reply.observe(reply)
+        for histogram, found in zip(self.seconds.values(), seconds, strict=False):
+            histogram.observe(found)
 
     def metadata(self) -> dict[str, Any]:
         """Return the metadata of the protocol; -1 stands for any size."""
@@ -84,22 +73,19 @@ class ServedModel:
 
     def statistics(self) -> dict[str, Any]:
         """Return the protocol's statistics: counts, and nanoseconds of the parts of requests."""
-
-        def told(*parts: Histogram) -> dict[str, int]:
-            return {"count": parts[0].count, "ns": round(1e9 * sum(one.sum for one in parts))}
-
-        state = self.service.state()
+        count = self.seconds["answer"].count
+        spent = {phase: round(1e9 * found.sum) for phase, found in self.seconds.items()}
+        failed = spent.pop("fail")
+        parts = zip(("compute_input", "compute_infer", "compute_output"), spent.values(), strict=True)
         return {
             "name": self.name,
             "version": self.version,
             "inference_count": self.rows,
-            "execution_count": state.get("segments", self.infer.count),
+            "execution_count": self.service.state().get("segments", count),
             "inference_stats": {
-                "success": told(self.infer, self.read, self.reply),
-                "fail": told(self.failed),
-                "compute_input": told(self.read),
-                "compute_infer": told(self.infer),
-                "compute_output": told(self.reply),
+                "success": {"count": count, "ns": sum(spent.values())},
+                "fail": {"count": self.seconds["fail"].count, "ns": failed},
+                **{name: {"count": count, "ns": ns} for name, ns in parts},
             },
         }
 
@@ -124,7 +110,7 @@ class ServedModel:
 class ModelRepository:
     """The models that are served; belongs to the thread of the event loop, but for the end."""
 
-    def __init__(self, models: Mapping[str, Mapping[str, Service]], source: ModelSource | None) -> None:
+    def __init__(self, models: Mapping[str, Mapping[str, Service]], source: ModelFolders | None) -> None:
         self._source = source
         self._models = {
             name: {version: ServedModel(name, version, service) for version, service in versions.items()}

@@ -10,31 +10,31 @@ from typing import TYPE_CHECKING, Any, Self
 
 from trainwright.errors import MissingExtra, ServeConfigError, ServeError
 from trainwright.http_security import AccessRules, bind, is_loopback
+from trainwright.serve.http.model_folders import FIRST_VERSION, ModelFolders
 from trainwright.serve.service import Limits, Service
 
 if TYPE_CHECKING:
     import socket
 
     from trainwright.serve.http.app import Application
-    from trainwright.serve.http.models import ModelSource
+    from trainwright.serve.http.models import ModelRepository
 
 __all__ = ["Server"]
 
-FIRST_VERSION = "1"  # of a service that is given by itself
 _LAST_REPLIES_SECONDS = 5  # for replies that are on their way when the server ends
 
 
 class Server:
     """HTTP for a service: `with Server(service) as server: ... server.url ...`, or `server.run()` until a signal.
 
-    In place of a service it takes a source of several models, such as `ModelFolders`.
+    In place of a service it takes the folders of several models.
     It listens on loopback unless told otherwise; elsewhere every request needs `token`, which is made if none is
     given. `port` 0 takes any that is free. `name` is the ensemble's in the endpoints.
     """
 
     def __init__(
         self,
-        service: "Service | ModelSource",
+        service: Service | ModelFolders,
         *,
         host: str = "127.0.0.1",
         port: int = 8000,
@@ -50,7 +50,7 @@ class Server:
         self._limits = Limits() if limits is None else limits
         # Whoever reaches the address may ask, so beyond loopback there is always a token.
         self.token = secrets.token_urlsafe(32) if token is None and not is_loopback(host) else token
-        self._services: Mapping[str, Mapping[str, Service]] = {}
+        self._models: ModelRepository | None = None
         self._application: Application | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         # Set when it listens, or could not, and when it is to end.
@@ -75,11 +75,14 @@ class Server:
         if self._thread is not None:
             raise ServeError("Server.start: was started before; allowed: once; make another one")
         runner = _make_runner()
-        self._services = _start_services(self._service, self._name)
+        from trainwright.serve.http.models import ModelRepository
+
+        folders = None if isinstance(self._service, Service) else self._service
+        self._models = ModelRepository(_start_services(self._service, self._name), folders)
         listener = bind(self._host, self._port)
         self._port = listener.getsockname()[1]
         self._thread = threading.Thread(
-            target=self._run_thread, args=(runner, listener), name="trainwright-http", daemon=True
+            target=self._run_thread, args=(runner, listener, self._models), name="trainwright-http", daemon=True
         )
         self._thread.start()
         self._started.wait()
@@ -127,10 +130,10 @@ class Server:
 
     def summary(self) -> Mapping[str, Any]:
         """Return the inference requests by status, the rows, the degraded answers, and the service's state."""
-        if self._application is None:
-            return {"requests": {}, "rows": 0, "degraded": 0, "disconnected": 0, "state": {}}
-        metrics, models = self._application.metrics, list(self._application.models)
-        states = {f"{model.name}/{model.version}": dict(model.service.state()) for model in models}
+        if self._application is None or self._models is None:
+            raise ServeError("Server.summary: has not started; allowed: afterwards")
+        metrics = self._application.metrics
+        states = {f"{model.name}/{model.version}": dict(model.service.state()) for model in self._models}
         state = next(iter(states.values())) if len(states) == 1 else states
         return {"requests": metrics.by_status(), **metrics.counts, "state": state}
 
@@ -157,31 +160,27 @@ class Server:
         return True
 
     def _end_service(self, seconds: float) -> None:
-        if self._application is not None:
-            self._application.models.drain(seconds)
-            return
-        for service in [service for versions in self._services.values() for service in versions.values()]:
-            service.drain(seconds)
+        if self._models is not None:
+            self._models.drain(seconds)
 
-    def _run_thread(self, runner: "asyncio.Runner", listener: "socket.socket") -> None:
+    def _run_thread(self, runner: "asyncio.Runner", listener: "socket.socket", models: "ModelRepository") -> None:
         try:
             with runner, listener:
-                runner.run(self._listen(listener))
+                runner.run(self._listen(listener, models))
         except Exception as error:  # noqa: BLE001 - the thread that started this one tells of it
             self._failure = f"{type(error).__name__}: {error}"
         finally:
             self._started.set()
 
-    async def _listen(self, listener: "socket.socket") -> None:
+    async def _listen(self, listener: "socket.socket", models: "ModelRepository") -> None:
         from trainwright.serve.http.app import OPEN_PATHS, Application, read_page
         from trainwright.serve.http.connection import Connections
-        from trainwright.serve.http.models import ModelRepository
 
         self._loop, self._ending = asyncio.get_running_loop(), asyncio.Event()
         page, policy = read_page()
-        models = ModelRepository(self._services, None if isinstance(self._service, Service) else self._service)
-        first = next(iter(self._services), self._name)
-        application = Application(models, limits=self._limits, page=page.replace("{{name}}", first))
+        first = next(iter(models), None)
+        page = page.replace("{{name}}", self._name if first is None else first.name)
+        application = Application(models, limits=self._limits, page=page)
         rules = AccessRules(
             host=self._host,
             token=self.token,
@@ -200,7 +199,7 @@ class Server:
         await connections.close(self._grace_seconds)
 
 
-def _start_services(service: "Service | ModelSource", name: str) -> Mapping[str, Mapping[str, Service]]:
+def _start_services(service: Service | ModelFolders, name: str) -> Mapping[str, Mapping[str, Service]]:
     """Return the services by name and version: the given one, or all that a source loads."""
     if isinstance(service, Service):
         return {name: {FIRST_VERSION: service}}

@@ -1,7 +1,5 @@
 """tw.serve.allocate: the plan for an ensemble on devices that answers most rows a second."""
 
-import math
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import NoReturn
@@ -10,22 +8,17 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.ensemble import Ensemble
-from trainwright.errors import AllocationError, DeviceError, ServeConfigError
+from trainwright.errors import AllocationError, DeviceError
 from trainwright.serve.placement.comparison import fastest_plan
 from trainwright.serve.placement.deployment_plan import BATCHES, DeploymentPlan, digest_of
 from trainwright.serve.placement.devices import Device, parse_devices, room_of, simulated_devices
-from trainwright.serve.placement.integer_program import Matrix, PlacementProblem, PlacementSolution
-from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.integer_program import PlacementProblem, PlacementSolution
 from trainwright.serve.placement.timing import can_be_timed, measure_times
-from trainwright.serve.placement.units import Unit, packed_units
+from trainwright.serve.placement.units import MemoryModel, TimeTables, Unit, packed_units
 from trainwright.serve.placement.worst_fit import worst_fit
 from trainwright.serve.runtime.in_process import MOMENT_ROWS, MOMENT_SECONDS
 
-__all__ = ["allocate", "allocate_or_pack", "slo_of"]
-
-_START_BATCH = 8
-_OBJECTIVE = re.compile(r"throughput(?:@(.+))?")
+__all__ = ["allocate", "allocate_or_pack"]
 
 
 def allocate(
@@ -33,7 +26,6 @@ def allocate(
     devices: str | Iterable[str | Device] | None = None,
     *,
     cluster: Cluster | Sequence[Cluster] | None = None,
-    objective: str = "throughput",
     tables: TimeTables | None = None,
     memory: MemoryModel | None = None,
     batches: Sequence[int] = BATCHES,
@@ -41,18 +33,15 @@ def allocate(
     """Return the plan with most rows a second on `devices` of this machine, or on the simulated ones of `cluster`.
 
     Placements are judged by time tables: measured on devices that are here, by the roofline on simulated ones, or those
-    given as `tables` (with `memory`). With the objective "throughput@50" every request waits for one round of batches
-    and is computed in the next, within 50 ms in all. Several clusters make a heterogeneous set.
+    given as `tables` (with `memory`). Several clusters make a heterogeneous set.
 
-    The plan's `expected` holds the rows a second, those of worst fit, and `bound`, which no placement of these units
-    exceeds. A group of cores never has more instances than cores: of more members some share a process. What was timed
-    here for one group of cores is also run (`measured`): in the calling process, and unless a batch takes a moment
-    only, as a whole and with its cores apart. Worker processes are taken if they pay for handing work over.
+    The plan's `expected` holds the rows a second, and `bound`, which no placement of these units exceeds. A group of
+    cores never has more instances than cores: of more members some share a process. What was timed here for one group
+    of cores is also run (`measured`): in the calling process, and unless a batch takes a moment only, as a whole and
+    with its cores apart. Worker processes are taken if they pay for handing work over.
 
-    Raises DeviceError for devices that are not there, AllocationError if the ensemble does not fit, ServeConfigError
-    for a latency that nothing meets.
+    Raises DeviceError for devices that are not there, AllocationError if the ensemble does not fit.
     """
-    slo_ms = slo_of(objective)
     found, clusters = _parse_or_simulate(devices, cluster)
     # Several groups of cores are also tried as one device for each core, where members run side by side.
     timed_here = tables is None and not clusters
@@ -62,61 +51,36 @@ def allocate(
         tables, measured_memory = _make_tables(ensemble, every, clusters, batches)
         memory = measured_memory if memory is None else memory
     model = MemoryModel.assumed(ensemble) if memory is None else memory
-    if slo_ms is not None and slo_ms <= 2e3 * (least := min(map(tables.least_seconds, device_sets))):
-        raise ServeConfigError(
-            f"objective: got a latency of {slo_ms:g} ms, but the fastest single batch of the slowest member takes "
-            f"{1e3 * least:.3g} ms; allowed: more than twice that"
-        )
-    plans = [_search(ensemble, one, tables, model, objective) for one in device_sets]
+    plans = [_search(ensemble, one, tables, model) for one in device_sets]
     feasible = [plan for plan in plans if plan is not None]
     if not feasible:
-        _refuse_ensemble(found, tables, model, objective)
+        _refuse_ensemble(found, tables, model)
     # Times say nothing of what processes cost: on one group of cores the candidates are run.
     best = max(feasible, key=lambda plan: plan.expected["value"])
     [first, *others] = found
-    if not timed_here or slo_ms is not None or others or first.kind != "cpu":
+    if not timed_here or others or first.kind != "cpu":
         return best
     here = _in_process_plan(feasible[0], first, tables)
     return fastest_plan(ensemble, [here] if _takes_a_moment(here, tables) else [*feasible, here])
 
 
-def allocate_or_pack(
-    ensemble: Ensemble, devices: str | Iterable[str | Device], *, objective: str = "throughput"
-) -> DeploymentPlan:
-    """Return what `allocate` finds; `DeploymentPlan.simple` where members cannot be timed and nothing asks for it."""
-    if slo_of(objective) is None and not can_be_timed(ensemble):
-        return DeploymentPlan.simple(ensemble, devices)
-    return allocate(ensemble, devices, objective=objective)
-
-
-def slo_of(objective: str) -> float | None:
-    """Return the milliseconds of "throughput@MS", or None for "throughput"; ServeConfigError for anything else."""
-    found = _OBJECTIVE.fullmatch(objective.strip())
-    try:
-        milliseconds = float(found[1]) if found and found[1] else None
-    except ValueError:
-        found = None
-    if found is None or (milliseconds is not None and not 0 < milliseconds < math.inf):
-        raise ServeConfigError(
-            f"objective: got {objective!r}; allowed: throughput, or throughput@MS such as throughput@50 (milliseconds)"
-        )
-    return milliseconds
+def allocate_or_pack(ensemble: Ensemble, devices: str | Iterable[str | Device]) -> DeploymentPlan:
+    """Return what `allocate` finds; `DeploymentPlan.simple` where members cannot be timed."""
+    return allocate(ensemble, devices) if can_be_timed(ensemble) else DeploymentPlan.simple(ensemble, devices)
 
 
 def _search(
-    ensemble: Ensemble, devices: tuple[Device, ...], tables: TimeTables, memory: MemoryModel, objective: str
+    ensemble: Ensemble, devices: tuple[Device, ...], tables: TimeTables, memory: MemoryModel
 ) -> DeploymentPlan | None:
     """Return the best plan over the ways to pack members into processes; None if nothing fits."""
-    slo_ms = slo_of(objective)
     best: tuple[PlacementProblem, PlacementSolution] | None = None
-    for units in _list_packings(_member_weights(tables), devices):
+    for units in _list_packings(tables, devices):
         problem = PlacementProblem(
             devices=devices,
             units=units,
             batches=tables.batches,
             seconds=tables.of_units(units, devices),
             memory=memory,
-            slo_seconds=math.inf if slo_ms is None else slo_ms / 1e3,
         )
         solution = problem.solve()
         # Of equals the packing with most processes: a crash then loses fewest members.
@@ -125,46 +89,32 @@ def _search(
     if best is None:
         return None
     problem, solution = best
-    expected = {"value": solution.value, "bound": solution.bound}
-    if (start := _worst_fit_matrix(problem)) is not None:
-        expected["worst_fit"] = problem.rate(start)
     return DeploymentPlan(
         ensemble=digest_of(ensemble),
         devices=devices,
         units=problem.units,
         matrix=solution.matrix,
-        objective=objective,
-        expected=expected,
-        tables=tables,
-        memory=memory,
+        expected={"value": solution.value, "bound": solution.bound},
+        source=tables.source,
     )
 
 
-def _list_packings(weights: Sequence[float], devices: Sequence[Device]) -> Iterator[tuple[Unit, ...]]:
+def _list_packings(tables: TimeTables, devices: Sequence[Device]) -> Iterator[tuple[Unit, ...]]:
     """Yield a process for each member, as many as there are cores, and one process for all."""
+    # What a member weighs compared with others: its time at the largest batch.
+    weights = np.nansum([np.nanmax(table, axis=1) for table in tables.seconds.values()], axis=0).tolist()
     # One process for all saves contexts where memory is short.
     rooms = [len(weights), room_of(devices), 1]
     yield from dict.fromkeys(packed_units(weights, room) for room in rooms)
 
 
-def _worst_fit_matrix(problem: PlacementProblem) -> Matrix | None:
-    """Return worst fit at 8 rows, or at the largest batch below that fits; None if none does."""
-    smaller = [batch for batch in problem.batches if batch <= max(_START_BATCH, problem.batches[0])]
-    for batch in reversed(smaller):
-        try:
-            return worst_fit(problem.devices, problem.units, problem.memory, batch=batch)
-        except AllocationError:
-            continue
-    return None
-
-
-def _refuse_ensemble(devices: tuple[Device, ...], tables: TimeTables, memory: MemoryModel, objective: str) -> NoReturn:
+def _refuse_ensemble(devices: tuple[Device, ...], tables: TimeTables, memory: MemoryModel) -> NoReturn:
     """Raise AllocationError, with the bytes that lack where it is memory that does."""
-    for units in _list_packings(_member_weights(tables), devices):
+    for units in _list_packings(tables, devices):
         worst_fit(devices, units, memory, batch=min(tables.batches))
     raise AllocationError(
-        f"allocate: no placement for {objective} was found on {', '.join(one.name for one in devices)}; allowed: more "
-        "devices, a longer latency, or fewer members"
+        f"allocate: no placement was found on {', '.join(one.name for one in devices)}; allowed: more devices, or "
+        "fewer members"
     )
 
 
@@ -210,9 +160,3 @@ def _make_tables(
 
         return simulated_tables(ensemble, clusters, batches)
     return measure_times(ensemble, devices, batches)
-
-
-def _member_weights(tables: TimeTables) -> list[float]:
-    """Return what a member weighs compared with others: its time at the largest batch."""
-    seconds = np.nansum([np.nanmax(table, axis=1) for table in tables.seconds.values()], axis=0)
-    return [float(one) for one in seconds]

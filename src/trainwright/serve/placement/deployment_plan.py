@@ -13,15 +13,13 @@ from trainwright.files import read_json
 from trainwright.publishing import write_file
 from trainwright.serve.placement.devices import Device, parse_devices, room_of
 from trainwright.serve.placement.integer_program import Matrix
-from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.time_tables import TimeTables
-from trainwright.serve.placement.units import Unit, packed_units
+from trainwright.serve.placement.units import MemoryModel, Unit, packed_units
 from trainwright.serve.placement.worst_fit import worst_fit
 from trainwright.validators import check, integer, one_of
 
 __all__ = ["BATCHES", "DeploymentPlan", "Instance", "Unit", "digest_of"]
 
-_SCHEMA = 1
+_SCHEMA = 2
 BATCHES = tuple(1 << power for power in range(10))
 """Batch sizes that a search tries: 1 to 512 rows."""
 
@@ -44,11 +42,9 @@ class DeploymentPlan:
     devices: tuple[Device, ...]
     units: tuple[Unit, ...]
     matrix: Matrix
-    objective: str = "throughput"
     expected: Mapping[str, float] = field(default_factory=dict)  # from time tables
     measured: Mapping[str, float] = field(default_factory=dict)  # from running it; empty if it was not
-    tables: TimeTables | None = field(default=None, compare=False, repr=False)  # by which it was found
-    memory: MemoryModel | None = field(default=None, repr=False)
+    source: str = ""  # of the times that it was found by: "measured", "roofline"; none if by size alone
     in_process: bool = False  # computed by the process that serves, without worker processes
 
     def __post_init__(self) -> None:
@@ -116,9 +112,8 @@ class DeploymentPlan:
             )
         weights = [member.weight_bytes or 1 for member in ensemble.members]
         units = packed_units(weights, room_of(found))
-        memory = MemoryModel.assumed(ensemble)
-        matrix = worst_fit(found, units, memory, batch=batch)
-        return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix, memory=memory)
+        matrix = worst_fit(found, units, MemoryModel.assumed(ensemble), batch=batch)
+        return cls(ensemble=digest_of(ensemble), devices=found, units=units, matrix=matrix)
 
     def check(self, ensemble: Ensemble, devices: str | Iterable[str | Device] | None = None) -> None:
         """Raise AllocationError if the plan was made for another ensemble, or for other devices than those given.
@@ -148,8 +143,6 @@ class DeploymentPlan:
             "devices": [device.to_json() for device in self.devices],
             "units": [list(unit.members) for unit in self.units],
             "matrix": [list(row) for row in self.matrix],
-            "tables": None if self.tables is None else self.tables.to_json(),
-            "memory": None if self.memory is None else self.memory.to_json(),
         }
         return {"schema": _SCHEMA, **content, "digest": _digest_of_json(content)}
 
@@ -167,8 +160,6 @@ class DeploymentPlan:
         found["devices"] = tuple(map(Device.from_json, found["devices"]))
         found["units"] = tuple(Unit(members=tuple(members)) for members in found["units"])
         found["matrix"] = tuple(map(tuple, found["matrix"]))
-        for name, kind in (("tables", TimeTables), ("memory", MemoryModel)):
-            found[name] = None if found[name] is None else kind.from_json(found[name])
         return cls(**found)
 
     def save(self, path: str | Path) -> Path:

@@ -8,8 +8,7 @@ from dataclasses import replace
 
 from trainwright.errors import AllocationError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan, Instance
-from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.units import Unit
+from trainwright.serve.placement.units import MemoryModel, Unit
 from trainwright.serve.placement.worst_fit import worst_fit
 
 __all__ = ["fail_over"]
@@ -40,7 +39,8 @@ def fail_over(plan: DeploymentPlan, unit: Unit, lost: Collection[Instance], memo
         )
     devices = [plan.devices[place] for place in allowed]
     free = [
-        memory.free(plan.devices[place]) - memory.used(plan.devices[place], plan.units, left[place])
+        memory.free(plan.devices[place])
+        - sum(memory.needed(one, plan.devices[place], size) for one, size in zip(plan.units, left[place], strict=True))
         for place in allowed
     ]
     batch = max(row[column] for row in plan.matrix)

@@ -6,16 +6,14 @@ to t <= sum_db r x for each unit, 0 <= x <= z, at most one batch size for each d
 bytes and cores of each device. On drawn cases of 4 to 12 members on 4 and 16 devices that takes 0.1 to 10 s.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
 from trainwright.serve.placement.devices import Device
-from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.units import Unit
+from trainwright.serve.placement.units import MemoryModel, Unit
 
 __all__ = ["Matrix", "PlacementProblem", "PlacementSolution"]
 
@@ -35,151 +33,87 @@ class PlacementSolution:
     bound: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Entry:
-    """A possible instance: a unit on a device with a batch size."""
-
-    device: int
-    unit: int
-    batch: int
-    seconds: float
-    needed_bytes: int
-
-    @property
-    def rate(self) -> float:
-        return self.batch / self.seconds
-
-
-@dataclass(kw_only=True)
-class _Constraints:
-    """Rows of a sparse matrix, each with its least and most."""
-
-    terms: list[tuple[int, int, float]] = field(default_factory=list)  # row, column, factor
-    most: list[float] = field(default_factory=list)
-
-    def add(self, row: Sequence[tuple[int, float]], most: float) -> None:
-        self.terms.extend((len(self.most), column, factor) for column, factor in row)
-        self.most.append(most)
-
-
 @dataclass(frozen=True, kw_only=True)
 class PlacementProblem:
-    """Units to place on devices; `seconds` [devices, units, batches] of each batch, NaN where it cannot run.
-
-    With `slo_seconds` a device's instances compute one batch each within half of it, so that a request waits for one
-    round and is computed in the next (Nexus: Shen et al., SOSP 2019, section 4.1).
-    """
+    """Units to place on devices; `seconds` [devices, units, batches] of each batch, NaN where it cannot run."""
 
     devices: tuple[Device, ...]
     units: tuple[Unit, ...]
     batches: tuple[int, ...]
     seconds: Array
     memory: MemoryModel
-    slo_seconds: float = math.inf
 
     def solve(self) -> PlacementSolution | None:
         """Return the best matrix; None if nothing fits, or nothing was found within 10 s."""
         from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csr_array
 
+        rates = np.array(self.batches) / self.seconds
+        needed = np.array([[self._needed_bytes(unit, device) for unit in self.units] for device in self.devices])
+        free = np.array([self.memory.free(device) for device in self.devices])
         # What cannot be there alone is left out, which makes the program smaller.
-        entries = self._list_entries()
+        possible = ~np.isnan(rates) & (needed <= free[:, None, None])
+        entries = np.argwhere(possible)
         count = len(entries)
-        if {entry.unit for entry in entries} != set(range(len(self.units))):
+        if set(entries[:, 1]) != set(range(len(self.units))):
             return None
         # Rates are scaled to at most 1, so that one tolerance fits all problems.
-        scale = max(entry.rate for entry in entries)
-        constraints = self._state_constraints(entries, scale)
-        rows, columns, factors = zip(*constraints.terms, strict=True)
-        matrix = csr_array((factors, (rows, columns)), shape=(len(constraints.most), 2 * count + 1))
+        scale = rates[possible].max()
+        shares = needed[possible] / np.maximum(1, free)[entries[:, 0]]
+        matrix, most = self._state_constraints(entries, rates[possible] / scale, shares)
         # Columns: the shares x, whether there is an instance z, and t.
         cost = np.concatenate([np.zeros(count), np.full(count, _INSTANCE_COST), [-1.0]])
         solved = milp(
             cost,
             integrality=np.repeat([0, 1, 0], [count, count, 1]),
             bounds=Bounds(np.zeros(2 * count + 1), np.append(np.ones(2 * count), np.inf)),
-            constraints=LinearConstraint(matrix, -np.inf, constraints.most),
+            constraints=LinearConstraint(matrix, -np.inf, most),
             options={"time_limit": _LIMIT_SECONDS, "mip_rel_gap": _GAP},
         )
         if solved.x is None:
             return None
-        chosen = [entry for place, entry in enumerate(entries) if solved.x[count + place] > 0.5]
-        table = [[0] * len(self.units) for _ in self.devices]
-        for entry in self._with_best_batches(chosen, entries):
-            table[entry.device][entry.unit] = entry.batch
+        table = np.zeros((len(self.devices), len(self.units)), dtype=int)
+        for device, unit, place in entries[solved.x[count:-1] > 0.5]:
+            table[device, unit] = place + 1
+            free[device] -= needed[device, unit, place]
+        # The slowest unit decides the rows a second, so the program leaves any batch to units that are faster than it:
+        # each gets the batch of most rows a second that fits beside the others.
+        for device, unit in np.argwhere(table):
+            left = free[device] + needed[device, unit, table[device, unit] - 1]
+            best = np.where(possible[device, unit] & (needed[device, unit] <= left), rates[device, unit], -1).argmax()
+            free[device], table[device, unit] = left - needed[device, unit, best], best + 1
+        sizes = np.array([0, *self.batches])
         # Without the cost of its instances, which is at most that of all entries.
         bound = scale * (-float(solved.mip_dual_bound) + _INSTANCE_COST * count)
-        return PlacementSolution(matrix=tuple(map(tuple, table)), value=scale * float(solved.x[-1]), bound=bound)
+        return PlacementSolution(
+            matrix=tuple(map(tuple, sizes[table].tolist())), value=float(scale * solved.x[-1]), bound=float(bound)
+        )
 
-    def rate(self, matrix: Matrix) -> float:
-        """Return the rows a second of a placement; 0 if a unit has no time for its batch, or misses the latency."""
-        # Without the times of all other batches, only the shares of time are left to choose.
-        chosen = np.array(matrix)[:, :, None] == self.batches
-        solved = replace(self, seconds=np.where(chosen, self.seconds, np.nan)).solve()
-        return 0.0 if solved is None else solved.value
+    def _needed_bytes(self, unit: Unit, device: Device) -> list[int]:
+        return [self.memory.needed(unit, device, batch) for batch in self.batches]
 
-    def _list_entries(self) -> list[_Entry]:
-        """Return every instance that may be there: it fits alone, and its time is known."""
-        found = []
-        for device, unit, place in np.ndindex(self.seconds.shape):
-            batch, seconds = self.batches[place], float(self.seconds[device, unit, place])
-            needed = self.memory.needed(self.units[unit], self.devices[device], batch)
-            if seconds <= self.slo_seconds / 2 and needed <= self.memory.free(self.devices[device]):
-                found.append(_Entry(device=device, unit=unit, batch=batch, seconds=seconds, needed_bytes=needed))
-        return found
+    def _state_constraints(self, entries: Array, rates: Array, shares: Array) -> tuple[Any, Array]:
+        """Return a sparse matrix over the columns x, z and t, and the most of each row; `shares` are of the bytes."""
+        from scipy.sparse import block_array, csr_array, diags_array, eye_array
 
-    def _with_best_batches(self, chosen: Sequence[_Entry], entries: Sequence[_Entry]) -> list[_Entry]:
-        """Return the instances with the batch of most rows a second that fits beside the others.
-
-        The slowest unit decides the rows a second, so the program leaves any batch to units that are faster than it.
-        """
-        free = [self.memory.free(device) for device in self.devices]
-        seconds = [self.slo_seconds / 2] * len(self.devices)
-        for entry in chosen:
-            free[entry.device] -= entry.needed_bytes
-            seconds[entry.device] -= entry.seconds
-        found = []
-        for entry in chosen:
-            device = entry.device
-            # What is left of the device, and what this instance has.
-            most_bytes, most_seconds = free[device] + entry.needed_bytes, seconds[device] + entry.seconds
-            better = [
-                other
-                for other in entries
-                if (other.device, other.unit) == (device, entry.unit)
-                and other.needed_bytes <= most_bytes
-                and other.seconds <= most_seconds
-            ]
-            best = max(better, key=lambda other: other.rate, default=entry)
-            free[device], seconds[device] = most_bytes - best.needed_bytes, most_seconds - best.seconds
-            found.append(best)
-        return found
-
-    def _state_constraints(self, entries: Sequence[_Entry], scale: float) -> _Constraints:
-        constraints, count = _Constraints(), len(entries)
-        by_device: dict[int, list[int]] = {}
-        by_unit: dict[int, list[int]] = {}
-        by_both: dict[tuple[int, int], list[int]] = {}
-        for place, entry in enumerate(entries):
-            by_device.setdefault(entry.device, []).append(place)
-            by_unit.setdefault(entry.unit, []).append(place)
-            by_both.setdefault((entry.device, entry.unit), []).append(place)
-            # Only an instance has a share.
-            constraints.add([(place, 1.0), (count + place, -1.0)], 0.0)
-        for places in by_unit.values():
-            # Every unit has an instance, and the slowest one says how many rows a second are answered.
-            constraints.add([(count + place, -1.0) for place in places], -1.0)
-            constraints.add([(2 * count, 1.0), *((place, -entries[place].rate / scale) for place in places)], 0.0)
-        for places in by_both.values():
-            constraints.add([(count + place, 1.0) for place in places], 1.0)
-        for number, places in by_device.items():
-            device = self.devices[number]
-            constraints.add([(place, 1.0) for place in places], 1.0)
-            free = max(1, self.memory.free(device))
-            constraints.add([(count + place, entries[place].needed_bytes / free) for place in places], 1.0)
-            if device.room is not None:
-                constraints.add([(count + place, 1.0) for place in places], device.room)
-            if self.slo_seconds < math.inf:
-                half = self.slo_seconds / 2
-                constraints.add([(count + place, entries[place].seconds / half) for place in places], 1.0)
-        return constraints
+        count = len(entries)
+        ones, every = np.ones(count), np.arange(count)
+        devices, units, pairs = (
+            csr_array((ones, (rows, every)))
+            for rows in (entries[:, 0], entries[:, 1], entries[:, 0] * len(self.units) + entries[:, 1])
+        )
+        rooms = [(place, device.room) for place, device in enumerate(self.devices) if device.room is not None]
+        limited = [place for place, _ in rooms if place < devices.shape[0]]
+        blocks = [
+            # Only an instance has a share, and every unit has an instance.
+            ([eye_array(count), -eye_array(count), None], np.zeros(count)),
+            ([None, -units, None], -np.ones(len(self.units))),
+            # The slowest unit says how many rows a second are answered.
+            ([-units @ diags_array(rates), None, np.ones((len(self.units), 1))], np.zeros(len(self.units))),
+            ([None, pairs, None], np.ones(pairs.shape[0])),
+            # A device's time, its bytes, and its cores.
+            ([devices, None, None], np.ones(devices.shape[0])),
+            ([None, devices @ diags_array(shares), None], np.ones(devices.shape[0])),
+        ]
+        if limited:
+            blocks.append(([None, devices[limited], None], np.array([room for _, room in rooms][: len(limited)])))
+        return block_array([row for row, _ in blocks], format="csr"), np.concatenate([most for _, most in blocks])

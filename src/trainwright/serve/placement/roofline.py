@@ -19,8 +19,7 @@ from trainwright.errors import EnsembleError, ProfileError
 from trainwright.model.layer import Block, Layer
 from trainwright.model.measure.roofline import predict_seconds
 from trainwright.model.profile import Profile
-from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import MemberFootprint, MemoryModel, TimeTables
 
 __all__ = ["simulated_tables"]
 

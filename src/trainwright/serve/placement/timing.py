@@ -21,8 +21,7 @@ from trainwright.ensemble import Ensemble
 from trainwright.errors import AllocationError, ServeError
 from trainwright.randomness import rng
 from trainwright.serve.placement.devices import Device, thread_environment
-from trainwright.serve.placement.memory_model import MemberFootprint, MemoryModel
-from trainwright.serve.placement.time_tables import TimeTables
+from trainwright.serve.placement.units import MemberFootprint, MemoryModel, TimeTables
 from trainwright.serve.runtime.member_runners import Runner, describe_member, runner_of
 
 __all__ = ["can_be_timed", "measure_times", "time_calls"]

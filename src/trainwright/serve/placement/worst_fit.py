@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from trainwright.errors import AllocationError
 from trainwright.serve.placement.devices import Device
 from trainwright.serve.placement.integer_program import Matrix
-from trainwright.serve.placement.memory_model import MemoryModel
-from trainwright.serve.placement.units import Unit
+from trainwright.serve.placement.units import MemoryModel, Unit
 
 __all__ = ["worst_fit"]
 
