@@ -1,6 +1,6 @@
 """The table of the ledger's records, made from the table by which records are made and checked."""
 
-from trainwright.ledger.fields import Field, Optional
+from trainwright.ledger.fields import Field
 from trainwright.ledger.kinds import KINDS
 
 
@@ -15,5 +15,5 @@ def kinds_table() -> str:
 
 def _describe(field: Field) -> str:
     missing = "" if field.required else ", may be missing"
-    kind = f"{field.type.of.text} or null" if isinstance(field.type, Optional) else field.type.text
+    kind = field.type.text.replace(", or null", " or null")
     return f"`{field.name}` ({kind.replace('|', '/')}{missing}): {field.says}"

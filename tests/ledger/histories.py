@@ -75,7 +75,7 @@ def histories(draw, most=40):
                 )
             elif kind == "save":
                 path = f"{number}/{lease}/{epoch}/{len(holder.stream)}"
-                saved = facts.checkpointed(number, lease, epoch=epoch, path=path, size=1, digest=path, step=epoch)
+                saved = facts.checkpointed(number, lease, epoch=epoch, path=path, bytes=1, digest=path, step=epoch)
                 holder.writes(saved)
                 holder.writes(facts.offered(number, lease, epoch=epoch, path=path, digests={}))
             elif kind == "lose":

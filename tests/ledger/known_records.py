@@ -16,39 +16,38 @@ _values = st.recursive(
     max_leaves=6,
 )
 _numbers = st.floats() | st.integers(-(2**63), 2**63)
-_STRATEGIES: dict[type, Any] = {
-    fields.Whole: lambda of: st.integers(of.minimum, min(of.maximum, of.minimum + 2**40)),
-    fields.Seconds: lambda of: st.floats(0, of.maximum),
-    fields.Optional: lambda of: st.none() | values_of(of.of),
-    fields.Plain: lambda of: _PLAIN[of],
-    fields.Shape: lambda of: st.fixed_dictionaries(
-        {f.name: values_of(f.type) for f in of.fields if f.required},
-        optional={f.name: values_of(f.type) for f in of.fields if not f.required},
-    ),
-}
-
-
-_PLAIN: dict[fields.Plain, st.SearchStrategy[Any]] = {
-    fields.TEXT: _text,
-    fields.FLAG: st.booleans(),
-    fields.NOTHING: st.none(),
-    fields.TEXTS: st.lists(_text, max_size=2),
-    fields.TEXT_MAP: st.dictionaries(_text, _text, max_size=2),
-    fields.NUMBER: _numbers,
-    fields.NUMBERS: st.dictionaries(_text, _numbers, max_size=2),
-    fields.PARAMS: st.dictionaries(_text, _values, max_size=3),
-    fields.JSON: _values,
-    fields.JSON_OBJECT: bodies,
-    fields.OBJECTIVES: st.just(["min loss"]),
-    fields.CONSTRAINTS: st.just(["bytes <= 1"]),
-    fields.SPACE: st.just({"parameters": [{"name": "x"}]}),
+_BY_TEXT: dict[str, st.SearchStrategy[Any]] = {
+    fields.TEXT.text: _text,
+    fields.FLAG.text: st.booleans(),
+    fields.NOTHING.text: st.none(),
+    fields.TEXTS.text: st.lists(_text, max_size=2),
+    fields.TEXT_MAP.text: st.dictionaries(_text, _text, max_size=2),
+    fields.NUMBER.text: _numbers,
+    fields.NUMBERS.text: st.dictionaries(_text, _numbers, max_size=2),
+    fields.PARAMS.text: st.dictionaries(_text, _values, max_size=3),
+    fields.JSON.text: _values,
+    fields.JSON_OBJECT.text: bodies,
+    fields.OBJECTIVES.text: st.just(["min loss"]),
+    fields.CONSTRAINTS.text: st.just(["bytes <= 1"]),
+    fields.SPACE.text: st.just({"parameters": [{"name": "x"}]}),
+    fields.seconds().text: st.floats(0, 1e12),
 }
 
 
 def values_of(of: fields.Type) -> st.SearchStrategy[Any]:
     """Return a strategy for the values that fit a type of the records' table."""
-    strategy: st.SearchStrategy[Any] = _STRATEGIES[type(of)](of)
-    return strategy
+    if isinstance(of, fields.Shape):
+        return st.fixed_dictionaries(
+            {f.name: values_of(f.type) for f in of.fields if f.required},
+            optional={f.name: values_of(f.type) for f in of.fields if not f.required},
+        )
+    text = of.text.removesuffix(", or null")
+    if text.startswith("whole number >= "):
+        least = int(text.removeprefix("whole number >= "))
+        strategy = st.integers(least, least + 2**40).filter(of.fits)
+    else:
+        strategy = _BY_TEXT[text]
+    return strategy if text == of.text else st.none() | strategy
 
 
 @st.composite

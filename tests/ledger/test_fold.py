@@ -95,7 +95,7 @@ def lose(lease=1, *, blame=False, trial=0):
 
 
 def save(lease=1, *, step, epoch=0, trial=0):
-    return facts.checkpointed(trial, lease, epoch=epoch, path="p", size=1, digest="d", step=step)
+    return facts.checkpointed(trial, lease, epoch=epoch, path="p", bytes=1, digest="d", step=step)
 
 
 def pause(lease=1, *, reason="preempted", trial=0):
@@ -150,9 +150,9 @@ def test_a_higher_lease_overrides_a_lower_one():
     """For reports, checkpoints and ends, whichever is read first; equal epochs only."""
     first, second = Scribe("a"), Scribe("b")
     first.writes(start(), report(1.0), report(2.0, epoch=2), finish(2.0))
-    first.writes(facts.checkpointed(0, 1, epoch=1, path="old", size=1, digest=""))
+    first.writes(facts.checkpointed(0, 1, epoch=1, path="old", bytes=1, digest=""))
     second.writes(start(lease=2), report(3.0, lease=2), finish(3.0, lease=2))
-    second.writes(facts.checkpointed(0, 2, epoch=1, path="new", size=1, digest=""))
+    second.writes(facts.checkpointed(0, 2, epoch=1, path="new", bytes=1, digest=""))
     for records in (first.stream + second.stream, second.stream + first.stream):
         trial = fold(records).trials[0]
         assert {epoch: r.metrics["loss"] for epoch, r in trial.reports.items()} == {1: 3.0, 2: 2.0}
@@ -163,7 +163,7 @@ def test_a_higher_lease_overrides_a_lower_one():
 def test_the_same_epoch_again_replaces_the_checkpoint():
     scribe = Scribe("a")
     for path in ("first", "second"):
-        scribe.writes(facts.checkpointed(0, 1, epoch=1, path=path, size=1, digest=path))
+        scribe.writes(facts.checkpointed(0, 1, epoch=1, path=path, bytes=1, digest=path))
     assert fold(scribe.stream).trials[0].checkpoints[1].digest == "second"
 
 

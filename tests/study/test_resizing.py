@@ -65,7 +65,7 @@ class Steps:
             goes_on = handler.facts(
                 number,
                 [
-                    facts.checkpointed(number, assignment.lease, epoch=epoch, path=path, size=1, digest=""),
+                    facts.checkpointed(number, assignment.lease, epoch=epoch, path=path, bytes=1, digest=""),
                     facts.reported(
                         number, assignment.lease, epoch=epoch, step=None, metrics=metrics, wall_seconds=0.001
                     ),

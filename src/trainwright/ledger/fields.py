@@ -5,35 +5,13 @@ Every record of another writer is checked, one by one, so each check is a few co
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
-from typing import Any, Protocol
+from functools import partial
+from typing import Any
 
 from trainwright.errors import ObjectiveError
 from trainwright.ledger.objectives import parse_constraints, parse_objectives
 
-__all__ = [
-    "CONSTRAINTS",
-    "DEEPEST",
-    "FLAG",
-    "JSON",
-    "JSON_OBJECT",
-    "NOTHING",
-    "NUMBER",
-    "NUMBERS",
-    "OBJECTIVES",
-    "PARAMS",
-    "SPACE",
-    "TEXT",
-    "TEXTS",
-    "TEXT_MAP",
-    "Field",
-    "Optional",
-    "Plain",
-    "Seconds",
-    "Shape",
-    "Type",
-    "Whole",
-]
+__all__ = ["DEEPEST", "Field", "Shape", "Type", "optional", "seconds", "whole"]
 
 DEEPEST = 20
 """So many lists and objects may lie within each other in a value."""
@@ -47,68 +25,37 @@ _SCALARS = frozenset({float, int, str, bool, type(None)})
 _WIDEST = 2**1000
 
 
-class Type(Protocol):
-    """What the values of one field may be."""
-
-    @property
-    def text(self) -> str:
-        """The type as a reader of the documentation knows it."""
-
-    def fits(self, value: Any, /) -> bool:
-        """Whether the value is of the type."""
-
-
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A whole number from `minimum` to `maximum`; true and false are no numbers."""
+class Type:
+    """What the values of one field may be: its name in the documentation, and a test of a value.
 
-    minimum: int = 0
-    maximum: int = _LARGEST
-
-    @property
-    def text(self) -> str:
-        """The type as a reader of the documentation knows it."""
-        return f"whole number >= {self.minimum}"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return type(value) is int and self.minimum <= value <= self.maximum
-
-
-@dataclass(frozen=True, slots=True)
-class Seconds:
-    """A time that has passed, or a wall time since 1970 if `maximum` says so."""
-
-    maximum: float = _LONGEST_SECONDS
-    text: str = "seconds >= 0"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type; NaN is in no order and fails the comparison."""
-        return (type(value) is float or type(value) is int) and 0 <= value <= self.maximum
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A type without settings: its name in the documentation, and a test of a value."""
+    `plain` makes such a value of what a caller of Python has, as a list of a tuple; None: it is one already.
+    """
 
     text: str
     fits: Callable[[Any], bool]
+    plain: Callable[[Any], Any] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Optional:
-    """A value of another type, or null."""
+def whole(minimum: int = 0, maximum: int = _LARGEST) -> Type:
+    """Return the type of whole numbers from `minimum` to `maximum`; true and false are no numbers."""
+    return Type(f"whole number >= {minimum}", lambda value: type(value) is int and minimum <= value <= maximum)
 
-    of: Type
 
-    @property
-    def text(self) -> str:
-        """The type as a reader of the documentation knows it."""
-        return f"{self.of.text}, or null"
+def seconds(maximum: float = _LONGEST_SECONDS) -> Type:
+    """Return the type of a time that has passed, or of a wall time since 1970 if `maximum` says so."""
 
-    def fits(self, value: Any) -> bool:
-        """Whether the value is of the type."""
-        return value is None or self.of.fits(value)
+    def fits(value: Any) -> bool:
+        # NaN is in no order and fails the comparison.
+        return (type(value) is float or type(value) is int) and 0 <= value <= maximum
+
+    # To the microsecond, as a float of Python whatever kind of number it was.
+    return Type("seconds >= 0", fits, lambda value: round(float(value), 6))
+
+
+def optional(of: Type) -> Type:
+    """Return the type of a value of another type, or null."""
+    return Type(f"{of.text}, or null", lambda value: value is None or of.fits(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,33 +68,17 @@ class Field:
     required: bool = True
 
 
-@dataclass(frozen=True)
-class Shape:
+class Shape(Type):
     """An object with certain fields; others may lie beside them, which a later version has written."""
 
+    __slots__ = ("fields",)
     fields: tuple[Field, ...]
 
-    @cached_property
-    def _checks(self) -> tuple[tuple[str, bool, Callable[[Any], bool]], ...]:
-        # Looked up once: `fits` runs for every record that others wrote.
-        return tuple((field.name, field.required, field.type.fits) for field in self.fields)
-
-    @property
-    def text(self) -> str:
-        """The type as a reader of the documentation knows it."""
-        return f"object with {', '.join(field.name for field in self.fields)}"
-
-    def fits(self, value: Any) -> bool:
-        """Whether the value is an object with the fields."""
-        if type(value) is not dict:
-            return False
-        for name, required, fits in self._checks:
-            if name in value:
-                if not fits(value[name]):
-                    return False
-            elif required:
-                return False
-        return True
+    def __init__(self, *fields: Field) -> None:
+        # Looked up once: the test runs for every record that others wrote.
+        checks = tuple((field.name, field.required, field.type.fits) for field in fields)
+        object.__setattr__(self, "fields", fields)
+        Type.__init__(self, f"object with {', '.join(field.name for field in fields)}", partial(_has_fields, checks))
 
     def why(self, value: Any) -> str:
         """Return what is wrong with an object that does not fit."""
@@ -162,6 +93,19 @@ class Shape:
                     return f"{field.name}: {field.type.why(value[field.name])}"
                 return f"{field.name} is no {field.type.text}"
         return "it does not fit"
+
+
+def _has_fields(checks: tuple[tuple[str, bool, Callable[[Any], bool]], ...], value: Any) -> bool:
+    """Whether a value is an object with the fields."""
+    if type(value) is not dict:
+        return False
+    for name, required, fits in checks:
+        if name in value:
+            if not fits(value[name]):
+                return False
+        elif required:
+            return False
+    return True
 
 
 def _is_text_list(value: Any) -> bool:
@@ -242,18 +186,18 @@ def _is_json(value: Any, depth: int) -> bool:
     return isinstance(value, float)
 
 
-TEXT = Plain("text", lambda value: type(value) is str)
-FLAG = Plain("true or false", lambda value: type(value) is bool)
-NOTHING = Plain("null", lambda value: value is None)
-TEXTS = Plain("list of texts", _is_text_list)
-TEXT_MAP = Plain("object of texts", _is_text_map)
+TEXT = Type("text", lambda value: type(value) is str)
+FLAG = Type("true or false", lambda value: type(value) is bool)
+NOTHING = Type("null", lambda value: value is None)
+TEXTS = Type("list of texts", _is_text_list, list)
+TEXT_MAP = Type("object of texts", _is_text_map, dict)
 # NaN and infinities are the texts that `float` reads back.
-NUMBER = Plain('number, "nan", "inf" or "-inf"', _is_number)
-NUMBERS = Plain('object of numbers, "nan", "inf" or "-inf"', _is_number_map)
+NUMBER = Type('number, "nan", "inf" or "-inf"', _is_number)
+NUMBERS = Type('object of numbers, "nan", "inf" or "-inf"', _is_number_map, dict)
 # Whole numbers as large as a double can tell apart.
-PARAMS = Plain("object of JSON values", lambda value: _is_json_object(value, DEEPEST + 1))
-JSON = Plain(f"JSON, at most {DEEPEST} levels deep", lambda value: _is_json(value, DEEPEST))
-JSON_OBJECT = Plain("object of JSON", lambda value: _is_json_object(value, DEEPEST))
-OBJECTIVES = Plain("list of objectives", partial(_parses, parse_objectives))
-CONSTRAINTS = Plain("list of constraints", partial(_parses, partial(parse_constraints, objectives=())))
-SPACE = Plain("object, as `Space.to_json` gives it", _is_space)
+PARAMS = Type("object of JSON values", lambda value: _is_json_object(value, DEEPEST + 1))
+JSON = Type(f"JSON, at most {DEEPEST} levels deep", lambda value: _is_json(value, DEEPEST))
+JSON_OBJECT = Type("object of JSON", lambda value: _is_json_object(value, DEEPEST), dict)
+OBJECTIVES = Type("list of objectives", partial(_parses, parse_objectives), list)
+CONSTRAINTS = Type("list of constraints", partial(_parses, partial(parse_constraints, objectives=())), list)
+SPACE = Type("object, as `Space.to_json` gives it", _is_space)

@@ -274,7 +274,7 @@ class StudyLog:
             origin=configuration.origin,
             seen=sum(map(self.state.counts.__getitem__, _ENDED)),
             seen_hash=f"{self.state.ended_hash:016x}",
-            exploits=exploits,
+            exploits=None if exploits is None else exploits._asdict(),
         )
 
     def offered(self, trial: TrialState) -> bool:

@@ -46,7 +46,7 @@ class SavedReport:
             assignment.lease,
             epoch=self.report["epoch"],
             path=self.path.relative_to(home).as_posix(),
-            size=self.size,
+            bytes=self.size,
             digest=self.digest,
             step=self.report["step"] or 0,
         )

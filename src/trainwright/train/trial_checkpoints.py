@@ -76,7 +76,7 @@ class TrialCheckpoints(Owner):
             self.lease,
             epoch=manifest.epoch,
             path=self._named(checkpoint.path),
-            size=manifest.size,
+            bytes=manifest.size,
             digest=manifest.digest,
             step=manifest.step,
             within_epochs=self.within_epochs,
