@@ -163,57 +163,17 @@ def test_a_ledger_that_vanishes(ledger):
 # One writer's files.
 
 
-@pytest.fixture
-def small_files(monkeypatch):
-    monkeypatch.setattr("trainwright.ledger.journal._MOST_BYTES", 300)
-
-
-def test_a_long_journal_goes_on_in_another_file(ledger, small_files):
-    """The writer stays who it is, and its numbers go on."""
-    reader = DirectoryLedger(ledger.directory)
-    cursor, seen = None, []
-    for value in range(30):
-        ledger.append(mark(value))
-        records, cursor = reader.read(cursor)
-        seen += records
-    names = sorted(path.name for path in (ledger.directory / "journal").iterdir())
-    assert len(names) > 5
-    assert names[:2] == [f"{ledger.writer}.jsonl", f"{ledger.writer}~0001.jsonl"]
-    assert values(seen) == values(DirectoryLedger(ledger.directory).read()[0]) == list(range(30))
-    assert [record.seq for record in seen] == list(range(30))
-    ledger.close()
-    assert values(DirectoryLedger(ledger.directory).read()[0]) == list(range(30))
-    assert reader.read(cursor)[0] == []
-
-
-def test_a_later_file_waits_for_the_end_of_the_one_before(ledger, small_files, clock):
-    """Else a fold that has seen the later records would take the earlier ones for repetitions."""
+def test_a_journal_in_several_files_is_read_in_order(ledger):
+    """An earlier version went on in another file after 16 MiB."""
     for value in range(6):
         ledger.append(mark(value))
-    first, *_ = sorted((ledger.directory / "journal").iterdir())
-    whole = first.read_bytes()
-    for cut in range(0, len(whole), 7):  # as a network file system may show it
-        first.write_bytes(whole[:cut])
-        reader = DirectoryLedger(ledger.directory)
-        some, cursor = reader.read(None)
-        first.write_bytes(whole)
-        rest, _ = reader.read(cursor)
-        assert values(some + rest) == list(range(6))
-
-
-def test_a_damaged_end_holds_nobody_up_for_ever(ledger, small_files, clock):
-    for value in range(6):
-        ledger.append(mark(value))
-    first, *_ = sorted((ledger.directory / "journal").iterdir())
-    whole = first.read_bytes()
-    first.write_bytes(whole[: -len(END)] + b"!" * (len(END) - 1) + b"\n")
-    reader = DirectoryLedger(ledger.directory)
-    some, cursor = reader.read(None)
-    assert len(some) < 6
-    clock.now += 120.0
-    rest, _ = reader.read(cursor)
-    assert values(some + rest) == list(range(6))
-    assert len(reader.dropped()) == 1
+    (path,) = (ledger.directory / "journal").iterdir()
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:2]) + END)
+    for part, start in ((1, 2), (2, 4)):
+        path.with_name(f"{ledger.writer}~{part:04d}.jsonl").write_bytes(b"".join(lines[start : start + 2]))
+    seen, _ = DirectoryLedger(ledger.directory).read()
+    assert values(seen) == [record.seq for record in seen] == list(range(6))
 
 
 def test_an_end_that_cannot_be_written_is_no_error(ledger, monkeypatch):

@@ -18,7 +18,7 @@ from trainwright.errors import LedgerError, LedgerFull
 from trainwright.ledger.record import Record
 from trainwright.publishing import sync_folder
 
-__all__ = ["END", "Fsync", "JournalWriter", "failed", "predecessor", "writer_of"]
+__all__ = ["END", "Fsync", "JournalWriter", "failed", "writer_of"]
 
 Fsync = Literal["lifecycle", "always", "never"]
 
@@ -27,12 +27,10 @@ END = b"%08x %b\n" % (zlib.crc32(b'{"v":1,"end":true}'), b'{"v":1,"end":true}')
 
 _LAZY_KINDS = frozenset({"proposed", "started", "reported", "decided", "promoted", "note"})
 _LAZY_SECONDS = 5.0
-# Of one file, about: then the writer goes on in another.
-_MOST_BYTES = 16 * 2**20
 
 
 class JournalWriter:
-    """Appends the records of one writer to a file created at the first append, and to a new one every 16 MiB.
+    """Appends the records of one writer to its file, WRITER.jsonl, which is created at the first append.
 
     `fsync="lifecycle"` (default): on disk before `append` returns, except for batches of proposals, starts, reports,
     decisions, promotions and notes alone, which are written at once (they survive the death of the process) and synced
@@ -42,20 +40,13 @@ class JournalWriter:
 
     def __init__(self, folder: Path, writer: str, fsync: Fsync) -> None:
         self._folder = folder
-        self._writer = writer
+        self.path = folder / f"{writer}.jsonl"
         self._fsync = fsync
-        self._part = 0
-        self._bytes = 0
         self._file: int | None = None
         self._unsynced_since: float | None = None
         self._unsynced: list[Record] = []
         # Acknowledged before a sync that failed: perhaps not on the disk.
         self.doubtful: list[Record] = []
-
-    @property
-    def path(self) -> Path:
-        """The file that the next record goes to: WRITER.jsonl, then WRITER~0001.jsonl, WRITER~0002.jsonl, ..."""
-        return self._folder / (f"{self._writer}~{self._part:04d}.jsonl" if self._part else f"{self._writer}.jsonl")
 
     def append(self, records: Sequence[Record]) -> None:
         """Write the records in one call.
@@ -63,9 +54,6 @@ class JournalWriter:
         Raises `LedgerError` with path and free space if that fails, or if the file is no longer there.
         """
         data = b"".join([record.line() for record in records])
-        if self._bytes >= _MOST_BYTES:
-            self.close()
-            self._part += 1
         try:
             if self._file is None:
                 self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
@@ -84,7 +72,6 @@ class JournalWriter:
                 # What was acknowledged before.
                 self.sync()
             raise failure from error
-        self._bytes += len(data)
         self._after_write(records)
 
     def _after_write(self, records: Sequence[Record]) -> None:
@@ -121,23 +108,14 @@ class JournalWriter:
 
     def abandon(self) -> None:
         """Let go of the file as it is: what failed was told already, and a failing close cannot be mended."""
-        self._bytes = 0
         if self._file is not None:
             file, self._file = self._file, None
             with contextlib.suppress(OSError):
                 os.close(file)
 
 
-def predecessor(name: str) -> str | None:
-    """Return the journal whose writer went on in the journal `name`; None if it is the writer's first."""
-    writer, _, part = name.removesuffix(".jsonl").partition("~")
-    if not part:
-        return None
-    return f"{writer}~{int(part) - 1:04d}.jsonl" if int(part) > 1 else f"{writer}.jsonl"
-
-
 def writer_of(name: str) -> str:
-    """Return whose journal `name` is."""
+    """Return whose journal `name` is; an earlier version went on in WRITER~0001.jsonl after 16 MiB."""
     return name.removesuffix(".jsonl").partition("~")[0]
 
 

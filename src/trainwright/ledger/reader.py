@@ -16,7 +16,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from trainwright.errors import LedgerError
-from trainwright.ledger.journal import END, predecessor, writer_of
+from trainwright.ledger.journal import END, writer_of
 from trainwright.ledger.protocol import TORN, Dropped
 from trainwright.ledger.record import LONGEST, Record
 
@@ -30,8 +30,6 @@ _CHUNK = 2**18
 _LIST_SECONDS = 10.0
 # A folder's time tells changes apart that lie so far from each other, on any file system.
 _SETTLE_SECONDS = 2.0
-# For the end of a writer's file whose successor is there.
-_PATIENCE_SECONDS = 120.0
 # For zeros that may be a page on its way: after so long a silent writer is held dead.
 _HOLE_SECONDS = 180.0
 # By which a host's clock may differ from the file system's.
@@ -51,9 +49,6 @@ class _Journal:
     name: str
     path: str
     writer: str
-    # The writer's file before this one.
-    before: str | None
-    seen: float
     size: int = 0
     # By the file system's clock.
     changed: float = 0.0
@@ -132,7 +127,7 @@ class JournalReader:
         if new := present - self._journals.keys():
             for name in new:
                 path = f"{self.folder}/{name}"
-                self._journals[name] = _Journal(name, path, writer_of(name), predecessor(name), now)
+                self._journals[name] = _Journal(name, path, writer_of(name))
             self._journals = dict(sorted(self._journals.items()))
 
     def _measure(self, journal: _Journal) -> None:
@@ -205,7 +200,7 @@ class JournalReader:
         for name, journal in self._journals.items():
             place = after.get(name, places.get(name, 0))
             while place != _DONE and place < journal.size:
-                if journal.torn == (place, journal.size, False) or self._must_wait(journal, places, after):
+                if journal.torn == (place, journal.size, False):
                     break
                 data = self._bytes(journal, place)
                 hole = self._hole(journal, place, data)
@@ -273,13 +268,6 @@ class JournalReader:
             at += len(data)
         journal.searched = (place, journal.size)
         return 0
-
-    def _must_wait(self, journal: _Journal, places: dict[str, int], after: dict[str, int]) -> bool:
-        """Whether the writer's file before this one has an end that was not read yet."""
-        before = journal.before
-        if before is None or before not in self._journals or after.get(before, places.get(before, 0)) == _DONE:
-            return False
-        return time.monotonic() - journal.seen < _PATIENCE_SECONDS and not self._is_over(self._journals[before])
 
     def _bytes(self, journal: _Journal, place: int) -> bytes:
         """Return the next bytes of a journal: a whole line at least, if there is one; none if the file is gone."""
