@@ -53,7 +53,7 @@ __all__ = ["main"]
 
 SLOTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SHARES = (0.125, 0.25, 0.5, 1.0)
-PAIRS = (("halving", "asha-promotion"), ("halving", "asha-stopping"), ("hyperband-sync", "hyperband-async"))
+PAIRS = (("halving", "asha-promotion"), ("halving", "asha-stopping"))
 
 
 def workers(setting: Setting, tables: list[Curves]) -> Part:
@@ -97,7 +97,6 @@ def contestants(curves: Curves, slots: int, lengths: float) -> dict[str, tuple[P
     rules: dict[str, PromotionRule] = {
         "random": FixedEpochs(length),
         "halving": SuccessiveHalving(n=min(81, rows), max_epochs=length, min_epochs=1),
-        "hyperband-sync": Hyperband(max_epochs=length, min_epochs=1, asynchronous=False),
         "hyperband-async": Hyperband(max_epochs=length, min_epochs=1, kind="promotion"),
         "asha-stopping": ASHA(max_epochs=length, min_epochs=1),
         "asha-promotion": ASHA(max_epochs=length, min_epochs=1, kind="promotion"),

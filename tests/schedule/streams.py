@@ -55,9 +55,8 @@ def played(draw, rule, most=60, objectives=1):
 
 def views(events, trials):
     """Yield each event with the study as a rule may see it afterwards."""
-    started, now = set(), 0.0
+    started = set()
     for event in events:
-        now = max(now, getattr(event, "at_seconds", 0.0))
         if isinstance(event, Started):
             started.add(event.trial)
-        yield event, RuleView(remaining=trials - len(started), at_seconds=now)
+        yield event, RuleView(remaining=trials - len(started))

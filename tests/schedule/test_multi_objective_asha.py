@@ -1,6 +1,5 @@
 """ASHA of several objectives against brute force: fronts by comparing all pairs, places by their definitions."""
 
-import math
 from collections import defaultdict
 
 import numpy as np
@@ -17,7 +16,7 @@ def dominates(a, b):
     return all(x <= y for x, y in zip(a, b, strict=True)) and a != b
 
 
-def ranked(records, order):
+def ranked(records):
     """Return trials by violation, front and place; records: trial -> (losses, violation)."""
     feasible = {trial: losses for trial, (losses, violation) in records.items() if violation == 0}
     values = [
@@ -30,7 +29,7 @@ def ranked(records, order):
     found = []
     while feasible:
         front = sorted(t for t, a in feasible.items() if not any(dominates(b, a) for b in feasible.values()))
-        found += (by_net if order == "epsnet" else by_crowding)(front, scaled)
+        found += by_net(front, scaled)
         for trial in front:
             del feasible[trial]
     worse = sorted((violation, trial) for trial, (_, violation) in records.items() if violation > 0)
@@ -49,35 +48,24 @@ def gap(a, b):
     return round(sum((x - y) ** 2 for x, y in zip(a, b, strict=True)), 9)
 
 
-def by_crowding(front, scaled):
-    crowd = dict.fromkeys(front, 0.0)
-    for k in range(len(scaled[front[0]])):
-        line = sorted(front, key=lambda t: (scaled[t][k], t))
-        for i, trial in enumerate(line):
-            ends = i in {0, len(line) - 1}
-            crowd[trial] += math.inf if ends else scaled[line[i + 1]][k] - scaled[line[i - 1]][k]
-    return sorted(front, key=lambda t: (-round(crowd[t], 9) if crowd[t] < math.inf else -math.inf, t))
-
-
 @settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**32 - 1),
-    order=st.sampled_from(["epsnet", "crowding"]),
     kind=st.sampled_from(["stopping", "promotion"]),
     values=st.integers(2, 20),
     eta=st.sampled_from([2, 3]),
 )
-def test_equals_ranking_all_anew(seed, order, kind, values, eta):
+def test_equals_ranking_all_anew(seed, kind, values, eta):
     """A trial goes on iff its place is in the best 1/eta of its rung, infeasible ones last."""
     generator = np.random.default_rng(seed)
-    rule = MultiObjectiveASHA(max_epochs=9, min_epochs=1, eta=eta, kind=kind, order=order)
+    rule = MultiObjectiveASHA(max_epochs=9, min_epochs=1, eta=eta, kind=kind)
     index, records, gone = rule.empty(), defaultdict(dict), set()
     for trial in generator.permutation(40).tolist():
         losses = tuple(generator.integers(0, values, size=2).astype(float).tolist())
         violation = float(generator.integers(0, 3)) if generator.random() < 0.3 else 0.0
         index = rule.fold(index, Reported(trial=trial, epoch=1, losses=losses, violation=violation))
         records[trial] = (losses, violation)
-        best = ranked(records, order)[: max(kind == "stopping", len(records) // eta)]
+        best = ranked(records)[: max(kind == "stopping", len(records) // eta)]
         now = TrialView(number=trial, epoch=1, losses=losses)
         verdict = rule.on_report(index, VIEW, now)
         if trial in best:
@@ -115,10 +103,6 @@ def test_infeasible_trials_come_last():
                 "MultiObjectiveASHA compares trials by several objectives, the study has 1; give the study two or "
                 "more, or use ASHA"
             ),
-        ),
-        (
-            lambda: MultiObjectiveASHA(max_epochs=9, order="best"),
-            "MultiObjectiveASHA.order: got 'best'; allowed: 'epsnet', 'crowding' (did you mean 'epsnet'?)",
         ),
         (
             lambda: MultiObjectiveASHA(max_epochs=9, kind="both"),

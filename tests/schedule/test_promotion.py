@@ -24,7 +24,6 @@ from trainwright.schedule import (
     Promoted,
     Reported,
     RuleView,
-    Stop,
     SuccessiveHalving,
     TrialView,
 )
@@ -101,9 +100,9 @@ def test_asha_promotes_as_by_sorting(data, eta, least):
 class Raised(Sorted):
     """PASHA: the top is raised when the two top rungs disagree; epsilon is looked for among all pairs, each time."""
 
-    def __init__(self, rungs, last, eta, epsilon):
+    def __init__(self, rungs, last, eta):
         super().__init__(rungs, last, eta)
-        self.levels, self.place, self.epsilon, self.curves = (*rungs, last), min(1, len(rungs)), epsilon, {}
+        self.levels, self.place, self.curves = (*rungs, last), min(1, len(rungs)), {}
         self.top = self.levels[self.place]
 
     def take(self, event):
@@ -122,8 +121,6 @@ class Raised(Sorted):
         return taken
 
     def noise(self):
-        if self.epsilon != "auto":
-            return self.epsilon
         rung = self.levels[self.place - 1]
         members = [trial for _, trial in self.records[rung]]
         pairs, gaps = 0, []
@@ -145,17 +142,17 @@ class Raised(Sorted):
 
 
 @settings(max_examples=30)
-@given(data=st.data(), eta=st.sampled_from([2, 3]), epsilon=st.sampled_from([0, 2.5, "auto"]))
-def test_pasha_opens_rungs_as_by_comparing_all(data, eta, epsilon):
+@given(data=st.data(), eta=st.sampled_from([2, 3]))
+def test_pasha_opens_rungs_as_by_comparing_all(data, eta):
     """One more rung iff the trials at the top rank otherwise than below, by more than epsilon."""
-    rule = PASHA(max_epochs=30, eta=eta, epsilon=epsilon)
+    rule = PASHA(max_epochs=30, eta=eta)
     study, trials = data.draw(played(rule, most=40))
-    follow(rule, Raised(rule.rungs, 30, eta, epsilon), study.events, trials)
+    follow(rule, Raised(rule.rungs, 30, eta), study.events, trials)
 
 
 def test_pasha_trains_no_further_than_needed():
     """While two rungs agree nobody passes the second; a swap opens the third."""
-    rule = PASHA(max_epochs=81, epsilon=0)
+    rule = PASHA(max_epochs=81)
     index = rule.empty()
     for trial in range(27):
         index, _ = judge(rule, index, trial, 1, float(trial))
@@ -279,22 +276,6 @@ def test_a_rung_waits_for_all_and_closes_on_a_failure():
     assert rule.on_free(index, RuleView(remaining=5)) == Promote(1, 3)
 
 
-def test_stragglers_are_dropped():
-    """After so many seconds without news the rung closes; who comes later stops at its next report."""
-    rule = SuccessiveHalving(n=3, max_epochs=3, straggler_seconds=10.0)
-    index = rule.empty()
-    for trial in range(3):
-        index = rule.fold(index, Started(trial=trial, at_seconds=1.0))
-    for trial, loss in enumerate((0.3, 0.1)):
-        index = rule.fold(index, Reported(trial=trial, epoch=1, losses=(loss,), at_seconds=5.0))
-    assert rule.on_free(index, RuleView(remaining=0, at_seconds=14.0)).until_seconds == 15.0
-    assert rule.on_free(index, RuleView(remaining=0, at_seconds=15.0)) == Promote(1, 3)
-    index = rule.fold(index, Promoted(trial=1, until_epoch=3, at_seconds=15.0))
-    index, verdict = judge(rule, index, 2, 1, 0.0)
-    assert isinstance(verdict, Stop)
-    assert rule.on_free(index, RuleView(remaining=0, at_seconds=99.0)) == WAIT
-
-
 def test_the_order_of_simultaneous_reports_changes_no_one_that_goes_on():
     """Whoever of a bracket reports first: the same trials are promoted."""
     rule = SuccessiveHalving(n=6, max_epochs=9, min_epochs=1, eta=2)
@@ -385,29 +366,10 @@ BAD = [
         "SuccessiveHalving.n: got 0; allowed: a whole number of trials >= 1",
     ),
     (
-        lambda: SuccessiveHalving(n=3, max_epochs=9, straggler_seconds=0),
-        "SuccessiveHalving.straggler_seconds: got 0; allowed: a number > 0, or None to wait for all",
-    ),
-    (
         lambda: SuccessiveHalving(n=3, max_epochs=9, min_epochs=10),
         "SuccessiveHalving.min_epochs: got 10, above max_epochs 9; allowed: 1 to max_epochs",
     ),
     (lambda: Hyperband(max_epochs=9, eta=1), "Hyperband.eta: got 1; allowed: a number > 1, usually 2, 3 or 4"),
-    (
-        lambda: Hyperband(max_epochs=9, straggler_seconds=3),
-        (
-            "Hyperband.straggler_seconds: got 3 with asynchronous=True; allowed: None, for nobody waits there, or "
-            "asynchronous=False"
-        ),
-    ),
-    (
-        lambda: Hyperband(max_epochs=9, asynchronous=False, kind="promotion"),
-        (
-            "Hyperband.kind: got 'promotion' with asynchronous=False, where trials always pause; leave it out, or "
-            "asynchronous=True"
-        ),
-    ),
-    (lambda: PASHA(max_epochs=9, epsilon=-1), "PASHA.epsilon: got -1; allowed: a number >= 0, or 'auto'"),
     (
         lambda: IEpoch(top_k=0, max_epochs=9),
         "IEpoch.top_k: got 0; allowed: a whole number >= 1, or a fraction between 0 and 1",

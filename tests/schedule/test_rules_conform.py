@@ -86,13 +86,6 @@ class TestSuccessiveHalving(RuleConformance):
         return SuccessiveHalving(n=9, max_epochs=9, eta=2)
 
 
-class TestSuccessiveHalvingWithoutStragglers(RuleConformance):
-    rank_based = True
-
-    def make_rule(self):
-        return SuccessiveHalving(n=8, max_epochs=20, min_epochs=2, straggler_seconds=3.0)
-
-
 class TestHyperband(RuleConformance):
     rank_based = True
 
@@ -107,28 +100,9 @@ class TestHyperbandOfPromotions(RuleConformance):
         return Hyperband(max_epochs=16, eta=2, kind="promotion")
 
 
-class TestHyperbandInTurn(RuleConformance):
-    rank_based = True
-
-    def make_rule(self):
-        return Hyperband(max_epochs=9, asynchronous=False)
-
-
 class TestPasha(RuleConformance):
     def make_rule(self):
         return PASHA(max_epochs=27, eta=2)
-
-
-class TestPashaWithEpsilon(RuleConformance):
-    def make_rule(self):
-        return PASHA(max_epochs=27, epsilon=0.5)
-
-
-class TestPashaWithoutNoise(RuleConformance):
-    rank_based = True
-
-    def make_rule(self):
-        return PASHA(max_epochs=9, epsilon=0)
 
 
 class TestPatience(RuleConformance):
@@ -160,7 +134,7 @@ class TestMultiObjectiveAshaOfPromotions(RuleConformance):
     streams = 5
 
     def make_rule(self):
-        return MultiObjectiveASHA(max_epochs=9, eta=2, kind="promotion", order="crowding")
+        return MultiObjectiveASHA(max_epochs=9, eta=2, kind="promotion")
 
 
 class TestPopulationBasedTraining(RuleConformance):

@@ -1,7 +1,6 @@
 """Projections of the study log: the searcher's view, the promotion rule's index and the device seconds used."""
 
 import math
-import time
 from collections.abc import Sequence
 
 from trainwright.ledger import Objective, Record, State, Status, TrialState
@@ -93,29 +92,15 @@ class SearchProjection:
 
 
 class RuleProjection:
-    """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from.
-
-    Events are timed by this process's own clock from `open` on, those of before are at 0: hosts' clocks may differ, and
-    while nobody ran the study nobody was late.
-    """
+    """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from."""
 
     def __init__(self, rule: PromotionRule, outcomes: Sequence[Outcome], seed: int) -> None:
         self.rule = rule
         self._outcomes = outcomes
         self._objectives = tuple(outcome for outcome in outcomes if isinstance(outcome, Objective))
         self.events = 0  # folded so far
-        self._opened: float | None = None
         self._index = rule.fold(rule.empty(), Opened(seed=seed))
         self.kinds = frozenset() if self._index is None else _RULE_KINDS
-
-    def open(self) -> None:
-        """Let time begin: what is told from now on happens now."""
-        self._opened = time.monotonic()
-
-    @property
-    def seconds(self) -> float:
-        """The seconds since `open`."""
-        return 0.0 if self._opened is None else time.monotonic() - self._opened
 
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Fold what a record tells into the rule's index."""
@@ -125,7 +110,7 @@ class RuleProjection:
             self.events += 1
 
     def _make_event(self, record: Record, trial: TrialState) -> Event | None:
-        number, kind, body, at = trial.number, record.kind, record.body, self.seconds
+        number, kind, body = trial.number, record.kind, record.body
         if kind == "reported":
             losses = losses_of(self._outcomes, body["metrics"])
             if losses is None:
@@ -133,22 +118,22 @@ class RuleProjection:
             # Constraints come behind the objectives; rules see them only as a violation.
             violation = violation_of(self._outcomes, losses)
             losses = losses[: len(self._objectives)]
-            return Reported(trial=number, epoch=body["epoch"], losses=losses, violation=violation, at_seconds=at)
+            return Reported(trial=number, epoch=body["epoch"], losses=losses, violation=violation)
         if kind in {"proposed", "started"}:
             if (found := trial.exploits) is not None:  # a member from its proposal on: nobody else is to be cloned
                 clone = Clone(found.parent, found.replaces)
-                return Started(trial=number, at_seconds=at, clone=clone, epoch=found.epoch)
-            return Started(trial=number, at_seconds=at) if record.lease is not None else None
+                return Started(trial=number, clone=clone, epoch=found.epoch)
+            return Started(trial=number) if record.lease is not None else None
         if kind == "decided":
             pauses, goes_on = (body["verdict"] == verdict for verdict in ("pause", "continue"))
-            judged = Judged(trial=number, epoch=body["epoch"], pauses=pauses, at_seconds=at)
+            judged = Judged(trial=number, epoch=body["epoch"], pauses=pauses)
             return judged if pauses or goes_on else None
         if kind == "promoted":
-            return Promoted(trial=number, until_epoch=body["until_epoch"], at_seconds=at)
+            return Promoted(trial=number, until_epoch=body["until_epoch"])
         # A lost run ends the trial only if its lease is the latest: another may have taken over.
         result = kind == "finished" and body["reason"] != "cancelled"
         if result or (trial.status.ended and record.lease == trial.lease):
-            return Ended(trial=number, failed=not trial.has_result, at_seconds=at)
+            return Ended(trial=number, failed=not trial.has_result)
         # Another run of it goes on.
         return None
 

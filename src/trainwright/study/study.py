@@ -297,7 +297,6 @@ class Study(Simulating):
             # The rule's index is rebuilt from the records, so that a resumed study decides as an uninterrupted one.
             for record in log.replay(rule.kinds):
                 rule.fold(record, state.trials.get(record.trial) if record.trial is not None else None)
-            rule.open()
             job, last = JobNote.of(train, scheduler, budget), JobNote.last(state)
             if last != job and (team is None or last is None):
                 log.append(job.record(state.sessions))

@@ -82,10 +82,9 @@ def play(
     until: dict[int, int] = {}  # of promoted trials
     replaced: set[int] = set()
     begun: dict[int, int] = {}  # of clones: the epoch that they began from
-    clock = 0.0
 
     def view() -> RuleView:
-        return RuleView(remaining=max(0, trials - len(views)), seed=seed, at_seconds=clock)
+        return RuleView(remaining=max(0, trials - len(views)), seed=seed)
 
     while True:
         # Free workers ask until the rule has nothing for them, as a study's do.
@@ -106,24 +105,19 @@ def play(
                 played.paused.remove(number)
                 played.promotions.append((number, answer.until_epoch))
                 until[number] = end = answer.until_epoch
-                played.index = _fold(rule, played, Promoted(trial=number, until_epoch=end, at_seconds=clock))
-            elif answer.until_seconds is not None and not running:
-                assert answer.until_seconds > clock, "a time to wait for is in the future"
-                clock = answer.until_seconds
-                continue
+                played.index = _fold(rule, played, Promoted(trial=number, until_epoch=end))
             else:
                 break
             running[number] = views[number]
-            played.index = _fold(rule, played, Started(trial=number, at_seconds=clock, clone=clone, epoch=at))
+            played.index = _fold(rule, played, Started(trial=number, clone=clone, epoch=at))
         if not running:
             return played
-        clock += float(generator.random())
         number = sorted(running)[generator.integers(len(running))]
         # Any of the running trials reports next: a rule must not depend on their order.
         before = running[number]
         if generator.random() < trouble:
             if generator.random() < 0.5:
-                played.index = _fold(rule, played, Ended(trial=number, failed=True, at_seconds=clock))
+                played.index = _fold(rule, played, Ended(trial=number, failed=True))
                 played.failed.add(number)
                 del running[number]
             else:  # lost, and back at a checkpoint
@@ -146,7 +140,7 @@ def play(
             assert not isinstance(verdict, Pause), f"a repeated epoch, {epoch}, pauses trial {number} again"
         elif isinstance(verdict, Pause):
             assert epoch >= until.get(number, 0), f"paused at {epoch}, though promoted up to {until[number]}"
-        _judge(rule, played, number, verdict, clock)
+        _judge(rule, played, number, verdict)
         running[number] = now
         if not again:
             views[number] = now
@@ -154,7 +148,7 @@ def play(
             played.paused.add(number)
             del running[number]
         elif isinstance(verdict, Stop) or epoch >= length:
-            played.index = _fold(rule, played, Ended(trial=number, failed=False, at_seconds=clock))
+            played.index = _fold(rule, played, Ended(trial=number, failed=False))
             played.ended.add(number)
             del running[number]
 
@@ -166,18 +160,18 @@ def _check_clone(clone: Clone, played: Played, replaced: set[int], at: int, leng
     replaced.add(clone.replaces)
 
 
-def _judge(rule: PromotionRule, played: Played, number: int, verdict: Verdict, clock: float) -> None:
+def _judge(rule: PromotionRule, played: Played, number: int, verdict: Verdict) -> None:
     """Fold the verdict of a rung, as the driver that made it does."""
     if verdict.reason is not None and not isinstance(verdict, Stop):
         pauses = isinstance(verdict, Pause)
-        judged = Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=clock)
+        judged = Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses)
         played.index = _fold(rule, played, judged)
 
 
 def _tell(rule: PromotionRule, played: Played, now: TrialView, view: RuleView, seen: TrialView) -> Verdict:
     """Fold the report of `now` and return the verdict on the trial as a study sees it: at its highest epoch."""
     # The fold comes before the verdict, as a study writes before it decides.
-    reported = Reported(trial=now.number, epoch=now.epoch, losses=now.losses, at_seconds=view.at_seconds)
+    reported = Reported(trial=now.number, epoch=now.epoch, losses=now.losses)
     played.index = _fold(rule, played, reported)
     verdict = rule.on_report(played.index, view, seen)
     played.verdicts.append((now.number, now.epoch, verdict))

@@ -217,7 +217,7 @@ class _Simulation:
             return PendingTrial(number, self.trials[number].checkpoint)
         answer = self.rule.on_free(self.index, self._rule_view())
         if isinstance(answer, Promote):
-            self._fold_event(Promoted(trial=answer.trial, until_epoch=answer.until_epoch, at_seconds=self.clock))
+            self._fold_event(Promoted(trial=answer.trial, until_epoch=answer.until_epoch))
             trial = self.trials[answer.trial]
             if self.on_result is not None:
                 self.on_result(trial.number, trial.reported, trial.course.losses(trial.reported), False)
@@ -237,11 +237,9 @@ class _Simulation:
                 parent = self.trials[clone.parent]
                 at = min(self.length - 1, parent.behind(self.clock) if parent.trains else parent.checkpoint)
                 trial.checkpoint = trial.reported = at  # from here on the curve is that of its own parameters
-                self._fold_event(Started(trial=number, at_seconds=self.clock, clone=clone, epoch=at))
+                self._fold_event(Started(trial=number, clone=clone, epoch=at))
             return PendingTrial(number, trial.checkpoint)
         self.nothing = True
-        if answer.until_seconds is not None:
-            self.device_allocator.plan_again_at(answer.until_seconds)
         return None
 
     def waits(self) -> bool:
@@ -257,7 +255,7 @@ class _Simulation:
         # Rules that read whole curves get the epochs that were skipped, with the losses that they had.
         for each in range(trial.reported + 1 if self.curves else epoch, epoch + 1):
             losses = tuple(loss if math.isfinite(loss) else math.inf for loss in trial.course.losses(each))
-            self._fold_event(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
+            self._fold_event(Reported(trial=number, epoch=each, losses=losses))
         trial.reported, trial.loss = epoch, losses[0]
         self.device_allocator.note_report(number, epoch, losses[0], self.clock)
         self.recorder.note_loss(losses[0])
@@ -272,7 +270,7 @@ class _Simulation:
             return None
         pauses = isinstance(verdict, Pause)
         if verdict.reason is not None:
-            self._fold_event(Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses, at_seconds=self.clock))
+            self._fold_event(Judged(trial=number, epoch=verdict.reason.epoch, pauses=pauses))
         if self.on_result is not None:
             self.on_result(number, epoch, losses, pauses)
         if pauses:
@@ -284,14 +282,14 @@ class _Simulation:
     def _finish_trial(self, trial: SimulatedTrial, losses: tuple[float, ...], why: str) -> None:
         self._release_devices(trial, why)
         self.device_allocator.note_ended(trial.number)
-        self._fold_event(Ended(trial=trial.number, failed=False, at_seconds=self.clock))
+        self._fold_event(Ended(trial=trial.number, failed=False))
         if self.on_result is not None:
             self.on_result(trial.number, trial.reported, losses, True)
 
     def _fail_trial(self, trial: SimulatedTrial) -> None:
         self._release_devices(trial, "failed")
         self.device_allocator.note_ended(trial.number)
-        self._fold_event(Ended(trial=trial.number, failed=True, at_seconds=self.clock))
+        self._fold_event(Ended(trial=trial.number, failed=True))
         if self.on_result is not None:
             self.on_result(trial.number, trial.reported, (), True)
 
@@ -348,7 +346,7 @@ class _Simulation:
     def _carry_out(self, actions: Iterable[Action], at_checkpoint: int | None) -> None:
         for action in actions:
             if action.kind == "start":
-                self._fold_event(Started(trial=action.trial, at_seconds=self.clock))
+                self._fold_event(Started(trial=action.trial))
                 self._begin_run(self.trials[action.trial], self.device_allocator.running[action.trial])
             elif action.trial == at_checkpoint:
                 # Settled once everything is planned.
@@ -440,7 +438,7 @@ class _Simulation:
 
     def _rule_view(self) -> RuleView:
         left, final = self.limits.remaining(len(self.trials)), self.device_allocator.final
-        return RuleView(remaining=left, seed=self.seed, at_seconds=self.clock, final=final)
+        return RuleView(remaining=left, seed=self.seed, final=final)
 
     def _survival(self, running: RunningTrial) -> tuple[float, ...]:
         seen = TrialView(number=running.trial, epoch=running.epoch, losses=(running.loss,))

@@ -18,11 +18,9 @@ from trainwright.schedule.rules.promotion_rule import Event, Opened
 from trainwright.schedule.rules.rung_rule import FIRST, AsynchronousRule, RungRule, ladder
 from trainwright.schedule.rungs.brackets import Brackets
 from trainwright.schedule.rungs.rungs import QuantileRung, Rungs, RungTable
-from trainwright.validators import flag, integer, number, one_of, optional
+from trainwright.validators import integer, one_of
 
 __all__ = ["ASHA", "Hyperband", "SuccessiveHalving"]
-
-_STRAGGLERS = optional(number(above=0), words="None to wait for all")
 
 
 @lru_cache(65536)
@@ -91,12 +89,10 @@ class SuccessiveHalving(RungRule):
     """Brackets of `n` trials, by number. Each pauses at its rung until all have come or failed for good.
 
     Then the best floor(members/eta), at least one, go on. A bracket that the budget does not fill closes with those
-    that it has. With `straggler_seconds` a rung in which so long nothing happened closes without those that are
-    missing; they stop at their next report. O(log n) per event and O(n log n) where a rung closes.
+    that it has. O(log n) per event and O(n log n) where a rung closes.
     """
 
     n: Annotated[int, integer(minimum=1, of="trials")]
-    straggler_seconds: Annotated[float | None, _STRAGGLERS] = None
 
     @property
     def promotes(self) -> bool:
@@ -105,37 +101,19 @@ class SuccessiveHalving(RungRule):
 
     def empty(self) -> Brackets:
         """Return an index without trials."""
-        return Brackets(
-            "SuccessiveHalving", (self.rungs,), (self.n,), self._factor, self.max_epochs, self.straggler_seconds
-        )
+        return Brackets("SuccessiveHalving", self.rungs, self.n, self._factor, self.max_epochs)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hyperband(AsynchronousRule):
     """Bracket b compares first at min_epochs * eta^b, and the more there, the fewer trials it has.
 
-    Its weight is ceil((B+1) / (B-b+1) * eta^(B-b)) with B the last whose first rung is at most `max_epochs`.
-    Asynchronous: a trial's bracket is drawn with these weights, and each is an ASHA of the given `kind`, with rungs of
-    its own. Otherwise: brackets of that many trials in turn, each a `SuccessiveHalving`. O(log n + brackets) per event.
+    Its weight is ceil((B+1) / (B-b+1) * eta^(B-b)) with B the last whose first rung is at most `max_epochs`. A trial's
+    bracket is drawn with these weights, and each is an ASHA of the given `kind`, with rungs of its own. O(log n +
+    brackets) per event.
     """
 
     min_epochs: Annotated[int | None, FIRST] = 1  # its brackets begin later by themselves
-    asynchronous: Annotated[bool, flag()] = True
-    straggler_seconds: Annotated[float | None, _STRAGGLERS] = None
-
-    def check_together(self) -> None:
-        """Refuse settings of synchronous brackets for asynchronous ones, and the other way round."""
-        AsynchronousRule.check_together(self)
-        if self.asynchronous and self.straggler_seconds is not None:
-            raise ScheduleError(
-                f"Hyperband.straggler_seconds: got {self.straggler_seconds!r} with asynchronous=True; allowed: None, "
-                "for nobody waits there, or asynchronous=False"
-            )
-        if not self.asynchronous and self.kind != "stopping":
-            raise ScheduleError(
-                f"Hyperband.kind: got {self.kind!r} with asynchronous=False, where trials always pause; "
-                "leave it out, or asynchronous=True"
-            )
 
     @property
     def brackets(self) -> tuple[tuple[int, ...], ...]:
@@ -151,15 +129,7 @@ class Hyperband(AsynchronousRule):
         count, eta = len(self.brackets), self._factor
         return tuple(math.ceil(Fraction(count, count - b) * eta ** (count - 1 - b)) for b in range(count))
 
-    @property
-    def promotes(self) -> bool:
-        """Brackets in turn pause, and those of kind "promotion"."""
-        return not self.asynchronous or self.kind == "promotion"
-
-    def empty(self) -> Rungs | Brackets:  # type: ignore[override]  # brackets in turn have another index
+    def empty(self) -> Rungs:
         """Return empty brackets."""
-        name, last = "Hyperband", self.max_epochs
-        if not self.asynchronous:
-            return Brackets(name, self.brackets, self.weights, self._factor, last, self.straggler_seconds)
         ladders = tuple({rung: self.make_table() for rung in rungs} for rungs in self.brackets)
-        return _Drawn(name, {}, last, self.promotes, brackets=ladders, weights=self.weights)
+        return _Drawn("Hyperband", {}, self.max_epochs, self.promotes, brackets=ladders, weights=self.weights)

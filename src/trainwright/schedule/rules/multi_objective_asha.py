@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,7 +12,6 @@ from trainwright.pareto import ranks
 from trainwright.schedule.rules.promotion_rule import Reported
 from trainwright.schedule.rules.rung_rule import AsynchronousRule
 from trainwright.schedule.rungs.rungs import RungTable
-from trainwright.validators import one_of
 
 __all__ = ["MultiObjectiveASHA"]
 
@@ -26,7 +24,6 @@ class _FrontRung(RungTable):
 
     eta: Fraction
     least: int
-    order: str
     losses: dict[int, tuple[float, ...]] = field(default_factory=dict)
     violations: dict[int, float] = field(default_factory=dict)
     best: list[int] = field(default_factory=list)  # trials that go on, in order
@@ -66,8 +63,7 @@ class _FrontRung(RungTable):
         front[feasible] = ranks(losses[feasible])
         for level in np.unique(front[feasible]):
             members = np.flatnonzero((front == level) & feasible)
-            order = order_by_spread(scaled[members]) if self.order == "epsnet" else order_by_crowding(scaled[members])
-            place[members[order]] = np.arange(len(members))
+            place[members[order_by_spread(scaled[members])]] = np.arange(len(members))
         return [int(trial) for trial in trials[np.lexsort((trials, place, front, np.maximum(violations, 0.0)))]]
 
 
@@ -86,27 +82,13 @@ def order_by_spread(points: Array) -> list[int]:
     return order
 
 
-def order_by_crowding(points: Array) -> list[int]:
-    """Return the order by crowding distance, largest first (Deb et al., IEEE TEVC 6 (2002)); ends come first."""
-    distances = np.zeros(len(points))
-    for column in points.T:
-        order = np.argsort(column, kind="stable")
-        gaps = np.full(len(points), np.inf)
-        gaps[1:-1] = column[order][2:] - column[order][:-2]
-        distances[order] += gaps
-    return [int(i) for i in np.argsort(-np.round(distances, 9), kind="stable")]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MultiObjectiveASHA(AsynchronousRule):
     """ASHA whose rank in a rung is (front, place in the front); infeasible trials come last, by their violation.
 
-    `order="epsnet"`: in a front the best in the first objective is first, then each time the trial farthest from those
-    before it, objectives scaled by rank. `order="crowding"`: by crowding distance. `kind` as for ASHA. A report at a
-    rung costs O(trials in the rung * front); others O(1).
+    In a front the best in the first objective is first, then each time the trial farthest from those before it,
+    objectives scaled by rank. `kind` as for ASHA. A report at a rung costs O(trials in the rung * front); others O(1).
     """
-
-    order: Annotated[Literal["epsnet", "crowding"], one_of("epsnet", "crowding")] = "epsnet"
 
     def check(self, objectives: int, trials: int | None = None) -> None:  # noqa: ARG002 -- the protocol's arguments
         """Refuse a single objective, for which plain ASHA is exact and cheaper."""
@@ -118,4 +100,4 @@ class MultiObjectiveASHA(AsynchronousRule):
 
     def make_table(self) -> RungTable:
         """Return an empty rung, which compares by fronts."""
-        return _FrontRung(self._factor, 0 if self.promotes else 1, self.order)
+        return _FrontRung(self._factor, 0 if self.promotes else 1)

@@ -1,14 +1,13 @@
 """PASHA: raise the longest training only while the ranking of the best still changes (Bohdal et al., ICLR 2023)."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated
 
 import numpy as np
 
 from trainwright.schedule.rules.promotion_rule import Event, Reported
 from trainwright.schedule.rules.rung_rule import FIRST, RungRule
 from trainwright.schedule.rungs.rungs import RankRung, Rungs
-from trainwright.validators import number, one_of
 
 __all__ = ["PASHA"]
 
@@ -43,18 +42,17 @@ class _Noise:
 
 @dataclass(slots=True)
 class _Index(Rungs):
-    """Rungs whose top is raised; the losses recorded at each rung; and, for an automatic epsilon, the curves."""
+    """Rungs whose top is raised; the losses recorded at each rung; and, for epsilon, the curves."""
 
     ladder: tuple[int, ...] = ()  # rungs, then the full length
     open: int = 0  # place of the top rung in the ladder
-    epsilon: float | None = None  # None: automatic
     losses: dict[int, dict[int, float]] = field(default_factory=dict)
     curves: dict[int, dict[int, float]] = field(default_factory=dict)
     noise: dict[int, _Noise] = field(default_factory=dict)
 
     def fold(self, event: Event) -> tuple[int, ...]:
         """Take an event; a record in one of the two top rungs may open another."""
-        if isinstance(event, Reported) and self.epsilon is None:
+        if isinstance(event, Reported):
             curve = self.curves.setdefault(event.trial, {})
             if event.epoch > next(reversed(curve), 0):
                 curve[event.epoch] = event.losses[0]
@@ -62,7 +60,7 @@ class _Index(Rungs):
         if not isinstance(event, Reported) or not entered:
             return entered
         for rung in entered:
-            if self.epsilon is None and self.ladder.index(rung) >= self.open - 1:
+            if self.ladder.index(rung) >= self.open - 1:
                 others = [self.curves[trial] for trial in self.losses[rung]]
                 self.noise.setdefault(rung, _Noise()).add(self.curves[event.trial], others, rung)
             self.losses[rung][event.trial] = event.losses[0]
@@ -88,8 +86,6 @@ class _Index(Rungs):
         return bool((np.abs(near) <= self._tolerance()).all())
 
     def _tolerance(self) -> float:
-        if self.epsilon is not None:
-            return self.epsilon
         noise = self.noise.get(self.ladder[self.open - 1])
         return noise.epsilon if noise is not None else 0.0
 
@@ -99,14 +95,12 @@ class PASHA(RungRule):
     """ASHA of promotions, whose top is at first the second rung; nobody goes on from the top.
 
     Another rung opens when the trials that have reached the top rank otherwise than at the rung below. The trial at
-    place j of the top must have there a loss within `epsilon` of the one at place j. "auto" is the 0.9 quantile of the
+    place j of the top must have there a loss within epsilon of the one at place j. Epsilon is the 0.9 quantile of the
     distances, at common epochs, between those pairs of trials in the lower rung whose curves crossed at least twice; 0
-    with fewer than 10 such pairs. O(log n) per report; at the two top rungs O(trials in the rung), and O(trials *
-    epochs) with "auto".
+    with fewer than 10 such pairs. O(log n) per report; at the two top rungs O(trials * epochs).
     """
 
     min_epochs: Annotated[int | None, FIRST] = 1  # it opens rungs one by one
-    epsilon: Annotated[float | Literal["auto"], number(minimum=0) | one_of("auto")] = "auto"
 
     @property
     def promotes(self) -> bool:
@@ -115,8 +109,8 @@ class PASHA(RungRule):
 
     @property
     def reads_curves(self) -> bool:
-        """An automatic epsilon is taken from them."""
-        return self.epsilon == "auto"
+        """Epsilon is taken from them."""
+        return True
 
     def empty(self) -> _Index:
         """Return empty rungs, of which two are open."""
@@ -130,6 +124,5 @@ class PASHA(RungRule):
             top=levels[place],
             ladder=levels,
             open=place,
-            epsilon=None if self.epsilon == "auto" else float(self.epsilon),
             losses={rung: {} for rung in self.rungs},
         )

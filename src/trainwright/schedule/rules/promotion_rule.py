@@ -59,7 +59,6 @@ class Started:
     """A trial runs, for the first time or again; a `clone` began from its parent's checkpoint of `epoch`."""
 
     trial: int
-    at_seconds: float = 0.0
     clone: Clone | None = None
     epoch: int = 0
 
@@ -75,7 +74,6 @@ class Reported:
     epoch: int
     losses: tuple[float, ...]
     violation: float = 0.0
-    at_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -88,7 +86,6 @@ class Judged:
     trial: int
     epoch: int
     pauses: bool
-    at_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +94,6 @@ class Promoted:
 
     trial: int
     until_epoch: int
-    at_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,7 +102,6 @@ class Ended:
 
     trial: int
     failed: bool
-    at_seconds: float = 0.0
 
 
 Event = Opened | Started | Reported | Judged | Promoted | Ended
@@ -162,9 +157,7 @@ class New:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """Nothing to start until something more is known; ask again at `until_seconds` if nothing happens before."""
-
-    until_seconds: float | None = None
+    """Nothing to start until something more is known."""
 
 
 WAIT = Wait()
@@ -186,14 +179,13 @@ class TrialView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleView:
-    """The study as a rule may see it: how many new trials the budget still allows, its seed, and what time it is.
+    """The study as a rule may see it: how many new trials the budget still allows, and its seed.
 
     `final`: only trials that go on to the end are still of use: the best that are paused go on, whatever their share.
     """
 
     remaining: int
     seed: int = 0
-    at_seconds: float = 0.0
     final: bool = False
 
 

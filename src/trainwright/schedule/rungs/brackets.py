@@ -1,15 +1,13 @@
 """Brackets of synchronous halving: rungs that close when their members have come, and who then may go on."""
 
 import heapq
-from bisect import bisect_right
-from collections.abc import Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import accumulate
 
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
+    Continue,
     Ended,
     Event,
     Pause,
@@ -19,10 +17,7 @@ from trainwright.schedule.rules.promotion_rule import (
     Reported,
     RuleView,
     Started,
-    Stop,
     TrialView,
-    Verdict,
-    Wait,
 )
 
 __all__ = ["Brackets"]
@@ -42,7 +37,6 @@ class _Stage:
     full: bool = False  # no more members will be added
     due: bool = False  # somebody has closed it, so it closes here as soon as what that rested on was told
     closed: bool = False
-    latest: float = 0.0  # when something happened here last, in seconds
 
     @property
     def settled(self) -> bool:
@@ -57,19 +51,17 @@ class _Bracket:
     values: dict[int, list[float]] = field(default_factory=dict)  # of a trial, at each rung that it reached
     until: dict[int, int] = field(default_factory=dict)  # how far a trial may go
     ended: set[int] = field(default_factory=set)
-    dropped: set[int] = field(default_factory=set)  # their rung closed without them
 
 
 @dataclass(slots=True)
 class Brackets:
-    """Trial number n belongs to the bracket that holds its place when brackets of `sizes` are filled in turn."""
+    """Each `size` trial numbers in turn are a bracket."""
 
     name: str  # of the rule, for reasons
-    ladders: tuple[tuple[int, ...], ...]
-    sizes: tuple[int, ...]
+    rungs: tuple[int, ...]
+    size: int
     eta: Fraction
     last: int  # the full length
-    straggler_seconds: float | None
     homes: dict[int, _Bracket] = field(default_factory=dict)
     filling: dict[int, _Bracket] = field(default_factory=dict)  # the latest bracket of each block of numbers
     live: list[_Bracket] = field(default_factory=list)  # with a rung that is not closed
@@ -78,14 +70,14 @@ class Brackets:
 
     def fold(self, event: Event) -> None:
         """Take an event."""
-        if isinstance(event, Started):
-            self._find_bracket(event.trial, event.at_seconds)
-        elif isinstance(event, Reported):
-            self._take_report(self._find_bracket(event.trial, event.at_seconds), event)
-        elif isinstance(event, Promoted):
-            self._take_promotion(self._find_bracket(event.trial, event.at_seconds), event)
-        elif isinstance(event, Ended):
-            self._take_end(self._find_bracket(event.trial, event.at_seconds), event)
+        if isinstance(event, Started | Reported | Promoted | Ended):
+            home = self._find_bracket(event.trial)
+            if isinstance(event, Reported):
+                self._take_report(home, event)
+            elif isinstance(event, Promoted):
+                self._take_promotion(home, event)
+            elif isinstance(event, Ended):
+                self._take_end(home, event)
         while self.queue and self._is_stale(self.queue[0][3], self.queue[0][4]):
             heapq.heappop(self.queue)
         self.live = [home for home in self.live if not home.stages[-1].closed]
@@ -94,33 +86,26 @@ class Brackets:
         home = self.homes[trial]
         return home.until[trial] >= until or trial in home.ended
 
-    def _find_block(self, trial: int) -> tuple[int, int]:
-        """Return the number of a trial's block, and which of the ladders it has."""
-        cycle, rest = divmod(trial, sum(self.sizes))
-        ladder_place = bisect_right(list(accumulate(self.sizes)), rest)
-        return cycle * len(self.sizes) + ladder_place, ladder_place
-
-    def _find_bracket(self, trial: int, at_seconds: float) -> _Bracket:
+    def _find_bracket(self, trial: int) -> _Bracket:
         """Return the bracket of a trial; a newcomer joins that of its block, or a new one if it has closed."""
         if trial in self.homes:
             return self.homes[trial]
         # A bracket that closed early is continued by a new one for the rest of its block.
-        block, ladder_place = self._find_block(trial)
+        block = trial // self.size
         home = self.filling.get(block)
         if home is None or (home.stages and home.stages[0].full):
-            size = self.sizes[ladder_place] - (0 if home is None else len(home.stages[0].members))
-            home = _Bracket(self.created, max(1, size), [_Stage(rung) for rung in self.ladders[ladder_place]])
+            size = self.size - (0 if home is None else len(home.stages[0].members))
+            home = _Bracket(self.created, max(1, size), [_Stage(rung) for rung in self.rungs])
             self.created += 1
             self.filling[block] = home
             if home.stages:
                 self.live.append(home)
         self.homes[trial] = home
-        home.until[trial] = self.ladders[ladder_place][0] if home.stages else self.last
+        home.until[trial] = self.rungs[0] if home.stages else self.last
         if home.stages:
             first = home.stages[0]
             first.members.add(trial)
             first.full = len(first.members) == home.size
-            first.latest = max(first.latest, at_seconds)
         return home
 
     def _take_report(self, home: _Bracket, event: Reported) -> None:
@@ -137,34 +122,29 @@ class Brackets:
             waited_for = event.trial in stage.members and event.trial not in stage.out and not stage.closed
             if waited_for and event.trial not in stage.losses:
                 stage.losses[event.trial] = event.losses[0]
-                stage.latest = max(stage.latest, event.at_seconds)
-                self._close_if_settled(home, place, event.at_seconds, self.queue)
+                self._close_if_settled(home, place)
 
     def _take_promotion(self, home: _Bracket, event: Promoted) -> None:
         home.until[event.trial] = max(home.until[event.trial], event.until_epoch)
         for place, stage in enumerate(home.stages):
-            if stage.closed or event.until_epoch <= stage.rung:
-                continue
-            # Whoever promoted knew that the rung was closed: here it closes once its reports have been read.
-            stage.due = place == 0
-            if self.straggler_seconds is None:
-                self._close_if_settled(home, place, event.at_seconds, self.queue)
-            elif event.trial in stage.losses:
-                # Its latecomers were not waited for.
-                self._close_rung(home, place, event.at_seconds, self.queue)
-            break
+            if not stage.closed and event.until_epoch > stage.rung:
+                # Whoever promoted knew that the rung was closed: here it closes once its reports have been read.
+                stage.due = place == 0
+                self._close_if_settled(home, place)
+                break
 
     def _take_end(self, home: _Bracket, event: Ended) -> None:
         home.ended.add(event.trial)
         for place, stage in enumerate(home.stages):
             if event.trial in stage.members and event.trial not in stage.losses and not stage.closed:
                 stage.out.add(event.trial)
-                self._close_if_settled(home, place, event.at_seconds, self.queue)
+                self._close_if_settled(home, place)
 
-    def _close_if_settled(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
+    def _close_if_settled(self, home: _Bracket, place: int) -> None:
         stage = home.stages[place]
         if (stage.full or stage.due) and stage.settled and not stage.closed:
-            self._close_rung(home, place, at_seconds, queue)
+            for promotion in self._close_rung(home, place):
+                heapq.heappush(self.queue, promotion)
 
     def _find_winners(self, home: _Bracket, stage: _Stage) -> list[tuple[float, int]]:
         """Return those that go on, best first: floor(members/eta), at least one."""
@@ -172,62 +152,55 @@ class Brackets:
         came = sorted((loss, trial) for trial, loss in stage.losses.items() if trial not in home.ended)
         return came[: max(1, len(stage.members) * self.eta.denominator // self.eta.numerator)]
 
-    def _close_rung(self, home: _Bracket, place: int, at_seconds: float, queue: list[_Promotion]) -> None:
+    def _close_rung(self, home: _Bracket, place: int) -> list[_Promotion]:
         """Close a rung: its best become the members of the next, and are promoted unless they are there already."""
         stage = home.stages[place]
         stage.full = stage.closed = True
-        home.dropped |= stage.members - stage.losses.keys() - stage.out
         # The winners become the members of the next rung; those that are past it already need no promotion.
         winners = self._find_winners(home, stage)
         follows = home.stages[place + 1] if place + 1 < len(home.stages) else None
         until = self.last if follows is None else follows.rung
-        if follows is not None:
-            follows.members, follows.full, follows.latest = {trial for _, trial in winners}, True, at_seconds
+        promotions = []
         for loss, trial in winners:
             if follows is not None and len(home.values[trial]) > place + 1:
                 follows.losses[trial] = home.values[trial][place + 1]
             # From the highest rung down, then by age of the bracket, then by loss.
             elif home.until[trial] < until:
-                heapq.heappush(queue, (-stage.rung, home.order, loss, trial, until))
+                promotions.append((-stage.rung, home.order, loss, trial, until))
         if follows is not None:
-            self._close_if_settled(home, place + 1, at_seconds, queue)
+            follows.members, follows.full = {trial for _, trial in winners}, True
+            if follows.settled:
+                promotions += self._close_rung(home, place + 1)
+        return promotions
 
-    def verdict(self, trial: TrialView) -> Verdict:
-        """Pause at the epoch up to which the trial may go; stop if its rung closed without it."""
+    def verdict(self, trial: TrialView) -> Continue | Pause:
+        """Pause at the epoch up to which the trial may go."""
         home = self.homes.get(trial.number)
-        if home is None:
-            return CONTINUE
-        if trial.number in home.dropped:
-            return Stop(Reason(rule=self.name, epoch=trial.epoch, value=trial.loss))
-        values = home.values.get(trial.number)
-        if not values or trial.epoch < home.until[trial.number] or home.until[trial.number] >= self.last:
+        values = [] if home is None else home.values.get(trial.number)
+        if (
+            home is None
+            or not values
+            or trial.epoch < home.until[trial.number]
+            or home.until[trial.number] >= self.last
+        ):
             return CONTINUE
         return Pause(Reason(rule=self.name, epoch=home.stages[len(values) - 1].rung, value=values[-1]))
 
-    def answer(self, view: RuleView) -> Promote | Wait | None:
-        """Return who goes on, from the highest rung down; or when to ask again for a rung that waits for stragglers."""
+    def answer(self, view: RuleView) -> Promote | None:
+        """Return who goes on, from the highest rung down."""
         if self.queue:
             return Promote(self.queue[0][3], self.queue[0][4])
-        again: list[float] = []
-        for home in self.live:
-            for place, stage in enumerate(home.stages):
-                if stage.closed or not stage.losses or not (stage.full or view.remaining == 0):
-                    continue
-                # A rung waits for its members, or for as long as stragglers are waited for.
-                late = stage.latest + (self.straggler_seconds or 0.0)
-                if not stage.settled and (self.straggler_seconds is None or view.at_seconds < late):
-                    again += [] if self.straggler_seconds is None else [late]
-                else:
-                    queue: list[_Promotion] = []
-                    # As the promotion will, once accepted.
-                    self._close_rung(deepcopy(home), place, view.at_seconds, queue)
-                    if queue:
-                        return Promote(queue[0][3], queue[0][4])
-        return Wait(min(again)) if again else None
+        # Where no trial is to come, a first rung that is not full closes with those that it has.
+        for home in self.live if view.remaining == 0 else ():
+            first = home.stages[0]
+            if first.losses and first.settled and not first.closed:
+                # In a copy: here it closes once the promotion is accepted.
+                promotions = self._close_rung(deepcopy(home), 0)
+                if promotions:
+                    *_, trial, until = min(promotions)
+                    return Promote(trial, until)
+        return None
 
-    def ladder_of(self, trial: int) -> Iterable[int]:
-        """Return the rungs of a trial; one that was dropped stops at its next report, whatever its epoch."""
-        home = self.homes.get(trial)
-        if home is not None and trial in home.dropped:
-            return range(1, self.last)
-        return self.ladders[self._find_block(trial)[1]]
+    def ladder_of(self, trial: int) -> tuple[int, ...]:  # noqa: ARG002 -- every bracket has the same rungs
+        """Return the rungs of a trial."""
+        return self.rungs

@@ -171,7 +171,7 @@ class Driver:
     def _is_done(self, allowed: int | None) -> bool:
         """Whether to end now that nothing runs and no work was found; `allowed` was known when it was looked for."""
         queue, device_allocator = self.queue, self.allocator.device_allocator
-        if queue.ask_at is not None or self.allocator.launches or device_allocator.wake_at is not None:
+        if self.allocator.launches or device_allocator.wake_at is not None:
             return False
         if device_allocator.preempted:
             # With all devices free.
@@ -441,8 +441,7 @@ class Driver:
 
     def _await_news(self) -> None:
         """Wait for what others do, and take over what they left if they are gone."""
-        at = self.queue.ask_at
-        time.sleep(self._patience if at is None else min(self._patience, max(0.0, at - self.rule.seconds)))
+        time.sleep(self._patience)
         began = time.monotonic()
         self.log.refresh()
         self.queue.take_over(self.log.state.open)

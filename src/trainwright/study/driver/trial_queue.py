@@ -49,7 +49,6 @@ class TrialQueue:
     """How many trials were handed out in the present plan."""
     was_asked: bool = False
     """Whether the policy wanted any in it."""
-    ask_at: float | None = None
     """When the rule wants to be asked again, if nothing happens before."""
     exhausted: bool = False
     """Whether nothing new will be proposed any more."""
@@ -74,7 +73,7 @@ class TrialQueue:
 
     def next_trial(self, *, new: bool = True) -> PendingTrial | None:
         """Return an interrupted trial, a promoted one, or a new one while budget and space last."""
-        self.ask_at, self.was_asked = None, True
+        self.was_asked = True
         # Interrupted trials first: their training is paid for already.
         number = self._next_interrupted()
         if number is None:
@@ -106,7 +105,6 @@ class TrialQueue:
             self._events_at_ask = self.rule.events
             answer = self.rule.on_free(self.view())
             if isinstance(answer, Wait):
-                self.ask_at = answer.until_seconds
                 return None
             if not self.fits(answer.trial if isinstance(answer, Promote) else None):
                 return None
@@ -257,7 +255,7 @@ class TrialQueue:
         if self.exhausted:
             remaining = 0
         final = self.allocator.device_allocator.final
-        return RuleView(remaining=remaining, seed=self.log.state.seed, at_seconds=self.rule.seconds, final=final)
+        return RuleView(remaining=remaining, seed=self.log.state.seed, final=final)
 
     # What comes to wait.
 
