@@ -1,6 +1,7 @@
 """Projections of the study log: the searcher's view, the promotion rule's index and the device seconds used."""
 
 import math
+import time
 from collections.abc import Sequence
 
 from trainwright.ledger import Objective, Record, State, Status, TrialState
@@ -92,15 +93,28 @@ class SearchProjection:
 
 
 class RuleProjection:
-    """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from."""
+    """Keeps a promotion rule's index, and asks the rule; `kinds` are those of the records that it learns from.
+
+    Reports are timed by this process's own clock from `open` on, those of before are at 0: hosts' clocks may differ.
+    """
 
     def __init__(self, rule: PromotionRule, outcomes: Sequence[Outcome], seed: int) -> None:
         self.rule = rule
         self._outcomes = outcomes
         self._objectives = tuple(outcome for outcome in outcomes if isinstance(outcome, Objective))
         self.events = 0  # folded so far
+        self._opened: float | None = None
         self._index = rule.fold(rule.empty(), Opened(seed=seed))
         self.kinds = frozenset() if self._index is None else _RULE_KINDS
+
+    def open(self) -> None:
+        """Let time begin: what is told from now on happens now."""
+        self._opened = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """The seconds since `open`."""
+        return 0.0 if self._opened is None else time.monotonic() - self._opened
 
     def fold(self, record: Record, trial: TrialState | None) -> None:
         """Fold what a record tells into the rule's index."""
@@ -118,7 +132,9 @@ class RuleProjection:
             # Constraints come behind the objectives; rules see them only as a violation.
             violation = violation_of(self._outcomes, losses)
             losses = losses[: len(self._objectives)]
-            return Reported(trial=number, epoch=body["epoch"], losses=losses, violation=violation)
+            return Reported(
+                trial=number, epoch=body["epoch"], losses=losses, violation=violation, at_seconds=self.seconds
+            )
         if kind in {"proposed", "started"}:
             if (found := trial.exploits) is not None:  # a member from its proposal on: nobody else is to be cloned
                 clone = Clone(found.parent, found.replaces)

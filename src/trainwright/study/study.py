@@ -69,8 +69,13 @@ class Study(Simulating):
         if self.resumed:
             compare(log, space, goals, limits, seed)
         else:
-            texts = {"objectives": [*map(str, goals)], "constraints": [*map(str, limits)]}
-            log.append(facts.created(space=space.to_json(), seed=seed, versions=_read_versions(), **texts))
+            goal_texts, limit_texts = ([*map(str, outcomes)] for outcomes in (goals, limits))
+            versions = _read_versions()
+            log.append(
+                facts.created(
+                    space=space.to_json(), objectives=goal_texts, constraints=limit_texts, seed=seed, versions=versions
+                )
+            )
         self._set_up(log, space, searcher)
 
     @classmethod
@@ -297,6 +302,7 @@ class Study(Simulating):
             # The rule's index is rebuilt from the records, so that a resumed study decides as an uninterrupted one.
             for record in log.replay(rule.kinds):
                 rule.fold(record, state.trials.get(record.trial) if record.trial is not None else None)
+            rule.open()
             job, last = JobNote.of(train, scheduler, budget), JobNote.last(state)
             if last != job and (team is None or last is None):
                 log.append(job.record(state.sessions))

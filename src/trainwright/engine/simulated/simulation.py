@@ -255,7 +255,7 @@ class _Simulation:
         # Rules that read whole curves get the epochs that were skipped, with the losses that they had.
         for each in range(trial.reported + 1 if self.curves else epoch, epoch + 1):
             losses = tuple(loss if math.isfinite(loss) else math.inf for loss in trial.course.losses(each))
-            self._fold_event(Reported(trial=number, epoch=each, losses=losses))
+            self._fold_event(Reported(trial=number, epoch=each, losses=losses, at_seconds=self.clock))
         trial.reported, trial.loss = epoch, losses[0]
         self.device_allocator.note_report(number, epoch, losses[0], self.clock)
         self.recorder.note_loss(losses[0])
@@ -438,7 +438,7 @@ class _Simulation:
 
     def _rule_view(self) -> RuleView:
         left, final = self.limits.remaining(len(self.trials)), self.device_allocator.final
-        return RuleView(remaining=left, seed=self.seed, final=final)
+        return RuleView(remaining=left, seed=self.seed, at_seconds=self.clock, final=final)
 
     def _survival(self, running: RunningTrial) -> tuple[float, ...]:
         seen = TrialView(number=running.trial, epoch=running.epoch, losses=(running.loss,))

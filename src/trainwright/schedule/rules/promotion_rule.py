@@ -74,6 +74,7 @@ class Reported:
     epoch: int
     losses: tuple[float, ...]
     violation: float = 0.0
+    at_seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -179,13 +180,14 @@ class TrialView:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RuleView:
-    """The study as a rule may see it: how many new trials the budget still allows, and its seed.
+    """The study as a rule may see it: how many new trials the budget still allows, its seed, and what time it is.
 
     `final`: only trials that go on to the end are still of use: the best that are paused go on, whatever their share.
     """
 
     remaining: int
     seed: int = 0
+    at_seconds: float = 0.0
     final: bool = False
 
 

@@ -255,7 +255,7 @@ class TrialQueue:
         if self.exhausted:
             remaining = 0
         final = self.allocator.device_allocator.final
-        return RuleView(remaining=remaining, seed=self.log.state.seed, final=final)
+        return RuleView(remaining=remaining, seed=self.log.state.seed, at_seconds=self.rule.seconds, final=final)
 
     # What comes to wait.
 
