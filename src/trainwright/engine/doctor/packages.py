@@ -13,6 +13,7 @@ from trainwright.engine.doctor.machine import Machine
 __all__ = ["GIVES", "examine_extras", "examine_packages", "imported"]
 
 GIVES = {
+    "fast": "forests, ensembles and memory plans by compiled code instead of Python",
     "torch": "training with trial.prepare, checkpoints, profiles, data-parallel trials",
     "ray": "trials on several nodes through Ray",
     "redis": "a ledger on a Redis server, for hundreds of workers",

@@ -1,7 +1,8 @@
-"""Sums of logarithms through products: 32 float64 terms a product, and one logarithm for 512 products (by numba).
+"""Sums of logarithms through products: 32 float64 terms a product, and one logarithm for 512 products.
 
 Terms lie in [1e-7, 1e9], so a product of 32 of them stays within [1e-224, 1e288]. Of the products exponents are added
-and mantissas, in [1, 2), multiplied. All roundings together are below 1e-13 relative.
+and mantissas, in [1, 2), multiplied. All roundings together are below 1e-13 relative. Without
+numba each term has its own logarithm.
 """
 
 import math
@@ -9,7 +10,7 @@ import math
 import numpy as np
 
 from trainwright.ensemble.metrics import Array
-from trainwright.kernels import compiled
+from trainwright.kernels import HAS_NUMBA, compiled
 
 __all__ = ["TERMS", "log_sums"]
 
@@ -21,6 +22,9 @@ _LOG_2 = math.log(2.0)
 @compiled
 def log_sums(total: Array, added: Array, wanted: Array) -> Array:
     """Return sum over j of log(total[j] + added[l, j]) for each l wanted; lengths are multiples of 32. O(L N)."""
+    if not HAS_NUMBA:
+        plain: Array = np.log(total + added[wanted]).sum(axis=1)
+        return plain
     width = len(total) // TERMS
     sums = np.empty(len(wanted))
     product = np.empty(width)

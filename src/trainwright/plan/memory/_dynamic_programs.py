@@ -16,11 +16,8 @@ No choice is stored when a table is filled: they are compared again at the few n
 from typing import Any
 
 import numpy as np
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
 
-from trainwright.kernels import Ints, Singles, compiled
+from trainwright.kernels import HAS_NUMBA, Ints, Singles, compiled
 from trainwright.plan.memory.sizes import Sizes
 
 __all__ = [
@@ -36,21 +33,29 @@ _INF = np.float32(np.inf)
 _BLOCK = 8
 
 
-def _lesser_code(_context: Any, left: Any, right: Any) -> Any:
-    """Give the code of `_lesser`: the lesser of two float32 that are not NaN, by one instruction.
+def _compile_lesser() -> Any:
+    """Return what gives the lesser of two float32 that are not NaN, in compiled code by one instruction.
 
     A loop over `x[i] = min(x[i], y)` is compiled to masked stores, which AMD's processors run five times slower.
     """
+    if not HAS_NUMBA:
+        return np.minimum
+    from llvmlite import ir
+    from numba import types
+    from numba.extending import intrinsic
 
-    def code(_: Any, builder: Any, __: Any, values: Any) -> Any:
-        kind = values[0].type
-        function = builder.module.declare_intrinsic("llvm.minnum", [kind], ir.FunctionType(kind, [kind, kind]))
-        return builder.call(function, values, fastmath=("nnan", "nsz"))
+    def lesser_code(_context: Any, left: Any, right: Any) -> Any:
+        def code(_: Any, builder: Any, __: Any, values: Any) -> Any:
+            kind = values[0].type
+            function = builder.module.declare_intrinsic("llvm.minnum", [kind], ir.FunctionType(kind, [kind, kind]))
+            return builder.call(function, values, fastmath=("nnan", "nsz"))
 
-    return types.float32(left, right), code
+        return types.float32(left, right), code
+
+    return intrinsic(lesser_code)
 
 
-_lesser: Any = intrinsic(_lesser_code)
+_lesser: Any = _compile_lesser()
 
 
 @compiled
@@ -62,12 +67,18 @@ def _row_index(s: int, t: int, n: int) -> int:
 @compiled
 def _lower_by_split(target: Singles, right: Singles, left: Singles, cost: np.float32) -> None:
     """Lower target to cost + right + left where that is less."""
+    if not HAS_NUMBA:
+        target[:] = _lesser(target, cost + (right + left))
+        return
     for m in range(target.size):
         target[m] = _lesser(target[m], cost + (right[m] + left[m]))
 
 
 @compiled
 def _lower_by_option(target: Singles, below: Singles, cost: np.float32) -> None:
+    if not HAS_NUMBA:
+        target[:] = _lesser(target, cost + below)
+        return
     for m in range(target.size):
         target[m] = _lesser(target[m], cost + below[m])
 
