@@ -33,8 +33,6 @@ cs = pytest.importorskip("ConfigSpace")
 
 FULL = Space(
     require("batch * accumulation <= 1024"),
-    require("low_end <= high_end"),
-    require("momentum < 0.9 or width > 32"),
     require("drop != 0.3"),
     require("size not in ('s',) or depth < 5.5"),
     lr=Float(1e-5, 1e-1, log=True, prior=Normal(0.4, 0.2)),
@@ -139,8 +137,7 @@ def exported(draw):
         other = draw(st.sampled_from(free))
         texts = [
             f"{name} <= {middle}", f"not {name} > {middle}", f"{name} >= {middle} or {other} < {known[other].high}",
-            f"{other} - {other} == 0 or {middle} < {name}", f"{name} != {middle} and {name} < {parameter.high}",
-            f"{parameter.low} < {name} <= {parameter.high}",
+            f"{name} != {middle} and {name} * {other} < {parameter.high}",
             f"{name} in ({parameter.low}, {parameter.high}) or {name} != {other}",
         ]  # fmt: skip
         rules += draw(st.lists(st.sampled_from(texts).map(require), max_size=1))
@@ -193,10 +190,11 @@ def foreign():
 
 
 def test_a_space_of_theirs(foreign):
-    """Every kind of condition, clause and relation comes in, and goes out again."""
+    """Every kind of condition, clause and relation comes in; what compares a plain number does not go out again."""
     space = Space.from_configspace(foreign)
     assert_same(space, foreign, 200)
-    assert_same(space, space.to_configspace(), 100)
+    with pytest.raises(SpaceError, match=r"'not \(kernel == 'linear' and C > 10.0\)' has parameters of many values"):
+        space.to_configspace()
     for params in illegal_here(space, 0, 300):
         assert not legal_there(foreign, params), params
     assert set(map(str, space.requirements)) == {
@@ -239,7 +237,7 @@ def test_defaults_that_are_forbidden_together_are_drawn_anew():
     assert space.check(dict(space.to_configspace().get_default_configuration())) == []
 
 
-def test_few_values_are_listed_for_what_no_comparison_says():
+def test_combinations_of_values_are_forbidden():
     space = Space(require("a * b <= 6"), a=Int(1, 4), b=Choice(1, 2, 3))
     theirs = space.to_configspace()
     assert_same(space, theirs)
@@ -251,7 +249,10 @@ def test_few_values_are_listed_for_what_no_comparison_says():
     ("space", "sentence"),
     [
         (Space(a=Int(1, 4), b=Derived("2 * a")), "b is derived"),
-        (Space(require("x * y < 1"), x=Float(0, 2), y=Float(0, 2)), r"'x \* y < 1', which ConfigSpace cannot express"),
+        (
+            Space(require("x * y < 1"), x=Float(0, 2), y=Float(0, 2)),
+            r"'x \* y < 1' has parameters of many values, which",
+        ),
         (Space(require("a * b < 1e4"), a=Int(1, 400), b=Int(1, 400)), "forbid up to 1000 combinations"),
         (Space(x=Float(0, 1, step=0.0001)), "step=0.0001 makes 10001 values, .* allow at most 1000"),
         (Space(x=Float(0, 1, step=0.1, prior=Beta(2, 2))), "a stepped number has a prior"),

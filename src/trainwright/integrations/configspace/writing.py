@@ -1,24 +1,25 @@
 """Writes a space as a `ConfigSpace.ConfigurationSpace` (github.com/automl/ConfigSpace, version 1).
 
-ConfigSpace has no expressions and no steps. A stepped number becomes an ordinal; a requirement becomes what it forbids,
-as comparisons, or as a list of value combinations where all its parameters have few values. Everything else is refused,
-and so is what ConfigSpace would read differently when a parameter is inactive.
+ConfigSpace has no expressions and no steps. A stepped number becomes an ordinal; a requirement becomes the combinations
+of values that it forbids, if its parameters have few. Everything else is refused, and so is what ConfigSpace would read
+differently when a parameter is inactive.
 """
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from trainwright.errors import MissingExtra, SpaceError
-from trainwright.integrations.configspace.forbidden_clauses import Forbidden, values_of
 from trainwright.randomness import rng
 from trainwright.space.canonical import canonical_json
 from trainwright.space.choice import Choice
 from trainwright.space.conditions import Comparison, Condition
 from trainwright.space.numeric import Beta, Float, Int, Normal
-from trainwright.space.parameters import Constant, Varying
+from trainwright.space.parameters import Constant, Parameter, Varying, make_table
+from trainwright.space.rules import Requirement
 from trainwright.space.space import Space
 
 __all__ = ["MOST_LISTED", "to_configspace"]
@@ -64,7 +65,7 @@ class ConditionClauses:
 
     def _convert_comparison(self, child: str, comparison: Comparison, *, negated: bool) -> Any:
         parent = self.space.parameters[comparison.name]
-        values = values_of(parent)
+        values = _listed_values(parent)
         if values is not None:
             # Listed parents: the values for which the comparison is true.
             matching = [value for value in values if _comparison_holds(parent, comparison, value) is not negated]
@@ -157,8 +158,56 @@ def _build_space(cs: Any, space: Space, defaults: Mapping[str, Any]) -> Any:
     conditions = ConditionClauses(cs, space, found)
     found.add(*conditions.convert_all())
     for requirement in space.requirements:
-        found.add(*Forbidden(cs, space.parameters, found, requirement.expression, MOST_LISTED).clauses())
+        found.add(*_forbid_combinations(cs, space, found, requirement))
     return found
+
+
+def _forbid_combinations(cs: Any, space: Space, found: Any, requirement: Requirement) -> list[Any]:
+    """Return a clause for each combination of values that breaks a requirement, those of its longest list joined.
+
+    A clause of ConfigSpace is false where a parameter is inactive, and so does a requirement bind only where all of
+    its parameters are active.
+    """
+    lists = {name: _list_values(space.parameters[name]) for name in requirement.names}
+    if math.prod(map(len, lists.values())) > MOST_LISTED or not all(lists.values()):
+        raise make_refusal(
+            f"requirement '{requirement}' has parameters of many values",
+            f"it can forbid up to {MOST_LISTED} combinations of values: leave it out, or give its parameters steps",
+        )
+    kinds = {n: p.values_kind for n, p in space.parameters.items() if isinstance(p, Varying | Constant)}
+    holds = requirement.bind(kinds)
+    # The longest list goes into one clause with `in`, so that combinations are as few as possible.
+    *rest, last = sorted(lists, key=lambda name: len(lists[name]))
+    clauses = []
+    for combination in itertools.product(*(lists[name] for name in rest)):
+        fixed = dict(zip(rest, combination, strict=True))
+        columns = {**{name: [value] * len(lists[last]) for name, value in fixed.items()}, last: lists[last]}
+        with np.errstate(all="ignore"):
+            kept = holds({name: make_table(tuple(values)) for name, values in columns.items()}, len(lists[last]))
+        bad = [value for value, is_kept in zip(lists[last], kept, strict=True) if not is_kept]
+        if bad:
+            equal = [cs.ForbiddenEqualsClause(found[name], value) for name, value in fixed.items()]
+            clause = cs.ForbiddenInClause(found[last], bad)
+            clauses.append(cs.ForbiddenAndConjunction(*equal, clause) if equal else clause)
+    return clauses
+
+
+def _list_values(parameter: Parameter) -> Sequence[Any]:
+    """Return all values of a parameter; nothing if there are too many."""
+    values = _listed_values(parameter)
+    if values is None and isinstance(parameter, Int) and parameter.high - parameter.low < MOST_LISTED:
+        values = range(parameter.low, parameter.high + 1)
+    return values or ()
+
+
+def _listed_values(parameter: Parameter) -> Sequence[Any] | None:
+    """Return the values of a parameter that leaves as a list of values; None for a plain number."""
+    if isinstance(parameter, Constant):
+        return (parameter.value,)
+    if isinstance(parameter, Float | Int) and parameter.step is None:
+        return None
+    assert isinstance(parameter, Varying)  # noqa: S101 -- derived values have been refused
+    return parameter.restore(parameter.axis.to_numbers(parameter.axis.all_units()))
 
 
 def _make_hyperparameter(cs: Any, name: str, parameter: Varying, default: Any) -> Any:
@@ -218,7 +267,7 @@ def _make_stepped(cs: Any, name: str, parameter: Float | Int, default: Any) -> A
     if parameter.prior is not None:
         raise make_refusal(f"{name}: a stepped number has a prior", "leave the prior or the step out")
     options = {} if default is None else {"default_value": default}
-    return cs.OrdinalHyperparameter(name, values_of(parameter), **options)
+    return cs.OrdinalHyperparameter(name, _listed_values(parameter), **options)
 
 
 def _scale_normal(name: str, parameter: Float | Int, prior: Normal) -> tuple[float, float]:
