@@ -1,4 +1,4 @@
-"""The trials of a study as a log directory of TensorBoard: a run per trial with its curves, and the HParams page.
+"""The trials of a study as a log directory of TensorBoard: a run per trial with its curves, and its HParams session.
 
 A run is one event file, `trial-000017/events.out.tfevents.SECONDS.trainwright-ID`, a function of the trial's records:
 to export again writes nothing anew. Written with the extra `tensorboard`, which needs neither TensorFlow nor torch.
@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from trainwright.errors import InputError, MissingExtra
-from trainwright.ledger import State, Status, TrialState
+from trainwright.ledger import Status, TrialState
 from trainwright.ledger.rows import first_start
 from trainwright.publishing import write_file
 from trainwright.report.files import folder
 from trainwright.report.tabular import FinishedTrials, metric_points
-from trainwright.space import Choice, Constant, Float, Int, Space
+from trainwright.space import Choice, Constant, Space
 from trainwright.space.parameters import Parameter
 
 __all__ = ["export_tensorboard"]
@@ -39,7 +39,6 @@ def export_tensorboard(directory: str | Path, path: str | Path) -> Path:
     logs = folder(directory, path)
     suffix = f".trainwright-{finished.study_id}"
     parameters = Space.from_json(finished.state.space or {}).parameters
-    _write_run(logs, suffix, 0.0, [_experiment_event(finished.name, finished.state, parameters)])
     for trial in finished.trials:
         run = logs / f"trial-{trial.number:06d}"
         try:
@@ -102,39 +101,6 @@ def _make_events(trial: TrialState, parameters: Mapping[str, Parameter]) -> list
         *(_scalar_events(at, epoch, metrics) for at, epoch, metrics in metric_points(trial)),
         _plugin_metadata(ended, SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end)),
     ]
-
-
-def _experiment_event(name: str, state: State, parameters: Mapping[str, Parameter]) -> Any:
-    """Return the event that tells the HParams page what varies and what is measured."""
-    from tensorboard.plugins.hparams.api_pb2 import Experiment, MetricInfo, MetricName
-    from tensorboard.plugins.hparams.metadata import EXPERIMENT_TAG
-    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
-
-    goals = [MetricInfo(name=MetricName(tag=o.metric), description=str(o)) for o in state.objectives]
-    infos = [_hparam_info(name, parameter) for name, parameter in parameters.items()]
-    experiment = Experiment(name=name, hparam_infos=infos, metric_infos=goals)
-    return _plugin_metadata(0.0, EXPERIMENT_TAG, HParamsPluginData(experiment=experiment))
-
-
-def _hparam_info(name: str, parameter: Parameter) -> Any:
-    from tensorboard.plugins.hparams.api_pb2 import (
-        DATA_TYPE_BOOL,
-        DATA_TYPE_FLOAT64,
-        DATA_TYPE_STRING,
-        HParamInfo,
-        Interval,
-    )
-
-    if not isinstance(parameter, Choice | Constant):
-        info = HParamInfo(name=name, type=DATA_TYPE_FLOAT64, differs=True)
-        if isinstance(parameter, Float | Int):
-            info.domain_interval.CopyFrom(Interval(min_value=parameter.low, max_value=parameter.high))
-        return info
-    values = [_shown_value(parameter, value) for value in _hparam_values(parameter)]
-    kinds = {bool: DATA_TYPE_BOOL, int: DATA_TYPE_FLOAT64, float: DATA_TYPE_FLOAT64, str: DATA_TYPE_STRING}
-    info = HParamInfo(name=name, type=kinds[type(values[0])], differs=len(values) > 1)
-    info.domain_discrete.extend(values)
-    return info
 
 
 def _hparam_values(parameter: Choice | Constant) -> tuple[Any, ...]:
