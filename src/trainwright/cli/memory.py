@@ -1,4 +1,4 @@
-"""`trainwright memory ...`: plan a step within a memory budget, its curve, what a plan does, its picture."""
+"""`trainwright memory ...`: plan a step within a memory budget, its curve, and what a plan does."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -10,13 +10,11 @@ from trainwright.cli.command import PlanFile, Result, make_group
 from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import call_function
 from trainwright.errors import InputError
-from trainwright.files import write_text
 from trainwright.memory import Chain, Plan, load_chain
 from trainwright.memory import curve as trade_offs
-from trainwright.memory import pipeline as plan_stages
 from trainwright.memory import plan as plan_step
 from trainwright.plan.byte_sizes import format_bytes, read_size
-from trainwright.plan.memory.explain import draw_timeline, explain_plan
+from trainwright.plan.memory.explain import explain_plan
 from trainwright.plan.memory.known_plans import lowest_with_copies
 from trainwright.plan.memory.planning import full_bytes, minimal_bytes
 
@@ -122,67 +120,6 @@ def explain(file: _PLAN) -> Result:
     )
 
 
-def plot(
-    file: _PLAN,
-    *,
-    out: Annotated[Path, typer.Option(help="The picture, an .svg file.")] = Path("memory.svg"),
-) -> Result:
-    """Draw memory over time, with the lanes of compute and copies."""
-    draw_timeline(Plan.load(file), out)
-    print(f"picture: {out}")
-    return Result({"picture": out})
-
-
-def pipeline(
-    spec: _SPEC,
-    *,
-    stages: Annotated[int, typer.Option(help="Devices in a row.")],
-    microbatches: Annotated[int, typer.Option(help="Of a step.")],
-    memory: Annotated[str, typer.Option(help="Of a device, such as 16GiB.")],
-    bandwidth: Annotated[str | None, typer.Option(help="Between devices, such as 16GB (a second).")] = None,
-    schedule: Annotated[
-        str,
-        typer.Option(help="auto (the least step), gpipe, 1f1b, interleaved, zero-bubble, 1f1b-star or madpipe."),
-    ] = "auto",
-    csv: Annotated[Path | None, typer.Option(help="Write the schedule, a row per device.")] = None,
-) -> Result:
-    """Cut a chain into pipeline stages that recompute what they cannot hold."""
-    # Without a bandwidth what goes between devices takes no time.
-    speed = float(read_size(bandwidth, "bandwidth")) if bandwidth is not None else float("inf")
-    chain = _chain(spec)
-    planned = plan_stages(
-        chain, stages=stages, microbatches=microbatches, memory=memory, bandwidth=speed, schedule=schedule
-    )
-    parts = planned.partition.parts
-    print_table(
-        ("stage", "device", "layers", "a micro-batch", "in flight", "without recomputing"),
-        [
-            (place, device, f"{part.first}-{part.last}", f"{part.seconds:.6g} s", part.flying, format_bytes(size))
-            for place, (part, device, size) in enumerate(zip(parts, planned.devices, planned.plain_bytes, strict=True))
-        ],
-    )
-    print()
-    for name, placement in planned.placements.items():
-        print(f"period, {name}: {placement.pattern.period_seconds:.6g} s")
-    for name, timeline in planned.timelines.items():
-        chosen = " (the plan's)" if name == planned.schedule else ""
-        print(f"step, {name}: {timeline.seconds:.6g} s, {100 * timeline.busy_share:.1f} % busy{chosen}")
-    if csv is not None:
-        write_text(csv, "schedule", planned.to_csv())
-        print(f"schedule: {csv}")
-    return Result(
-        {
-            "stages": [
-                {"first": part.first, "last": part.last, "device": device, "seconds": part.seconds}
-                for part, device in zip(parts, planned.devices, strict=True)
-            ],
-            "period_seconds": {name: each.pattern.period_seconds for name, each in planned.placements.items()},
-            "step_seconds": {name: timeline.seconds for name, timeline in planned.timelines.items()},
-            "schedule": planned.schedule,
-        }
-    )
-
-
 def _chain(spec: str, optimizer: str | None = None) -> Chain:
     """Return the chain that SPEC names: that of a file, or of the model that a function returns."""
     if Path(spec).suffix == ".json" or ":" not in spec:
@@ -204,7 +141,5 @@ app = make_group(
         plan: "Find the fastest plan within a budget.",
         curve: "Show memory against time, budget by budget.",
         explain: "Say what a plan does with each stage, and why.",
-        plot: "Draw memory over time, with computation and copies.",
-        pipeline: "Cut a chain into pipeline stages that recompute.",
     },
 )
