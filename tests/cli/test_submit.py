@@ -133,8 +133,8 @@ def test_a_job_that_was_requeued_has_its_successor(site):
     assert queued(site) == [17]
 
 
-def test_status_and_cancel(site):
-    """`status` says which jobs wait, run and have ended; `--cancel` takes back those that have not."""
+def test_status_of_jobs(site):
+    """`status` says which jobs wait, run and have ended."""
     trainwright(site, "run", "study.toml", "--quiet")
     script = submit(site)["script"]
     run_job(script, 17, 130)
@@ -144,8 +144,6 @@ def test_status_and_cancel(site):
     (site / "queue/state").write_text("RUNNING")
     _, said, _ = trainwright(site, "status", "study", "--json")
     assert json.loads(said.splitlines()[-1])["jobs"] == {"17": "ended", "18": "running"}
-    assert submit(site, "--cancel") == {"cancelled": ["18"]}
-    assert queued(site) == []
 
 
 @pytest.mark.parametrize(
@@ -178,8 +176,6 @@ def test_a_script_for_another_system_is_written(site):
     found = submit(site, "--system", "lsf")
     assert found["command"] == f"bsub < {found['script']}"
     assert Path(found["script"]).stat().st_mode & 0o111
-    status, _, said = trainwright(site, "submit", "study.toml", "--cancel")
-    assert (status, said) == (2, "trainwright: submit: cancels Slurm's jobs only; use `bkill` for the others\n")
 
 
 @pytest.mark.parametrize(

@@ -1,75 +1,42 @@
 """The jobs that were submitted for a study: what is known of them below its directory, and what the queue says.
 
-A call of `trainwright submit` has a folder `jobs/NUMBER` of its own: its script, the name of its batch system, and
-`submitted`, to which it and its jobs append the number of each job, one a line.
+A call of `trainwright submit` has a folder `jobs/NUMBER` of its own: its script, and `submitted`, to which it and its
+jobs append the number of each job, one a line.
 """
 
 import shutil
 import subprocess
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from trainwright.errors import TrainwrightError
-from trainwright.publishing import write_file
 
-__all__ = ["Submission", "make_submission", "queue_states", "run_command", "submissions"]
+__all__ = ["SUBMITTED", "make_folder", "queue_states", "run_command"]
 
-_FOLDER, _SUBMITTED, _SYSTEM = "jobs", "submitted", "system"
+SUBMITTED = "submitted"
+_FOLDER = "jobs"
 _PATIENCE_SECONDS = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Submission:
-    """One call of `trainwright submit`, in its folder."""
-
-    folder: Path
-
-    @property
-    def system(self) -> str:
-        """The name of its batch system."""
-        return (self.folder / _SYSTEM).read_text(encoding="utf-8").strip()
-
-    @property
-    def jobs(self) -> list[str]:
-        """The numbers of its jobs, in the order in which they were submitted."""
-        path = self.folder / _SUBMITTED
-        return path.read_text(encoding="utf-8").split() if path.exists() else []
-
-    def add(self, job: str) -> None:
-        """Take note of a job."""
-        with (self.folder / _SUBMITTED).open("a", encoding="utf-8") as file:
-            file.write(f"{job}\n")
-
-
-def make_submission(directory: Path, system: str) -> Submission:
-    """Return a new one for the study in `directory`."""
-    for number in range(1, 10**6):
-        folder = directory.resolve() / _FOLDER / str(number)
-        try:
-            folder.mkdir(parents=True)
-        except FileExistsError:
-            continue
-        write_file(folder / _SYSTEM, f"{system}\n")
-        (folder / _SUBMITTED).touch()
-        return Submission(folder)
-    raise TrainwrightError(f"submit: {directory / _FOLDER} is full")
-
-
-def submissions(directory: Path) -> list[Submission]:
-    """Return all of a study, the oldest first."""
-    folders = [path.parent for path in (directory / _FOLDER).glob(f"[0-9]*/{_SYSTEM}")]
-    return [Submission(folder) for folder in sorted(folders, key=lambda folder: int(folder.name))]
+def make_folder(directory: Path) -> Path:
+    """Return the folder of a new call for the study in `directory`."""
+    home = directory.resolve() / _FOLDER
+    number = 1 + max((int(folder.name) for folder in home.glob("[0-9]*")), default=0)
+    folder = home / str(number)
+    try:
+        folder.mkdir(parents=True)
+        (folder / SUBMITTED).touch()
+    except OSError as error:
+        raise TrainwrightError(f"submit: cannot make {folder}: {(error.strerror or str(error)).lower()}") from error
+    return folder
 
 
 def queue_states(directory: Path) -> dict[str, str]:
-    """Return queued, running or ended for each job of a study; submitted for those that no command here tells of."""
-    found: dict[str, str] = {}
-    for submission in submissions(directory):
-        known = _slurm_states() if submission.system == "slurm" and shutil.which("squeue") else None
-        for job in submission.jobs:
-            found[job] = "submitted" if known is None else known.get(job, "ended")
-    return found
+    """Return queued, running or ended for each job of a study; submitted where no command here tells of them."""
+    files = sorted((directory / _FOLDER).glob(f"[0-9]*/{SUBMITTED}"), key=lambda file: int(file.parent.name))
+    jobs = [job for file in files for job in file.read_text(encoding="utf-8").split()]
+    known = _slurm_states() if jobs and shutil.which("squeue") else None
+    return {job: "submitted" if known is None else known.get(job, "ended") for job in jobs}
 
 
 def run_command(command: Sequence[str]) -> str:
@@ -79,17 +46,15 @@ def run_command(command: Sequence[str]) -> str:
             list(command),
             capture_output=True,
             text=True,
-            check=False,
+            check=True,
             timeout=_PATIENCE_SECONDS,
             stdin=subprocess.DEVNULL,
         )
-    except OSError as error:
-        raise TrainwrightError(f"submit: cannot run {command[0]}: {(error.strerror or str(error)).lower()}") from error
     except subprocess.TimeoutExpired:
         raise TrainwrightError(f"submit: {command[0]} says nothing within {_PATIENCE_SECONDS:g} s") from None
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines() or [f"exit status {done.returncode}"]
-        raise TrainwrightError(f"submit: {command[0]} refuses: {words[-1].removeprefix(f'{command[0]}: ')}")
+    except subprocess.CalledProcessError as error:
+        words = (error.stderr or error.stdout).strip().splitlines() or [f"exit status {error.returncode}"]
+        raise TrainwrightError(f"submit: {command[0]} refuses: {words[-1].removeprefix(f'{command[0]}: ')}") from None
     return done.stdout.strip()
 
 
