@@ -243,18 +243,6 @@ class TestExport:
         assert [float(row["params.x"]) for row in rows] == frame["params.x"].to_list()
         assert [row["state"] for row in rows] == ["complete"] * 4
 
-    def test_importance(self, trainwright, study_file, tmp_path):
-        """A row a parameter, with the ends of its interval; the numbers are those of `study.importance`."""
-        assert trainwright("run", study_file(("trials = 4", "trials = 20")), "--quiet").status == 0
-        file = tmp_path / "importance.csv"
-        assert trainwright("export", tmp_path / "study", "--importance", file).status == 0
-        with file.open() as opened, tw.Study.open(tmp_path / "study") as study:
-            rows, found = list(csv.DictReader(opened)), study.importance()
-        assert [row["parameter"] for row in rows] == list(found.names)
-        for name, values in {"share": found.shares, "low": found.low, "high": found.high}.items():
-            assert [float(row[name]) for row in rows] == list(values)
-        assert {int(row["epoch"]) for row in rows} == {found.epoch}
-
     def test_optuna_journal(self, trainwright, done, tmp_path):
         """Optuna opens the journal and finds every trial."""
         optuna = pytest.importorskip("optuna")
@@ -273,7 +261,7 @@ class TestExport:
         assert (said.status, said.out) == (2, "")
         assert said.err == (
             "trainwright: export: no place was given; allowed: one or more of --optuna-journal, --tensorboard, "
-            "--mlflow, --wandb, --csv, --parquet, --importance\n"
+            "--mlflow, --wandb, --csv, --parquet\n"
         )
 
     def test_tensorboard_and_mlflow(self, trainwright, done, tmp_path, monkeypatch):

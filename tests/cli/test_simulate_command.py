@@ -91,6 +91,14 @@ def test_options_override(trainwright, file):
     assert out.count("5 trials; means of 1 simulated studies") == 2
 
 
+def test_a_deadline(trainwright, file):
+    """What is complete by then counts: fewer trials than without it."""
+    out, found = simulated(trainwright, file(), "--deadline-seconds", 100, "--seeds", 2)
+    assert "8 GPUs, 16 trials, deadline 1 min 40 s; means of 2" in out
+    assert found[8, "random"]["full"]["mean"] < 16
+    assert found[8, "random"]["makespan_seconds"]["high"] <= 100
+
+
 def test_a_table_as_task(trainwright, file, tmp_path):
     """Curves come from a file beside the study file; what it has not is refused, or told."""
     np.savez(tmp_path / "curves.npz", valid_loss=np.linspace(1, 0, 30)[:, None] / np.arange(1, 9)[None, :])
@@ -137,7 +145,7 @@ def test_run_leaves_it_alone(trainwright, study_file):
         (("scaling = 0.8", "drops_per_second = -1"), r"Simulated.drops_per_second: got -1"),
         (("epoch_seconds = 10", "epoch = 10"), r"'epoch' is unknown; allowed: epoch_seconds"),
         (("epoch_seconds = 10", 'table = "none.npz"'), r"there is no file .*none.npz"),
-        (("trials = 16", "seed = 0"), r"\[simulate\]: 'trials' is missing \(trials of the study\)"),
+        (("trials = 16", "seed = 0"), r"nothing ends the study; give trials, deadline_seconds, wall_seconds"),
         (("start = 4", "start = 16"), r"Doubling.start: got 16, the engine has 8 slots"),
         (("eta = 2", "eta = 1"), r"ASHA.eta: got 1"),
         (('"FixedEpochs", max_epochs = 8', '"FixedEpochs"'), r"the rule sets no length of a trial"),

@@ -22,7 +22,7 @@ from trainwright.report.formatting import count
 __all__ = ["convert", "diff", "inspect", "verify"]
 
 _LINES = 100
-"""More of a tree than this is not shown unless asked for."""
+"""No more names than these are shown."""
 
 _DIFFERENCES = 40
 """Nor more tensors that differ."""
@@ -36,26 +36,16 @@ _Path = Annotated[Path, typer.Argument(help="A checkpoint, a folder of them, or 
 def inspect(
     path: _Path,
     *,
-    depth: Annotated[int | None, typer.Option(min=1, help="Levels of names to show.")] = None,
+    depth: Annotated[int | None, typer.Option(min=1, help="Sum up names by so many of their parts.")] = None,
 ) -> Result:
     """Show what is in a checkpoint, without reading any tensor; of a folder of many, in the newest."""
     found = look(path)
     print(found.path, *_describe_checkpoint(found), sep="\n  ")
     print()
-    rows = _list_tree(found.tensors)
-    deepest = max((len(parts) for parts, _ in rows), default=0)
-    if depth is None:
-        # The deepest level at which the whole tree still fits on a screen or two.
-        fitting = (level for level in range(deepest, 1, -1) if sum(len(parts) <= level for parts, _ in rows) <= _LINES)
-        depth = next(fitting, 1)
-    shown = [(parts, cells) for parts, cells in rows if len(parts) <= depth]
-    print_table(
-        ["name", "dtype", "shape", "size", ""],
-        [["  " * (len(parts) - 1) + parts[-1], *cells] for parts, cells in shown],
-        left=3,
-    )
-    if depth < deepest:
-        print(f"\n{len(rows) - len(shown)} more names: --depth {deepest}")
+    rows = _list_names(found.tensors, depth)
+    print_table(["name", "dtype", "shape", "size", ""], rows[:_LINES], left=3)
+    if len(rows) > _LINES:
+        print(f"\n{len(rows) - _LINES:,} more names: --depth 2 sums them up")
     return Result(found.to_json())
 
 
@@ -139,32 +129,23 @@ def _describe_checkpoint(found: Inspection) -> list[str]:
     ]
 
 
-def _list_tree(tensors: Sequence[Inspected]) -> list[tuple[tuple[str, ...], list[str]]]:
-    """Return the rows of the tree, depth first: the parts of a name, and its cells."""
-    leaves = {tensor.name: tensor for tensor in tensors}
-    # Each part of a name has a row, with all tensors below it.
-    below: dict[tuple[str, ...], list[Inspected]] = defaultdict(list)
+def _list_names(tensors: Sequence[Inspected], depth: int | None) -> list[list[str]]:
+    """Return a row for each tensor, or for all whose names begin with the same `depth` parts."""
+    groups: dict[str, list[Inspected]] = defaultdict(list)
     for tensor in tensors:
-        parts = tuple(tensor.name.split("."))
-        for level in range(1, len(parts) + 1):
-            below[parts[:level]].append(tensor)
+        groups[".".join(tensor.name.split(".")[:depth])].append(tensor)
     rows = []
-    for parts in sorted(below, key=_sort_key):
-        leaf = leaves.get(".".join(parts))
-        if leaf is None:
-            # Tied tensors share their bytes with the one that they are tied to.
-            total = sum(tensor.bytes for tensor in below[parts] if tensor.tied is None)
-            cells = ["", count(len(below[parts]), "tensor"), size(total), ""]
+    for name, members in groups.items():
+        first = members[0]
+        if first.name == name:
+            note = f"= {first.tied}" if first.tied else "" if first.shards == 1 else f"in {first.shards} shards"
+            cells = [first.dtype, " x ".join(map(str, first.shape)) or "scalar", size(first.bytes), note]
         else:
-            note = f"= {leaf.tied}" if leaf.tied else "" if leaf.shards == 1 else f"in {leaf.shards} shards"
-            cells = [leaf.dtype, " x ".join(map(str, leaf.shape)) or "scalar", size(leaf.bytes), note]
-        rows.append((parts, cells))
+            # Tied tensors share their bytes with the one that they are tied to.
+            total = sum(tensor.bytes for tensor in members if tensor.tied is None)
+            cells = ["", count(len(members), "tensor"), size(total), ""]
+        rows.append([name, *cells])
     return rows
-
-
-def _sort_key(parts: Sequence[str]) -> list[tuple[bool, int, str]]:
-    """Sort layer 10 after layer 9."""
-    return [(not part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
 
 
 def _show_differences(found: Diff) -> None:

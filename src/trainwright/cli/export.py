@@ -13,7 +13,7 @@ from trainwright.integrations.mlflow import export_mlflow
 from trainwright.integrations.optuna.journal import export_optuna_journal
 from trainwright.integrations.tensorboard import export_tensorboard
 from trainwright.integrations.wandb import export_wandb
-from trainwright.report import export_csv, export_importance, export_parquet, write_report
+from trainwright.report import export_csv, export_parquet, write_report
 from trainwright.settings import Settings, settings_of
 
 __all__ = ["export", "report"]
@@ -29,7 +29,6 @@ class Sinks(Settings):
     wandb: Annotated[str | None, "a project of Weights & Biases, [ENTITY/]NAME, one run per trial"] = None
     csv: Annotated[Path | None, "a CSV file, one row per trial"] = None
     parquet: Annotated[Path | None, "a Parquet file, one row per trial"] = None
-    importance: Annotated[Path | None, "a CSV file of which parameters matter"] = None
 
 
 _SINKS: Mapping[str, Callable[[Path, Any], object]] = {
@@ -39,7 +38,6 @@ _SINKS: Mapping[str, Callable[[Path, Any], object]] = {
     "wandb": export_wandb,
     "csv": export_csv,
     "parquet": export_parquet,
-    "importance": export_importance,
 }
 """All alike: called with the study's folder and a place, they add what is new there."""
 

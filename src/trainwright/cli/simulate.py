@@ -9,18 +9,19 @@ from typing import Annotated, Any
 
 import typer
 
-from trainwright.cli.command import Result
+from trainwright.cli.command import Result, options_of
 from trainwright.cli.formatting import print_table
 from trainwright.cli.workflow.stage import A_TABLE
 from trainwright.cluster import Cluster
-from trainwright.engine.simulated.settings import Scaling, Simulated
+from trainwright.engine.simulated.settings import Scaling, Simulated, SimulationLimits
 from trainwright.engine.simulated.table import tables
-from trainwright.engine.simulated.task import Parametric, Task
+from trainwright.engine.simulated.task import Parametric
 from trainwright.errors import InputError
 from trainwright.files import read_toml
 from trainwright.plugins import describe, make
+from trainwright.report.formatting import duration
 from trainwright.schedule import Scheduler
-from trainwright.settings import Settings, refuse_unknown, settings_of
+from trainwright.settings import refuse_unknown, settings_of
 from trainwright.study import Forecast, Study
 from trainwright.study.forecast.forecast import Spread, forecasts
 from trainwright.validators import check, each, instance_of, integer, number
@@ -30,15 +31,15 @@ __all__ = ["simulate"]
 _OWN = "this file"
 _COUNT = integer(minimum=1)
 _SCALING = "an exponent such as 0.9, or speed-ups such as {2 = 1.8, 4 = 3}"
+_LIMITS = tuple(limit.name for limit in settings_of(SimulationLimits))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SimulateTable(Settings, label=""):
+class SimulateTable(SimulationLimits, error=InputError, label=""):
     """The table [simulate] of a study file, without the settings of the engine that may be in it too."""
 
     gpus: Annotated[int | list[int], _COUNT | each(_COUNT, least=1), "devices of the cluster"]
     gpus_per_node: Annotated[int, _COUNT, "devices of a node"] = 8
-    trials: Annotated[int, _COUNT, "trials of the study"]
     seeds: Annotated[int, _COUNT, "how many studies to simulate of each kind"] = 30
     task: Annotated[dict[str, Any], A_TABLE, "what a trial does"] = field(default_factory=dict)
     scaling: Annotated[float | dict[str, float], number() | instance_of(dict, words=_SCALING), "speed by devices"] = (
@@ -46,39 +47,45 @@ class SimulateTable(Settings, label=""):
     )
     schedulers: Annotated[dict[str, Any], A_TABLE, "what is compared"] = field(default_factory=dict)
 
+    def limits(self) -> dict[str, Any]:
+        """Return what ends a study, by name."""
+        return {name: value for name in _LIMITS if (value := getattr(self, name)) is not None}
+
 
 _ENGINE = tuple(each.name for each in settings_of(Simulated) if each.name not in {"cluster", "task", "scaling"})
 _CURVES = ("loss", "seconds", "params", "run", "direction", "missing", "epoch_seconds", "speed_jitter")
 
 
+@options_of(SimulateTable, *_LIMITS, "seeds")
 def simulate(
     file: Annotated[Path, typer.Argument(help="A study file (.toml) with a [simulate] table.")],
     *,
     gpus: Annotated[list[int] | None, typer.Option(help="Devices of the cluster; may be repeated.")] = None,
-    trials: Annotated[int | None, typer.Option(help="Trials of the study.")] = None,
-    seeds: Annotated[int | None, typer.Option(help="How many studies to simulate of each kind.")] = None,
+    changes: dict[str, Any],
 ) -> Result:
     """Forecast time, GPU-hours, use and results of a study on a cluster, with intervals; nothing is trained."""
     content = read_toml(file, "study file", allowed="a study file (.toml) with a [simulate] table")
-    changes = {"gpus": gpus, "trials": trials, "seeds": seeds}
-    table, settings = _read_table(content, f"{file}, [simulate]", changes)
-    schedulers = _make_schedulers(content, table, f"{file}, [simulate]")
+    where, entries = f"{file}, [simulate]", content.get("simulate", {})
+    check(entries, A_TABLE, where)
+    refuse_unknown(entries, [*(each.name for each in settings_of(SimulateTable)), *_ENGINE], where)
+    # Options override the table, which overrides the study's own number of trials.
+    own = {name: value for name, value in entries.items() if name not in _ENGINE}
+    trials = {key: value for key, value in content.get("study", {}).items() if key == "trials"}
+    table = SimulateTable.from_table({**trials, **own, **changes, **({"gpus": gpus} if gpus else {})}, where)
+    schedulers = _make_schedulers(content, table, where)
+    settings = {name: entries[name] for name in _ENGINE if name in entries}
     engine = _make_engine(table, settings, file)
     found: dict[int, dict[str, Forecast]] = {}
     for devices in [table.gpus] if isinstance(table.gpus, int) else table.gpus:
-        found[devices] = forecasts(
-            schedulers,
-            engine(_make_cluster(devices, table.gpus_per_node)),
-            trials=table.trials,
-            seeds=table.seeds,
-        )
+        cluster = _make_cluster(devices, table.gpus_per_node)
+        found[devices] = forecasts(schedulers, engine(cluster), seeds=table.seeds, **table.limits())
         _show_forecasts(devices, table, found[devices])
     forecast_contents = [
         {"gpus": devices, "scheduler": name, **_collect_content(forecast)}
         for devices, item in found.items()
         for name, forecast in item.items()
     ]
-    return Result({"trials": table.trials, "seeds": table.seeds, "forecasts": forecast_contents})
+    return Result({**table.limits(), "seeds": table.seeds, "forecasts": forecast_contents})
 
 
 def _collect_content(forecast: Forecast) -> dict[str, Any]:
@@ -94,7 +101,11 @@ def _collect_content(forecast: Forecast) -> dict[str, Any]:
 
 
 def _show_forecasts(devices: int, table: SimulateTable, found: Mapping[str, Forecast]) -> None:
-    studies = f"{devices} GPUs, {table.trials} trials; means of {table.seeds} simulated studies"
+    limits = [
+        f"{value} trials" if name == "trials" else f"{name.removesuffix('_seconds')} {duration(value)}"
+        for name, value in table.limits().items()
+    ]
+    studies = f"{devices} GPUs, {', '.join(limits)}; means of {table.seeds} simulated studies"
     print(f"\n{studies}, nine of ten lie between (low - high)\n")
     header = ("scheduler", "makespan", "GPU-hours", "busy", "first full", "full", "best loss", "resizes")
     rows = [
@@ -149,20 +160,6 @@ def _format_spread(spread: Spread, unit: float, name: str) -> str:
     return f"{mean}{name}" if low == high else f"{mean}{name} ({low} - {high})"
 
 
-def _read_table(
-    content: Mapping[str, Any], where: str, changes: Mapping[str, Any]
-) -> tuple[SimulateTable, dict[str, Any]]:
-    """Return [simulate] and the engine's settings in it; `changes` that are not None override its entries."""
-    entries = content.get("simulate", {})
-    check(entries, A_TABLE, where)
-    refuse_unknown(entries, [*(each.name for each in settings_of(SimulateTable)), *_ENGINE], where)
-    study = content.get("study", {})
-    known = {"trials": study["trials"]} if "trials" in study else {}
-    known |= {name: value for name, value in entries.items() if name not in _ENGINE}
-    known |= {name: value for name, value in changes.items() if value is not None}
-    return SimulateTable.from_table(known, where), {name: entries[name] for name in _ENGINE if name in entries}
-
-
 def _make_engine(table: SimulateTable, settings: Mapping[str, Any], path: Path) -> Callable[[Cluster], Simulated]:
     """Return what makes the engine of a cluster: trials are a formula, a table, or those of a study that has begun."""
     where, task = f"{path}, [simulate]", table.task
@@ -172,15 +169,14 @@ def _make_engine(table: SimulateTable, settings: Mapping[str, Any], path: Path) 
         with Study.open(path.parent / str(task["study"])) as study:
             measured = study.measured(Cluster(1, 1))
         return lambda cluster: replace(measured, cluster=cluster, scaling=scaling, **settings)
-    made: Task
     if "table" in task:
         refuse_unknown(task, ("table", *_CURVES), f"{where} task")
         curves = {key: value for key, value in task.items() if key != "table"}
         made = tables(path.parent / str(task["table"]), **curves)
-    else:
-        refuse_unknown(task, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
-        made = Parametric(**task)
-    return lambda cluster: Simulated(cluster=cluster, task=made, scaling=scaling, **settings)
+        return lambda cluster: Simulated(cluster=cluster, task=made, scaling=scaling, **settings)
+    refuse_unknown(task, [field.name for field in fields(Parametric)], f"{where} task (or table, study)")
+    formula = Parametric(**task)
+    return lambda cluster: Simulated(cluster=cluster, task=formula, scaling=scaling, **settings)
 
 
 def _make_schedulers(content: Mapping[str, Any], table: SimulateTable, where: str) -> dict[str, Scheduler]:

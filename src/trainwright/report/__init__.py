@@ -2,6 +2,6 @@
 
 from trainwright.report.html import write_report
 from trainwright.report.summary import write_summary
-from trainwright.report.tabular import export_csv, export_importance, export_parquet
+from trainwright.report.tabular import export_csv, export_parquet
 
-__all__ = ["export_csv", "export_importance", "export_parquet", "write_report", "write_summary"]
+__all__ = ["export_csv", "export_parquet", "write_report", "write_summary"]

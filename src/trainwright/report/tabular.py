@@ -12,10 +12,8 @@ from trainwright.errors import MissingExtra, StudyError
 from trainwright.ledger import State, Status, TrialState, open_ledger, state_of
 from trainwright.ledger.rows import columns, final_metrics, rows
 from trainwright.report.files import replacing, target, write
-from trainwright.search.importance import importance_of
-from trainwright.space import Space
 
-__all__ = ["FinishedTrials", "export_csv", "export_importance", "export_parquet", "metric_points", "read_state"]
+__all__ = ["FinishedTrials", "export_csv", "export_parquet", "metric_points", "read_state"]
 
 
 def read_state(directory: str | Path) -> State:
@@ -51,27 +49,6 @@ def export_parquet(directory: str | Path, file: str | Path) -> Path:
     table = pl.DataFrame(columns(read_state(directory)))
     with replacing(path) as temporary:
         table.write_parquet(temporary)
-    return path
-
-
-def export_importance(directory: str | Path, file: str | Path) -> Path:
-    """Write which parameters matter for each objective of the study in `directory` as CSV; returns the path written.
-
-    A row a parameter: metric, parameter, share, low, high (a 90 % interval), epoch, explained. Raises `SearchError`
-    while there are too few results.
-    """
-    path = target(directory, file, (".csv",))
-    state = read_state(directory)
-    # Without requirements, which may be functions of modules that are not here.
-    space = Space.from_json({"parameters": (state.space or {})["parameters"]})
-    found = [(goal.metric, importance_of(state, space, goal.metric)) for goal in state.objectives]
-    out = io.StringIO(newline="")
-    writer = csv.writer(out)
-    writer.writerow(["metric", "parameter", "share", "low", "high", "epoch", "explained"])
-    for metric, one in found:
-        for row in zip(one.names, one.shares, one.low, one.high, strict=True):
-            writer.writerow([metric, *row, one.epoch, one.explained])
-    write(path, out.getvalue())
     return path
 
 
