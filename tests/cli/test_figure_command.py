@@ -71,11 +71,11 @@ def test_a_pdf_fits_a_column(study, tmp_path, name):
 @pytest.mark.parametrize("kind", ["svg", "png"])
 def test_other_kinds_of_files(study, tmp_path, kind):
     path = tmp_path / f"x.{kind}"
-    figure(study, "curves", out=path, width="2in")
+    figure(study, "curves", out=path, width="50mm")
     start = path.read_bytes()[:200]
     assert start.startswith(b"\x89PNG" if kind == "png" else b"<?xml")
     before = path.read_bytes()
-    figure(study, "curves", out=path, width="2in")
+    figure(study, "curves", out=path, width="50mm")
     assert path.read_bytes() == before
 
 

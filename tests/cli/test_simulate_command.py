@@ -137,7 +137,7 @@ def test_run_leaves_it_alone(trainwright, study_file):
         (("gpus = 8\n", "gpus = 0\n"), r"\[simulate\] gpus: got 0; allowed: a whole number >= 1"),
         (("gpus = 8\n", ""), r"\[simulate\]: 'gpus' is missing \(devices of the cluster\)"),
         (("gpus = 8\n", "gpus = 10\n"), r"gpus: got 10 in nodes of 4; allowed: whole nodes, such as 8 or 12"),
-        (("gpus = 8\n", "gpu = 8\n"), r"'gpu' is unknown; allowed: gpus, .*did you mean 'gpus'"),
+        (("gpus = 8\n", "gpu = 8\n"), r"'gpu' is unknown; allowed: trials, .*did you mean 'gpus'"),
         (("scaling = 0.8", "scaling = 1.5"), r"Scaling.alpha: got 1.5; allowed: a number above 0 and at most 1.2"),
         (("scaling = 0.8", 'scaling = "fast"'), r"scaling: got 'fast'; allowed: a number, or an exponent such as 0.9"),
         (("scaling = 0.8", "scaling = { two = 1.8 }"), r"got the keys two; allowed: numbers of devices"),

@@ -1,6 +1,5 @@
 """Figures as data: of words that the page knows, coloured by its themes, thinned, and right in what they show."""
 
-import copy
 import json
 import re
 from importlib import resources
@@ -11,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainwright.ledger import DirectoryLedger, State, fold
-from trainwright.ledger.trials import End, Lease
 from trainwright.report.figures.best_so_far import best_so_far
 from trainwright.report.figures.importance import importance_figure
 from trainwright.report.figures.learning_curves import learning_curves
@@ -54,7 +52,7 @@ def figures(overview: Overview) -> list:
         *best_so_far(overview),
         learning_curves(overview),
         importance_figure(importance, "val_loss"),
-        parallel_coordinates(overview, space, importance.ordered),
+        parallel_coordinates(overview, space),
         utilisation(overview),
     ]
 
@@ -97,23 +95,10 @@ def test_many_trials_are_thinned_and_the_caption_says_so(big, many):
     assert re.search(r"1,5\d\d of 1,9\d\d results are drawn", found["best-results-0"].caption)
     assert re.search(r"of 2,000 trials are drawn: the best ones", found["curves-0"].caption)
     assert "250 of 1,9" in found["parallel"].caption
-    assert found["utilisation"].data[0]["type"] == "heatmap"
-    assert "darker is busier" in found["utilisation"].caption
+    [line] = found["utilisation"].data
+    assert line["name"] == "busy slots"
     best = {trace["name"]: trace for trace in found["curves-0"].data}["best"]
     assert set(best["customdata"]) - {None} == {big.best.number}
-
-
-def test_a_resize_is_marked_where_it_was(overview):
-    """Of the study's trials one went on with two devices after its third epoch."""
-    state = copy.deepcopy(overview.state)
-    best = state.trials[overview.best.number]
-    first = best.leases[1]
-    first.end = End("paused", "resized", {}, None, 1.0, first.started_at or 0.0, (4, "", 0))
-    best.leases[2] = Lease(2, devices=("cuda:0", "cuda:1"), resumed_epoch=3, started_at=first.started_at)
-    [mark] = [trace for trace in learning_curves(Overview(state)).data if trace["name"] == "resized here"]
-    assert mark["x"] == [3]
-    assert mark["y"] == pytest.approx([best.reports[3].metrics["val_loss"]], rel=1e-5)
-    assert mark["customdata"] == [[best.number, "2 devices"]]
 
 
 def test_stopped_trials_and_rungs_are_told_apart(overview):
@@ -199,13 +184,13 @@ spans = st.lists(
 @settings(max_examples=50)
 @given(spans=spans)
 def test_busy_shares_keep_the_busy_seconds(spans):
-    """Summed over time bins, a slot is busy for as long as its runs lasted; runs of one slot never overlap."""
+    """Summed over time bins and slots, work lasts as long as its runs did; runs of one slot never overlap."""
     runs = [_Run(at, str(at), start, end, "complete") for at, (start, end) in enumerate(spans)]
-    busy = _busy_shares(runs, [run.slot for run in runs], 100.0)
+    busy = _busy_shares(runs, len(runs), 100.0)
     assert busy.min() >= 0.0
     assert busy.max() <= 1.0
-    seconds = busy.sum(axis=1) * 100.0 / busy.shape[1]
-    np.testing.assert_allclose(seconds, [end - start for start, end in spans], atol=1e-6)
+    seconds = busy.sum() * len(runs) * 100.0 / len(busy)
+    np.testing.assert_allclose(seconds, sum(end - start for start, end in spans), atol=1e-6)
 
 
 def test_slots_of_several_hosts_are_kept_apart(tmp_path, two_hosts):

@@ -8,7 +8,6 @@ import pytest
 import trainwright as tw
 from trainwright.report import write_summary
 from trainwright.report.figures.best_so_far import best_so_far
-from trainwright.report.figures.objectives import hypervolume_figure
 from trainwright.report.header import header_html
 from trainwright.report.overview import Overview
 from trainwright.report.tables import best_trials
@@ -66,12 +65,8 @@ def test_several_objectives(tmp_path):
     assert summary["front"] == [0, 2]
     assert summary["hypervolume"] == pytest.approx(study.hypervolume) == summary["hypervolume_over_time"][-1]
     assert len(summary["hypervolume_over_time"]) == 3
-    figure = hypervolume_figure(study.state)
-    assert figure.data[0]["y"] == pytest.approx(summary["hypervolume_over_time"], rel=1e-5)
-    assert "The last of 2 rises came as result 3." in figure.caption
 
 
 def test_too_few_for_a_volume(tmp_path):
-    study = told(tmp_path, ["min loss", "min cost"], [{"loss": 2.0, "cost": 1.0, "bytes": 1}])
-    assert hypervolume_figure(study.state) is None
+    told(tmp_path, ["min loss", "min cost"], [{"loss": 2.0, "cost": 1.0, "bytes": 1}])
     assert write_summary(tmp_path / "study")["hypervolume"] is None

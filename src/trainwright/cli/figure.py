@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from trainwright.cli.command import Result, StudyFolder
-from trainwright.errors import InputError, closest
+from trainwright.errors import InputError, SearchError, closest
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.groups import GROUPS, FigureSource
 from trainwright.report.figures.parameters import contour, parameter_slice
@@ -17,12 +18,12 @@ from trainwright.report.files import target
 from trainwright.report.overview import Overview
 from trainwright.report.paper import draw_paper_figure
 from trainwright.report.tabular import read_state
+from trainwright.search.importance import importance_of
 
 __all__ = ["figure"]
 
 _KINDS = (".pdf", ".svg", ".png")
 _WIDTHS = 40.0, 400.0
-_MM = {"mm": 1.0, "cm": 10.0, "in": 25.4, "pt": 25.4 / 72}
 
 
 def figure(
@@ -30,7 +31,7 @@ def figure(
     name: Annotated[str, typer.Argument(help="The figure; a name that is not known lists all.")],
     *,
     out: Annotated[Path | None, typer.Option(help="The file: .pdf, .svg or .png [NAME.pdf].")] = None,
-    width: Annotated[str, typer.Option(help="Its width, in mm, cm, in or pt.")] = "85mm",
+    width: Annotated[str, typer.Option(help="Its width, in millimetres.")] = "85mm",
     of: Annotated[
         str | None, typer.Option(help="The parameters of a slice or a contour, by commas [the most important].")
     ] = None,
@@ -79,10 +80,10 @@ def _draw_parameters(source: FigureSource, of: str | None, count: int) -> Figure
         return None
     names = [name.strip() for name in of.split(",")] if of else []
     if not names:
-        # Sets the order of importance, if it is known.
-        GROUPS["importance"].draw(source)
-        order = [*source.parameter_order, *(column.name for column in space.columns)]
-        names = list(dict.fromkeys(order))[:count]
+        # The most important first; of too few results nothing is known.
+        with suppress(SearchError):
+            names = list(importance_of(source.overview.state, space).ordered)
+        names = list(dict.fromkeys([*names, *(column.name for column in space.columns)]))[:count]
     if len(names) != count:
         raise InputError(f"figure: --of names {len(names)} parameters; allowed: {count}, such as --of lr,width")
     if count == 1:
@@ -92,11 +93,10 @@ def _draw_parameters(source: FigureSource, of: str | None, count: int) -> Figure
 
 def _parse_width(text: str) -> float:
     """Return a width in millimetres."""
-    found = re.fullmatch(r"([\d.]+)\s*(mm|cm|in|pt)?", text.strip())
+    found = re.fullmatch(r"(\d+\.?\d*)\s*(mm)?", text.strip())
     low, high = _WIDTHS
-    width = float(found[1]) * _MM[found[2] or "mm"] if found and found[1].count(".") < 2 else 0.0
-    if not low <= width <= high:
+    if found is None or not low <= float(found[1]) <= high:
         raise InputError(
             f"--width of `trainwright figure`: got {text!r}; allowed: {low:g}mm to {high:g}mm, such as 85mm"
         )
-    return width
+    return float(found[1])

@@ -129,14 +129,8 @@ def _draw_heatmap(plot: Any, trace: Json, colours: Mapping[str, str]) -> None:
     shades = LinearSegmentedColormap.from_list("page", scale)
     z = [[_number(value) for value in row] for row in trace["z"]]
     limits = {"vmin": trace.get("zmin"), "vmax": trace.get("zmax")}
-    places = [trace[side] for side in "xy"]
-    if any(isinstance(value, str) for side in places for value in side):
-        image = plot.imshow(z, cmap=shades, aspect="auto", **limits)
-        plot.set_xticks(range(len(places[0])), [_plain(text) for text in places[0]], rotation=90)
-        plot.set_yticks(range(len(places[1])), [_plain(text) for text in places[1]])
-    else:
-        image = plot.pcolormesh(*places, z, cmap=shades, shading="nearest", rasterized=True, **limits)
-    if trace.get("showscale") or any(isinstance(value, str) for value in places[0]):
+    image = plot.pcolormesh(trace["x"], trace["y"], z, cmap=shades, shading="nearest", rasterized=True, **limits)
+    if trace.get("showscale"):
         plot.figure.colorbar(image, ax=plot, label=_plain(trace["name"]))
 
 

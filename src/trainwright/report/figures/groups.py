@@ -14,7 +14,7 @@ from trainwright.report.figures.ensembles import ensemble_front
 from trainwright.report.figures.figure import Figure
 from trainwright.report.figures.importance import importance_figure, nothing_known
 from trainwright.report.figures.learning_curves import learning_curves
-from trainwright.report.figures.objectives import hypervolume_figure, trade_offs
+from trainwright.report.figures.objectives import trade_offs
 from trainwright.report.figures.parallel_coordinates import parallel_coordinates
 from trainwright.report.figures.utilisation import utilisation
 from trainwright.report.overview import Overview
@@ -27,13 +27,12 @@ __all__ = ["GROUPS", "DrawnGroup", "FigureGroup", "FigureSource"]
 _MOST_OBJECTIVES = 3
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FigureSource:
-    """What the groups draw from: the study, its folder if it has one, and what an earlier group has found."""
+    """What the groups draw from: the study, and its folder if it has one."""
 
     overview: Overview
     directory: Path | None = None
-    parameter_order: Sequence[str] = ()  # set by the group "importance" for the group "parallel"
 
     @property
     def objectives(self) -> range:
@@ -73,7 +72,7 @@ def _collect_figures(*figures: Figure | None) -> DrawnGroup:
 
 
 def _draw_trade_offs(source: FigureSource) -> DrawnGroup:
-    return _collect_figures(*trade_offs(source.overview), hypervolume_figure(source.overview.state))
+    return _collect_figures(*trade_offs(source.overview))
 
 
 def _draw_progress(source: FigureSource) -> DrawnGroup:
@@ -96,7 +95,6 @@ def _draw_importance(source: FigureSource) -> DrawnGroup:
             found.append((importance_of(state, space, metric), metric))
     except SearchError as error:
         return DrawnGroup(notes=[f"{error}."])
-    source.parameter_order = found[0][0].ordered if found else ()
     return DrawnGroup(
         figures=[figure for place, pair in enumerate(found) if (figure := importance_figure(*pair, place)) is not None],
         notes=[nothing_known(*pair) for pair in found if not pair[0].known],
@@ -107,7 +105,7 @@ def _draw_parallel(source: FigureSource) -> DrawnGroup:
     space = source.space
     if space is None:
         return DrawnGroup()
-    return _collect_figures(parallel_coordinates(source.overview, space, source.parameter_order))
+    return _collect_figures(parallel_coordinates(source.overview, space))
 
 
 def _draw_ensembles(source: FigureSource) -> DrawnGroup:

@@ -50,9 +50,6 @@ def learning_curves(overview: Overview, objective: int = 0) -> Figure | None:
     stopped = [t for t in results if t.status is Status.STOPPED and t is not best and goal.metric in _last_metrics(t)]
     if stopped:
         traces.insert(1, _draw_crosses(stopped, goal))
-    moved = _draw_size_changes([t for t in overview.trials if len(t.leases) > 1], traces, goal)
-    if moved is not None:
-        traces.append(moved)
     metric = escape(goal.metric, 40)
     y, remark = value_axis(metric, np.array(values), low_is_good=goal.direction == "min")
     x = _epoch_axis(overview)
@@ -113,36 +110,10 @@ def _draw_crosses(stopped: list[TrialState], goal: Objective) -> Json:
     return {**marks, "customdata": [trial.number for trial in stopped]}
 
 
-def _draw_size_changes(resized: list[TrialState], traces: list[Json], goal: Objective) -> Json | None:
-    """Return the places at which drawn trials went on with other devices."""
-    drawn = {number for trace in traces for number in trace["customdata"]}
-    found = [
-        (trial, lease, trial.reports[lease.resumed_epoch].metrics[goal.metric])
-        for trial in resized
-        if trial.number in drawn
-        for number, lease in sorted(trial.leases.items())
-        if (before := trial.leases.get(number - 1)) is not None
-        and before.end is not None
-        and before.end.reason == "resized"
-        and goal.metric in getattr(trial.reports.get(lease.resumed_epoch), "metrics", ())
-    ]
-    if not found:
-        return None
-    x, y = [lease.resumed_epoch for _, lease, _ in found], rounded([value for *_, value in found])
-    tip = "trial %{customdata[0]} went on with %{customdata[1]} after epoch %{x}"
-    marks = draw_marks("resized here", x, y, "--green", tip, size=7, symbol="diamond")
-    devices = [[trial.number, count(max(1, len(lease.devices)), "device")] for trial, lease, _ in found]
-    return {**marks, "customdata": devices}
-
-
-def _is_geometric(rungs: list[int]) -> bool:
-    return len(rungs) >= 2 and all(later >= 2 * earlier for earlier, later in pairwise(rungs))
-
-
 def _epoch_axis(overview: Overview) -> Json:
     """Return a logarithmic axis where rungs grow by factors, else most trials would fill its first inch."""
     rungs = overview.rungs
-    if not _is_geometric(rungs):
+    if len(rungs) < 2 or any(later < 2 * earlier for earlier, later in pairwise(rungs)):
         return axis("epoch", rangemode="tozero")
     ticks = sorted({*rungs, overview.epochs})
     # A little room at both ends, so that the first and last ticks are whole.
@@ -168,25 +139,14 @@ def _write_caption(overview: Overview, objective: int, drawn: int) -> str:
         parts = [
             f"{drawn:,} of {count(with_reports, 'trial')} are drawn: the best ones and an even choice of the others."
         ]
-    rungs = overview.rungs
     stopped = overview.count(Status.STOPPED)
-    if rungs and len(rungs) <= _MOST_RUNGS:
-        where = f"epoch{'s' if len(rungs) > 1 else ''} {_list_numbers(rungs)}"
-        parts.append(f"Dashed lines are rungs, {where}, at which a rule chose who goes on; {_stopped_words(stopped)}.")
-    elif rungs:
-        parts.append(f"A rule decided at {len(rungs)} different epochs; {_stopped_words(stopped)}.")
+    if overview.rungs:
+        drawn_rungs = len(overview.rungs) <= _MOST_RUNGS
+        lines = "Dashed lines are rungs" if drawn_rungs else f"There are {len(overview.rungs)} rungs"
+        stops = f"{count(stopped, 'trial')} {'was' if stopped == 1 else 'were'} stopped"
+        parts.append(f"{lines}, at which a rule chose who goes on; {stops}.")
     best = _single_best(overview)
     if best is not None and best.reports:
         value = overview.values[overview.ranking[0], objective]
         parts.append(f"The best, trial {best.number}, reached {number(value)} in {count(best.epoch, 'epoch')}.")
     return " ".join(parts)
-
-
-def _stopped_words(stopped: int) -> str:
-    return f"{count(stopped, 'trial')} {'was' if stopped == 1 else 'were'} stopped"
-
-
-def _list_numbers(numbers: list[int]) -> str:
-    if len(numbers) == 1:
-        return str(numbers[0])
-    return f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"

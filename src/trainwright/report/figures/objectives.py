@@ -1,30 +1,25 @@
-"""Several objectives: against each other, with the results that no other dominates, and the hypervolume's growth."""
+"""Several objectives against each other, with the results that no other dominates."""
 
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from trainwright.errors import StudyError
-from trainwright.ledger import State
 from trainwright.report.figures.figure import (
     Figure,
     Json,
-    axis,
-    draw_lines,
     draw_marks,
     layout,
     rounded,
     thinned,
     value_axis,
 )
-from trainwright.report.formatting import count, escape, number
+from trainwright.report.formatting import count, escape
 from trainwright.report.overview import Overview
-from trainwright.study.results import Results
 
-__all__ = ["hypervolume_figure", "trade_offs"]
+__all__ = ["trade_offs"]
 
-_MOST_POINTS, _MOST_STEPS, _MOST_FIGURES = 2000, 1500, 3
+_MOST_POINTS, _MOST_FIGURES = 2000, 3
 
 
 def trade_offs(overview: Overview) -> list[Figure]:
@@ -32,33 +27,6 @@ def trade_offs(overview: Overview) -> list[Figure]:
     if not len(overview.results):
         return []
     return [_trade_off(overview, other) for other in range(1, min(len(overview.objectives), _MOST_FIGURES + 1))]
-
-
-def hypervolume_figure(state: State) -> Figure | None:
-    """Return the volume between the front and the reference point over results.
-
-    None for one objective and before there is a reference point.
-    """
-    try:
-        course = Results.of(state).hypervolume_over_time()
-    except StudyError:
-        return None
-    numbers, volumes = zip(*course, strict=True)
-    # Rises are never thinned away: between them the volume is constant.
-    rises = np.flatnonzero(np.diff(volumes, prepend=0.0) > 0.0)
-    thin = thinned(len(volumes), _MOST_STEPS, rises.tolist())
-    last = f"The last of {count(len(rises), 'rise')} came as result {rises[-1] + 1:,}. " if len(rises) else ""
-    x, y = (thin + 1).tolist(), rounded(np.array(volumes)[thin])
-    steps = draw_lines("hypervolume", x, y, "--orange", "trial %{customdata}: %{y:.4g}", width=2.5, shape="hv")
-    return Figure(
-        name="hypervolume",
-        title="Hypervolume over results",
-        caption=f"The volume that the front dominates is {number(volumes[-1])} after "
-        f"{count(len(volumes), 'result')}. {last}It reaches from the front to a point a tenth of the range beyond the "
-        "worst of the first results, and counts feasible results only.",
-        data=[{**steps, "customdata": [numbers[at] for at in thin.tolist()]}],
-        layout=layout(xaxis=axis("results", rangemode="tozero"), yaxis=axis("hypervolume", rangemode="tozero")),
-    )
 
 
 def _trade_off(overview: Overview, other: int) -> Figure:

@@ -36,22 +36,16 @@ class _Axis:
     ticks: Sequence[tuple[float, str]]  # place and text
 
 
-def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] = ()) -> Figure | None:
-    """Return the figure, or None with fewer than two results.
-
-    Of more than 12 parameters those in `first` (the most important ones, say) are shown.
-    """
+def parallel_coordinates(overview: Overview, space: Space) -> Figure | None:
+    """Return the figure, of at most 12 parameters, or None with fewer than two results."""
     if len(overview.results) < 2:
         return None
     # Thinned along the ranking, so that good and bad results keep their proportion.
     lines = overview.ranking[thinned(len(overview.ranking), _MOST_LINES)].tolist()
     # Unit coordinates: logarithmic parameters are spread as the search saw them.
     rows = np.array([space.encode(overview.trials[at].params) for at in lines])
-    wanted = [column.name for column in space.columns]
-    if len(wanted) > _MOST_AXES:
-        shown_names = set([*first, *(name for name in wanted if name not in first)][:_MOST_AXES])
-        wanted = [name for name in wanted if name in shown_names]
-    axes = [parameter_axis(space, c, rows[:, at]) for at, c in enumerate(space.columns) if c.name in wanted]
+    columns = space.columns[:_MOST_AXES]
+    axes = [parameter_axis(space, column, rows[:, at]) for at, column in enumerate(columns)]
     axes += [_result_axis(overview, objective, lines) for objective in range(min(len(overview.objectives), 3))]
     # Strength of a line by rank: the best are drawn strong and last, on top of the others.
     rank = np.empty(len(overview.trials))
@@ -61,7 +55,7 @@ def parallel_coordinates(overview: Overview, space: Space, first: Sequence[str] 
         if len(lines) < len(overview.results)
         else f"{count(len(lines), 'result')}, one line each."
     )
-    hidden = f" {len(wanted)} of {len(space.columns)} parameters are shown." if len(wanted) < space.dimension else ""
+    hidden = f" {len(columns)} of {space.dimension} parameters are shown." if len(columns) < space.dimension else ""
     inactive = " Below an axis, at “none”, pass trials without that parameter." if np.isnan(rows).any() else ""
     return Figure(
         name="parallel",

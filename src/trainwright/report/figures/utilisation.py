@@ -1,4 +1,7 @@
-"""Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy."""
+"""Who worked when: a bar for each run of a trial on its slot, and below it the share of slots that were busy.
+
+Of very many runs or slots the share alone is drawn: bars by the thousand can neither be read nor drawn quickly.
+"""
 
 import re
 from collections.abc import Sequence
@@ -36,7 +39,7 @@ class _Run:
 
 
 def utilisation(overview: Overview) -> Figure | None:
-    """Return bars per device, or a map of shares where they would be too many; None if no run has a start.
+    """Return bars per device, if they are not too many, and the share of devices at work; None if no run has a start.
 
     Each run has a bar on every device that it held, so that a resize is seen as a change of rows; where runs share
     one device, slots stand for devices.
@@ -62,34 +65,29 @@ def utilisation(overview: Overview) -> Figure | None:
 def _draw_runs(
     runs: list[_Run], slots: list[str], total: float, *, word: str, breaks: Sequence[float], away: str
 ) -> Figure:
-    """Return bars of runs on slots over `total` seconds, or a map of shares where there are too many."""
     unit, per = time_unit(total)
-    busy = _busy_shares(runs, slots, total)
-    # Bars by the thousand can neither be read nor drawn quickly.
+    busy = _busy_shares(runs, len(slots), total)
     many = len(runs) > _MOST_BARS or len(slots) > _MOST_SLOTS
-    height = int(np.clip((6 if many else 26) * len(slots), 60, 360 if many else 1700))
-    whole = height + 200
+    whole = 260 if many else int(np.clip(26 * len(slots), 60, 1700)) + 200
     # The line below has a fixed height in pixels, so its share of the plot depends on the number of rows.
-    # The share of the plot that the line below takes.
     foot = 90 / (whole - 90)
-    above = axis(domain=[foot + 0.06, 1.0], showgrid=False)
-    if many:
-        above |= {"tickvals": [], "title": {"text": f"{len(slots):,} {word}s"}}
-    else:
-        above |= {"type": "category", "categoryarray": [escape(slot, 24) for slot in reversed(slots)]}
-    what = "darker is busier" if many else "a bar for each run of a trial, with its number where there is room"
+    names = [escape(slot, 24) for slot in reversed(slots)]
+    share = axis("busy", range=[0, 1.05], tickformat=".0%", nticks=3)
+    rows = axis(domain=[foot + 0.06, 1.0], showgrid=False, type="category", categoryarray=names)
+    axes: Json = {"yaxis": share} if many else {"yaxis": rows, "yaxis2": {**share, "domain": [0.0, foot]}}
     started = len({(run.trial, run.start) for run in runs})
+    bars = "" if many else ": a bar for each run of a trial, with its number where there is room"
+    line = _draw_line(busy, total / per)
     return Figure(
         name="utilisation",
         title="Workers" if word == "slot" else "Devices",
-        caption=f"{count(started, 'run')} on {count(len(slots), word)} in {duration(total)}: {what}. On average "
-        f"{busy.mean():.0%} of the {word}s were busy (line below).{away}",
-        data=[*([_draw_map(busy, total / per)] if many else _draw_bars(runs, per)), _draw_line(busy, total / per)],
+        caption=f"{count(started, 'run')} on {count(len(slots), word)} in {duration(total)}{bars}. On average "
+        f"{busy.mean():.0%} of the {word}s were busy (line{'' if many else ' below'}).{away}",
+        data=[line] if many else [*_draw_bars(runs, per), {**line, "yaxis": "y2"}],
         layout=layout(
             bargap=0.25,
             xaxis=axis(f"time of work ({unit})", range=[0, total / per]),
-            yaxis=above,
-            yaxis2=axis("busy", domain=[0.0, foot], range=[0, 1.05], tickformat=".0%", nticks=3),
+            **axes,
             shapes=[
                 {"type": "line", "x0": x / per, "x1": x / per, "y0": 0, "y1": 1, "yref": "paper", "line": _BREAK}
                 for x in breaks
@@ -153,23 +151,18 @@ def _sort_slots(slots: set[str]) -> list[str]:
     )
 
 
-def _busy_shares(runs: list[_Run], slots: list[str], total: float) -> NDArray[np.float64]:
-    """Return the share of each time bin [slots, bins] in which a slot was busy; exact, in O(runs + slots * bins)."""
-    rows = {slot: row for row, slot in enumerate(slots)}
+def _busy_shares(runs: list[_Run], slots: int, total: float) -> NDArray[np.float64]:
+    """Return the share of slots that were busy in each time bin [bins]; exact, in O(runs + bins)."""
     width = total / _BINS
     # The busy seconds up to each bin's edge are a sum of ramps; their second differences are kept, then summed.
-    slope = np.zeros((len(slots), _BINS + 1))
-    level = np.zeros((len(slots), _BINS + 1))
+    slope, level = np.zeros(_BINS + 1), np.zeros(_BINS + 1)
     for run in runs:
-        row = rows[run.slot]
         for at, sign in ((run.start, 1.0), (run.end, -1.0)):
             place = min(int(at / width), _BINS - 1)
-            # A start adds busy time from here on, an end takes it away: the rest of its own bin, then
-            # whole bins.
-            level[row, place] += sign * ((place + 1) * width - at)
-            slope[row, place + 1] += sign * width
-    share: NDArray[np.float64] = (level + np.cumsum(slope, axis=1))[:, :_BINS] / width
-    return np.clip(share, 0.0, 1.0)
+            # A start adds the rest of its own bin and all later ones; an end takes them away.
+            level[place] += sign * ((place + 1) * width - at)
+            slope[place + 1] += sign * width
+    return np.clip((level + np.cumsum(slope))[:_BINS] / (width * slots), 0.0, 1.0)
 
 
 def _draw_bars(runs: list[_Run], per: float) -> list[Json]:
@@ -193,19 +186,8 @@ def _draw_bars(runs: list[_Run], per: float) -> list[Json]:
     return traces
 
 
-def _draw_map(busy: NDArray[np.float64], end: float) -> Json:
-    # A row stands for several slots if they are very many.
-    group = -(-len(busy) // 100)
-    rows = [busy[at : at + group].mean(axis=0) for at in range(0, len(busy), group)]
-    edges = np.linspace(0, end, _BINS + 1)
-    centres, places = rounded((edges[:-1] + edges[1:]) / 2), list(range(len(rows)))[::-1]
-    shares = {"z": [rounded(row, 2) for row in rows], "zmin": 0, "zmax": 1}
-    scale = [[0, "--surface"], [1, "--blue"]]
-    return draw_trace("heatmap", "", centres, places, "%{z:.0%} busy", colorscale=scale, **shares)
-
-
 def _draw_line(busy: NDArray[np.float64], end: float) -> Json:
     edges = np.linspace(0, end, _BINS + 1)
-    y, tip = rounded([*busy.mean(axis=0), busy[:, -1].mean()], 3), "%{y:.0%} of the slots busy"
+    y, tip = rounded([*busy, busy[-1]], 3), "%{y:.0%} of the slots busy"
     line = draw_lines("busy slots", rounded(edges), y, "--blue", tip, shape="hv", showlegend=False)
-    return {**line, "yaxis": "y2", "fill": "tozeroy", "fillcolor": "--wash"}
+    return {**line, "fill": "tozeroy", "fillcolor": "--wash"}
