@@ -14,7 +14,6 @@ from benchmarks.plan.sources import Source
 
 from trainwright.cluster import Cluster
 from trainwright.plan import Forecast, Oracle
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.fit.baselines import constant_seconds, peak_seconds
 from trainwright.plan.fit.cost_constants import constants_of, with_constants
 from trainwright.plan.fit.fit_runs import fit_clusters, fit_runs
@@ -66,7 +65,7 @@ def score_within(source: Source) -> Score | None:
     # Runs spread evenly over those that may be fitted.
     places = np.unique(np.linspace(0, len(some) - 1, min(MOST_FITTED, len(some))).round().astype(int))
     chosen = [some[place] for place in places]
-    fitted = fit_runs(source.cluster, chosen, Assumptions())
+    fitted = fit_runs(source.cluster, chosen)
     return _score(source.take(others), fitted.cluster, [source.take(chosen)], at_bounds=fitted.at_bounds)
 
 
@@ -87,13 +86,13 @@ def score_across(sources: Sequence[Source]) -> list[Score]:
 def shared_factors(sources: Sequence[Source]) -> dict[str, float]:
     """Return by constant the factor that presets take by these sources."""
     chosen = [(source.cluster, source.runs[:: math.ceil(len(source.runs) / _MOST_SHARED)]) for source in sources]
-    fits = fit_clusters(chosen, Assumptions())
+    fits = fit_clusters(chosen)
     return {name: each.value / each.start for fit in fits for name, each in fit.constants.items()}
 
 
 def _calibrated(cluster: Cluster, factors: Mapping[str, float]) -> Cluster:
     """Return a preset with its constants changed by these factors, within their ranges."""
-    constants = constants_of(cluster, Assumptions())
+    constants = constants_of(cluster)
     values = {
         each.name: min(each.high, max(each.low, each.start * factors[each.name]))
         for each in constants

@@ -9,7 +9,6 @@ from trainwright.cluster import Cluster
 from trainwright.errors import InputError
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.plan import Degrees, MeasuredRun, Oracle
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.fit.fit_runs import fit_clusters, fit_runs
 
 PRESET = Cluster.preset("abci-v100", nodes=16)
@@ -76,7 +75,7 @@ def test_what_is_left_over_makes_the_intervals():
 
 def test_one_run_is_enough():
     """What a run does not tell stays where it was, and is called so."""
-    fit = fit_runs(PRESET, measured([SEEN[0]]), Assumptions())
+    fit = fit_runs(PRESET, measured([SEEN[0]]))
     assert abs(fit.residuals[0]) < 0.05
     assert {each.state for each in fit.constants.values()} == {"not identified"}
     with pytest.raises(InputError, match="allowed: one or more runs, each above 0 seconds"):
@@ -86,13 +85,13 @@ def test_one_run_is_enough():
 def test_runs_beyond_what_the_machine_can_are_seen():
     """Steps faster than the device's peak leave constants at their bounds, which the fit names."""
     runs = [replace(run, seconds=run.seconds / 30) for run in measured(SEEN)]
-    assert "efficiency linear" in fit_runs(PRESET, runs, Assumptions()).at_bounds
+    assert "efficiency linear" in fit_runs(PRESET, runs).at_bounds
 
 
 def test_one_factor_for_several_machines():
     """Two machines that are as much slower than their sheets, each by few runs, are found together."""
     other = replace(PRESET, device=replace(PRESET.device, flops={"fp32": 2 * PRESET.device.flops["fp32"]}))
-    fits = fit_clusters([(PRESET, measured(SEEN)), (other, measured(SEEN[:2]))], Assumptions())
+    fits = fit_clusters([(PRESET, measured(SEEN)), (other, measured(SEEN[:2]))])
     assert len(fits) == 2
     name = "efficiency linear"
     assert fits[0].constants[name].value == pytest.approx(fits[1].constants[name].value)

@@ -1,4 +1,4 @@
-"""What large language models are trained with: shards over contexts, recomputation by operator, float8, asynchrony."""
+"""What large language models are trained with: shards over contexts, recomputation by operator, float8."""
 
 import dataclasses
 
@@ -8,15 +8,14 @@ from oracle_cases import DEVICE, make_cluster, make_transformer
 from trainwright.cluster import Device
 from trainwright.errors import InputError
 from trainwright.plan import Degrees, Oracle
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import precision_of
 
 LLAMA = {"gated": True, "kv_heads": 2, "feedforward": 768, "fused_attention": True, "dropout": False, "biases": False}
 
 
-def estimate(profile=None, *, cluster=None, assumptions=None, **choices):
-    oracle = Oracle(cluster or make_cluster(), assumptions=assumptions or Assumptions())
+def estimate(profile=None, *, cluster=None, **choices):
+    oracle = Oracle(cluster or make_cluster())
     return oracle.estimate(profile or make_transformer(**LLAMA), **{"batch": 8, "precision": "amp-bf16", **choices})
 
 
@@ -86,18 +85,6 @@ def test_float8_multiplies_faster_and_casts():
     with pytest.raises(InputError, match=r"device\.flops has no fp8; allowed: a device that has, or amp-bf16"):
         estimate(degrees=Degrees(), precision="amp-fp8")
     assert Device(flops={"fp8": 1e15}).flops["fp8"] == 1e15
-
-
-def test_asynchronous_exchanges_run_beside_computation():
-    choices = {"degrees": Degrees(tensor=4), "sequence": True, "recompute": "full"}
-    totals = [
-        estimate(assumptions=Assumptions(asynchronous={"tensor": share}), **choices).breakdown.total
-        for share in (0.0, 0.5, 1.0)
-    ]
-    assert totals[0] == estimate(**choices).breakdown.total
-    assert totals[0] > totals[1] > totals[2] >= estimate(**choices).breakdown.compute / 2
-    with pytest.raises(InputError, match=r"Assumptions.asynchronous\['tensor'\]: got 2; allowed: a number from 0 to 1"):
-        Assumptions(asynchronous={"tensor": 2})
 
 
 def test_a_ring_divides_head_and_loss_too():

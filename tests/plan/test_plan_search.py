@@ -78,7 +78,7 @@ def test_the_order_of_candidates_does_not_matter():
     profile, cluster = make_transformer(layers=3), make_cluster(2, 4)
     request = PlanQuery(cluster=cluster, batch=8, devices=8)
     work = ModelArrays(profile, request.plan_precision)
-    pricer = Pricer(work, cluster, Oracle(cluster).assumptions, request.plan_optimizer, most_parts=work.runs)
+    pricer = Pricer(work, cluster, request.plan_optimizer, most_parts=work.runs)
     given = shapes(work, request)
     turned = replace(given, mesh=given.mesh.take(np.random.default_rng(0).permutation(given.mesh.rows)))
 
@@ -94,7 +94,7 @@ def test_bounds_are_bounds():
     profile, cluster = make_transformer(layers=5, tied=False), make_cluster(2, 4)
     request = PlanQuery(cluster=cluster, batch=8, devices=8)
     work = ModelArrays(profile, request.plan_precision)
-    pricer = Pricer(work, cluster, Oracle(cluster).assumptions, request.plan_optimizer, most_parts=work.runs)
+    pricer = Pricer(work, cluster, request.plan_optimizer, most_parts=work.runs)
     mesh = shapes(work, request).mesh
     bounds = bounds_of(pricer, mesh)
     data, tensor = mesh.axis("data"), mesh.axis("tensor") > 1

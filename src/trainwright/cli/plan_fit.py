@@ -14,7 +14,6 @@ from trainwright.cli.formatting import print_table
 from trainwright.cli.inputs import find_cluster
 from trainwright.cluster import Cluster
 from trainwright.plan import Forecast, Oracle
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.fit.baselines import constant_mfu_seconds, constant_seconds
 from trainwright.plan.fit.fit_runs import FittedConstant, RunFit, fit_runs
 from trainwright.plan.fit.measured_run import MeasuredRun
@@ -39,7 +38,7 @@ def fit(
     if nodes is None:
         # As many nodes as the largest run needs.
         machine = _enlarge(cluster, machine, max(run.layout.devices for run in rows))
-    fitted = fit_runs(machine, table.runs, Assumptions())
+    fitted = fit_runs(machine, table.runs)
     if out is not None:
         fitted.cluster.save(out)
     asked = others.runs if others else table.runs

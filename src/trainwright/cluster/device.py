@@ -15,6 +15,8 @@ __all__ = ["MOST_EFFICIENT", "Device", "DeviceFailures", "Storage", "roofline_se
 
 MOST_EFFICIENT = {"attention": 2.0}
 """Largest shares of the peak where they are not 1: attention with a causal mask does half of its operations."""
+_USUAL = {"conv": 0.45, "linear": 0.6, "attention": 0.45, "fp8": 0.6, "memory": 0.8}
+"""Shares of the peak, and of the memory's bandwidth, where nobody has measured them; 0.5 for other kinds of layer."""
 _FINITE = number(above=0)
 _POSITIVE_OR_INFINITE = Validator(lambda value: _FINITE.accepts(value) or value == math.inf, "a number > 0")
 
@@ -41,6 +43,16 @@ class Device(Settings):
     """Bytes a second between host and device, 0 if they share memory."""
     efficiency: Mapping[str, float] = field(default_factory=dict)
     """Share of the peak that a kind of layer reaches, 0 to 1, where it was measured; "memory": of the bandwidth."""
+
+    def reached(self, kind: str) -> float:
+        """Return the share of the peak that a kind of layer reaches; of the bandwidth for "memory" and "loss"."""
+        otherwise = self.reached("memory") if kind == "loss" else _USUAL.get(kind, 0.5)
+        return self.efficiency.get(kind, otherwise)
+
+    @property
+    def reached_bandwidth(self) -> float:
+        """Bytes a second that layers move, 0 where nobody knows."""
+        return self.memory_bandwidth * self.reached("memory")
 
     def check_together(self) -> None:
         """Check the values of both mappings, so that an error names the key."""

@@ -89,8 +89,6 @@ class Forecast(Layout):
     """Weights, gradients and optimizer state: part of the peak."""
     activation_bytes: int = 0
     """What micro-batches in flight save for their backward passes, on the stage that saves most of them."""
-    most_devices: int = 0
-    """How many devices this strategy can use at most."""
     inflation: float = 1.0
     """How many times as long as its iterations a job takes, with what failures lose."""
     caveat: str = ""

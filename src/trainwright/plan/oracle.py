@@ -2,25 +2,26 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.byte_sizes import distinct_sizes
 from trainwright.plan.fit.fit_runs import fit_runs
 from trainwright.plan.fit.measured_run import MeasuredRun
 from trainwright.plan.forecast import Forecast, Ranking, Rejection, ScalingCurve
 from trainwright.plan.layout import Degrees, Layout
 from trainwright.plan.parallel.assembly import assemble, mark_within_error
-from trainwright.plan.parallel.candidates import CHUNKS, shapes
+from trainwright.plan.parallel.candidates import CHUNKS, MODES, shapes
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Profiles, profile_in
 from trainwright.plan.parallel.pricing import Pricer
 from trainwright.plan.parallel.search import FamilyBest, search
-from trainwright.plan.parallel.single_plan import mesh_of_plan
+from trainwright.plan.parallel.single_plan import make_layout, mesh_of_layout
 from trainwright.plan.plan_query import Input, PlanQuery, Saving
+from trainwright.settings import Settings
+from trainwright.validators import number
 
 __all__ = ["NoPlan", "Oracle"]
 
@@ -34,11 +35,14 @@ class NoPlan(InputError):
 
 
 @dataclass(frozen=True)
-class Oracle:
-    """Predicts plans on a cluster."""
+class Oracle(Settings, error=InputError):
+    """Predicts plans on a cluster.
+
+    `expert_imbalance`: tokens of the rank whose experts get most of them, over the mean, where experts are divided.
+    """
 
     cluster: Cluster
-    assumptions: Assumptions = field(default_factory=Assumptions, kw_only=True)
+    expert_imbalance: Annotated[float, number(minimum=1)] = 1.0
 
     def rank(
         self,
@@ -80,11 +84,11 @@ class Oracle:
             input=input,
             saving=saving,
         )
-        arrays = ModelArrays(profile_in(profile, precision), query.plan_precision)
+        arrays = self._arrays(profile, query)
         possible = shapes(arrays, query)
         # The chain is cut into at most so many parts: stages times chunks.
         parts = min(arrays.parts, query.devices * max(CHUNKS))
-        pricer = Pricer(arrays, self.cluster, self.assumptions, query.plan_optimizer, most_parts=parts)
+        pricer = Pricer(arrays, self.cluster, query.plan_optimizer, most_parts=parts)
         # The search keeps one candidate a strategy; only these become forecasts.
         found = search(pricer, possible, query)
         rejected = (*possible.rejected, *(_refused(entry, query) for entry in found if entry.prices is None))
@@ -121,9 +125,9 @@ class Oracle:
         """
         numbers = tuple(sorted(set(devices)))
         best: list[Forecast | None] = []
-        for number in numbers:
+        for count in numbers:
             try:
-                best.append(self.rank(profile, batch=batch, devices=number, **choices)[0])
+                best.append(self.rank(profile, batch=batch, devices=count, **choices)[0])
             except NoPlan:
                 best.append(None)
         return ScalingCurve(
@@ -164,18 +168,7 @@ class Oracle:
         Raises `InputError` for degrees beyond the cluster, a model that cannot be divided so, or a batch that does not
         fall into micro-batches.
         """
-        query = PlanQuery(
-            cluster=self.cluster,
-            batch=batch,
-            devices=degrees.devices,
-            precision=precision,
-            optimizer=optimizer,
-            input=input,
-            saving=saving,
-        )
-        arrays = ModelArrays(profile_in(profile, precision), query.plan_precision, ring)
-        mesh = mesh_of_plan(
-            arrays,
+        layout = make_layout(
             batch=batch,
             degrees=degrees,
             micro=micro,
@@ -185,28 +178,46 @@ class Oracle:
             recompute=recompute,
             schedule=schedule,
             chunks=chunks,
+            precision=precision,
         )
-        pricer = Pricer(
-            arrays, self.cluster, self.assumptions, query.plan_optimizer, most_parts=degrees.pipeline * chunks
-        )
-        prices = pricer.price(mesh)
-        mode = ("data", "zero1", "zero2", "fsdp")[zero]
-        return assemble(pricer, prices, 0, exposed=pricer.exposed(prices, 0), mode=mode, query=query)
+        return self.forecast(profile, layout, optimizer=optimizer, ring=ring, input=input, saving=saving)
 
-    def forecast(self, profile: Profiles, layout: Layout, *, optimizer: str = "adamw", ring: bool = False) -> Forecast:
+    def forecast(
+        self,
+        profile: Profiles,
+        layout: Layout,
+        *,
+        optimizer: str = "adamw",
+        ring: bool = False,
+        input: Input | None = None,  # noqa: A002 (the option's word)
+        saving: Saving | None = None,
+    ) -> Forecast:
         """Return what a layout comes to. Raises `InputError` as `estimate` does."""
-        names = ("batch", "degrees", "zero", "sequence", "recompute", "schedule", "chunks", "precision")
-        choices = {name: getattr(layout, name) for name in names}
-        shard = layout.shard if layout.zero else None
-        return self.estimate(profile, micro=layout.micro_batch, shard=shard, optimizer=optimizer, ring=ring, **choices)
+        query = PlanQuery(
+            cluster=self.cluster,
+            batch=layout.batch,
+            devices=layout.devices,
+            precision=layout.precision,
+            optimizer=optimizer,
+            input=input,
+            saving=saving,
+        )
+        arrays = self._arrays(profile, query, ring=ring)
+        mesh = mesh_of_layout(arrays, layout)
+        parts = layout.degrees.pipeline * layout.chunks
+        pricer = Pricer(arrays, self.cluster, query.plan_optimizer, most_parts=parts)
+        prices = pricer.price(mesh)
+        return assemble(pricer, prices, 0, exposed=pricer.exposed(prices, 0), mode=MODES[layout.zero], query=query)
 
     def fit(self, runs: Sequence[MeasuredRun]) -> "Oracle":
         """Return the oracle of a cluster whose constants were fitted to measured training steps; see `fit_runs`.
 
         `oracle.cluster.save(path)` keeps them. Raises `InputError` where the runs cannot be fitted.
         """
-        fitted = fit_runs(self.cluster, runs, self.assumptions)
-        return Oracle(fitted.cluster, assumptions=self.assumptions)
+        return replace(self, cluster=fit_runs(self.cluster, runs).cluster)
+
+    def _arrays(self, profile: Profiles, query: PlanQuery, *, ring: bool = False) -> ModelArrays:
+        return ModelArrays(profile_in(profile, query.precision), query.plan_precision, ring, self.expert_imbalance)
 
 
 def _name(found: FamilyBest) -> str:

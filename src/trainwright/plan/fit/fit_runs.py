@@ -14,7 +14,6 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.errors import InputError
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.fit.cost_constants import constants_of, with_constants
 from trainwright.plan.fit.measured_run import MeasuredRun, RunPredictor
 from trainwright.plan.parallel.mesh import Floats
@@ -53,22 +52,22 @@ class RunFit:
         return tuple(name for name, each in self.constants.items() if each.state == "at its bound")
 
 
-def fit_runs(cluster: Cluster, runs: Sequence[MeasuredRun], assumptions: Assumptions) -> RunFit:
+def fit_runs(cluster: Cluster, runs: Sequence[MeasuredRun]) -> RunFit:
     """Return the constants for which the cost model comes closest to the runs' seconds.
 
     Raises `InputError` without runs, and for seconds that are not above 0.
     """
-    return fit_clusters([(cluster, runs)], assumptions)[0]
+    return fit_clusters([(cluster, runs)])[0]
 
 
-def fit_clusters(sources: Sequence[tuple[Cluster, Sequence[MeasuredRun]]], assumptions: Assumptions) -> list[RunFit]:
+def fit_clusters(sources: Sequence[tuple[Cluster, Sequence[MeasuredRun]]]) -> list[RunFit]:
     """Return the fits of several clusters by one factor for each constant's name: what presets are calibrated by."""
     from scipy.optimize import least_squares
 
     seconds = np.array([run.seconds for _, runs in sources for run in runs], dtype=np.float64)
     if not len(seconds) or not np.all(np.isfinite(seconds) & (seconds > 0)):
         raise InputError(f"runs: got seconds {seconds.tolist()!r}; allowed: one or more runs, each above 0 seconds")
-    machines = [_Machine(cluster, runs, assumptions) for cluster, runs in sources]
+    machines = [_Machine(cluster, runs) for cluster, runs in sources]
     names = _find_influential(machines)
     first = {name: next(each.constants[name] for each in machines if name in each.constants) for name in names}
     spread = np.array([first[name].spread for name in names])
@@ -133,15 +132,15 @@ def fit_clusters(sources: Sequence[tuple[Cluster, Sequence[MeasuredRun]]], assum
 class _Machine:
     """One cluster with its runs and its constants."""
 
-    def __init__(self, cluster: Cluster, runs: Sequence[MeasuredRun], assumptions: Assumptions) -> None:
+    def __init__(self, cluster: Cluster, runs: Sequence[MeasuredRun]) -> None:
         self.cluster, self.runs = cluster, tuple(runs)
-        self.constants = {each.name: each for each in constants_of(cluster, assumptions)}
-        self.predictor = RunPredictor(runs, assumptions)
+        self.constants = {each.name: each for each in constants_of(cluster)}
+        self.predictor = RunPredictor(runs)
 
     def changed(self, factors: Mapping[str, float]) -> Cluster:
         """Return the cluster with its constants changed by these factors."""
         values = {name: self.constants[name].start * each for name, each in factors.items() if name in self.constants}
-        return with_constants(self.cluster, list(self.constants.values()), values)
+        return with_constants(self.cluster, self.constants.values(), values)
 
     def seconds(self, factors: Mapping[str, float]) -> Floats:
         """Return what is predicted of each run."""

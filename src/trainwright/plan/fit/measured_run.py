@@ -7,13 +7,12 @@ import numpy as np
 
 from trainwright.cluster import Cluster
 from trainwright.model.profile import Profile
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.layout import Layout
 from trainwright.plan.parallel.mesh import Floats, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import optimizer_of, precision_of
 from trainwright.plan.parallel.pricing import Pricer
-from trainwright.plan.parallel.single_plan import mesh_of_plan
+from trainwright.plan.parallel.single_plan import mesh_of_layout
 
 __all__ = ["MeasuredRun", "RunPredictor"]
 
@@ -42,22 +41,6 @@ class MeasuredRun:
         work = sum(layer.forward_flops + layer.backward_flops for layer in layers) / self.profile.batch
         return work * self.layout.batch
 
-    def make_mesh(self, arrays: ModelArrays) -> Mesh:
-        """Return the run as candidates of one row. Raises `InputError` as `Oracle.estimate` does."""
-        layout = self.layout
-        return mesh_of_plan(
-            arrays,
-            batch=layout.batch,
-            degrees=layout.degrees,
-            micro=layout.micro_batch,
-            zero=layout.zero,
-            shard=layout.shard if layout.zero else None,
-            sequence=layout.sequence,
-            recompute=layout.recompute,
-            schedule=layout.schedule,
-            chunks=layout.chunks,
-        )
-
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Group:
@@ -73,21 +56,15 @@ class _Group:
 class RunPredictor:
     """Predicts the seconds and bytes of many runs again and again, for one cluster after the other."""
 
-    def __init__(self, runs: Sequence[MeasuredRun], assumptions: Assumptions) -> None:
-        self.runs, self.assumptions = tuple(runs), assumptions
+    def __init__(self, runs: Sequence[MeasuredRun]) -> None:
+        self.runs = tuple(runs)
         self._groups = list(_group_runs(self.runs))
 
     def seconds(self, cluster: Cluster) -> Floats:
         """Return the predicted seconds of an iteration of each run: what `Oracle.estimate` gives."""
         found = np.zeros(len(self.runs))
         for group in self._groups:
-            pricer = Pricer(
-                group.arrays,
-                cluster,
-                self.assumptions,
-                optimizer_of(group.optimizer),
-                most_parts=group.most_parts,
-            )
+            pricer = Pricer(group.arrays, cluster, optimizer_of(group.optimizer), most_parts=group.most_parts)
             prices = pricer.price(group.mesh)
             exposed = np.array([pricer.exposed(prices, row) for row in range(len(group.rows))])
             found[group.rows] = prices.total - prices.exposed + exposed
@@ -106,6 +83,6 @@ def _group_runs(runs: Sequence[MeasuredRun]) -> Iterator[_Group]:
         one: tuple[object, ...] = (id(first.profile), first.layout.precision, first.ring)
         if one not in arrays:
             arrays[one] = ModelArrays(first.profile, precision_of(first.layout.precision), first.ring)
-        mesh = Mesh.join([runs[row].make_mesh(arrays[one]) for row in rows])
+        mesh = Mesh.join([mesh_of_layout(arrays[one], runs[row].layout) for row in rows])
         parts = int((mesh.axis("pipeline") * mesh.chunks).max())
         yield _Group(rows, arrays[one], mesh, first.optimizer, parts)

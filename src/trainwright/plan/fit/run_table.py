@@ -17,23 +17,25 @@ from trainwright.errors import InputError
 from trainwright.model.describe.transformer import describe_transformer
 from trainwright.model.profile import Profile
 from trainwright.plan.fit.measured_run import MeasuredRun
-from trainwright.plan.layout import Degrees, Layout
-from trainwright.plan.parallel.candidates import family_name
+from trainwright.plan.layout import Degrees
 from trainwright.plan.parallel.precision import precision_of
 from trainwright.plan.parallel.roofline import peak_flops
+from trainwright.plan.parallel.single_plan import make_layout
 from trainwright.plan.parallel.strategies.registry import AXES
+from trainwright.validators import check, integer, number, one_of
 
-__all__ = ["RUN_COLUMNS", "RunTable", "read_runs"]
+__all__ = ["RunTable", "read_runs"]
 
 _SHAPE = ("hidden", "layers", "heads", "sequence")
 _SHAPE_NUMBERS = (*_SHAPE, "vocabulary", "kv_heads", "head_size", "feedforward", "experts", "top_k")
 _SHAPE_FLAGS = ("gated", "fused_attention", "tied", "dropout", "biases", "positions")
-_STEP_NUMBERS = ("devices", "batch", "micro", "zero", "shard", "chunks")
 _AXES = tuple(axis.name for axis in AXES)
-_WORDS = ("model", "profile", "precision", "recompute", "optimizer", "schedule")
-RUN_COLUMNS = (
-    *_WORDS, *_SHAPE_NUMBERS, *_SHAPE_FLAGS, *_STEP_NUMBERS, *_AXES, "sequence_parallel", "seconds", "peak_bytes",
-)  # fmt: skip
+_COUNTED = frozenset({*_AXES, "batch", "micro", "shard", "chunks"})  # at least one; other whole numbers may be 0
+_CHOICES = ("batch", "micro", "zero", "shard", "recompute", "schedule", "chunks")
+_WORDS = frozenset({"model", "profile", "precision", "recompute", "optimizer", "schedule"})
+_FLAGS = frozenset({*_SHAPE_FLAGS, "sequence_parallel"})
+_AMOUNTS = frozenset({"seconds", "peak_bytes"})
+_COLUMNS = _WORDS | _FLAGS | _AMOUNTS | {*_SHAPE_NUMBERS, *_AXES, *_CHOICES, "devices"}
 """Columns of a table of runs; others are left alone."""
 _VOCABULARY = 51200
 """Where a table does not say it: that of GPT-2, padded."""
@@ -76,141 +78,101 @@ def read_runs(path: Path, cluster: Cluster, *, measured: bool = True) -> RunTabl
     if not rows:
         raise InputError(f"{path}: got no runs; allowed: a run a line below the header")
     known: dict[object, Profile] = {}
-    runs = tuple(
-        _RunLine(path, number, row, known).read_run(measured=measured) for number, row in enumerate(rows, start=2)
-    )
+    runs = []
+    read = _COLUMNS if measured else _COLUMNS - {"seconds"}
+    for number_of_line, row in enumerate(rows, start=2):
+        where = f"{path}, line {number_of_line}"
+        try:
+            values = {name: _read_cell(name, words) for name, words in row.items() if words and name in read}
+            for name in ("batch", "seconds") if measured else ("batch",):
+                check(values.get(name), number(above=0), name)
+            runs.append(_read_run(values, path.parent, known, where))
+        except InputError as error:
+            raise InputError(f"{where}: {error}") from None
     for run in runs:
         _check_units(run, cluster)
     _check_contradictions(runs)
-    return RunTable(runs, tuple(name for name in columns if name not in RUN_COLUMNS))
+    return RunTable(tuple(runs), tuple(name for name in columns if name not in _COLUMNS))
 
 
-class _RunLine:
-    """One line of a table."""
+def _read_run(values: Mapping[str, Any], folder: Path, known: dict[object, Profile], where: str) -> MeasuredRun:
+    """Return the run of a line, whose columns are there as values."""
+    profile = _find_profile(values, folder, known)
+    precision = values.get("precision", profile.precision)
+    precision_of(precision)
+    layout = make_layout(
+        degrees=_read_degrees(values),
+        sequence=values.get("sequence_parallel", False),
+        precision=precision,
+        **{name: values[name] for name in _CHOICES if name in values},
+    )
+    return MeasuredRun(
+        profile=profile,
+        layout=layout,
+        seconds=values.get("seconds", 0.0),
+        optimizer=values.get("optimizer", "adamw"),
+        ring=True,
+        model=values.get("model", profile.name),
+        peak_bytes=int(values.get("peak_bytes", 0)),
+        where=where,
+    )
 
-    def __init__(self, path: Path, number: int, row: Mapping[str, str], known: dict[object, Profile]) -> None:
-        self.path, self.row, self.known = path, row, known
-        self.where = f"{path}, line {number}"
 
-    def read_run(self, *, measured: bool) -> MeasuredRun:
-        """Return the run."""
-        profile = self.read_profile()
-        degrees = self.read_degrees()
-        batch = self.read_number("batch")
-        replicas = degrees.data * degrees.expert
-        micro = self.read_number("micro", max(1, batch // replicas))
-        zero, chunks = self.read_number("zero", 0, least=0), self.read_number("chunks", 1)
-        schedule = self.row.get("schedule", "")
-        if not schedule and degrees.pipeline > 1:
-            schedule = "interleaved" if chunks > 1 else "1f1b"
-        precision = self.row.get("precision") or profile.precision
-        try:
-            precision_of(precision)
-            layout = Layout(
-                strategy=family_name(degrees, ("data", "zero1", "zero2", "fsdp")[min(zero, 3)]),
-                degrees=degrees,
-                batch=batch,
-                micro_batch=micro,
-                microbatches=max(1, batch // (replicas * micro)),
-                zero=zero,
-                shard=self.read_number("shard", degrees.data),
-                sequence=self.read_flag("sequence_parallel", default=False),
-                recompute=self.row.get("recompute") or "none",
-                schedule=schedule,
-                chunks=chunks,
-                precision=precision,
-            )
-        except InputError as error:
-            raise InputError(f"{self.where}: {error}") from None
-        seconds = self.read_amount("seconds") if measured else 0.0
-        return MeasuredRun(
-            profile=profile,
-            layout=layout,
-            seconds=seconds,
-            optimizer=self.row.get("optimizer") or "adamw",
-            ring=True,
-            model=self.row.get("model") or profile.name,
-            peak_bytes=int(self.read_amount("peak_bytes")) if self.row.get("peak_bytes") else 0,
-            where=self.where,
-        )
-
-    def read_profile(self) -> Profile:
-        """Return the profile, one object for all lines of equal shape."""
-        name = self.row.get("profile", "")
-        if name:
-            return self.known.setdefault(name, Profile.load(self.path.parent / name))
-        shape: dict[str, Any] = {}
-        for column in _SHAPE_NUMBERS:
-            if self.row.get(column) or column in _SHAPE:
-                shape[column] = self.read_number(column, least=0)
-        shape.setdefault("vocabulary", _VOCABULARY)
-        shape.update({name: self.read_flag(name) for name in _SHAPE_FLAGS if self.row.get(name)})
-        traced = "fp32" if self.row.get("precision") in {"fp32", "tf32"} else "amp-bf16"
-        key = tuple(sorted({**shape, "precision": traced}.items()))
-        if key not in self.known:
-            try:
-                self.known[key] = describe_transformer(**shape, precision=traced)
-            except InputError as error:
-                raise InputError(f"{self.where}: {error}") from None
-        return self.known[key]
-
-    def read_degrees(self) -> Degrees:
-        """Return the degrees, with experts on ranks of their own: what data or tensor ranks share with them."""
-        degrees = {name: self.read_number(name, 1) for name in _AXES}
-        inner = math.prod(degree for name, degree in degrees.items() if name not in {"data", "expert"})
-        devices = self.read_number("devices", 0, least=0)
-        if not self.row.get("data") and devices:
-            degrees["data"] = max(1, devices // inner)
-        expert, data = degrees["expert"], degrees["data"]
-        if not devices or devices == inner * data:
-            # Data ranks hold the experts; more experts' ranks than there are of them reach over tensor ranks.
-            shared = math.gcd(expert, data)
-            spread = expert // shared
-            if (degrees["tensor"] * degrees["context"]) % spread:
-                raise InputError(
-                    f"{self.where}: expert: got {expert} with {data} data ranks; allowed: a divisor of tensor x "
-                    "context x data"
-                )
-            degrees.update(expert=shared, data=data // shared)
-        elif devices != inner * data * expert:
-            raise InputError(
-                f"{self.where}: devices: got {devices}; allowed: {inner * data}, which tensor x context x data x "
-                "pipeline comes to"
-            )
-        return Degrees(**degrees)
-
-    def read_number(self, name: str, otherwise: int | None = None, *, least: int = 1) -> int:
-        """Return a whole number."""
-        words = self.row.get(name, "")
-        if not words and otherwise is not None:
-            return otherwise
-        try:
-            value = float(words)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value.is_integer() and value >= least):
-            raise InputError(f"{self.where}: {name}: got {words!r}; allowed: a whole number >= {least}")
-        return int(value)
-
-    def read_amount(self, name: str) -> float:
-        """Return a number above 0."""
-        words = self.row.get(name, "")
-        try:
-            value = float(words)
-        except ValueError:
-            value = math.nan
-        if not (math.isfinite(value) and value > 0):
-            raise InputError(f"{self.where}: {name}: got {words!r}; allowed: a number above 0")
+def _read_cell(name: str, words: str) -> Any:
+    """Return the value of a cell that is not empty; raises `InputError` for one that its column cannot have."""
+    if name in _WORDS:
+        return words
+    if name in _FLAGS:
+        check(words.lower(), one_of("true", "false", "1", "0", "yes", "no"), name)
+        return words.lower() in {"true", "1", "yes"}
+    try:
+        value: Any = float(words)
+    except ValueError:
+        value = words
+    if name in _AMOUNTS:
+        check(value, number(above=0), name)
         return value
+    value = int(value) if isinstance(value, float) and value.is_integer() else value
+    check(value, integer(minimum=int(name in _COUNTED)), name)
+    return value
 
-    def read_flag(self, name: str, *, default: bool = True) -> bool:
-        """Return true or false."""
-        words = self.row.get(name, "").lower()
-        if not words:
-            return default
-        if words not in {"true", "false", "1", "0", "yes", "no"}:
-            raise InputError(f"{self.where}: {name}: got {words!r}; allowed: true, false")
-        return words in {"true", "1", "yes"}
+
+def _find_profile(values: Mapping[str, Any], folder: Path, known: dict[object, Profile]) -> Profile:
+    """Return the profile, one object for all lines of equal shape."""
+    if "profile" in values:
+        return known.setdefault(values["profile"], Profile.load(folder / values["profile"]))
+    shape = {name: values[name] for name in (*_SHAPE_NUMBERS, *_SHAPE_FLAGS) if name in values}
+    if missing := [name for name in _SHAPE if name not in shape]:
+        raise InputError(f"{missing[0]}: got nothing; allowed: a whole number, or a file in the column profile")
+    shape = {"vocabulary": _VOCABULARY, **shape}
+    shape["precision"] = "fp32" if values.get("precision") in {"fp32", "tf32"} else "amp-bf16"
+    key = tuple(sorted(shape.items()))
+    if key not in known:
+        known[key] = describe_transformer(**shape)
+    return known[key]
+
+
+def _read_degrees(values: Mapping[str, Any]) -> Degrees:
+    """Return the degrees, with experts on ranks of their own: what data or tensor ranks share with them."""
+    degrees = {name: values.get(name, 1) for name in _AXES}
+    inner = math.prod(degree for name, degree in degrees.items() if name not in {"data", "expert"})
+    devices = values.get("devices", 0)
+    if "data" not in values and devices:
+        degrees["data"] = max(1, devices // inner)
+    expert, data = degrees["expert"], degrees["data"]
+    if not devices or devices == inner * data:
+        # Data ranks hold the experts; more experts' ranks than there are of them reach over tensor ranks.
+        shared = math.gcd(expert, data)
+        if (degrees["tensor"] * degrees["context"]) % (expert // shared):
+            raise InputError(
+                f"expert: got {expert} with {data} data ranks; allowed: a divisor of tensor x context x data"
+            )
+        degrees.update(expert=shared, data=data // shared)
+    elif devices != inner * data * expert:
+        raise InputError(
+            f"devices: got {devices}; allowed: {inner * data}, which tensor x context x data x pipeline comes to"
+        )
+    return Degrees(**degrees)
 
 
 def _check_units(run: MeasuredRun, cluster: Cluster) -> None:

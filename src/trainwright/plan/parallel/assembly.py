@@ -16,7 +16,6 @@ from trainwright.plan.parallel.mesh import RECOMPUTE, SCHEDULES
 from trainwright.plan.parallel.precision import conversion
 from trainwright.plan.parallel.pricing import Pricer, Prices
 from trainwright.plan.parallel.recomputation import modules_of
-from trainwright.plan.parallel.strategies.registry import STRATEGIES
 from trainwright.plan.parallel.strategies.strategy import Exchange
 from trainwright.plan.plan_query import PlanQuery
 
@@ -27,7 +26,7 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
     """Return the plan of one candidate, whose exposed seconds of gradients and weights are given."""
     mesh, memory = prices.mesh, prices.memory
     degrees = Degrees(**{name: int(mesh.axis(name)[row]) for name in (axis.name for axis in mesh.axes)})
-    peak, recompute = float(memory.peak[row]), RECOMPUTE[int(mesh.recompute[row])]
+    peak, recompute = math.ceil(memory.peak[row]), RECOMPUTE[int(mesh.recompute[row])]
     stages = pricer.stages(degrees.pipeline, int(mesh.chunks[row]))
     breakdown = Breakdown(
         compute=float(prices.compute[row]),
@@ -59,11 +58,10 @@ def assemble(pricer: Pricer, prices: Prices, row: int, *, exposed: float, mode: 
         optimizer=query.optimizer,
         breakdown=breakdown,
         interval=interval_of(breakdown, pricer.cluster, pricer.arrays.profile, degrees),
-        peak_bytes=math.ceil(peak),
-        reserved_bytes=math.ceil(float(reserved_bytes(np.array([peak]), pricer.assumptions.fragmentation)[0])),
+        peak_bytes=peak,
+        reserved_bytes=reserved_bytes(peak),
         state_bytes=round(float(memory.state[row])),
         activation_bytes=round(float(memory.activations[row])),
-        most_devices=_most(pricer, degrees, query),
         inflation=float(factor[0]),
         caveat=_caveat(pricer, query),
         collectives=_collectives(listed),
@@ -83,16 +81,6 @@ def _caveat(pricer: Pricer, query: PlanQuery) -> str:
         names = ", ".join(unknown[:5]) + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         found.append(f"the work of {names} is not known and counts as none")
     return "; ".join(item for item in found if item)
-
-
-def _most(pricer: Pricer, degrees: Degrees, query: PlanQuery) -> int:
-    """Return the product of the limits of all that is divided."""
-    limits = [
-        strategy.limit(pricer.arrays, query.batch).most
-        for strategy in STRATEGIES
-        if getattr(degrees, strategy.axis.name) > 1
-    ]
-    return math.prod(limits)
 
 
 def _collectives(listed: Sequence[tuple[Exchange, float]]) -> tuple[Collective, ...]:

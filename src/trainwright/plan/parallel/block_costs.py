@@ -1,12 +1,10 @@
 """What one run of each block takes and keeps on one device, for the different ways to divide it."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.mesh import RECOMPUTE, Bools, Floats, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
@@ -45,7 +43,7 @@ class BlockCosts:
     exchanges: tuple[Exchange, ...]
 
 
-def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions, mesh: Mesh) -> BlockCosts:
+def block_costs(arrays: ModelArrays, cluster: Cluster, mesh: Mesh) -> BlockCosts:
     """Return the costs of every way that is a row of `mesh`."""
     samples = mesh.micro.astype(np.float64)
     share = np.ones((mesh.rows, len(arrays.layers)))
@@ -60,15 +58,13 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions,
             saved *= keeps
             exchanges += strategy.communication(arrays, mesh, None)
     experts = np.array([layer.experts > 0 for layer in arrays.layers])
-    uneven = np.where(experts & (mesh.axis("expert") > 1)[:, None], assumptions.expert_imbalance, 1.0)
+    uneven = np.where(experts & (mesh.axis("expert") > 1)[:, None], arrays.expert_imbalance, 1.0)
     share = share * uneven
     # Seconds of the divided layers, then those of the exchanges that computation does not hide.
-    layers_ahead, layers_back = layer_seconds(
-        arrays, cluster, assumptions, samples=samples, share=share, weights=weights
-    )
+    layers_ahead, layers_back = layer_seconds(arrays, cluster, samples=samples, share=share, weights=weights)
     took = all_seconds(cluster, exchanges)
-    forward, ahead = _phase_seconds(arrays, cluster, assumptions, exchanges, took, phase="forward", layers=layers_ahead)
-    backward, back = _phase_seconds(arrays, cluster, assumptions, exchanges, took, phase="backward", layers=layers_back)
+    forward, ahead = _phase_seconds(arrays, cluster, exchanges, took, phase="forward", layers=layers_ahead)
+    backward, back = _phase_seconds(arrays, cluster, exchanges, took, phase="backward", layers=layers_back)
     bytes_kept = saved * arrays.saved * samples[:, None]
     # For each kind of recomputation: what stays saved, and what runs a second time.
     choices = [saved_bytes(arrays, mesh, bytes_kept, name, share=share) for name in RECOMPUTE]
@@ -77,13 +73,7 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions,
         repeated = layers_again(arrays, name)
         places = exchanges_again(arrays, exchanges, name)
         some = [exchanges[i] for i in places], [took[i] for i in places]
-        again.append(
-            sum(
-                _phase_seconds(
-                    arrays, cluster, assumptions, *some, phase="forward", layers=layers_ahead, chosen=repeated
-                )
-            )
-        )
+        again.append(sum(_phase_seconds(arrays, cluster, *some, phase="forward", layers=layers_ahead, chosen=repeated)))
     trained = weights * arrays.trained
     whole = arrays.per_block(bytes_kept)
     return BlockCosts(
@@ -105,7 +95,6 @@ def block_costs(arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions,
 def _phase_seconds(
     arrays: ModelArrays,
     cluster: Cluster,
-    assumptions: Assumptions,
     exchanges: list[Exchange],
     took: list[Floats],
     *,
@@ -120,7 +109,7 @@ def _phase_seconds(
     """
     runs = np.ones(len(arrays.layers), dtype=np.bool_) if chosen is None else chosen
     compute = arrays.per_block(np.where(runs, layers, 0.0))
-    exposed = _exposed(exchanges, took, phase, compute, beside=cluster.overlap, hidden=assumptions.asynchronous)
+    exposed = _exposed(exchanges, took, phase, compute, beside=cluster.overlap)
     # A backward pass has two operations for one forward.
     host = (2 if phase == "backward" else 1) * host_seconds(arrays, cluster, runs)
     issued = np.tile(host, (len(compute), 1))
@@ -132,23 +121,14 @@ def _phase_seconds(
     return compute + longer - busy, exposed
 
 
-def _exposed(
-    exchanges: list[Exchange],
-    seconds: list[Floats],
-    phase: str,
-    compute: Floats,
-    *,
-    beside: float,
-    hidden: Mapping[str, float],
-) -> Floats:
+def _exposed(exchanges: list[Exchange], seconds: list[Floats], phase: str, compute: Floats, *, beside: float) -> Floats:
     """Return the seconds of a phase's exchanges that its computation does not hide."""
     # Covered exchanges cost what is longer than the computation, or what that slows down.
     open_, covered = np.zeros_like(compute), np.zeros_like(compute)
     for exchange, took in zip(exchanges, seconds, strict=True):
         if exchange.phase == phase and exchange.block is not None:
-            share = 1.0 if exchange.overlaps else hidden.get(exchange.axis, 0.0)
-            covered[:, exchange.block] += share * exchange.count * took
-            open_[:, exchange.block] += (1 - share) * exchange.count * took
+            seconds_of = covered if exchange.overlaps else open_
+            seconds_of[:, exchange.block] += exchange.count * took
     found: Floats = open_ + np.maximum((1 - beside) * covered, covered - compute)
     return found
 

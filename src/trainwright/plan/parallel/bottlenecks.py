@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from trainwright.cluster import contention
-from trainwright.plan.byte_sizes import distinct_sizes, size
+from trainwright.plan.byte_sizes import size
 from trainwright.plan.forecast import Bottleneck, Forecast
 from trainwright.plan.parallel.collective_seconds import all_seconds
 from trainwright.plan.parallel.pricing import Pricer, Prices
@@ -17,21 +17,12 @@ from trainwright.plan.plan_query import PlanQuery
 __all__ = ["BottleneckCase", "bottlenecks_of"]
 
 _SHARE = 0.15  # of an iteration, from which a part is worth a sentence
-_CONGESTED, _REDUNDANT, _FRAGMENTED, _FULL = 1.5, 0.5, 0.1, 0.95
+_CONGESTED, _REDUNDANT = 1.5, 0.5
 _UNEVEN, _INEFFICIENT, _LAUNCHES, _SAVES = 1.1, 0.7, 0.3, 0.05
 _LAYER_AXES = ("tensor", "filter", "channel", "expert")
 
 _Finding = tuple[float, str] | None
 """The share that a bottleneck has, and the sentence that says so; None where it is none."""
-
-
-@dataclass(frozen=True, eq=False, slots=True)
-class _ExchangeTime:
-    """An exchange of one plan: its seconds in an iteration, hidden or not, and what empty messages of sends take."""
-
-    exchange: Exchange
-    seconds: float
-    latency: float
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, slots=True)
@@ -45,28 +36,22 @@ class BottleneckCase:
     """Its exchanges, each with how often an iteration has it."""
     pricer: Pricer
     query: PlanQuery
-    moved: tuple[_ExchangeTime, ...] = field(init=False)
+    moved: list[tuple[Exchange, float]] = field(init=False)
+    """Its exchanges, each with the seconds that it takes in an iteration, hidden or not."""
 
     def __post_init__(self) -> None:
-        exchanges = [exchange for exchange, _ in self.listed]
-        sends = [replace(item, bytes=np.zeros(1)) for item in exchanges if item.operation == "send"]
-        seconds = all_seconds(self.pricer.cluster, [*exchanges, *sends])
-        empty = iter(seconds[len(exchanges) :])
-        moved = tuple(
-            _ExchangeTime(
-                each, times * float(took[0]), times * float(next(empty)[0]) if each.operation == "send" else 0.0
-            )
-            for (each, times), took in zip(self.listed, seconds, strict=False)
-        )
-        object.__setattr__(self, "moved", moved)
+        object.__setattr__(self, "moved", self.time_exchanges(self.listed))
+
+    def time_exchanges(self, listed: Sequence[tuple[Exchange, float]]) -> list[tuple[Exchange, float]]:
+        """Return exchanges with the seconds that they take in an iteration."""
+        seconds = all_seconds(self.pricer.cluster, [exchange for exchange, _ in listed])
+        return [(each, times * float(took[0])) for (each, times), took in zip(listed, seconds, strict=True)]
 
     def layers(self, samples: float) -> float:
         """Return the seconds of the whole chain's layers, undivided, on so many samples."""
         arrays = self.pricer.arrays
         one = np.ones((1, len(arrays.layers)))
-        ahead, back = layer_seconds(
-            arrays, self.pricer.cluster, self.pricer.assumptions, samples=np.array([samples]), share=one, weights=one
-        )
+        ahead, back = layer_seconds(arrays, self.pricer.cluster, samples=np.array([samples]), share=one, weights=one)
         return float(arrays.per_block(ahead + back)[0] @ arrays.counts)
 
     @property
@@ -93,19 +78,11 @@ def bottlenecks_of(case: BottleneckCase) -> tuple[Bottleneck, ...]:
     return tuple(sorted(bottlenecks, key=lambda each: (-each.share, each.id)))
 
 
-def _gradient_exchange(case: BottleneckCase) -> _Finding:
-    inside = float(case.prices.exchange[case.row] + case.prices.transfer[case.row])
-    return case.part(case.plan.breakdown.communication - inside, "gradients and divided weights are waited for")
-
-
-def _layer_collectives(case: BottleneckCase) -> _Finding:
-    along = sum(item.seconds for item in case.moved if item.exchange.axis in _LAYER_AXES)
-    return case.part(min(along, float(case.prices.exchange[case.row])), "exchanges inside layers take")
-
-
 def _point_to_point(case: BottleneckCase) -> _Finding:
-    sends = [item for item in case.moved if item.exchange.operation == "send"]
-    seconds, latency = sum(send.seconds for send in sends), sum(entry.latency for entry in sends)
+    seconds = sum(took for each, took in case.moved if each.operation == "send")
+    # What messages without a byte take is latency.
+    empty = [(replace(each, bytes=np.zeros(1)), times) for each, times in case.listed if each.operation == "send"]
+    latency = sum(took for _, took in case.time_exchanges(empty))
     what = "transfers between neighbours take"
     if latency > seconds / 2:
         what = f"transfers between neighbours, {100 * latency / seconds:.0f} % of it latency, take"
@@ -113,22 +90,16 @@ def _point_to_point(case: BottleneckCase) -> _Finding:
 
 
 def _congestion(case: BottleneckCase) -> _Finding:
-    dominant = max(case.moved, key=lambda each: each.seconds, default=None)
-    if dominant is None:
+    if not case.moved:
         return None
-    exchange, cluster = dominant.exchange, case.query.cluster
-    flows = contention(cluster, ranks=int(exchange.ranks[0]), stride=int(exchange.stride[0]))
+    exchange, seconds = max(case.moved, key=lambda each: each[1])
+    flows = contention(case.query.cluster, ranks=int(exchange.ranks[0]), stride=int(exchange.stride[0]))
     if flows <= _CONGESTED:
         return None
-    return dominant.seconds / case.total, (
+    return seconds / case.total, (
         f"{flows:.3g} groups share a link in the largest exchange ({exchange.operation} along {exchange.axis}), "
-        f"which takes {_time(dominant.seconds)}"
+        f"which takes {_time(seconds)}"
     )
-
-
-def _input(case: BottleneckCase) -> _Finding:
-    waited = case.plan.breakdown.input
-    return case.part(waited, "samples are waited for", least=0.0) if waited else None
 
 
 def _memory_redundancy(case: BottleneckCase) -> _Finding:
@@ -137,20 +108,6 @@ def _memory_redundancy(case: BottleneckCase) -> _Finding:
     if copied <= _REDUNDANT * peak:
         return None
     return copied / peak, f"{size(copied)} of the {size(peak)} of a device are copies of what others hold"
-
-
-def _fragmentation(case: BottleneckCase) -> _Finding:
-    allocated, reserved = case.plan.peak_bytes, case.plan.reserved_bytes
-    room = case.query.memory_bytes
-    tight = allocated <= room < reserved / _FULL
-    if reserved == allocated or (reserved - allocated <= _FRAGMENTED * allocated and not tight):
-        return None
-    sentence = "{} are reserved for {}".format(*distinct_sizes(reserved, allocated))
-    return (reserved - allocated) / max(1, reserved), sentence + (f", of {size(room)}" if tight else "")
-
-
-def _weight_update(case: BottleneckCase) -> _Finding:
-    return case.part(case.plan.breakdown.update, "the optimizer takes")
 
 
 def _imbalance(case: BottleneckCase) -> _Finding:
@@ -174,10 +131,6 @@ def _redundant_compute(case: BottleneckCase) -> _Finding:
     if efficiency >= _INEFFICIENT:
         return None
     return 1 - efficiency, f"parts of layers compute {_time(in_parts)} in all, whole layers {_time(whole)}"
-
-
-def _bubble(case: BottleneckCase) -> _Finding:
-    return case.part(case.plan.breakdown.bubble, "pipeline stages wait")
 
 
 def _small_batch(case: BottleneckCase) -> _Finding:
@@ -216,31 +169,49 @@ def _time(seconds: float) -> str:
     return f"{seconds / 1e-6:.3g} us"
 
 
+def _part(seconds: Callable[[BottleneckCase], float], what: str, *, least: float = _SHARE) -> "_Rule":
+    """Return the rule of a part of an iteration."""
+    return lambda case: case.part(seconds(case), what, least=least)
+
+
+def _gradient_seconds(case: BottleneckCase) -> float:
+    return case.plan.breakdown.communication - float(case.prices.exchange[case.row] + case.prices.transfer[case.row])
+
+
+def _layer_exchange_seconds(case: BottleneckCase) -> float:
+    along = sum(seconds for exchange, seconds in case.moved if exchange.axis in _LAYER_AXES)
+    return min(along, float(case.prices.exchange[case.row]))
+
+
 _Rule = Callable[[BottleneckCase], _Finding]
+_SMALLER_DEGREE = "a smaller degree that stays inside a node, or data or pipeline parallelism in its place"
 _RULES: tuple[tuple[str, _Rule, str], ...] = (
     (
         "gradient-exchange",
-        _gradient_exchange,
+        _part(_gradient_seconds, "gradients and divided weights are waited for"),
         "larger batches a device, fewer replicas, or ZeRO inside a node (hsdp)",
     ),
-    (
-        "layer-collectives",
-        _layer_collectives,
-        "a smaller degree that stays inside a node, or data or pipeline parallelism in its place",
-    ),
+    ("layer-collectives", _part(_layer_exchange_seconds, "exchanges inside layers take"), _SMALLER_DEGREE),
     ("point-to-point", _point_to_point, "larger micro-batches, fewer stages or parts"),
     ("congestion", _congestion, "more links a node, or degrees that leave the node in fewer groups"),
-    ("input", _input, "more decoding workers, a staged or cached data set, smaller files"),
+    (
+        "input",
+        _part(lambda case: case.plan.breakdown.input, "samples are waited for", least=1e-9),
+        "more decoding workers, a staged or cached data set, smaller files",
+    ),
     ("memory-redundancy", _memory_redundancy, "zero1, zero2 or fsdp"),
     (
-        "fragmentation",
-        _fragmentation,
-        "expandable segments of the allocator, equal micro-batches, or recomputation",
+        "weight-update",
+        _part(lambda case: case.plan.breakdown.update, "the optimizer takes"),
+        "divide its state (zero1, fsdp), a fused optimizer, or larger batches",
     ),
-    ("weight-update", _weight_update, "divide its state (zero1, fsdp), a fused optimizer, or larger batches"),
     ("imbalance", _imbalance, "another number of stages, or smaller blocks"),
     ("redundant-compute", _redundant_compute, "a smaller degree, or larger micro-batches"),
-    ("bubble", _bubble, "more micro-batches, interleaved chunks, fewer stages"),
+    (
+        "bubble",
+        _part(lambda case: case.plan.breakdown.bubble, "pipeline stages wait"),
+        "more micro-batches, interleaved chunks, fewer stages",
+    ),
     ("small-batch", _small_batch, "larger micro-batches, fewer replicas"),
     ("checkpoint", _checkpoint, "cheaper saves (asynchronous, fewer bytes), faster restarts"),
     ("launch-bound", _launch_bound, "larger micro-batches, compiled or fused layers"),

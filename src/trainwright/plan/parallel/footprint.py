@@ -148,8 +148,7 @@ def _timeline(arrays: ModelArrays, costs: BlockCosts, place: Ints, saved: Floats
     return found
 
 
-def reserved_bytes(allocated: Floats, fragmentation: float) -> Floats:
-    """Return what an allocator of 2 MiB or 20 MiB segments holds for so many bytes, times `fragmentation`."""
-    segment = np.where(allocated < _SEGMENT, _SMALL, _SEGMENT)
-    found: Floats = np.ceil(allocated / segment) * segment * fragmentation
-    return found
+def reserved_bytes(allocated: int) -> int:
+    """Return what an allocator of 2 MiB or 20 MiB segments holds for so many bytes."""
+    segment = _SMALL if allocated < _SEGMENT else _SEGMENT
+    return -(-allocated // segment) * segment

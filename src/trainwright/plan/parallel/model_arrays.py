@@ -27,6 +27,8 @@ class ModelArrays:
     precision: Precision
     ring: bool = False
     """Whether context ranks divide all of the model and pass keys and values round a ring."""
+    expert_imbalance: float = 1.0
+    """Tokens of the rank whose experts get most of them over the mean, where experts are divided."""
     layers: tuple[Layer, ...] = field(init=False)
     block: Ints = field(init=False)
     counts: Ints = field(init=False)

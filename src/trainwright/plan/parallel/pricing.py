@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from trainwright.cluster import Cluster
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.block_costs import BlockCosts, block_costs
 from trainwright.plan.parallel.collective_seconds import all_seconds, group_seconds, measured_group_costs
 from trainwright.plan.parallel.exposure import StageTimes, exposed_seconds
@@ -17,7 +16,7 @@ from trainwright.plan.parallel.footprint import MemoryFootprint, footprint
 from trainwright.plan.parallel.mesh import SCHEDULES, Floats, Ints, Mesh
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Optimizer
-from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds, memory_bandwidth
+from trainwright.plan.parallel.roofline import framework_seconds, layer_seconds
 from trainwright.plan.parallel.strategies.data import DataStrategy
 from trainwright.plan.parallel.strategies.pipeline import PipelineStages, PipelineStrategy, bubble_slots, stages_of
 from trainwright.plan.parallel.strategies.strategy import Exchange, StageLoad
@@ -121,18 +120,10 @@ class Prices:
 class Pricer:
     """Prices candidates for one model on one cluster; keeps how its chain is cut into stages."""
 
-    def __init__(
-        self,
-        arrays: ModelArrays,
-        cluster: Cluster,
-        assumptions: Assumptions,
-        optimizer: Optimizer,
-        *,
-        most_parts: int = 1,
-    ) -> None:
-        self.arrays, self.cluster, self.assumptions, self.optimizer = arrays, cluster, assumptions, optimizer
+    def __init__(self, arrays: ModelArrays, cluster: Cluster, optimizer: Optimizer, *, most_parts: int = 1) -> None:
+        self.arrays, self.cluster, self.optimizer = arrays, cluster, optimizer
         one = np.ones((1, len(arrays.layers)))
-        ahead, back = layer_seconds(arrays, cluster, assumptions, samples=np.ones(1), share=one, weights=one)
+        ahead, back = layer_seconds(arrays, cluster, samples=np.ones(1), share=one, weights=one)
         seconds = np.repeat(arrays.per_block(ahead + back)[0], arrays.counts)
         edges = np.append(arrays.part_starts, arrays.runs)
         # Stages may begin at modules only: runs that lie between two of these go together.
@@ -151,7 +142,7 @@ class Pricer:
 
     def costs(self, ways: Mesh) -> BlockCosts:
         """Return what one run of each block takes and keeps in every way."""
-        return block_costs(self.arrays, self.cluster, self.assumptions, ways)
+        return block_costs(self.arrays, self.cluster, ways)
 
     def price(self, mesh: Mesh) -> Prices:
         """Return what every candidate comes to."""
@@ -202,7 +193,7 @@ class Pricer:
         shards = np.where(mesh.zero >= 2, mesh.shard, 1)
         added = 3 * self.arrays.precision.gradient_bytes * (heaviest * trained).sum(axis=1) / shards
         updated += (slots - 1) * added * (self.arrays.profile.origin != "measured")
-        bandwidth = memory_bandwidth(self.cluster, self.assumptions)
+        bandwidth = self.cluster.device.reached_bandwidth
         return Prices(
             mesh=mesh,
             compute=compute,

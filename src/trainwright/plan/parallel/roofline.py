@@ -6,7 +6,6 @@ from trainwright.cluster import Cluster
 from trainwright.cluster.device import roofline_seconds
 from trainwright.errors import InputError
 from trainwright.model.layer import Layer
-from trainwright.plan.assumptions import Assumptions
 from trainwright.plan.parallel.mesh import Bools, Floats
 from trainwright.plan.parallel.model_arrays import ModelArrays
 from trainwright.plan.parallel.precision import Precision
@@ -17,7 +16,6 @@ __all__ = [
     "host_seconds",
     "launch_seconds",
     "layer_seconds",
-    "memory_bandwidth",
     "peak_flops",
 ]
 
@@ -54,28 +52,25 @@ def _peak(cluster: Cluster, wanted: str) -> float:
 
 
 def layer_seconds(
-    arrays: ModelArrays, cluster: Cluster, assumptions: Assumptions, *, samples: Floats, share: Floats, weights: Floats
+    arrays: ModelArrays, cluster: Cluster, *, samples: Floats, share: Floats, weights: Floats
 ) -> tuple[Floats, Floats]:
     """Return forward and backward seconds of `share` of each layer on `samples` samples: (candidates, layers).
 
     `weights` is the share of the layer's weights that is read. Times of a measured layer are read off those of the
-    batches that were measured; the whole share of `Assumptions` stays.
+    batches that were measured.
     """
     # Measured layers take their measured times, all others the roofline.
     measured = np.array([layer.forward_seconds is not None for layer in arrays.layers])
-    forward = _roofline(arrays, cluster, assumptions, samples=samples, share=share, weights=weights, backward=False)
-    backward = _roofline(arrays, cluster, assumptions, samples=samples, share=share, weights=weights, backward=True)
+    forward = _roofline(arrays, cluster, samples=samples, share=share, weights=weights, backward=False)
+    backward = _roofline(arrays, cluster, samples=samples, share=share, weights=weights, backward=True)
     if measured.any():
-        whole = np.array([assumptions.whole.get(layer.kind, 0.0) for layer in arrays.layers])
-        # Some of a measured time stays whole, however small the share; the rest shrinks with it.
-        part = np.where(share < 1, whole + (1 - whole) * share, 1.0)
         batches = arrays.profile.smaller_batches
         different, place = np.unique(samples, return_inverse=True)
         ahead, back = (
             np.stack([_at(different, arrays.profile.batch, batches, *times) for times in both], axis=1)[place]
             for both in zip(*(_times(layer) for layer in arrays.layers), strict=True)
         )
-        forward, backward = np.where(measured, part * ahead, forward), np.where(measured, part * back, backward)
+        forward, backward = np.where(measured, share * ahead, forward), np.where(measured, share * back, backward)
     return forward, backward
 
 
@@ -111,11 +106,6 @@ def launch_seconds(arrays: ModelArrays, cluster: Cluster) -> Floats:
     return found
 
 
-def memory_bandwidth(cluster: Cluster, assumptions: Assumptions) -> float:
-    """Return the bytes a second that layers move, 0 where nobody knows."""
-    return cluster.device.memory_bandwidth * cluster.device.efficiency.get("memory", assumptions.bandwidth)
-
-
 def host_seconds(arrays: ModelArrays, cluster: Cluster, chosen: Bools) -> Floats:
     """Return the seconds that the host takes to issue a forward pass of the chosen layers of each block.
 
@@ -128,7 +118,6 @@ def host_seconds(arrays: ModelArrays, cluster: Cluster, chosen: Bools) -> Floats
 def _roofline(
     arrays: ModelArrays,
     cluster: Cluster,
-    assumptions: Assumptions,
     *,
     samples: Floats,
     share: Floats,
@@ -137,21 +126,19 @@ def _roofline(
 ) -> Floats:
     device = cluster.device
     kinds = [layer.kind for layer in arrays.layers]
-    reached = np.array([device.efficiency.get(kind, assumptions.efficiency.get(kind, 0.5)) for kind in kinds])
+    reached = np.array([device.reached(kind) for kind in kinds])
     flops, moved, passes = (
         (arrays.backward_flops, arrays.backward_bytes, 2)
         if backward
         else (arrays.forward_flops, arrays.forward_bytes, 1)
     )
     read = passes * weights * arrays.weights * arrays.precision.weight_bytes
-    rate, bandwidth = device_flops(cluster, arrays) * reached, memory_bandwidth(cluster, assumptions)
-    share_of_bandwidth = device.efficiency.get("memory", assumptions.bandwidth)
+    rate, bandwidth = device_flops(cluster, arrays) * reached, device.reached_bandwidth
     fixed = passes * launch_seconds(arrays, cluster)
     # Products at a byte an element: their operands are cast first, which moves memory.
     if arrays.precision.products:
         cast = np.array([layer.kind == "linear" for layer in arrays.layers]) & arrays.inside
-        quick = device.efficiency.get("fp8", assumptions.efficiency.get("fp8", 0.5))
-        rate = np.where(cast, _peak(cluster, arrays.precision.products) * quick, rate)
+        rate = np.where(cast, _peak(cluster, arrays.precision.products) * device.reached("fp8"), rate)
         operands = arrays.inputs + (arrays.outputs if backward else 0)
         elements = np.where(cast, samples[:, None] * share * operands + weights * arrays.weights, 0.0)
         fixed = fixed + (elements * _CAST_BYTES / bandwidth if bandwidth else 0.0)
@@ -161,7 +148,7 @@ def _roofline(
         count = np.where(products > 1, np.maximum(1.0, products * weights), products)
         fixed = fixed + passes * count * device.product_flops / rate
     # The loss reaches a share of its own of the bandwidth.
-    slower = device.efficiency.get("loss", share_of_bandwidth) / share_of_bandwidth
+    slower = device.reached("loss") / device.reached("memory")
     moved = moved / np.where([kind == "loss" for kind in kinds], slower, 1.0)
     work, traffic = samples[:, None] * share * flops, samples[:, None] * share * moved + read
     found = roofline_seconds(work, traffic, rate=rate, bandwidth=bandwidth, fixed_seconds=fixed)
