@@ -82,7 +82,6 @@ def clusters(draw):
         pass_seconds=(0.25, 0.5),
         runtime_seconds=draw(st.dictionaries(st.sampled_from(RUNTIMES), st.tuples(shares, shares))),
         errors=draw(errors),
-        residuals=draw(st.dictionaries(names, st.tuples(shares, shares), max_size=2)),
         conditions=draw(st.dictionaries(names, names, max_size=2)),
     )
 

@@ -99,7 +99,6 @@ def _show(cluster: Cluster, notes: list[str]) -> None:
     rows += [
         ("storage read", f"{cluster.storage.node_read / 1e9:.4g} GB/s", _error(errors.get("storage"))),
         ("storage write", f"{cluster.storage.write / 1e9:.4g} GB/s", ""),
-        ("small file", f"{cluster.storage.file_seconds * 1e6:.3g} us", ""),
     ]
     print(f"{device.kind}: {cluster.nodes} x {cluster.devices_per_node} devices\n")
     print_table(("what", "measured", "error"), rows)

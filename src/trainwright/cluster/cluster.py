@@ -64,8 +64,6 @@ class Cluster(Settings):
     seen: Mapping[str, tuple[float, float]] = field(default_factory=dict, kw_only=True)
     """Least and largest of what the runs covered that the figures were fitted to ("devices", "parameters"); further
     away predictions err by more."""
-    residuals: Mapping[str, tuple[float, ...]] = field(default_factory=dict, kw_only=True)
-    """What each of these fits left, (predicted - measured) / measured of every measurement."""
     conditions: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     """Conditions of the measurement: date, versions, load."""
 

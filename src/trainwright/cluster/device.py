@@ -69,8 +69,6 @@ class Storage(Settings):
     node_read: Annotated[float, number(minimum=0)] = 0.0
     shared_read: Annotated[float, number(minimum=0)] = 0.0
     write: Annotated[float, number(minimum=0)] = 0.0
-    file_seconds: Annotated[float, number(minimum=0)] = 0.0
-    """Seconds that a small file takes beyond its bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

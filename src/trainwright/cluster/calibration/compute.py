@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from trainwright.cluster.calibration.timing import fastest, kernel_clock, shortest_time, wall_clock
+from trainwright.cluster.calibration.timing import check_times, fastest, kernel_clock, wall_clock
 from trainwright.cluster.device import Storage
 from trainwright.errors import InputError
 
@@ -44,7 +44,6 @@ _CONVOLUTIONS = {
 }
 _COPIES = {"cpu": (3 << 23, 1 << 25, 3 << 24), "cuda": (1 << 28, 3 << 27, 1 << 29)}
 _DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-_SMALL_FILES, _SMALL_BYTES = 200, 16_384
 
 
 class Timer:
@@ -143,33 +142,24 @@ def measure_storage(folder: Path, *, size: int, repeats: int) -> tuple[Storage, 
     """Return the speed of a folder, and how much the median of its repeats is above the shortest.
 
     A file of `size` bytes is written until it is on disk, and read again after the host was asked to forget it, which
-    a parallel file system's own caches may not do; then many files of 16 kB, of which what exceeds their bytes counts.
-    `write` is one writer's, no cap of a whole job. Raises `InputError` if the folder cannot be written.
+    a parallel file system's own caches may not do. `write` is one writer's, no cap of a whole job. Raises `InputError`
+    if the folder cannot be written.
     """
-    writes, reads, files = [], [], []
+    writes, reads = [], []
     try:
         with tempfile.TemporaryDirectory(prefix="trainwright-", dir=folder) as name:
-            large, small = Path(name) / "large", [Path(name) / f"small{place}" for place in range(_SMALL_FILES)]
-            # The small files are written once and read in each repeat.
-            for path in small:
-                _write_synced(path, os.urandom(_SMALL_BYTES))
-            content = os.urandom(size)
+            path, content = Path(name) / "file", os.urandom(size)
             for _ in range(repeats):
-                writes.append(wall_clock(lambda: _write_synced(large, content)))
+                writes.append(wall_clock(lambda: _write_synced(path, content)))
                 # Without this the file would come from the host's memory, not from the disk.
-                _drop_from_cache(large)
-                reads.append(wall_clock(lambda: _read_files(large)))
-                for path in small:
-                    _drop_from_cache(path)
-                files.append(wall_clock(lambda: _read_files(*small)) / _SMALL_FILES)
+                _drop_from_cache(path)
+                reads.append(wall_clock(lambda: _read_file(path)))
     except OSError as error:
         raise InputError(f"storage {folder}: cannot be measured ({error}); allowed: a folder to write in") from None
-    write, read = size / shortest_time(writes), size / shortest_time(reads)
+    write, read = (float(check_times(times).min()) for times in (writes, reads))
     # The larger of the two relative differences is the error of the whole.
-    spread = max(1 - shortest_time(each) / statistics.median(each) for each in (writes, reads))
-    return Storage(
-        node_read=read, write=write, file_seconds=max(0.0, shortest_time(files) - _SMALL_BYTES / read)
-    ), spread
+    spread = max(1 - write / statistics.median(writes), 1 - read / statistics.median(reads))
+    return Storage(node_read=size / read, write=size / write), spread
 
 
 def _write_synced(path: Path, content: bytes) -> None:
@@ -179,11 +169,10 @@ def _write_synced(path: Path, content: bytes) -> None:
         os.fsync(file.fileno())
 
 
-def _read_files(*paths: Path) -> None:
-    for path in paths:
-        with path.open("rb", buffering=0) as file:
-            while file.read(1 << 22):
-                pass
+def _read_file(path: Path) -> None:
+    with path.open("rb", buffering=0) as file:
+        while file.read(1 << 22):
+            pass
 
 
 def _drop_from_cache(path: Path) -> None:

@@ -1,13 +1,13 @@
 """Fits a cluster to measured times: rates, latencies and links with the least relative error (non-negative)."""
 
-import itertools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from trainwright.cluster.calibration.timing import check_times
 from trainwright.cluster.device import Device
@@ -16,18 +16,19 @@ from trainwright.errors import InputError
 
 __all__ = ["MeasuredLevel", "fit_fields", "fit_least_relative"]
 
+Floats = NDArray[np.float64]
 Row = tuple[float, float]
 """Work (operations or bytes) and the seconds that it took."""
 
+_ROUNDING = 1e-12
 _RINGS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
 
 
-@dataclass(frozen=True, slots=True)
-class RelativeFit:
-    """Coefficients, all >= 0, and what they leave: (predicted - measured) / measured of each row."""
+class RelativeFit(NamedTuple):
+    """Coefficients, all >= 0, and the root mean square of what they leave: (predicted - measured) / measured."""
 
-    values: tuple[float, ...]
-    residuals: tuple[float, ...]
+    values: Floats
+    error: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,15 +68,12 @@ def fit_fields(
     all rings and messages on it together: `ranks` enters as in `hockney`. Raises `InputError` for times that are none
     or do not grow with the work.
     """
-    residuals: dict[str, tuple[float, ...]] = {}
     # Single precision sets the peak; the efficiency of each kind of layer is its fitted rate relative to it.
     single = [_fit_rate("matrix products", products["fp32"])]
     single += [_fit_rate("convolutions", convolutions)] if convolutions else []
     # The best rate seen, not the fitted one: a peak is an upper bound.
     peak = max(work / seconds for work, seconds in (*products["fp32"], *convolutions))
     copied = _fit_large(copies)
-    residuals["compute"] = tuple(value for fit in single for value in fit.residuals)
-    residuals["copies"] = copied.residuals
     device = Device(
         kind=kind,
         memory_bytes=memory_bytes,
@@ -90,7 +88,7 @@ def fit_fields(
             layer: min(1.0, _rate_of(fit) / peak) for layer, fit in zip(("linear", "conv"), single, strict=False)
         },
     )
-    errors = {**errors, **{name: _root_mean_square(values) for name, values in residuals.items()}}
+    errors = {**errors, "compute": _root_mean_square(fit.error for fit in single), "copies": copied.error}
     tiers = []
     for level in levels:
         # One alpha and one bandwidth a level, from all rings and messages on it together.
@@ -99,16 +97,15 @@ def fit_fields(
             NetworkLevel(
                 name=level.name,
                 devices=level.devices,
-                alpha=link.values[0],
+                alpha=float(link.values[0]),
                 bandwidth=_rate_of(link),
                 links_per_node=_links_per_node(devices_per_node, level),
                 worlds=tuple(sorted({each.ranks for each in level.exchanges})) if level.only_these_sizes else (),
             )
         )
-        residuals[level.name] = link.residuals
         # Where only measured exchanges will be asked for, their times count and not the fit: how well they repeat.
         repeated = level.only_these_sizes and level.spreads
-        errors[level.name] = _root_mean_square(level.spreads if repeated else link.residuals)
+        errors[level.name] = _root_mean_square(level.spreads) if repeated else link.error
     return {
         **others,
         "devices_per_node": devices_per_node,
@@ -117,35 +114,26 @@ def fit_fields(
         "tiers": tuple(tiers),
         "measured": tuple(each for level in levels for each in level.exchanges),
         "errors": errors,
-        "residuals": residuals,
     }
 
 
 def fit_least_relative(columns: ArrayLike, seconds: ArrayLike) -> RelativeFit:
     """Fit seconds = columns @ values with values >= 0 so that the squared relative errors are least.
 
-    `columns` is (rows, coefficients), of few coefficients: the best over all sets of those that are not zero is taken.
-    Raises `InputError` for times that are NaN, infinite, zero or negative.
+    `columns` is (rows, coefficients). Raises `InputError` for times that are NaN, infinite, zero or negative.
     """
+    # Loaded here, for presets that were never measured need no scipy.
+    from scipy.optimize import nnls
+
     times = check_times(np.asarray(seconds, dtype=np.float64))
-    table = np.asarray(columns, dtype=np.float64)
     # Divided by the measured times, the right side becomes 1 and residuals become relative errors.
-    weighted = table / times[:, None]
+    weighted = np.asarray(columns, dtype=np.float64) / times[:, None]
     # Columns of very different size (seconds and seconds a byte) would make the system ill-conditioned.
     scale = np.maximum(np.abs(weighted).max(axis=0), np.finfo(float).tiny)
-    # All zeros predict no time at all, an error of -1 in each row: their loss is the number of rows.
-    best, least = np.zeros(table.shape[1]), float(len(times))
-    # With few coefficients, trying every set that may be nonzero is the exact non-negative solution.
-    for size in range(1, table.shape[1] + 1):
-        for chosen in itertools.combinations(range(table.shape[1]), size):
-            part = weighted[:, chosen] / scale[list(chosen)]
-            values = np.linalg.lstsq(part, np.ones(len(times)), rcond=None)[0]
-            loss = float(np.sum((part @ values - 1) ** 2))
-            # A negative coefficient would be a negative latency or rate: such a set is no solution.
-            if values.min() >= 0 and loss < least:
-                best, least = np.zeros(table.shape[1]), loss
-                best[list(chosen)] = values / scale[list(chosen)]
-    return RelativeFit(tuple(best.tolist()), tuple((weighted @ best - 1).tolist()))
+    shares, left = nnls(weighted / scale, np.ones(len(times)))
+    # What explains no more of any time than rounding does is nothing.
+    shares[shares < _ROUNDING] = 0.0
+    return RelativeFit(shares / scale, float(left) / math.sqrt(len(times)))
 
 
 def _fit_rate(what: str, rows: Sequence[Row]) -> RelativeFit:
@@ -197,7 +185,7 @@ def _links_per_node(devices_per_node: int, level: MeasuredLevel) -> int:
 
 
 def _rate_of(fit: RelativeFit) -> float:
-    return 1.0 / fit.values[-1]
+    return float(1.0 / fit.values[-1])
 
 
 def _root_mean_square(values: Iterable[float]) -> float:

@@ -21,7 +21,6 @@ __all__ = [
     "kernel_clock",
     "mean_of_middle",
     "median_time",
-    "shortest_time",
     "spread_of_middle",
     "synchronized_clock",
     "wall_clock",
@@ -84,14 +83,6 @@ def fastest(
     for _ in range(warmup):
         run()
     return float(check_times([clock(run) for _ in range(repeats)], error).min())
-
-
-def shortest_time(repeats: Sequence[float]) -> float:
-    """Return the least of repeated measurements: what disturbs one only makes it longer.
-
-    Raises `InputError` if one of them is no time.
-    """
-    return float(check_times(repeats).min())
 
 
 def median_time(repeats: Sequence[float]) -> float:
