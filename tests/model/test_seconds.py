@@ -28,8 +28,8 @@ def test_measured_layers_and_residual_add_up_to_the_step():
     for layer in profile.layers:
         assert layer.origin == "measured"
         assert layer.forward_seconds > 0
-        assert math.isfinite(layer.backward_seconds + layer.update_seconds)
-    parts = sum(x.forward_seconds + x.backward_seconds + x.update_seconds for x in profile.layers)
+        assert math.isfinite(layer.backward_seconds)
+    parts = sum(x.forward_seconds + x.backward_seconds for x in profile.layers)
     assert parts + profile.framework_seconds > 0
     assert profile.framework_seconds != 0
 
@@ -102,7 +102,6 @@ def test_the_roofline_is_the_slower_of_work_and_traffic():
         work, traffic = before.forward_flops / 1e12, before.forward_bytes / 1e11
         assert after.forward_seconds == pytest.approx(max(work, traffic) + before.launches * 1e-6)
         assert after.origin == "roofline"
-    assert sum(layer.update_seconds for layer in predicted.layers) == pytest.approx(profile.parameters * 28 / 1e11)
     assert predicted.hash == profile.hash
     half = profile.on(replace(DEVICE, efficiency={"linear": 0.5}))
     busy = [i for i, layer in enumerate(profile.layers) if layer.kind == "linear"]

@@ -23,7 +23,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -181,17 +181,8 @@ class Chain:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the chain as a JSON object; what has its default is left out of the stages."""
-        return {
-            "schema": SCHEMA,
-            "name": self.name,
-            "input_bytes": self.input_bytes,
-            "input_gradient_bytes": self.input_gradient_bytes,
-            "fixed": dict(self.fixed),
-            "stages": [_record_to_json(stage) for stage in self.stages],
-            "loss": _record_to_json(self.loss),
-            **({} if self.plain_peak_bytes is None else {"plain_peak_bytes": self.plain_peak_bytes}),
-        }
+        """Return the chain as a JSON object."""
+        return {"schema": SCHEMA, **asdict(self)}
 
     @classmethod
     def from_json(cls, content: Any) -> "Chain":
@@ -257,17 +248,3 @@ def _check_fields(where: str, record: Stage | Option, least: int = 0) -> None:
         elif each.name.endswith("_bytes"):
             smallest = least if each.name == "backward_temporary_bytes" else 0
             check(value, integer(minimum=smallest, of="bytes"), f"{where}, {each.name}", ChainError)
-
-
-def _record_to_json(record: Stage | Option) -> dict[str, Any]:
-    written: dict[str, Any] = {}
-    for each in fields(record):
-        value = getattr(record, each.name)
-        if each.default is MISSING or value != each.default:
-            several = isinstance(value, tuple)
-            written[each.name] = [_element_to_json(one) for one in value] if several else value
-    return written
-
-
-def _element_to_json(element: Option | int) -> Any:
-    return element if isinstance(element, int) else _record_to_json(element)

@@ -46,7 +46,6 @@ class Layer:
     """Bytes that are not saved if a call of torch's scaled_dot_product_attention is run again; 0 for other layers."""
     forward_seconds: float | None = None
     backward_seconds: float | None = None
-    update_seconds: float | None = None
     smaller_forward_seconds: tuple[float, ...] = ()
     """Of each of the profile's `smaller_batches`, where these were measured."""
     smaller_backward_seconds: tuple[float, ...] = ()

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     from trainwright.model.trace.step import Loss, MakeOptimizer
 
-__all__ = ["SCHEMA", "Profile", "Traces", "profile_to_json"]
+__all__ = ["Profile", "Traces"]
 
 SCHEMA = 2
 _TIMES = {
-    "forward_seconds", "backward_seconds", "update_seconds", "framework_seconds", "origin", "torch_version",
+    "forward_seconds", "backward_seconds", "framework_seconds", "origin", "torch_version",
     "smaller_batches", "smaller_forward_seconds", "smaller_backward_seconds", "smaller_framework_seconds",
 }  # fmt: skip
 _RETRACE = "; trace the model again: Profile.trace(model, sample).save(path)"
@@ -136,17 +136,36 @@ class Profile(ProfileFields):
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a profile from a JSON file. Raises ProfileError for another schema or version of torch."""
-        return cls._from_fields(read_profile(path))
+        """Read a profile from a JSON file.
+
+        Raises ProfileError for what is none, or of another schema or version of torch.
+        """
+        document = read_json(
+            path, "profile", allowed="a file that Profile.trace(model, sample).save(path) wrote", error=ProfileError
+        )
+        where = f"profile {str(path)!r}"
+        content = check_schema(document, SCHEMA, where, ProfileError, _RETRACE)
+        values = {name: value for name, value in content.items() if name not in {"schema", "hash"}}
+        profile = read_record(cls, values, where, ProfileError, _RETRACE)
+        installed = _installed_torch()
+        # Another torch may save other tensors: its bytes would be wrong, so the profile is refused.
+        if profile.torch_version and installed and profile.torch_version.split("+")[0] != installed.split("+")[0]:
+            raise ProfileError(f"{where}: traced by torch {profile.torch_version}, here is torch {installed}{_RETRACE}")
+        # A file that was edited by hand no longer describes the model that was traced.
+        if document.get("hash") != profile.hash:
+            raise ProfileError(f"{where}: its hash {document.get('hash')!r} is not that of its content{_RETRACE}")
+        return profile
 
     def save(self, path: str | Path) -> None:
         """Write the profile to a JSON file."""
-        write_profile(self, path)
+        content = {"schema": SCHEMA, "hash": self.hash, **asdict(self)}
+        write_text(path, "profile", json.dumps(content, indent=1) + "\n", error=ProfileError)
 
     @property
     def hash(self) -> str:
-        """Hash of the chain, its work and its bytes, without times."""
-        return hash_profile(self)
+        """Hash of the chain, its work and its bytes; times and versions have no part in it."""
+        text = json.dumps(_without_times(asdict(self)), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @classmethod
     def _from_fields(cls, found: ProfileFields) -> Self:
@@ -169,41 +188,6 @@ class Traces:
         if precision not in self._known:
             self._known[precision] = Profile.trace(self._model, self._sample, precision=precision, **self._settings)
         return self._known[precision]
-
-
-def hash_profile(profile: ProfileFields) -> str:
-    """Return a hash of a profile's chain, its work and its bytes; times and versions have no part in it."""
-    text = json.dumps(_without_times(asdict(profile)), sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def profile_to_json(profile: ProfileFields) -> dict[str, Any]:
-    """Return a profile as a JSON object."""
-    return {"schema": SCHEMA, "hash": hash_profile(profile), **asdict(profile)}
-
-
-def write_profile(profile: ProfileFields, path: str | Path) -> None:
-    """Write a profile to a file."""
-    write_text(path, "profile", json.dumps(profile_to_json(profile), indent=1) + "\n", error=ProfileError)
-
-
-def read_profile(path: str | Path) -> ProfileFields:
-    """Read a profile from a file. Raises ProfileError for what is none, or of another schema or version of torch."""
-    document = read_json(
-        path, "profile", allowed="a file that Profile.trace(model, sample).save(path) wrote", error=ProfileError
-    )
-    where = f"profile {str(path)!r}"
-    content = check_schema(document, SCHEMA, where, ProfileError, _RETRACE)
-    values = {name: value for name, value in content.items() if name not in {"schema", "hash"}}
-    profile = read_record(ProfileFields, values, where, ProfileError, _RETRACE)
-    installed = _installed_torch()
-    # Another torch may save other tensors: its bytes would be wrong, so the profile is refused.
-    if profile.torch_version and installed and profile.torch_version.split("+")[0] != installed.split("+")[0]:
-        raise ProfileError(f"{where}: traced by torch {profile.torch_version}, here is torch {installed}{_RETRACE}")
-    # A file that was edited by hand no longer describes the model that was traced.
-    if document.get("hash") != hash_profile(profile):
-        raise ProfileError(f"{where}: its hash {document.get('hash')!r} is not that of its content{_RETRACE}")
-    return profile
 
 
 def _without_times(value: Any) -> Any:

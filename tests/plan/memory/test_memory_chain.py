@@ -91,7 +91,7 @@ def test_files_hold_everything(tmp_path):
     ],
 )
 def test_files_that_are_none(tmp_path, change, where):
-    content = CHAIN.to_json()
+    content = json.loads(json.dumps(CHAIN.to_json()))
     change(content)
     path = tmp_path / "chain.json"
     path.write_text(json.dumps(content))

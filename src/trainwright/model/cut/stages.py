@@ -291,8 +291,6 @@ def make_profile(
     chained = CutRecording(recording, fuse=fuse)
     recording = chained.recording
     stages = chained.stages(seconds)
-    if seconds is not None:
-        stages = _with_update(stages, sum(seconds.get(i, 0.0) for i in range(*recording.parts["update"])))
     storages = recording.storages
     # A sample that carries gradients gets one too.
     arriving = sum(storages[n].bytes for n in recording.sample if storages[n].carries_gradient)
@@ -338,15 +336,6 @@ def _with_seconds(layer: Layer, gathered: LayerOperations, seconds: Mapping[int,
         backward_seconds=math.fsum(seconds.get(i, 0.0) for i in gathered.backward),
         origin="measured",
     )
-
-
-def _with_update(stages: list[tuple[Stage, list[Layer]]], seconds: float) -> list[tuple[Stage, list[Layer]]]:
-    """Share the seconds of the update among the layers by their weights, as an optimizer goes through all alike."""
-    total = sum(layer.weight_elements for _, layers in stages for layer in layers) or 1
-    return [
-        (stage, [replace(layer, update_seconds=seconds * layer.weight_elements / total) for layer in layers])
-        for stage, layers in stages
-    ]
 
 
 def batch_size(sample: Any) -> int:

@@ -123,11 +123,11 @@ def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFi
         step = request.step(fake=False)
         recording = record_step(step, granule_bytes=request.granule_bytes)
     clock = kernel_clock(request.place)
-    end, past = recording.parts["update"]
+    end = recording.parts["backward"][1]
     # Dropout and random inputs must not change the caller's generator.
     with torch.random.fork_rng(devices=_cuda_devices(request.place)):
         seconds, failed = time_operations(
-            recording.operations, range(past), device=request.place, warmup=warmup, repeats=repeats, clock=clock
+            recording.operations, range(end), device=request.place, warmup=warmup, repeats=repeats, clock=clock
         )
         whole = _time_whole_step(request, warmup, repeats, clock)
     profile = request.profile(step, recording, seconds)
@@ -135,7 +135,7 @@ def _measure_once(request: TraceOptions, warmup: int, repeats: int) -> ProfileFi
         profile,
         origin="measured",
         # The pass as a whole, less its operations one by one: launch gaps, cold caches, autograd.
-        framework_seconds=whole - sum(taken for place, taken in seconds.items() if place < end),
+        framework_seconds=whole - sum(seconds.values()),
         uncounted=tuple(sorted({*profile.uncounted, *failed})),
     )
 

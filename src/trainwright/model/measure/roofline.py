@@ -17,11 +17,6 @@ __all__ = ["predict_seconds"]
 P = TypeVar("P", bound=ProfileFields)
 
 _ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 2, "amp-fp16": 2}
-# Four bytes each: parameter and gradient are read and the parameter is written; moments are read and written.
-_UPDATE_BYTES = {"": 0, "sgd": 12, "momentum": 20, "adam": 28, "adamw": 28}
-"""Bytes read and written for one float32 parameter."""
-
-
 def predict_seconds(profile: P, device: Device, *, precision: str | None = None) -> P:
     """Return a profile whose layers have seconds on `device`; measured ones keep theirs, others are of "roofline".
 
@@ -40,7 +35,6 @@ def predict_seconds(profile: P, device: Device, *, precision: str | None = None)
         )
     # Traffic was counted at the profile's precision; another one has larger or smaller elements.
     scale = _ELEMENT_BYTES[wanted] / _ELEMENT_BYTES.get(profile.precision, 4)
-    update = _UPDATE_BYTES.get(profile.optimizer, 28)
 
     def with_seconds(layer: Layer) -> Layer:
         if layer.origin == "measured" and wanted == profile.precision:
@@ -57,8 +51,6 @@ def predict_seconds(profile: P, device: Device, *, precision: str | None = None)
             layer,
             forward_seconds=seconds(layer.forward_flops, layer.forward_bytes, layer.launches),
             backward_seconds=seconds(layer.backward_flops, layer.backward_bytes, layer.backward_launches),
-            # An update computes next to nothing, so that memory alone decides.
-            update_seconds=layer.weight_elements * update / device.memory_bandwidth,
             origin="roofline",
         )
 
