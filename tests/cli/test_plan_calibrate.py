@@ -21,9 +21,16 @@ def test_one_rank_says_that_it_has_no_links(trainwright, tmp_path):
     cluster = Cluster.load(tmp_path / "mine.toml")
     last = json.loads(said.out.splitlines()[-1])
     assert (last["cluster"], last["errors"], last["tiers"]) == ("mine", dict(cluster.errors), [])
-    assert any("one rank: compute, memory and storage only" in note for note in last["notes"])
+    assert any("one rank: links need two ranks or more" in note for note in last["notes"])
     assert said.err.splitlines() == ["measuring compute and memory", "measuring storage"]
-    for words in ("peak fp32", "share of peak, conv", "memory bandwidth", "storage read", "note: one rank", "%"):
+    for words in (
+        "flops, fp32",
+        "efficiency, conv",
+        "memory_bandwidth",
+        "storage, node_read",
+        "note: one rank",
+        "error, compute",
+    ):
         assert words in said.out
 
 

@@ -63,48 +63,28 @@ def calibrate(
 def _notes(cluster: Cluster, here: RankPlace) -> list[str]:
     notes = []
     if here.world == 1:
-        notes.append(
-            "one rank: compute, memory and storage only; links need two ranks or more, started by torchrun, srun or "
-            "mpirun"
-        )
+        notes.append("one rank: links need two ranks or more, started by torchrun, srun or mpirun")
     # Other work lengthens every time that is measured.
     load, cores = float(cluster.conditions.get("load_before", 0.0)), os.cpu_count() or 1
     if load > _BUSY * cores:
         notes.append(f"load of {load:g} on {cores} cores before the start: measure again on a quiet machine")
-    worlds = sorted({ranks for tier in cluster.tiers for ranks in tier.worlds})
-    if worlds:
-        notes.append(
-            f"ranks that share processors: holds for groups of {', '.join(map(str, worlds))} ranks, and is refused for "
-            "others"
-        )
+    if worlds := sorted({ranks for tier in cluster.tiers for ranks in tier.worlds}):
+        sizes = ", ".join(map(str, worlds))
+        notes.append(f"ranks that share processors: holds for groups of {sizes} ranks, and is refused for others")
     return notes
 
 
 def _show(cluster: Cluster, notes: list[str]) -> None:
-    device, errors = cluster.device, cluster.errors
-    rows = [
-        (f"peak {name}", f"{rate / 1e9:.4g} GFLOP/s", _error(errors.get("compute")) if name == "fp32" else "")
-        for name, rate in device.flops.items()
-    ]
-    rows += [(f"share of peak, {kind}", f"{100 * share:.0f} %", "") for kind, share in device.efficiency.items()]
-    rows += [
-        ("memory bandwidth", f"{device.memory_bandwidth / 1e9:.4g} GB/s", _error(errors.get("copies"))),
-        ("launch", f"{device.launch_seconds * 1e6:.3g} us", ""),
-    ]
-    if device.host_bandwidth:
-        rows.append(("host to device", f"{device.host_bandwidth / 1e9:.4g} GB/s", ""))
+    """Print the figures of the file, in its words and units, and the errors of what was fitted."""
+    device, storage = cluster.device, cluster.storage
+    rows = [(f"flops, {name}", rate) for name, rate in device.flops.items()]
+    rows += [(f"efficiency, {kind}", share) for kind, share in device.efficiency.items()]
+    rows += [(name, getattr(device, name)) for name in ("memory_bandwidth", "launch_seconds", "host_bandwidth")]
     for tier in cluster.tiers:
-        link = f"{tier.alpha * 1e6:.3g} us + bytes / {tier.bandwidth / 1e9:.4g} GB/s"
-        rows.append((f"tier {tier.name}, {tier.devices} devices", link, _error(errors.get(tier.name))))
-    rows += [
-        ("storage read", f"{cluster.storage.node_read / 1e9:.4g} GB/s", _error(errors.get("storage"))),
-        ("storage write", f"{cluster.storage.write / 1e9:.4g} GB/s", ""),
-    ]
+        rows += [(f"{name}, tier {tier.name}", getattr(tier, name)) for name in ("alpha", "bandwidth")]
+    rows += [(f"storage, {name}", getattr(storage, name)) for name in ("node_read", "write")]
+    rows += [(f"error, {name}", error) for name, error in cluster.errors.items()]
     print(f"{device.kind}: {cluster.nodes} x {cluster.devices_per_node} devices\n")
-    print_table(("what", "measured", "error"), rows)
+    print_table(("what", "measured"), [(name, f"{value:.4g}") for name, value in rows if value])
     for note in notes:
         print(f"note: {note}")
-
-
-def _error(error: float | None) -> str:
-    return "" if error is None else f"{100 * error:.1f} %"

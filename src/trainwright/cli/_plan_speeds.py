@@ -26,23 +26,18 @@ class SpeedOf:
         # A sample of a transformer is a sequence of tokens.
         self._positions = max((block.transformer.sequence for block in profile.blocks if block.transformer), default=0)
 
-    @property
-    def header(self) -> list[str]:
-        """Return the names of the columns."""
-        tokens = ["tokens/s", "tokens/s a device"] if self._positions else ["samples/s"]
-        return [*tokens, "TFLOP/s a device", "MFU"]
-
-    def columns(self, plan: Forecast) -> list[str]:
-        """Return a plan's speeds as text."""
+    def columns(self, plan: Forecast) -> dict[str, str]:
+        """Return a plan's speeds as text, by the names of their columns."""
         found = self.describe(plan)
-        tokens = found["tokens_per_second"]
-        first = [found["samples_per_second"]] if tokens is None else [tokens, tokens / plan.devices]
-        share = found["mfu"]
-        return [
-            *(f"{speed:.3g}" if speed < 1e4 else f"{speed:,.0f}" for speed in first),
-            f"{found['tflops_per_device']:.3g}",
-            "-" if share is None else f"{100 * share:.0f} %",
-        ]
+        tokens, share = found["tokens_per_second"], found["mfu"]
+        speeds = {"samples/s": found["samples_per_second"]}
+        if tokens is not None:
+            speeds = {"tokens/s": tokens, "tokens/s a device": tokens / plan.devices}
+        return {
+            **{name: f"{speed:.3g}" if speed < 1e4 else f"{speed:,.0f}" for name, speed in speeds.items()},
+            "TFLOP/s a device": f"{found['tflops_per_device']:.3g}",
+            "MFU": "-" if share is None else f"{100 * share:.0f} %",
+        }
 
     def describe(self, plan: Forecast) -> dict[str, Any]:
         """Return a plan's speeds by name; None for what the model or the device does not say."""

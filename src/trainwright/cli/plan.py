@@ -131,14 +131,15 @@ def model(
 
 
 def _collect_content(plan: Forecast, samples: int | None, speeds: SpeedOf) -> dict[str, Any]:
+    hours = None if samples is None else plan.device_hours(samples)
     return {
         **asdict(plan),
         "devices": plan.devices,
         "seconds_per_iteration": plan.seconds_per_iteration,
         **speeds.describe(plan),
-        "hours": None if samples is None else plan.device_hours(samples) / plan.devices,
-        "device_hours": None if samples is None else plan.device_hours(samples),
-        "device_hours_per_epoch": None if samples is None else plan.device_hours(samples),
+        "hours": None if hours is None else hours / plan.devices,
+        "device_hours": hours,
+        "device_hours_per_epoch": hours,
         "seconds_to_solution_per_epoch": None if samples is None else plan.seconds_to_solution(samples),
     }
 
@@ -148,22 +149,21 @@ def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | Non
     print(f"\nat most {count(number, 'device')}\n")
     # Parts of an iteration that no plan has would be columns of zeros.
     parts = [name for name in asdict(ranking[0].breakdown) if any(getattr(p.breakdown, name) for p in ranking[:top])]
-    header = ["strategy", "divided", "micro", "s/iteration", "90 %", *parts, "memory", *speeds.header]
     rows = [
-        [
-            plan.strategy + (" =" if plan.within_error_of_best else ""),
-            _describe_division(plan),
-            plan.micro_batch,
-            _shorten(plan.seconds_per_iteration),
-            " - ".join(map(_shorten, plan.interval)),
-            *(_shorten(getattr(plan.breakdown, name)) for name in parts),
-            size(plan.reserved_bytes),
-            *speeds.columns(plan),
-            *([] if samples is None else _list_hours(plan, samples)),
-        ]
+        {
+            "strategy": plan.strategy + (" =" if plan.within_error_of_best else ""),
+            "divided": _describe_division(plan),
+            "micro": plan.micro_batch,
+            "s/iteration": _shorten(plan.seconds_per_iteration),
+            "90 %": " - ".join(map(_shorten, plan.interval)),
+            **{name: _shorten(getattr(plan.breakdown, name)) for name in parts},
+            "memory": size(plan.reserved_bytes),
+            **speeds.columns(plan),
+            **({} if samples is None else {name: _shorten(hours) for name, hours in _hours(plan, samples).items()}),
+        }
         for plan in ranking[:top]
     ]
-    print_table([*header, *([] if samples is None else ["hours", "device-hours"])], rows, left=2)
+    print_table(list(rows[0]), [list(row.values()) for row in rows], left=2)
     if any(plan.within_error_of_best for plan in ranking[:top]):
         print("= : shares more than half of its interval with the first")
     if len(ranking) > top:
@@ -180,9 +180,9 @@ def _show_ranking(number: int, ranking: Ranking, *, top: int, samples: int | Non
             print(f"  {one.strategy}: {one.reason}; {one.value}, allowed: {one.allowed}")
 
 
-def _list_hours(plan: Forecast, samples: int) -> list[str]:
+def _hours(plan: Forecast, samples: int) -> dict[str, float]:
     hours = plan.device_hours(samples)
-    return [_shorten(hours / plan.devices), _shorten(hours)]
+    return {"hours": hours / plan.devices, "device-hours": hours}
 
 
 def _show_winner(ranking: Ranking) -> str:

@@ -53,7 +53,15 @@ def fit(
         "cluster": fitted.cluster.name,
         "out": None if out is None else str(out),
         "runs": len(table.runs),
-        "predictions": [_describe(forecast) for forecast in forecasts],
+        "predictions": [
+            {
+                "seconds": plan.seconds_per_iteration,
+                "low": plan.interval[0],
+                "high": plan.interval[1],
+                "peak_bytes": plan.peak_bytes,
+            }
+            for plan in forecasts
+        ],
         "constants": {name: asdict(each) for name, each in fitted.constants.items()},
         "at_bounds": list(fitted.at_bounds),
         "not_identified": [name for name, each in fitted.constants.items() if each.state == "not identified"],
@@ -91,16 +99,6 @@ def _enlarge(name: str, cluster: Cluster, devices: int) -> Cluster:
 
 def _forecast(cluster: Cluster, run: MeasuredRun) -> Forecast:
     return Oracle(cluster).forecast(run.profile, run.layout, optimizer=run.optimizer, ring=run.ring)
-
-
-def _describe(forecast: Forecast) -> dict[str, Any]:
-    low, high = forecast.interval
-    return {
-        "seconds": forecast.seconds_per_iteration,
-        "low": low,
-        "high": high,
-        "peak_bytes": forecast.peak_bytes,
-    }
 
 
 def _list_beyond_memory(cluster: Cluster, runs: Sequence[MeasuredRun], forecasts: Sequence[Forecast]) -> list[str]:

@@ -17,6 +17,8 @@ __all__ = ["predict_seconds"]
 P = TypeVar("P", bound=ProfileFields)
 
 _ELEMENT_BYTES = {"fp32": 4, "tf32": 4, "bf16": 2, "fp16": 2, "amp-bf16": 2, "amp-fp16": 2}
+
+
 def predict_seconds(profile: P, device: Device, *, precision: str | None = None) -> P:
     """Return a profile whose layers have seconds on `device`; measured ones keep theirs, others are of "roofline".
 
