@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
-from typing import Any
+from typing import Any, cast
 
 from trainwright.cluster import Cluster
 from trainwright.cluster.device import MOST_EFFICIENT
@@ -45,7 +45,7 @@ def constants_of(cluster: Cluster) -> list[CostConstant]:
         place = ("device", "efficiency", kind)
         table.append((f"efficiency {kind}", place, device.reached(kind), 0.02, MOST_EFFICIENT.get(kind, 1.0), spread))
     for name, path, usual, low, high, spread in _SECONDS:
-        known = reduce(getattr, path, cluster)
+        known: float = reduce(getattr, path, cast("Any", cluster))
         # What nobody has measured starts at a usual value: an overlap of 1 is only what a data sheet would say.
         if not known or (name == "overlap" and known == 1):
             known = usual
