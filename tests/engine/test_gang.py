@@ -11,8 +11,8 @@ import pytest
 import trainings
 
 from trainwright.engine import Died, Local, Raised, Returned, StoppedEarly
-from trainwright.engine.process.gang import free_address
 from trainwright.engine.process.run_assignment import run_assignment
+from trainwright.engine.process.worker_process import free_address
 from trainwright.errors import MissingExtra
 from trainwright.testing.engine import OutcomeRecorder
 from trainwright.train.assignment import Assignment

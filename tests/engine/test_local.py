@@ -12,6 +12,7 @@ import trainings
 
 import trainwright as tw
 from trainwright.engine import Died, Local, Raised, Returned
+from trainwright.engine.process.listener import WorkerListener
 from trainwright.engine.process.worker_process import ChildProcess, WorkerProcess
 from trainwright.errors import EngineError
 from trainwright.ledger import Status
@@ -343,8 +344,8 @@ class TestSettings:
 
 def test_a_worker_without_a_driver_ends():
     """A worker is gone with its driver's end of the line, and closing waits for it."""
-    worker = WorkerProcess({})
-    pid = worker._process.pid
+    worker = WorkerProcess(range(1), WorkerListener(), {})
+    pid = worker._child._process.pid
     worker.close(kill=False)
     assert worker.ended
     assert not Path(f"/proc/{pid}").exists()

@@ -8,10 +8,9 @@ import pytest
 import trainings
 
 import trainwright as tw
-from trainwright.engine.process.listener import WorkerListener
+from trainwright.engine.process.listener import LineWorker, WorkerListener
 from trainwright.engine.ray.cluster import Node, SlotMap, connect, load_ray
 from trainwright.engine.ray.engine import Ray
-from trainwright.engine.ray.remote_worker import RemoteWorker
 from trainwright.errors import EngineError, InputError, MissingExtra
 from trainwright.plugins import make
 from trainwright.train.assignment import Assignment
@@ -95,7 +94,7 @@ class TestDoor:
     def test_only_who_is_expected_comes_in(self):
         """A wrong token, half a token or none: the door serves the worker that it expects all the same."""
         door = WorkerListener("127.0.0.1")
-        worker = RemoteWorker(None, None, 0, door)
+        worker = LineWorker(door)
         door.expect(worker)
         with (
             socket.create_connection(door.address) as silent,

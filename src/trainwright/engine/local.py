@@ -1,19 +1,17 @@
 """The Local engine: trials on this machine, each alone in a worker process, or in this process for debugging."""
 
-import sys
 import time
 from collections import deque
-from collections.abc import Collection, Sequence
-from dataclasses import KW_ONLY, dataclass, field, replace
-from multiprocessing.connection import wait
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from trainwright.engine.devices import cores, visible_gpus
-from trainwright.engine.function_reference import FunctionReference
-from trainwright.engine.process.gang import Gang
+from trainwright.engine.process.listener import Worker
 from trainwright.engine.process.run_assignment import run_assignment
-from trainwright.engine.process.worker_process import WorkerProcess, log_path, thread_variables
+from trainwright.engine.process.supervisor import LIMIT, Supervisor
+from trainwright.engine.process.worker_process import WorkerProcess, thread_variables
 from trainwright.engine.protocol import Block, Died, Handler, TrainFunction
 from trainwright.errors import EngineError
 from trainwright.ledger import Record
@@ -23,19 +21,16 @@ from trainwright.validators import each, flag, instance_of, integer, number, opt
 
 __all__ = ["Local"]
 
-_WATCH_SECONDS = 0.25
-"""How often time and memory limits are looked at."""
 _GPUS = optional(each(instance_of(str, int), words="a list of GPUs, such as [0, 1], or () for none"))
-_LIMIT = optional(number(above=0), words="None for no limit")
 
 
 @dataclass(eq=False)
-class Local(Settings, error=EngineError):
+class Local(Supervisor, Settings, error=EngineError):
     """Run up to `workers` trials at once, each alone in a spawned process that its slot's next trial reuses.
 
     Slots share this machine's processors evenly (OMP_NUM_THREADS) and its GPUs in turn (CUDA_VISIBLE_DEVICES);
-    `gpus` names other ones, `gpus=()` none. A run longer than `timeout_seconds` or with more resident memory than
-    `memory_bytes`, all its processes together, is asked to end and killed `grace_seconds` later: the trial has failed.
+    `gpus` names other ones, `gpus=()` none. A run longer than `timeout_seconds`, or a process with more resident memory
+    than `memory_bytes`, its children included, is asked to end and killed `grace_seconds` later: the trial has failed.
     `fresh_process=True` gives each trial a new process.
 
     A trial of several devices is as many processes, one a slot, which call the training function as the ranks of a
@@ -47,15 +42,11 @@ class Local(Settings, error=EngineError):
     workers: Annotated[int, integer(minimum=0), "trials at once"] = 1
     _: KW_ONLY
     gpus: Annotated[Sequence[str | int] | None, _GPUS, "GPUs to use"] = None
-    timeout_seconds: Annotated[float | None, _LIMIT, "seconds of a run at most"] = None
-    memory_bytes: Annotated[int | None, _LIMIT, "resident memory of a run at most"] = None
+    timeout_seconds: Annotated[float | None, LIMIT, "seconds of a run at most"] = None
+    memory_bytes: Annotated[int | None, LIMIT, "resident memory of a process at most"] = None
     grace_seconds: Annotated[float, number(minimum=0), "seconds to end by itself"] = 5.0
     fresh_process: Annotated[bool, flag(), "a new process for each trial"] = False
     process_per_device: Annotated[bool, flag(), "a process for each device of a trial"] = True
-    _directory: Path | None = field(default=None, init=False, repr=False)
-    _reference: FunctionReference | None = field(default=None, init=False, repr=False)
-    _idle: dict[range, WorkerProcess] = field(default_factory=dict, init=False, repr=False)
-    _busy: dict[int, Gang[WorkerProcess]] = field(default_factory=dict, init=False, repr=False)  # by trial
 
     def check_together(self) -> None:
         """Refuse limits without a process to kill, and GPUs that are not there; find the GPUs if none were named."""
@@ -70,7 +61,9 @@ class Local(Settings, error=EngineError):
             )
         # Resolved once, so that every slot keeps its GPU.
         self.gpus = visible if self.gpus is None else tuple(map(str, self.gpus))
-        self._here = _ThisProcess(gpu=bool(self.gpus))
+        self._gpu = bool(self.gpus)
+        self._here = _ThisProcess(gpu=self._gpu)
+        self._clear()
 
     @property
     def slots(self) -> int:
@@ -82,18 +75,12 @@ class Local(Settings, error=EngineError):
         """All slots: there is one node."""
         return self.slots
 
-    @property
-    def gone(self) -> frozenset[int]:
-        """None: this machine is not lost."""
-        return frozenset()
-
     def open(self, train: TrainFunction, directory: Path | None) -> None:
         """Find out how workers will find `train`; no process is started before the first launch."""
         if self.workers == 0:
             self._here.train = train
-            return
-        self._reference = FunctionReference.of(train)
-        self._directory = None if directory is None else directory.resolve()
+        else:
+            super().open(train, directory)
 
     def devices(self, block: Block | range) -> tuple[str, ...]:
         """Return the GPUs of the block's slots, or their CPU shares."""
@@ -106,30 +93,13 @@ class Local(Settings, error=EngineError):
         if self.workers == 0:
             self._here.queue.append(assignment)
             return
-        if self.process_per_device:
-            parts = [range(slot, slot + 1) for slot in block]
-        else:
-            parts = [range(block[0], block[-1] + 1)]
-        workers = {part: self._take_worker(part) for part in parts}
-        # How many devices each process has: with one process for all of them, the whole block.
-        assignment = replace(assignment, devices_each=len(block) // len(parts))
-        self._busy[assignment.trial] = Gang(assignment, workers, self._make_message)
+        super().launch(assignment, block)
 
-    def _take_worker(self, part: range) -> WorkerProcess:
-        worker = self._idle.pop(part, None)
-        if worker is not None and not worker.ended:
-            return worker
-        if worker is not None:
-            # Something killed it while it waited: not this trial's doing.
-            worker.close(kill=True)
-        for other in [other for other in self._idle if set(other).intersection(part)]:
-            # A worker for a block of another size: its memory is needed.
-            self._idle.pop(other).close(kill=True)
-        return WorkerProcess(self._make_environment(part))
+    def _divide_block(self, block: Block) -> list[range]:
+        return super()._divide_block(block) if self.process_per_device else [range(block[0], block[-1] + 1)]
 
-    def _make_message(self, assignment: Assignment) -> tuple[Any, ...]:
-        log = log_path(self._directory, assignment)
-        return sys.path, sys.argv, self._reference, assignment, log, bool(self.gpus)
+    def _start_worker(self, part: range) -> Worker:
+        return WorkerProcess(part, self._require_listener(), self._make_environment(part))
 
     def _make_environment(self, block: range) -> dict[str, str]:
         gpus = ",".join(name.removeprefix("cuda:") for name in self.devices(block)) if self.gpus else ""
@@ -141,65 +111,13 @@ class Local(Settings, error=EngineError):
         if self.workers == 0:
             self._here.run_next(handler)
             return
-        if handler.leaves():
-            for gang in self._busy.values():
-                gang.leave()
-        limited = self.timeout_seconds is not None or self.memory_bytes is not None
-        deadline = time.monotonic() + timeout_seconds
-        while self._busy:
-            left = deadline - time.monotonic()
-            # Limits need a look now and then; without any the wait ends with a message.
-            pause = max(0.0, min(left, _WATCH_SECONDS) if limited else left)
-            # All ranks of all trials in one wait, whose cost does not grow with silence.
-            lines = {line: (n, rank) for n, gang in self._busy.items() for line, rank in gang.connections.items()}
-            ready = wait(list(lines), pause)
-            for trial, rank in sorted(lines[line] for line in ready):  # type: ignore[index]
-                if trial in self._busy:
-                    self._busy[trial].serve(rank, handler)
-                    self._finish_trial(trial, handler)
-            for trial in list(self._busy):
-                self._busy[trial].watch(
-                    handler,
-                    timeout_seconds=self.timeout_seconds,
-                    memory_bytes=self.memory_bytes,
-                    grace=self.grace_seconds,
-                )
-                self._finish_trial(trial, handler)
-            if ready or left <= 0:
-                return
-
-    def _finish_trial(self, trial: int, handler: Handler) -> None:
-        """Tell of the trial's end, if it has come, and keep its workers for the next."""
-        gang = self._busy[trial]
-        if gang.outcome is None:
-            return
-        del self._busy[trial]
-        # Threads of a broken process group live on in its processes.
-        if not gang.reusable:
-            gang.kill()
-        elif self.fresh_process:
-            _end_workers(gang.workers.values())
-        else:
-            self._idle.update(gang.workers)
-        handler.exited(trial, gang.outcome)
+        super().poll(handler, timeout_seconds)
 
     def close(self) -> None:
         """Kill what runs, let idle workers go, leave no process behind."""
-        for gang in self._busy.values():
-            gang.kill()
-        _end_workers(self._idle.values())
-        self._busy.clear()
-        self._idle.clear()
+        super().close()
         self._here.queue.clear()
         self._here.interrupted = None
-
-
-def _end_workers(workers: Collection[WorkerProcess]) -> None:
-    for worker in workers:
-        # Close all first, so that the workers end in parallel.
-        worker.connection.close()
-    for worker in workers:
-        worker.close(kill=False)
 
 
 class _ThisProcess:

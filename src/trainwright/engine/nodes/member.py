@@ -11,22 +11,20 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 from trainwright.engine.devices import cores, visible_gpus
-from trainwright.engine.process.gang import free_address
 from trainwright.engine.process.listener import keep_alive
-from trainwright.engine.process.worker_process import ChildProcess, thread_variables
-from trainwright.engine.protocol import Died, Outcome
+from trainwright.engine.process.worker_process import ChildProcess, free_address, thread_variables
+from trainwright.engine.protocol import Died
 from trainwright.errors import EngineError
 from trainwright.publishing import write_file
 from trainwright.signals import ignore_launcher
 
-__all__ = ["COMMAND", "Arrived", "Order", "main", "place_token", "publish_meeting", "serve"]
+__all__ = ["COMMAND", "Arrived", "Order", "main", "place_token", "publish_meeting", "serve", "serve_driver"]
 
 COMMAND = (sys.executable, "-c", "import sys; from trainwright.engine.nodes.member import main; main(*sys.argv[1:])")
 """Starts a member; not as a module, whose classes no other process would know. The words of `main` follow."""
@@ -34,13 +32,13 @@ COMMAND = (sys.executable, "-c", "import sys; from trainwright.engine.nodes.memb
 _LOOK_SECONDS = 0.05
 """How often messages and processes are looked for; reports of trials have lines of their own."""
 _AGAIN_SECONDS = 0.5
+_KNOCK_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Arrived:
-    """What a member says first: its place in the gang, its host, its slots and their GPUs."""
+    """What a member says first: its host, its slots and their GPUs."""
 
-    place: int
     host: str
     slots: int
     gpus: tuple[str, ...]
@@ -74,28 +72,17 @@ def serve(meeting: Path, place: int, *, slots: int | None, start_seconds: float,
     Raises `EngineError` if no driver is met within `start_seconds`.
     """
     ignore_launcher()
-    with contextlib.suppress(OSError):
-        # The driver's folder may not exist on this node.
-        os.chdir(home)
-    line, driver, own = _meet(meeting, place, start_seconds)
-    return _Member(line, driver, own, place=place, gpus=visible_gpus(), slots=slots).serve()
-
-
-def _meet(meeting: Path, place: int, start_seconds: float) -> "tuple[Connection[Any, Any], tuple[str, int], str]":
-    """Return the line to the driver, the driver's address as it was reached, and this node's on the same network."""
-    end = time.monotonic() + start_seconds
+    gpus, end = visible_gpus(), time.monotonic() + start_seconds
+    slots = slots or max(1, len(gpus))
+    threads = max(1, cores() // slots)
     # A file of an earlier job leads nowhere, until the driver has written it anew.
     while True:
         with contextlib.suppress(OSError, ValueError, KeyError):
             found = json.loads(meeting.read_text(encoding="utf-8"))
             for host in found["hosts"]:
+                driver, token = (host, found["port"]), place_token(found["secret"], place)
                 with contextlib.suppress(OSError):
-                    line = socket.create_connection((host, found["port"]), timeout=5.0)
-                    line.settimeout(None)
-                    keep_alive(line)
-                    line.sendall(place_token(found["secret"], place))
-                    own = str(line.getsockname()[0])
-                    return Connection(line.detach()), (host, found["port"]), own
+                    return serve_driver(driver, token, slots=slots, gpus=gpus, threads=threads, home=home)
         if time.monotonic() > end:
             raise EngineError(
                 f"gang: no driver was met by {meeting} within {start_seconds:g} s; its first task has not started, or "
@@ -104,44 +91,66 @@ def _meet(meeting: Path, place: int, start_seconds: float) -> "tuple[Connection[
         time.sleep(_AGAIN_SECONDS)
 
 
+def serve_driver(
+    driver: tuple[str, int], token: bytes, *, slots: int, gpus: tuple[str, ...], threads: int, home: str
+) -> bool:
+    """Start, guard and end worker processes as a driver says; return whether it said "bye", or is gone.
+
+    Raises `OSError` if the driver cannot be reached.
+    """
+    with contextlib.suppress(OSError):
+        # The driver's folder may not exist on this node.
+        os.chdir(home)
+    line = _knock(driver, token)
+    # Its address on the network where the driver was reached.
+    host = str(line.getsockname()[0])
+    return _Member(Connection(line.detach()), driver, host, gpus=gpus, threads=threads).serve(slots)
+
+
+def _knock(driver: tuple[str, int], token: bytes) -> socket.socket:
+    line = socket.create_connection(driver, timeout=_KNOCK_SECONDS)
+    # The worker uses the descriptor directly, without Python's timeouts.
+    line.settimeout(None)
+    keep_alive(line)
+    line.sendall(token)
+    return line
+
+
 class _Member:
     def __init__(
         self,
         line: "Connection[Any, Any]",
         driver: tuple[str, int],
-        own: str,
+        host: str,
         *,
-        place: int,
         gpus: tuple[str, ...],
-        slots: int | None,
+        threads: int,
     ) -> None:
-        self._line, self._driver, self._own, self._place, self._gpus = line, driver, own, place, gpus
-        self._slots = slots or max(1, len(gpus))
+        self._line, self._driver, self._host, self._gpus, self._threads = line, driver, host, gpus, threads
         self._running: dict[int, tuple[Order, ChildProcess]] = {}
 
-    def serve(self) -> bool:
-        arrived = Arrived(place=self._place, host=socket.gethostname(), slots=self._slots, gpus=self._gpus)
-        self._line.send(arrived)
+    def serve(self, slots: int) -> bool:
+        self._line.send(Arrived(host=socket.gethostname(), slots=slots, gpus=self._gpus))
         try:
             while True:
                 while self._line.poll(_LOOK_SECONDS):
                     message = self._line.recv()
-                    if message == "bye":
+                    if message == ("bye",):
                         return True
                     self._obey(*message)
-                self._look()
+                self._look_after_processes()
         except (EOFError, OSError):
             return False
         finally:
             for _, process in self._running.values():
                 process.close(kill=True)
 
-    def _obey(self, what: str, order: Any, *words: Any) -> None:
+    def _obey(self, what: str, order: Any = None, *words: Any) -> None:
         """Do what the driver says: start a process, ask it to end, kill it, or name an address for ranks to meet."""
         if what == "address":
-            self._line.send(("address", order, free_address(self._own)))
+            self._line.send(free_address(self._host))
         elif what == "start":
-            self._start(order)
+            self._start_process(order)
         elif order in self._running:
             _, process = self._running[order]
             if what == "terminate":
@@ -149,38 +158,25 @@ class _Member:
             else:
                 process.close(kill=True)
 
-    def _start(self, order: Order) -> None:
+    def _start_process(self, order: Order) -> None:
         try:
-            line = socket.create_connection(self._driver, timeout=30.0)
-            line.settimeout(None)
-            keep_alive(line)
-            line.sendall(order.token)
+            line = _knock(self._driver, order.token)
         except OSError as error:
-            self._tell(order.serial, Died(why=f"its node could not reach the driver: {error}", blame=False))
+            said = Died(why=f"its node could not reach the driver: {error}", blame=False)
+            self._line.send((order.serial, said))
             return
-        self._running[order.serial] = order, ChildProcess(self._environment(order.slot), line)
+        gpu = self._gpus[order.slot % len(self._gpus)] if self._gpus else ""
+        environment = {**thread_variables(self._threads), "CUDA_VISIBLE_DEVICES": gpu}
+        self._running[order.serial] = order, ChildProcess(environment, line)
 
-    def _environment(self, slot: int) -> Mapping[str, str]:
-        gpu = self._gpus[slot % len(self._gpus)] if self._gpus else ""
-        threads = thread_variables(max(1, cores() // self._slots))
-        return {**threads, "CUDA_VISIBLE_DEVICES": gpu}
-
-    def _look(self) -> None:
+    def _look_after_processes(self) -> None:
         """Tell of processes that have ended, and end those that are over a limit."""
         for serial, (order, process) in list(self._running.items()):
             if process.ended:
                 del self._running[serial]
-                self._tell(serial, process.outcome())
-                continue
-            if order.memory_bytes is not None and not process.terminating:
-                resident = process.resident_bytes()
-                if resident > order.memory_bytes:
-                    message = f"it held {resident:,} bytes of memory, above memory_bytes={order.memory_bytes:,}"
-                    process.terminate("out_of_memory", message, order.grace_seconds)
-            process.enforce()
-
-    def _tell(self, serial: int, outcome: Outcome) -> None:
-        self._line.send(("ended", serial, outcome))
+                self._line.send((serial, process.outcome()))
+            else:
+                process.guard(order.memory_bytes, order.grace_seconds)
 
 
 def main(file: str, place: str, slots: str, start_seconds: str) -> None:

@@ -1,7 +1,7 @@
-"""One worker process as the driver sees it: started, existing an assignment, watched, and killed if need be."""
+"""A worker process on this machine: started, watched, and killed with its children if need be."""
 
-import contextlib
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -9,22 +9,29 @@ import sys
 import time
 import weakref
 from collections.abc import Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from trainwright.engine.function_reference import IN_WORKER, LOADING
+from trainwright.engine.process.listener import Worker, WorkerListener
 from trainwright.engine.protocol import Died, Outcome, Raised
+from trainwright.errors import EngineError
 from trainwright.signals import LAUNCHER_SIGNALS, signals_held
 from trainwright.train.assignment import Assignment
 
-__all__ = ["ChildProcess", "WorkerProcess", "log_path", "thread_variables"]
+__all__ = ["ChildProcess", "WorkerProcess", "free_address", "log_path", "thread_variables"]
 
 _CRASHES = frozenset({signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGSYS})
 """Signals by which a process ends itself; any other comes from outside, and the trial may run again."""
 
 _FAREWELL_SECONDS = 2.0
 """How long a process may take to end by itself."""
+
+_FIRST_PORT, _PORTS = 12000, 20000
+"""Below those of outgoing connections, which begin at 32768 on Linux."""
+_TRIES = 100
 
 
 class ChildProcess:
@@ -50,14 +57,8 @@ class ChildProcess:
                 )
         finally:
             os.close(terminating)
-        self.started = time.monotonic()
         self._verdict: tuple[str, str] | None = None  # failure and message of a kill that we decided
         self._kill_at: float | None = None
-
-    @property
-    def seconds(self) -> float:
-        """Seconds since the assignment was sent."""
-        return time.monotonic() - self.started
 
     def terminate(self, failure: str, message: str, grace_seconds: float) -> None:
         """Ask the process to end, and kill its group after `grace_seconds`; `outcome` will tell this reason."""
@@ -68,8 +69,14 @@ class ChildProcess:
             os.write(self._terminating, b"!")
             self._send_signal(signal.SIGTERM)
 
-    def enforce(self) -> None:
-        """Kill the group if it was told to terminate and its grace is over."""
+    def guard(self, memory_bytes: int | None, grace_seconds: float) -> None:
+        """Ask a process that is over its memory to end; kill the group of one whose grace is over."""
+        if memory_bytes is not None and not self.terminating:
+            # The memory of the process and all its descendants.
+            resident = sum(_read_resident(pid) for pid in _find_family(self._process.pid))
+            if resident > memory_bytes:
+                message = f"it held {resident:,} bytes of memory, above memory_bytes={memory_bytes:,}"
+                self.terminate("out_of_memory", message, grace_seconds)
         if self._kill_at is not None and time.monotonic() >= self._kill_at:
             self._send_signal(signal.SIGKILL)
 
@@ -85,7 +92,7 @@ class ChildProcess:
 
     def outcome(self) -> Outcome:
         """Return what the end of a process that has let go of its line means for its trial. Waits for the process."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        with suppress(subprocess.TimeoutExpired):
             # It is about to end: a signal now would hide its exit status.
             self._process.wait(_FAREWELL_SECONDS)
         # Kill children that outlived it.
@@ -93,54 +100,70 @@ class ChildProcess:
         code = self._process.wait()
         if self._verdict is not None:
             failure, message = self._verdict
-            return Raised(failure=failure, message=message, seconds=self.seconds)
+            return Raised(failure=failure, message=message)
         # A crash is the program's own; another signal came from outside.
         if code < 0 and signal.Signals(-code) in _CRASHES:
             message = f"the worker process crashed with {signal.Signals(-code).name}"
-            return Raised(failure="killed", message=message, seconds=self.seconds)
+            return Raised(failure="killed", message=message)
         if code < 0:
             why = f"the worker process was killed by {signal.Signals(-code).name}"
-            return Died(why=why, blame=-code not in LAUNCHER_SIGNALS, seconds=self.seconds)
+            return Died(why=why, blame=-code not in LAUNCHER_SIGNALS)
         message = f"the worker process ended by itself with exit status {code}"
-        return Raised(failure="killed", message=message, seconds=self.seconds)
-
-    def resident_bytes(self) -> int:
-        """Return the resident memory of the process and all its descendants; 0 where /proc does not tell."""
-        return sum(_read_resident(pid) for pid in _find_family(self._process.pid))
+        return Raised(failure="killed", message=message)
 
     def close(self, *, kill: bool) -> None:
         """End the process: at once, or after waiting a little for one whose line is closed."""
         if not kill:
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            with suppress(subprocess.TimeoutExpired):
                 self._process.wait(_FAREWELL_SECONDS)
         self._send_signal(signal.SIGKILL)
         self._process.wait()
 
     def _send_signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
+        with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
 
-class WorkerProcess(ChildProcess):
-    """A worker with the other end of its line."""
+class WorkerProcess(Worker):
+    """A worker on this machine, and the other end of its line."""
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
+    def __init__(self, part: range, listener: WorkerListener, environment: Mapping[str, str]) -> None:
+        super().__init__(part, listener)
         ours, theirs = socket.socketpair()
-        super().__init__(environment, theirs)
-        self.connection: Connection[Any, Any] = Connection(ours.detach())
+        self._child = ChildProcess(environment, theirs)
+        listener.watch(self, Connection(ours.detach()))
 
-    def run(self, message: tuple[Any, ...]) -> None:
-        """Send an assignment."""
-        self.started = time.monotonic()
-        self._verdict = self._kill_at = None
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            # It died: the end of its connection will tell.
-            self.connection.send(message)
+    @property
+    def ended(self) -> bool:
+        """Whether the process is gone."""
+        return self._child.ended
+
+    @property
+    def terminating(self) -> bool:
+        """Whether an end was decided for it."""
+        return self._child.terminating
+
+    def terminate(self, failure: str, message: str, grace_seconds: float) -> None:
+        """Ask the process to end, and kill its group after `grace_seconds`."""
+        self._child.terminate(failure, message, grace_seconds)
+
+    def guard(self, memory_bytes: int | None, grace_seconds: float) -> None:
+        """Ask it to end if it is over its memory; kill it if its grace is over."""
+        self._child.guard(memory_bytes, grace_seconds)
+
+    def outcome(self) -> Outcome:
+        """Return what the end of the process means for its trial. Waits for the process."""
+        self._listener.forget(self)
+        return replace(self._child.outcome(), seconds=self.seconds)
+
+    def find_address(self) -> str:
+        """Return an address of this machine."""
+        return free_address()
 
     def close(self, *, kill: bool) -> None:
-        """End the process: at once, or by closing its connection and waiting a little."""
-        self.connection.close()
-        super().close(kill=kill)
+        """End the process: at once, or by closing its line and waiting a little."""
+        self.close_line()
+        self._child.close(kill=kill)
 
 
 def log_path(directory: Path | None, assignment: Assignment) -> str | None:
@@ -149,6 +172,20 @@ def log_path(directory: Path | None, assignment: Assignment) -> str | None:
         return None
     rank = f"-rank-{assignment.rank}" if assignment.rank else ""
     return str(directory / "logs" / f"trial-{assignment.trial:06d}" / f"lease-{assignment.lease}{rank}.log")
+
+
+def free_address(host: str = "127.0.0.1") -> str:
+    """Return an address of this machine where nobody listens.
+
+    It is used only seconds later. Ports that the system gives to outgoing connections would often be taken by then.
+    """
+    for _ in range(_TRIES):
+        # Drawn at random, since other studies on this host look for ports as well.
+        address = host, _FIRST_PORT + secrets.randbelow(_PORTS)
+        with closing(socket.socket()) as probe, suppress(OSError):
+            probe.bind(address)
+            return f"{host}:{address[1]}"
+    raise EngineError(f"no free port on {host} in {_TRIES} tries from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1}")
 
 
 def thread_variables(threads: int) -> dict[str, str]:

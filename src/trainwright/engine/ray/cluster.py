@@ -1,10 +1,8 @@
-"""The Ray cluster: found or started, its nodes, which devices of theirs are slots, and how these are held."""
+"""The Ray cluster: found or started, its nodes, and which devices of theirs are slots."""
 
 import contextlib
 import importlib
-import math
 import os
-import secrets
 import signal
 import socket
 import threading
@@ -16,7 +14,7 @@ from typing import Any
 from trainwright.engine.devices import cores
 from trainwright.errors import EngineError, MissingExtra
 
-__all__ = ["Node", "PlacementGroups", "SlotMap", "check_cluster", "connect", "living_nodes", "load_ray"]
+__all__ = ["Node", "SlotMap", "check_cluster", "connect", "living_nodes", "load_ray"]
 
 _OLDEST, _BELOW = (2, 55), (3, 0)
 """The versions of Ray with which this was tested are in this range."""
@@ -192,71 +190,3 @@ def _own_signals() -> Iterator[None]:
     finally:
         if before not in {signal.SIG_DFL, None} and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
-
-
-class PlacementGroups:
-    """The placement groups of an engine, a node each and pinned to it, and which slots are gone with their nodes.
-
-    A group has a bundle for each device. All are held for as long as the engine is open, so a trial of several devices
-    has its whole gang at once or is not started. Ray itself refuses a second actor in a bundle.
-    """
-
-    def __init__(self, ray: Any, slot_map: SlotMap, *, cpus_per_device: int) -> None:
-        self.slot_map = slot_map
-        self.gone: frozenset[int] = frozenset()
-        self._name = f"trainwright-{secrets.token_hex(4)}"
-        self._ray = ray
-        bundle = {"CPU": float(cpus_per_device), **({"GPU": 1.0} if slot_map.gpu else {})}
-        self._bundle = bundle
-        self._groups = [
-            ray.util.placement_group(
-                [bundle] * slot_map.slots_per_node,
-                strategy="STRICT_PACK",
-                name=f"{self._name}-node-{number}",
-                bundle_label_selector=[{"ray.io/node-id": node.id}] * slot_map.slots_per_node,
-            )
-            for number, node in enumerate(slot_map.nodes)
-        ]
-
-    def wait(self, seconds: float) -> None:
-        """Wait until all groups are there. Raises `EngineError` naming a node that others hold."""
-        deadline = time.monotonic() + seconds
-        for node, group in zip(self.slot_map.nodes, self._groups, strict=True):
-            if not group.wait(max(1, math.ceil(deadline - time.monotonic()))):
-                # Rounded up: Ray drops fractions of seconds.
-                self.release()
-                raise EngineError(
-                    f"tw.Ray: {self.slot_map.slots_per_node} devices of {node.name} were not free within "
-                    f"start_seconds={seconds:g}; end what else runs on the cluster, or ask for fewer (workers=)"
-                )
-
-    def actor(self, host: Any, slot: int) -> Any:
-        """Start an actor of a slot; return its handle."""
-        node, bundle = divmod(slot, self.slot_map.slots_per_node)
-        # Pinned to its bundle, and never restarted by Ray: the driver decides what runs again.
-        strategy = self._ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(self._groups[node], bundle)
-        options = host.options(
-            num_cpus=self._bundle["CPU"],
-            num_gpus=self._bundle.get("GPU", 0),
-            max_restarts=0,
-            max_task_retries=0,
-            scheduling_strategy=strategy,
-        )
-        return options.remote()
-
-    def look(self) -> None:
-        """See which nodes are gone, or have lost their group."""
-        living = {node.id for node in living_nodes(self._ray)}
-        groups = self._ray.util.placement_group_table()
-        for number, (node, group) in enumerate(zip(self.slot_map.nodes, self._groups, strict=True)):
-            state = groups.get(group.id.hex(), {}).get("state", "REMOVED")
-            # A group that Ray has to place again is gone for this run: its actors are.
-            if node.id not in living or state != "CREATED":
-                first = number * self.slot_map.slots_per_node
-                self.gone |= set(range(first, first + self.slot_map.slots_per_node))
-
-    def release(self) -> None:
-        """Remove the groups, and with them whatever still runs there."""
-        for group in self._groups:
-            self._ray.util.remove_placement_group(group)
-        self._groups = []
