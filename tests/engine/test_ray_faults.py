@@ -165,9 +165,15 @@ class TestStarts:
     def test_a_start_that_takes_too_long(self):
         """The trial is lost in time, though no process has come."""
         with opened(Ray(workers=1)) as engine:
-            engine.start_seconds = 0.01
-            engine.launch(assignment(0, what="reports_pid"), range(1))
-            handler = OutcomeRecorder()
-            until(engine, handler, lambda: 0 in handler.outcomes)
-            assert "within start_seconds=0.01" in handler.outcomes[0].why
+            handler = run_all(engine, [assignment(0, what="reports_pid")])
+            pid = int(handler.records[0][0].body["metrics"]["pid"])
+            actor = parent(pid)
+            os.kill(actor, signal.SIGSTOP)
+            os.kill(pid, signal.SIGKILL)
+            assert gone(pid)
+            engine.start_seconds = 1
+            engine.launch(assignment(1, what="reports_pid"), range(1))
+            until(engine, handler, lambda: 1 in handler.outcomes)
+            os.kill(actor, signal.SIGCONT)
+            assert "within start_seconds=1" in handler.outcomes[1].why
             assert engine.gone == {0}
