@@ -1,4 +1,4 @@
-"""Stop bad trials early: ASHA compares trials at epochs 1, 3 and 9 and lets the best third go on."""
+"""Stop bad trials early: ASHA compares trials at epochs 1, 3 and 9 and lets the best third continue."""
 
 import math
 
