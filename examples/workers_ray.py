@@ -1,4 +1,4 @@
-"""Workers as Ray tasks: Ray places them, and starts those again that die; the study's ledger does the rest."""
+"""Workers as Ray tasks: Ray places them, and restarts those that die; the study's ledger does the rest."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ DIRECTORY = Path("runs/ray").resolve()  # on a cluster: one that all its nodes s
 
 
 def work(trials: int) -> int:
-    # Ray gave the task a process, threads and GPUs of its own: trials run right here, with workers=0.
+    # Ray gave the task its own process, threads and GPUs: trials run right here, with workers=0.
     worker = tw.Worker(where=DIRECTORY, train="workers:train", engine=tw.Local(workers=0))
     return worker.run(trials=trials, progress=False)
 
