@@ -115,6 +115,6 @@ def _show(content: dict[str, Any]) -> None:
         for who, number, key in (("best single network", 1, "single"), ("ensemble", test["members"], "ensemble"))
     ]
     print_table([f"on {test['rows']} test rows", "networks", "cross-entropy", "accuracy"], rows)
-    print(f"the ensemble's cross-entropy: {test['change']:+.1%} (95 % interval {test['low']:+.1%} to {test['high']:+.1%})")
+    print(f"the ensemble's loss: {test['change']:+.1%} (95 % interval {test['low']:+.1%} to {test['high']:+.1%})")
     print(f"served: {served['right']} of the first {served['rows']} test images are classified correctly")
     print(f"report: {content['report']}")
