@@ -4,7 +4,8 @@ import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from trainwright.plan.pipeline.patterns import Pattern
+from benchmarks.memory.patterns import Pattern
+
 from trainwright.plan.pipeline.schedules import PipelineTimeline, orders_of, simulate_orders
 
 __all__ = ["bubble_share", "latency_seconds", "pattern_breaches", "simulate_schedule"]

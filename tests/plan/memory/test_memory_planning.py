@@ -69,10 +69,6 @@ def test_files(tmp_path):
     again = tm.Plan.load(tmp_path / "plan.json")
     assert again == plan
     assert again.simulation == plan.simulation
-    again.check(CHAIN)
-    other = random_chain(2, least=6)
-    with pytest.raises(PlanMismatch, match=f"{CHAIN.digest}, the model's is {other.digest} \\(stage 1 differs first"):
-        again.check(other)
 
 
 @pytest.mark.parametrize(

@@ -36,8 +36,8 @@ def test_everything_kept():
         "temporaries of stage 2": 7,
         "gradient at stage 2": 30,
     }
-    assert max(point.total_bytes for point in found.points) == found.peak_bytes
-    assert found.points[-1].total_bytes == 1100
+    assert max(alive for _, alive in found.points) == found.peak_bytes
+    assert found.points[-1] == (10.0, 1100)
 
 
 def test_recomputing():
@@ -92,9 +92,8 @@ def test_copies_overlap_with_work():
 def test_a_leaving_value_is_alive_until_its_reader_ends():
     """Stage 2 reads saved 1 until second 4, though its copy has ended at 2.5."""
     found = run("Fall 1; Off s1; Fall 2; Fall 3; Pre s1; B 3; B 2; B 1", link=Link(to_host=10, to_device=10))
-    saved = {point.seconds: point.saved_bytes for point in found.points}
-    assert saved[2.5] == 15 + 26
-    assert min(point.saved_bytes for point in found.points if point.seconds == 4.0) == 26
+    assert dict(found.points)[2.5] == 1100 + 15 + 26 + 5
+    assert min(alive for seconds, alive in found.points if seconds == 4.0) == 1100 + 26
 
 
 def test_work_waits_for_bytes_that_are_leaving():

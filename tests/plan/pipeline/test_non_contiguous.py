@@ -1,95 +1,88 @@
-"""MadPipe: on short chains no placement with one special device is better than its own, nor below its bound."""
+"""MadPipe: its targets are bounds on all placements of short chains, its steps are valid and near the best pattern."""
 
 import math
-from itertools import combinations, pairwise, product
+from itertools import accumulate
 
 import numpy as np
 import pytest
-from benchmarks.memory.pipeline_checks import pattern_breaches
+from benchmarks.memory.pipelines import all_placements, best_period, drawn_problem
 
-from memory_chains import random_chain
 from trainwright.plan.pipeline import non_contiguous
-from trainwright.plan.pipeline.partition import WeightBytes, stage_holding, training_ways
+from trainwright.plan.pipeline.partition import stage_holding
+from trainwright.plan.pipeline.schedules import repeating_orders, simulate_orders
 
 
-def searched(seed, devices, *, way="none"):
-    """Draw a chain and a memory in which each layer fits alone; return what searches it."""
-    rng = np.random.default_rng(seed + 1000)
-    chain = random_chain(seed, least=4, most=6)
-    n, bandwidth = len(chain.stages), float(rng.choice([2, 5, 50]))
-    alone = [stage_holding(chain, each, each + (each == n), weights=WeightBytes()) for each in range(1, n + 1)]
-    least = max(each.fixed + each.each + each.temporary for each in alone)
-    whole = stage_holding(chain, 1, n + 1, weights=WeightBytes()).each
-    memory = int(rng.integers(least, least + whole * 4 // 5))
-    cost = training_ways(chain, memory, weights=WeightBytes(), microbatches=100)[way]
-    return non_contiguous.PlacementSearch(
-        chain, cost, devices=devices, microbatches=100, memory_bytes=memory, bandwidth=bandwidth, weights=WeightBytes()
-    )
+@pytest.mark.parametrize("seed", [0, 4, 8, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(9, 40))])
+def test_targets_are_bounds(seed):
+    """The least valid period of any placement is no less than the least target; of contiguous ones it is the target."""
+    problem, memory = drawn_problem(seed)
+    search = problem.search(memory)
+    periods = {True: math.inf, False: math.inf}
+    for parts, devices in all_placements(problem):
+        found = best_period(problem, parts, devices, memory)
+        periods[False] = min(periods[False], found)
+        if len(set(devices)) == len(devices):
+            periods[True] = min(periods[True], found)
+    high = search.alone * 1.01
+    if search.placements(high, 1):
+        assert search.least_target(1, high) <= periods[False] * (1 + 1e-5)
+    if search.placements(high, -1):
+        assert search.least_target(-1, high) == pytest.approx(periods[True], rel=1e-5)
 
 
-def everywhere(search):
-    """Yield all placements in which one device may have several stages."""
-    for count in range(1, search.n + 1):
-        for inner in combinations(range(1, search.n), count - 1):
-            cuts = (0, *inner, search.n)
-            for kinds in product((False, True), repeat=count):
-                if kinds.count(False) >= search.devices or any(one and other for one, other in pairwise(kinds)):
-                    continue
-                yield tuple(
-                    non_contiguous.PlacedStage(
-                        first=cuts[place] + 1,
-                        last=cuts[place + 1],
-                        device=search.devices - 1 if kind else kinds[:place].count(False),
-                        seconds=float(search.tables.plain[cuts[place + 1]] - search.tables.plain[cuts[place]]),
-                        flying=1,
-                    )
-                    for place, kind in enumerate(kinds)
-                )
+@pytest.mark.parametrize("seed", range(20))
+def test_steps_keep_to_the_memory(seed):
+    """Counted from the order in time; every stage does each micro-batch once, and says what it has in flight."""
+    problem, memory = drawn_problem(seed)
+    for found in problem._special(memory):
+        parts, chain = found.partition.parts, problem.chain
+        assert [part.last + 1 for part in parts[:-1]] == [part.first for part in parts[1:]]
+        for device, lane in enumerate(found.timeline.runs):
+            own = [stage for stage, of in enumerate(found.devices) if of == device]
+            assert len(lane) == len({(run.kind, run.chunk, run.microbatch) for run in lane})
+            assert len(lane) == 2 * problem.microbatches * len(own)
+            held = {
+                stage: stage_holding(chain, parts[stage].first, _end(chain, parts[stage].last), weights=problem.weights)
+                for stage in own
+            }
+            signs = [(1 if run.kind == "F" else -1, run.chunk) for run in lane]
+            for stage in own:
+                assert max(accumulate(sign for sign, of in signs if of == stage)) == parts[stage].flying
+            if len(own) > 1:
+                peak = max(accumulate(sign * held[of].each for sign, of in signs))
+                beside = sum(each.fixed for each in held.values()) + max(each.temporary for each in held.values())
+                assert peak + beside <= memory
 
 
-@pytest.mark.parametrize("seed", [13, 28, 34, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(40))])
-def test_no_placement_is_better(seed):
-    """The contiguous optimum, MadPipe's and its bound, beside the least valid periods of all placements."""
-    search = searched(seed, 2 + seed % 2)
-    contiguous = non_contiguous.place_contiguous(search)
-    found = non_contiguous.place_madpipe(search, contiguous)
-    best, best_contiguous = None, None
-    for stages in everywhere(search):
-        best = search.better(stages, best)
-        if len({each.device for each in stages}) == len(stages):
-            best_contiguous = search.better(stages, best_contiguous)
-    periods = [
-        math.inf if each is None else each.pattern.period_seconds for each in (contiguous, best_contiguous, found, best)
-    ]
-    assert periods[0] == pytest.approx(periods[1], rel=1e-5)
-    assert periods[2] == pytest.approx(periods[3], rel=1e-5)
-    assert seed not in {13, 28, 34} or periods[2] < periods[0]
-    assert found is None or search.least_target(1, periods[2]) <= periods[3] * (1 + 1e-5)
-    for each in (contiguous, found):
-        assert each is None or not pattern_breaches(each.pattern, each.rooms)
+def _end(chain, last):
+    return len(chain.steps) if last == len(chain.stages) else last
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_stages_that_recompute(seed):
-    """On normal devices what does not fit may be recomputed, which never makes a period longer."""
-    plain, planned = searched(seed, 3), searched(seed, 3, way="planned")
-    periods = []
-    for search in (plain, planned):
-        contiguous = non_contiguous.place_contiguous(search)
-        found = non_contiguous.place_madpipe(search, contiguous)
-        assert found is None or not pattern_breaches(found.pattern, found.rooms)
-        periods.append([math.inf if each is None else each.pattern.period_seconds for each in (contiguous, found)])
-        assert periods[-1][1] <= periods[-1][0]
-    assert periods[1][0] <= periods[0][0] * (1 + 1e-6)
+@pytest.mark.parametrize("seed", range(12))
+def test_orders_that_repeat_themselves(seed):
+    """Packed, the load of the busiest device is always period enough; no step is shorter than its load."""
+    rng = np.random.default_rng(seed)
+    count, batches = int(rng.integers(2, 7)), 6
+    devices = [0, 1, *rng.integers(0, 2, count - 2).tolist()]
+    forward, back = rng.integers(0, 9, (2, count)).astype(float).tolist()
+    links = rng.integers(0, 3, count - 1).astype(float).tolist()
+    load = max(sum(forward[s] + back[s] for s in range(count) if devices[s] == d) for d in {*devices}) or 1.0
+    for packed in (True, False):
+        orders = repeating_orders(
+            devices, forward, back, links, microbatches=batches, period=load, packed=packed
+        )  # fmt: skip
+        assert orders is not None or not packed
+        if orders is not None:
+            timeline = simulate_orders(orders, forward, back, links)
+            alone = sum(forward) + sum(back) + 2 * sum(links)
+            assert timeline.seconds >= max(alone, batches * load if load > 1.0 else 0.0)
+            assert not packed or timeline.seconds <= (batches - 1) * load + alone + 2 * count * load
 
 
 def test_a_coarser_grid_is_a_bound_too(monkeypatch):
-    """Rounded down, the least target is at most the exact one, and what is found remains valid."""
-    search = searched(3, 3)
-    found = non_contiguous.place_madpipe(search, non_contiguous.place_contiguous(search))
-    least = search.least_target(1, found.pattern.period_seconds)
+    """Rounded down, the least target is at most the exact one."""
+    problem, memory = drawn_problem(4)
+    search = problem.search(memory)
+    least = search.least_target(1, search.alone * 1.01)
     monkeypatch.setattr(non_contiguous, "_LABELS", ((5, 1 << 16),))
-    coarse = non_contiguous.place_madpipe(search, non_contiguous.place_contiguous(search))
-    assert search.least_target(1, coarse.pattern.period_seconds) <= least * (1 + 1e-5)
-    assert coarse.pattern.period_seconds >= found.pattern.period_seconds * (1 - 1e-5)
-    assert not pattern_breaches(coarse.pattern, coarse.rooms)
+    assert search.least_target(1, search.alone * 1.01) <= least * (1 + 1e-5)

@@ -5,7 +5,7 @@ from itertools import accumulate, combinations
 
 import numpy as np
 import pytest
-from benchmarks.memory.pipeline_checks import bubble_share, latency_seconds, pattern_breaches, simulate_schedule
+from benchmarks.memory.pipeline_checks import bubble_share, simulate_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -24,9 +24,7 @@ from trainwright.plan.pipeline.partition import (
     stage_bytes,
     training_ways,
 )
-from trainwright.plan.pipeline.patterns import PatternWork, group_stages, least_period
-from trainwright.plan.pipeline.period import busiest_seconds, valid_period
-from trainwright.plan.pipeline.schedules import simulate_orders
+from trainwright.plan.pipeline.schedules import group_stages, simulate_orders
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -120,8 +118,6 @@ def test_groups():
     assert group_stages([2.0, 2.0, 2.0], [0.5, 0.5], 7.0) == [1, 1, 1]
     assert group_stages([2.0, 2.0, 2.0], [0.5, 0.5], 2.5) == [3, 2, 1]
     assert group_stages([2.0, 2.0, 2.0], [0.5, 0.5], 1.9) is None
-    assert least_period([2.0, 2.0, 2.0], [0.5, 0.5], lambda stage, held: held <= 2) == (4.5, [2, 1, 1])
-    assert least_period([1.0], [], lambda stage, held: False) is None
 
 
 def test_the_whole_way():
@@ -156,19 +152,24 @@ def test_the_whole_way():
 
 
 @pytest.mark.parametrize("schedule", ["1f1b-star", "madpipe"])
-def test_a_pattern_as_schedule(schedule):
-    """A step in the pattern's order ends no later than the pattern says; its rows name every piece of work once."""
+def test_orders_of_their_own(schedule):
+    """Their rows name every piece of work once, and take what the plan says."""
     chain, batches = random_chain(2, least=8, most=8), 6
     plan = tm.pipeline(chain, stages=3, microbatches=batches, memory="70 B", bandwidth=10.0, schedule=schedule)
-    found = plan.placements[schedule]
-    pattern = found.pattern
-    assert not pattern_breaches(pattern, found.rooms)
-    assert [part.last + 1 for part in plan.partition.parts[:-1]] == [part.first for part in plan.partition.parts[1:]]
-    assert plan.step_seconds <= (batches - 1) * pattern.period_seconds + latency_seconds(pattern) + 1e-6
+    parts = plan.partition.parts
+    assert [part.last + 1 for part in parts[:-1]] == [part.first for part in parts[1:]]
+    assert len(plan.devices) == len(parts)
     assert plan.step_seconds == plan.timelines[schedule].seconds
-    assert plan.step_seconds >= batches * busiest_seconds(pattern.works, pattern.links) - 1e-6
-    work = [cell for row in plan.to_csv().splitlines() for cell in row.split(",")]
-    assert len(work) == len(set(work)) == 2 * batches * len(pattern.works)
+    rows = [row.split(",") for row in plan.to_csv().splitlines()]
+    work = [cell for row in rows for cell in row]
+    assert len(work) == len(set(work)) == 2 * batches * len(parts)
+    for device, row in enumerate(rows):
+        assert {plan.devices[int(cell[0])] for cell in row} == {device}
+    orders = [[(cell[1], int(cell[0]), int(cell[2:])) for cell in row] for row in rows]
+    forward = [part.forward_seconds for part in parts]
+    back = [part.seconds - part.forward_seconds for part in parts]
+    links = [part.link_seconds / 2 for part in parts[:-1]]
+    assert simulate_orders(orders, forward, back, links).seconds == pytest.approx(plan.step_seconds)
 
 
 @pytest.mark.parametrize("seed", [8, 15, 2])
@@ -208,8 +209,6 @@ def test_stages_that_all_take_no_time(schedule, bandwidth):
     chain = tm.Chain(stages=(layer,) * 6, input_bytes=2)
     plan = tm.pipeline(chain, stages=3, microbatches=3, memory=500, bandwidth=bandwidth, schedule=schedule)
     assert (plan.step_seconds == 0) is (math.isinf(bandwidth) or len({*plan.devices}) == 1)
-    for placement in plan.placements.values():
-        assert not pattern_breaches(placement.pattern, placement.rooms)
 
 
 @settings(max_examples=25, deadline=None)
@@ -236,8 +235,6 @@ def test_the_default_is_the_best_that_is_known_and_never_slower_with_more_memory
         asked = planned(memory, name)
         assert plan.step_seconds <= asked.step_seconds
         assert asked.schedule == name
-        for placement in asked.placements.values():
-            assert not pattern_breaches(placement.pattern, placement.rooms)
         if name in {"1f1b", "1f1b-star", "zero-bubble", "gpipe"}:
             held = zip(held_by(asked.timelines[name]), asked.partition.parts, strict=True)
             assert all(most <= part.flying for most, part in held)
@@ -254,15 +251,3 @@ def test_zero_bubble_is_never_slower_than_1f1b_and_holds_no_more():
         zero = simulate_schedule("zero-bubble", forward, back, **settings)
         assert zero.seconds <= one.seconds
         assert all(a <= b for a, b in zip(held_by(zero), held_by(one), strict=True))
-
-
-def test_stages_of_no_time_wait_for_nobody():
-    """Work that begins and ends at one time goes in the order in which a micro-batch needs it."""
-    works = [PatternWork(device=device, forward_seconds=f, backward_seconds=b, each=1) for device, f, b in
-             ((0, 2.0, 4.0), (1, 3.0, 6.0), (0, 0.0, 0.0))]  # fmt: skip
-    pattern = valid_period(works, [0.0, 0.0], [9, 9]).pattern
-    orders = pattern.orders(4)
-    timeline = simulate_orders(
-        orders, [each.forward_seconds for each in works], [each.backward_seconds for each in works], pattern.links
-    )
-    assert timeline.seconds <= 3 * pattern.period_seconds + latency_seconds(pattern) + 1e-6

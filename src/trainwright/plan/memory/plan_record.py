@@ -72,18 +72,6 @@ class Plan:
         plain = self.solver == "none" and self.chain.plain_peak_bytes is not None
         return simulate(self.chain, self.operations, budget_bytes=None if plain else self.budget_bytes, link=self.link)
 
-    def check(self, chain: Chain) -> None:
-        """Raise PlanMismatch if the plan was made for another chain; names the first stage that differs."""
-        if chain.digest == self.chain.digest:
-            return
-        pairs = enumerate(zip(self.chain.steps, chain.steps, strict=False), start=1)
-        differing = next((stage for stage, (own, other) in pairs if own != other), None)
-        where = f"stage {differing} differs first" if differing else "their lengths or fixed bytes differ"
-        raise PlanMismatch(
-            f"plan: got one for the chain {self.chain.digest}, the model's is {chain.digest} ({where}); allowed: a "
-            "plan of this very chain; plan again"
-        )
-
     @property
     def summary(self) -> dict[str, Any]:
         """The plan's numbers by name, without its operations."""

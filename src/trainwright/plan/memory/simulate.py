@@ -14,26 +14,7 @@ from dataclasses import dataclass, field
 from trainwright.model.chain import Chain
 from trainwright.plan.memory.operations import Link, Operation, OperationKind, Value
 
-__all__ = ["LaneSpan", "MemoryPoint", "PlanViolation", "Simulation", "simulate"]
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryPoint:
-    """From `seconds` on, until the next point, these bytes are alive."""
-
-    seconds: float
-    fixed_bytes: int
-    output_bytes: int
-    saved_bytes: int
-    gradient_bytes: int
-    temporary_bytes: int
-    parameter_gradient_bytes: int
-
-    @property
-    def total_bytes(self) -> int:
-        """All of them."""
-        held = self.fixed_bytes + self.output_bytes + self.saved_bytes
-        return held + self.gradient_bytes + self.temporary_bytes + self.parameter_gradient_bytes
+__all__ = ["LaneSpan", "PlanViolation", "Simulation", "simulate"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +45,8 @@ class Simulation:
     """Place in the list of what was being done when the peak was first reached."""
     peak_owners: tuple[tuple[str, int], ...]
     """Who holds the bytes of the peak."""
-    points: tuple[MemoryPoint, ...] = field(repr=False)
+    points: tuple[tuple[float, int], ...] = field(repr=False)
+    """From which second on how many bytes are alive."""
     spans: tuple[LaneSpan, ...] = field(repr=False)
     violation: PlanViolation | None = None
 
@@ -111,8 +93,9 @@ class _Machine:
         self.alive: dict[_Key, tuple[int, int]] = {}  # on the device: bytes, option
         self.host: dict[_Key, tuple[int, int]] = {}  # on the host, or on the way there
         self.gradient = len(self.steps)
-        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.output_gradient_bytes, 0, 0]  # as a Point has them
-        self.points: list[MemoryPoint] = []
+        # Bytes of what is always there, outputs, saved values, gradients, temporaries, and gradients of parameters.
+        self.sums = [chain.fixed_bytes, 0, 0, chain.loss.output_gradient_bytes, 0, 0]
+        self.points: list[tuple[float, int]] = []
         self.spans: list[LaneSpan] = []
         self.peak, self.peak_at, self.peak_owners = -1, 0, self._peak_owners(None)
         self.outgoing: deque[_Copy] = deque()
@@ -358,11 +341,10 @@ class _Machine:
     # Records
 
     def _note_point(self, extra: tuple[str, int, int] | None = None) -> None:
-        point = MemoryPoint(self.now, *self.sums)
-        if not self.points or point != self.points[-1]:
-            self.points.append(point)
-        if point.total_bytes > self.peak:
-            self.peak, self.peak_at, self.peak_owners = point.total_bytes, self.place, self._peak_owners(extra)
+        alive = sum(self.sums)
+        self.points.append((self.now, alive))
+        if alive > self.peak:
+            self.peak, self.peak_at, self.peak_owners = alive, self.place, self._peak_owners(extra)
 
     def _peak_owners(self, extra: tuple[str, int, int] | None) -> tuple[tuple[str, int], ...]:
         owners = [(name, size) for name, size in self.chain.fixed.items() if size]

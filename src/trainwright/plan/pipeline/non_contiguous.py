@@ -7,92 +7,59 @@ layers that remain. A stage's number in flight is its group. Of labels with the 
 those are kept that no other beats in everything. The special device is taken to hold g - 1 micro-batches of each of
 its stages, and one more of the stage whose backward ends.
 
-That no valid pattern holds less makes the least T with a placement a bound on all placements with one special device,
-found by bisection. Placements at targets from the bound up then get their least valid period (`period`, or 1F1B* if
-they are contiguous), and the best is returned; T itself never is.
+No valid pattern holds less, so the least T with a placement is a bound on the periods of all placements with one
+special device; it is found by bisection. Placements at targets from there up are placed in time by `pipeline_search`.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import numpy as np
 
 from trainwright.kernels import Ints
 from trainwright.model.chain import Chain
-from trainwright.plan.pipeline.partition import Cost, WeightBytes, stage_holding
-from trainwright.plan.pipeline.patterns import Pattern, PatternWork, least_period, one_forward_one_backward
-from trainwright.plan.pipeline.period import valid_period
+from trainwright.plan.pipeline.partition import Cost, StagePart, WeightBytes, stage_holding
 
-__all__ = ["PatternPlacement", "PlacedStage", "PlacementSearch", "place_contiguous", "place_madpipe"]
+__all__ = ["PlacedParts", "PlacementSearch", "place_contiguous", "place_madpipe"]
 
 _CLOSE = 1e-6
 _TARGETS = 8
 _BEATEN = 3
-"""Labels beaten by fewer than so many others are placed too: what beats one may have the longer valid period."""
+"""Labels beaten by fewer than so many others are placed too: what beats one may have the longer step."""
+_MOST = 24
+"""Placements of a target that are looked at."""
 _LABELS = ((0, 1 << 12), (0, 1 << 16), (0, 1 << 19), (200, 1 << 19), (50, 1 << 20))
 """Cells of the grid of the special device's load and bytes (0: none), and labels: the next where they are too few."""
+PlacedParts = tuple[tuple[StagePart, ...], tuple[int, ...]]
+"""Stages, and the device of each, counted in the order of the stages."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlacedStage:
-    """A stage: layers first..last of the chain, from 1, on a device, counted in the order of the stages."""
-
-    first: int
-    last: int
-    device: int
-    seconds: float
-    flying: int
-    """Micro-batches in flight at its worst; on the special device by the delay alone."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PatternPlacement:
-    """The stages of the best pattern found."""
-
-    stages: tuple[PlacedStage, ...]
-    pattern: Pattern
-    rooms: tuple[int, ...]
-    """Of each device, in the units of the pattern's works."""
-
-
-def place_contiguous(search: "PlacementSearch") -> PatternPlacement | None:
-    """Return the best placement with a stage a device; None if nothing fits."""
+def place_contiguous(search: "PlacementSearch") -> list[PlacedParts]:
+    """Return the placements of least target with a stage a device; none if nothing fits."""
     high = search.alone * (1 + _CLOSE)
     if not search.placements(high, -1):
-        return None
-    low = search.least_target(-1, high)
-    known = None
-    for stages in search.placements(low * (1 + 2 * _CLOSE), -1):
-        known = search.better(stages, known)
-    return known
+        return []
+    return search.placements(search.least_target(-1, high) * (1 + 2 * _CLOSE), -1)
 
 
-def place_madpipe(
-    search: "PlacementSearch", known: PatternPlacement | None, *, limit_seconds: float = 10.0
-) -> PatternPlacement | None:
-    """Return the best placement found with one special device, or the known contiguous one if none is better.
-
-    `limit_seconds` is for the least period of one placement.
-    """
-    high = search.alone * (1 + _CLOSE) if known is None else known.pattern.period_seconds
+def place_madpipe(search: "PlacementSearch") -> Iterator[PlacedParts]:
+    """Yield placements with one special device, from the least target up to that of contiguous ones."""
+    high = search.alone * (1 + _CLOSE)
     if not search.placements(high, 1):
-        return known
-    # Targets from the bound up to the best period known; each placement gets its least valid period.
+        return
+    if search.placements(high, -1):
+        high = search.least_target(-1, high)
     low = search.least_target(1, high)
     tried = set()
     for step in range(_TARGETS):
-        high = search.alone if known is None else known.pattern.period_seconds
-        if high <= low * (1 + 3 * _CLOSE):
-            break
         # Squares put most targets near the bound.
         target = low * (1 + 2 * _CLOSE) + (high - low) * (step / _TARGETS) ** 2
         # First count g - 1 micro-batches on the special device, the least that is valid, then g.
         for spare in (1, 0):
-            for stages in search.placements(target, spare, _BEATEN):
-                if stages not in tried:
-                    tried.add(stages)
-                    known = search.better(stages, known, limit_seconds)
-    return known
+            for placed in search.placements(target, spare, _BEATEN)[:_MOST]:
+                if placed not in tried:
+                    tried.add(placed)
+                    yield placed
 
 
 class PlacementSearch:
@@ -105,7 +72,7 @@ class PlacementSearch:
         from trainwright.plan.pipeline._non_contiguous import PlacementTables
 
         n = len(chain.stages)
-        self.n, self.devices, self.microbatches, self.memory_bytes = n, devices, microbatches, memory_bytes
+        self.n, self.devices, self.microbatches = n, devices, microbatches
         self.forward = np.zeros(n)
         plain = np.zeros(n)
         for layer, step in enumerate(chain.steps):
@@ -141,7 +108,7 @@ class PlacementSearch:
         self.alone = max(float(self.tables.plain[-1]), devices * longest) + float(self.tables.link.sum())
         """Seconds in which one micro-batch is through, whatever the placement."""
 
-    def placements(self, period: float, spare: int, beaten: int = 1) -> list[tuple[PlacedStage, ...]]:
+    def placements(self, period: float, spare: int, beaten: int = 1) -> list[PlacedParts]:
         """Return what the programme places for a period; without a special device if `spare` is -1."""
         from trainwright.plan.pipeline._non_contiguous import search_placements
 
@@ -152,71 +119,34 @@ class PlacementSearch:
             rows, ends = search_placements(self.tables, period, limits, cells, capacity)
             if len(rows) < capacity:
                 break
-        return [self._stages(rows, end) for end in ends]
+        return [self._placed(rows, end) for end in ends]
 
-    def _stages(self, rows: Ints, label: int) -> tuple[PlacedStage, ...]:
-        found: list[PlacedStage] = []
+    def _placed(self, rows: Ints, label: int) -> PlacedParts:
+        parts: list[StagePart] = []
+        devices: list[int] = []
         used: dict[int, int] = {}
+        most = self.tables.normal.shape[2]
         while rows[label, 0] >= 0:
-            parent, first, last, special, flying = (int(each) for each in rows[label, :5])
-            plain = float(self.tables.plain[last] - self.tables.plain[first])
-            most = self.tables.normal.shape[2]
-            seconds = plain if special else float(self.tables.normal[first, last - 1, min(flying, most) - 1])
-            device = used.setdefault(0 if special else last, len(used))
-            found.append(PlacedStage(first=first + 1, last=last, device=device, seconds=seconds, flying=flying))
-            label = parent
-        return tuple(found)
-
-    def works(self, stages: tuple[PlacedStage, ...]) -> tuple[list[PatternWork], list[float], list[int]]:
-        """Return a placement as `period` reads it: works, one-way links, and rooms."""
-        shared = {each.device for each in stages if sum(other.device == each.device for other in stages) > 1}
-        rooms = [self.memory_bytes] * self.devices
-        most: list[list[float]] = [[] for _ in rooms]
-        works = []
-        for each in stages:
-            at = each.first - 1, each.last - 1
-            forward = float(self.forward[at[0] : each.last].sum())
-            # The special device holds bytes of several stages; a normal one is bounded by its number of micro-batches.
-            if each.device in shared:
-                rooms[each.device] -= int(self.tables.fixed[at])
-                most[each.device].append(self.tables.temporary[at])
-                size = int(self.tables.each[at])
-            else:
-                # Seconds do not fall with the number in flight: as many fit as there are entries within them.
-                size, fits = 1, self.tables.normal[at] <= each.seconds * (1 + 1e-12)
-                # Where all of a step's micro-batches fit, any number does.
-                rooms[each.device] = int(fits.sum()) if fits.sum() < self.microbatches else 1 << 30
-            works.append(
-                PatternWork(
-                    device=each.device, forward_seconds=forward, backward_seconds=each.seconds - forward, each=size
+            label, first, last, special, flying = (int(each) for each in rows[label, :5])
+            seconds = float(self.tables.plain[last] - self.tables.plain[first])
+            if not special:
+                # More may be in flight than the group says, where that costs nothing.
+                costs = self.tables.normal[first, last - 1]
+                seconds = float(costs[min(flying, most) - 1])
+                flying = max(flying, int((costs <= seconds * (1 + 1e-12)).sum()))
+                flying = self.microbatches if flying == most else flying
+            devices.append(used.setdefault(0 if special else last, len(used)))
+            parts.append(
+                StagePart(
+                    first=first + 1,
+                    last=last,
+                    seconds=seconds,
+                    forward_seconds=float(self.forward[first:last].sum()),
+                    flying=min(flying, self.microbatches),
+                    link_seconds=2 * self.one_way[last] if last < self.n else 0.0,
                 )
             )
-        # Backwards of one device run in turn, so that it needs the largest temporaries once.
-        rooms = [room - int(max(sizes, default=0)) for room, sizes in zip(rooms, most, strict=True)]
-        return works, [self.one_way[each.first - 1] for each in stages[1:]], rooms
-
-    def valid(self, stages: tuple[PlacedStage, ...], better_than: float, limit_seconds: float) -> Pattern | None:
-        """Return the pattern of least period of a placement, if below `better_than`."""
-        works, links, rooms = self.works(stages)
-        if len({work.device for work in works}) == len(works):
-            loads = [each.seconds for each in stages]
-            found = least_period(
-                loads, [2 * each for each in links], lambda stage, held: held <= rooms[stages[stage].device]
-            )
-            if found is None or found[0] >= better_than:
-                return None
-            return one_forward_one_backward(works, links, found[0])
-        return valid_period(works, links, rooms, better_than=better_than, limit_seconds=limit_seconds).pattern
-
-    def better(
-        self, stages: tuple[PlacedStage, ...], known: PatternPlacement | None, limit_seconds: float = math.inf
-    ) -> PatternPlacement | None:
-        """Return the better of a placement and the known one."""
-        limit = math.inf if known is None else known.pattern.period_seconds * (1 - _CLOSE)
-        pattern = self.valid(stages, limit, limit_seconds)
-        if pattern is None:
-            return known
-        return PatternPlacement(stages=stages, pattern=pattern, rooms=tuple(self.works(stages)[2]))
+        return tuple(parts), tuple(devices)
 
     def least_target(self, spare: int, high: float) -> float:
         """Return the least period for which the programme places all layers, from below, if it does for `high`."""

@@ -7,20 +7,14 @@ takes recomputation away: so no partition's step gets longer.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
-from itertools import accumulate, combinations
+from itertools import accumulate, combinations, product
 from typing import get_args
 
 from trainwright.model.chain import Chain, Stage
-from trainwright.plan.pipeline.non_contiguous import (
-    PatternPlacement,
-    PlacedStage,
-    PlacementSearch,
-    place_contiguous,
-    place_madpipe,
-)
+from trainwright.plan.pipeline.non_contiguous import PlacedParts, PlacementSearch, place_contiguous, place_madpipe
 from trainwright.plan.pipeline.partition import (
     PATTERNS,
     ChainPartition,
@@ -35,14 +29,16 @@ from trainwright.plan.pipeline.partition import (
     stage_holding,
     training_ways,
 )
-from trainwright.plan.pipeline.patterns import (
-    PatternWork,
+from trainwright.plan.pipeline.schedules import (
+    Orders,
+    PipelineTimeline,
     candidate_periods,
+    deep_orders,
     group_stages,
-    least_period,
-    one_forward_one_backward,
+    orders_of,
+    repeating_orders,
+    simulate_orders,
 )
-from trainwright.plan.pipeline.schedules import Orders, PipelineTimeline, deep_orders, orders_of, simulate_orders
 
 __all__ = ["PipelineCandidate", "PipelineProblem"]
 
@@ -51,17 +47,19 @@ _FINE = 64
 _ALL = 200
 """Partitions that are all tried; where there are more, those of least load are."""
 _CONTIGUOUS = ("1f1b", "1f1b-star", "zero-bubble", "gpipe")
+_LONGER = (1.0, 1.1)
+"""Periods that are tried, over the load of the busiest device or link: a longer one may need less memory."""
 Ends = tuple[int, ...]
 """The last layer of each stage."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineCandidate:
-    """Stages, and a step of them under a schedule; `placement` is that of a pattern."""
+    """Stages, a step of them under a schedule, and the device of each."""
 
     partition: ChainPartition
     timeline: PipelineTimeline
-    placement: PatternPlacement | None = None
+    devices: tuple[int, ...]
 
 
 class PipelineProblem:
@@ -107,7 +105,7 @@ class PipelineProblem:
         if interleaved is not None:
             found["interleaved"] = interleaved
         if "madpipe" in patterns:
-            tried = [replay_placement(each, self.microbatches) for each in self._special(memory_bytes)]
+            tried = list(self._special(memory_bytes))
             tried += [found["1f1b-star"]] if "1f1b-star" in found else []  # no device need be special
             if tried:
                 found["madpipe"] = min(tried, key=lambda each: each.timeline.seconds)
@@ -162,9 +160,8 @@ class PipelineProblem:
                     found = self.cut(level, way, every=every)
                     if found is not None:
                         yield tuple(part.last for part in found.parts)
-        alone = place_contiguous(self.search(min(memory_bytes, self._top)))
-        if alone is not None:
-            yield tuple(stage.last for stage in alone.stages)
+        for parts, _ in place_contiguous(self.search(min(memory_bytes, self._top))):
+            yield tuple(part.last for part in parts)
 
     def _take(self, found: dict[str, PipelineCandidate], schedule: str, ends: Ends, costs: dict[Way, Cost]) -> None:
         """Keep the step of a partition if it is the schedule's least so far; it recomputes what does not fit."""
@@ -182,8 +179,9 @@ class PipelineProblem:
             if known is None or timeline.seconds < known.timeline.seconds:
                 load = max(*(part.seconds for part in parts), *(part.link_seconds for part in parts))
                 partition = ChainPartition(parts=parts, load_seconds=load, way=_way(parts, costs))
-                placement = self._pattern(parts) if schedule in PATTERNS else None
-                found[schedule] = PipelineCandidate(partition=partition, timeline=timeline, placement=placement)
+                found[schedule] = PipelineCandidate(
+                    partition=partition, timeline=timeline, devices=tuple(range(len(parts)))
+                )
 
     def _flying(self, schedule: str, ends: Ends) -> list[list[int]]:
         """Return how many micro-batches each stage may have in flight; under 1F1B* by the groups of its periods."""
@@ -212,29 +210,6 @@ class PipelineProblem:
                 2 if schedule == "zero-bubble" else 1
             )
         return least
-
-    def _pattern(self, parts: Sequence[StagePart]) -> PatternPlacement:
-        """Return the 1F1B* pattern of stages with no more in flight than they were given memory for."""
-        loads, links = [part.seconds for part in parts], [part.link_seconds for part in parts[:-1]]
-        known = least_period(loads, links, lambda stage, held: held <= parts[stage].flying)
-        assert known is not None  # noqa: S101  one at a time fits
-        works = [
-            PatternWork(
-                device=device,
-                forward_seconds=part.forward_seconds,
-                backward_seconds=part.seconds - part.forward_seconds,
-                each=1,
-            )
-            for device, part in enumerate(parts)
-        ]
-        return PatternPlacement(
-            stages=tuple(
-                PlacedStage(first=part.first, last=part.last, device=device, seconds=part.seconds, flying=part.flying)
-                for device, part in enumerate(parts)
-            ),
-            pattern=one_forward_one_backward(works, [link / 2 for link in links], known[0]),
-            rooms=tuple(part.flying for part in parts),
-        )
 
     def _orders(
         self, schedule: str, parts: Sequence[StagePart], back: Sequence[float], flying: Sequence[int] | None = None
@@ -277,25 +252,12 @@ class PipelineProblem:
         back = [self._backward(part) for part in parts]
         (orders,) = self._orders("interleaved", parts, back)
         timeline = self._placed_in_time(orders, parts, back)
-        held = [
-            stage_holding(
-                self.chain, part.first, layers + 1 if part.last == layers else part.last, weights=self.weights
-            )
-            for part in parts
-        ]
-        # What each device holds follows from the order in time: chunks of a device share its memory.
-        flying = [0] * count
-        for device, lane in enumerate(timeline.runs):
-            own = [held[chunk] for chunk in range(device, count, self.stages)]
-            changes = [held[run.chunk].each * (1 if run.kind == "F" else -1) for run in lane]
-            needed = sum(each.fixed for each in own) + max(accumulate(changes)) + max(each.temporary for each in own)
-            if needed > memory_bytes:
-                return None
-            for chunk in range(device, count, self.stages):
-                steps = [1 if run.kind == "F" else -1 for run in lane if run.chunk == chunk]
-                flying[chunk] = max(accumulate(steps))
+        flying = self._most_flying(parts, orders, memory_bytes)
+        if flying is None:
+            return None
         parts = tuple(replace(part, flying=many) for part, many in zip(parts, flying, strict=True))
-        return PipelineCandidate(partition=replace(partition, parts=parts), timeline=timeline)
+        devices = tuple(chunk % self.stages for chunk in range(count))
+        return PipelineCandidate(partition=replace(partition, parts=parts), timeline=timeline, devices=devices)
 
     @cached_property
     def _chunks(self) -> ChainPartition:
@@ -314,37 +276,57 @@ class PipelineProblem:
             memory_bytes=memory_bytes, bandwidth=self.bandwidth, weights=self.weights,
         )  # fmt: skip
 
-    def _special(self, memory_bytes: int) -> Iterator[PatternPlacement]:
-        """Yield the best patterns found with one special device."""
+    def _special(self, memory_bytes: int) -> Iterator[PipelineCandidate]:
+        """Yield steps with one special device that fit."""
         for level in self._halves(memory_bytes) if self.few else [min(memory_bytes, self._top)]:
-            search = self.search(level)
-            found = place_madpipe(search, place_contiguous(search))
-            if found is not None:
-                yield found
+            for placed in place_madpipe(self.search(level)):
+                yield from self._on_devices(placed, level)
 
-
-def replay_placement(placement: PatternPlacement, microbatches: int) -> PipelineCandidate:
-    """Place a step in a pattern's order in time."""
-    pattern = placement.pattern
-    timeline = simulate_orders(
-        pattern.orders(microbatches),
-        [work.forward_seconds for work in pattern.works],
-        [work.backward_seconds for work in pattern.works],
-        pattern.links,
-    )
-    parts = tuple(
-        StagePart(
-            first=stage.first,
-            last=stage.last,
-            seconds=stage.seconds,
-            forward_seconds=work.forward_seconds,
-            flying=stage.flying,
-            link_seconds=2 * link,
+    def _on_devices(self, placed: PlacedParts, memory_bytes: int) -> Iterator[PipelineCandidate]:
+        """Yield steps of stages of which one device may have several, that it can hold."""
+        parts, devices = placed
+        loads = [sum(part.seconds for part, of in zip(parts, devices, strict=True) if of == each) for each in devices]
+        load = max(*loads, *(part.link_seconds for part in parts))
+        forward, back = (
+            [part.forward_seconds for part in parts],
+            [part.seconds - part.forward_seconds for part in parts],
         )
-        for stage, work, link in zip(placement.stages, pattern.works, (*pattern.links, 0.0), strict=True)
-    )
-    partition = ChainPartition(parts=parts, load_seconds=pattern.period_seconds, way="planned")
-    return PipelineCandidate(partition=partition, timeline=timeline, placement=placement)
+        links = [part.link_seconds / 2 for part in parts[:-1]]
+        for period, packed in product(((load or 1.0) * longer for longer in _LONGER), (False, True)):
+            orders = repeating_orders(
+                devices, forward, back, links, microbatches=self.microbatches, period=period, packed=packed
+            )
+            flying = None if orders is None else self._most_flying(parts, orders, memory_bytes)
+            if orders is not None and flying is not None:
+                timeline = simulate_orders(orders, forward, back, links)
+                held = tuple(replace(part, flying=many) for part, many in zip(parts, flying, strict=True))
+                partition = ChainPartition(parts=held, load_seconds=load, way="planned")
+                yield PipelineCandidate(partition=partition, timeline=timeline, devices=devices)
+
+    def _most_flying(self, parts: Sequence[StagePart], orders: Orders, memory_bytes: int) -> list[int] | None:
+        """Return the micro-batches in flight of each stage at most; None if a device cannot hold what it has."""
+        flying = [0] * len(parts)
+        for lane in orders:
+            own = {stage: parts[stage] for stage in dict.fromkeys(stage for _, stage, _ in lane)}
+            for stage in own:
+                flying[stage] = max(accumulate(1 if kind == "F" else -1 for kind, of, _ in lane if of == stage))
+            # A stage with a device of its own may recompute, and was given what it holds; others share theirs.
+            alone = len(own) == 1 and all(flying[stage] <= part.flying for stage, part in own.items())
+            if not alone and (len(own) == 1 or self._held_bytes(own, lane) > memory_bytes):
+                return None
+        return flying
+
+    def _held_bytes(self, parts: Mapping[int, StagePart], lane: Sequence[tuple[str, int, int]]) -> int:
+        """Return the most bytes of a device with these stages, which recompute nothing, in the order of its work."""
+        layers = len(self.chain.stages)
+        held = {
+            stage: stage_holding(
+                self.chain, part.first, layers + 1 if part.last == layers else part.last, weights=self.weights
+            )
+            for stage, part in parts.items()
+        }
+        most = max(accumulate(held[stage].each * (1 if kind == "F" else -1) for kind, stage, _ in lane))
+        return sum(each.fixed for each in held.values()) + most + max(each.temporary for each in held.values())
 
 
 def _way(parts: Sequence[StagePart], costs: dict[Way, Cost]) -> Way:

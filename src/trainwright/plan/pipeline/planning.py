@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 from trainwright.errors import InfeasibleBudget, PipelineError
 from trainwright.model.chain import Chain, Option, Stage
 from trainwright.plan.layout import Degrees, Layout
-from trainwright.plan.pipeline.non_contiguous import PatternPlacement
 from trainwright.plan.pipeline.partition import (
     PATTERNS,
     PLANNED,
@@ -38,16 +37,8 @@ class PipelinePlan:
     chain: Chain = field(repr=False)
     """As it was cut: gradients of parameters are part of the weights."""
     weights: WeightBytes
-    placements: dict[str, PatternPlacement] = field(default_factory=dict, repr=False)
-    """By pattern (1f1b-star, madpipe), where the schedule is one: stages on devices, and the period."""
-
-    @property
-    def devices(self) -> tuple[int, ...]:
-        """The device of each stage, from 0."""
-        if self.schedule in self.placements:
-            return tuple(each.device for each in self.placements[self.schedule].stages)
-        count = len(self.partition.parts) // (2 if self.schedule == "interleaved" else 1)
-        return tuple(number % count for number in range(len(self.partition.parts)))
+    devices: tuple[int, ...]
+    """The device of each stage, from 0."""
 
     @property
     def step_seconds(self) -> float:
@@ -58,7 +49,7 @@ class PipelinePlan:
         """Return what ranks run of the plan, for steps of `batch` samples; zero-bubble is run as 1F1B."""
         stages = self.chain.stages
         ranks = max(self.devices) + 1
-        own_order = self.schedule in self.placements
+        own_order = self.schedule in PATTERNS
         schedules = {"zero-bubble": "1f1b", **dict.fromkeys(PATTERNS, "")}
         return Layout(
             strategy="pipeline",
@@ -133,7 +124,7 @@ def plan_pipeline(
     return PipelinePlan(
         partition=partition,
         timelines={name: each.timeline for name, each in found.items()},
-        placements={name: each.placement for name, each in found.items() if each.placement is not None},
+        devices=found[chosen].devices,
         schedule=chosen,
         microbatches=microbatches,
         memory_bytes=memory_bytes,

@@ -3,6 +3,11 @@
 GPipe runs all forwards, then all backwards; 1F1B alternates after a warm-up; interleaved gives each device several
 chunks (Megatron-LM's order); zero-bubble splits the backward in the part that others wait for and the weights' part,
 which fills the gaps (the H1 schedule of Qi et al., arXiv 2401.10241, made greedily).
+
+1F1B* is 1F1B with more in flight (Beaumont et al., Euro-Par 2021): for a period T consecutive stages and links, from
+the last on, go into one group while their loads add up to at most T, and a stage in the g-th group holds g
+micro-batches; no schedule that repeats itself every T holds fewer. Where a device has several stages, the work of one
+micro-batch is placed so that it can repeat itself in every period.
 """
 
 from collections.abc import Sequence
@@ -16,8 +21,11 @@ __all__ = [
     "Orders",
     "PipelineTimeline",
     "PipelineTrace",
+    "candidate_periods",
     "deep_orders",
+    "group_stages",
     "orders_of",
+    "repeating_orders",
     "simulate_orders",
 ]
 
@@ -144,6 +152,39 @@ def _order(schedule: str, device: int, devices: int, chunks: int, microbatches: 
     return _alternating(forwards, backwards, ahead if chunks == 1 else 2 * ahead + (chunks - 1) * devices)
 
 
+def group_stages(loads: Sequence[float], links: Sequence[float], period: float) -> list[int] | None:
+    """Return the micro-batches that each stage holds under 1F1B*, or None if a stage or link is longer than the period.
+
+    `links[i]` is the load of the link between stages i and i + 1, both ways together.
+    """
+    # A period that is a sum of loads must hold them in whatever order they are added.
+    slack = period * (1 + 1e-12)
+    group, total = 1, 0.0
+    found = []
+    for load in reversed(_stage_row(loads, links)):
+        if load > slack:
+            return None
+        if total + load > slack:
+            group, total = group + 1, 0.0
+        total += load
+        found.append(group)
+    return found[::-1][::2]
+
+
+def candidate_periods(loads: Sequence[float], links: Sequence[float]) -> list[float]:
+    """Return the periods at which groups change, ascending: sums of consecutive loads and links."""
+    row = _stage_row(loads, links)
+    return sorted({sum(row[begin:end]) for begin in range(len(row)) for end in range(begin + 1, len(row) + 1)})
+
+
+def _stage_row(stages: Sequence[float], links: Sequence[float]) -> list[float]:
+    """Return stages and the links between them in turn."""
+    row = [stages[0]]
+    for link, stage in zip(links, stages[1:], strict=True):
+        row += [link, stage]
+    return row
+
+
 def deep_orders(flying: Sequence[int], microbatches: int) -> Orders:
     """Return the orders of 1F1B with so many micro-batches in flight on each device, no more than on the one before."""
     batches = range(microbatches)
@@ -151,6 +192,55 @@ def deep_orders(flying: Sequence[int], microbatches: int) -> Orders:
         _alternating([("F", device, each) for each in batches], [("B", device, each) for each in batches], held - 1)
         for device, held in enumerate(flying)
     ]
+
+
+def repeating_orders(
+    devices: Sequence[int],
+    forward_seconds: Sequence[float],
+    backward_seconds: Sequence[float],
+    link_seconds: Sequence[float],
+    *,
+    microbatches: int,
+    period: float,
+    packed: bool,
+) -> Orders | None:
+    """Return orders in which micro-batch i does everything i periods after the first; None if that was not placed.
+
+    A device may have several stages. Work of the first micro-batch is placed one after the other: as early as its
+    device is free in every period, or, `packed`, right behind other work of the device, which leaves no gaps: so a
+    period as long as the busiest device's work is always enough.
+    """
+    count = len(devices)
+    path = [("F", stage) for stage in range(count)] + [("B", stage) for stage in reversed(range(count))]
+    # Of each device, what is taken of every period: begin in it, and seconds.
+    taken: list[list[tuple[float, float]]] = [[] for _ in range(1 + max(devices))]
+    lanes: list[list[tuple[float, float, int, int, _Work]]] = [[] for _ in taken]
+    end, before = 0.0, 0
+    for place, (kind, stage) in enumerate(path):
+        # Messages take their time; nothing waits for another's.
+        ready = end + (link_seconds[min(before, stage)] if stage != before else 0.0)
+        seconds = (forward_seconds if kind == "F" else backward_seconds)[stage]
+        own = taken[devices[stage]]
+        behind = [ready + (begin + length - ready) % period for begin, length in own]
+        starts = sorted(behind if packed and own else [ready, *behind])
+        free = (start for start in starts if all(_apart(start, seconds, *other, period) for other in own))
+        begin = next(free, None)
+        if begin is None:
+            return None
+        own.append((begin % period, seconds))
+        end, before = begin + seconds, stage
+        for batch in range(microbatches):
+            at = batch * period
+            lanes[devices[stage]].append((begin + at, end + at, place, batch, (kind, stage, batch)))
+    # What begins and ends at one time is in the order in which a micro-batch needs it.
+    return [[work for *_, work in sorted(lane)] for lane in lanes]
+
+
+def _apart(start: float, seconds: float, other: float, length: float, period: float) -> bool:
+    """Return whether two pieces of work that are done in every period do not overlap."""
+    slack = 1e-9 * period
+    gap = (other - start) % period
+    return min(seconds, length) <= slack or (gap >= seconds - slack and period - gap >= length - slack)
 
 
 def _alternating(forwards: list[_Work], backwards: list[_Work], ahead: int) -> list[_Work]:

@@ -5,10 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from benchmarks.memory.patterns import Pattern, PatternWork, least_period, one_forward_one_backward
+from benchmarks.memory.period import busiest_seconds, valid_period
 from benchmarks.memory.pipeline_checks import pattern_breaches
-
-from trainwright.plan.pipeline.patterns import Pattern, PatternWork, least_period, one_forward_one_backward
-from trainwright.plan.pipeline.period import busiest_seconds, valid_period
 
 
 def drawn(seed, devices, *, longest=9):

@@ -19,9 +19,8 @@ from itertools import combinations, pairwise
 from typing import Any
 
 import numpy as np
+from benchmarks.memory.patterns import Pattern, PatternWork
 from numpy.typing import NDArray
-
-from trainwright.plan.pipeline.patterns import Pattern, PatternWork
 
 __all__ = ["ValidPeriod", "busiest_seconds", "valid_period"]
 
