@@ -119,8 +119,8 @@ def _refused(chain: Chain, **settings: Any) -> int:
     raise AssertionError("a partition fits into one byte")
 
 
-def _flushed(chain: Chain, schedule: str, devices: int, microbatches: int, memory: int, ideal: float) -> float | None:
-    """Return a schedule's throughput with a stage a device that recomputes nothing, or everything."""
+def _flushed(chain: Chain, schedule: str, memory: int, *, stages: int, microbatches: int) -> float:
+    """Return the seconds of a step with a stage a device that recomputes nothing, or everything."""
     costs = training_ways(chain, memory, weights=WeightBytes(), microbatches=microbatches)
     best = math.inf
     for way in ("none", "full"):
