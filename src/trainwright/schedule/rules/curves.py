@@ -2,6 +2,7 @@
 
 import math
 from abc import ABC, abstractmethod
+from bisect import insort
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -18,7 +19,7 @@ from trainwright.schedule.rules.promotion_rule import (
     TrialView,
     Verdict,
 )
-from trainwright.schedule.rungs.order_statistics import LossEntry, OrderStatistics
+from trainwright.schedule.rungs.rungs import interpolate_quantile
 from trainwright.settings import Settings
 from trainwright.validators import integer, number, optional
 
@@ -47,7 +48,7 @@ class Curves:
     """The index of such a rule: curves by trial, and what the rule compares them with at each epoch."""
 
     curves: dict[int, Curve] = field(default_factory=dict)
-    epochs: dict[int, OrderStatistics] = field(default_factory=dict)
+    epochs: dict[int, list[float]] = field(default_factory=dict)  # in ascending order
 
 
 class CurveRule(PromotionRule, Settings, ABC, error=ScheduleError):
@@ -101,14 +102,14 @@ class Median(CurveRule):
         epoch, losses = curve.epoch, curve.losses.values()
         if epoch < self.first_epoch or (epoch - self.first_epoch) % self.interval:
             return curve.verdict if isinstance(curve.verdict, Stop) else CONTINUE
-        others, best = index.epochs.setdefault(epoch, OrderStatistics()), min(losses)
+        others, best = index.epochs.setdefault(epoch, []), min(losses)
         verdict: Verdict = CONTINUE
         if len(others) >= self.min_trials:
-            median = others.quantile((len(others) - 1) / 2)
+            median = interpolate_quantile(others, (len(others) - 1) / 2)
             reason = Reason(rule="Median", epoch=epoch, value=best, threshold=median)
             verdict = Stop(reason) if best > median else Continue(reason)
         # Entered after the comparison: a trial is not among its own others.
-        others.push(LossEntry(sum(losses) / len(losses), curve.trial))
+        insort(others, sum(losses) / len(losses))
         return verdict
 
     def next_epoch(self, index: Curves, trial: TrialView) -> int:  # noqa: ARG002 -- likewise

@@ -28,7 +28,7 @@ from trainwright.schedule.rules.promotion_rule import (
     Verdict,
     Wait,
 )
-from trainwright.schedule.rungs.order_statistics import LossEntry
+from trainwright.schedule.rungs.rungs import LossEntry
 from trainwright.settings import Settings
 from trainwright.validators import Validator, integer, number, optional
 

@@ -6,9 +6,11 @@ asynchronous rules.
 
 import heapq
 from abc import ABC, abstractmethod
+from bisect import insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
+from typing import NamedTuple
 
 from trainwright.schedule.rules.promotion_rule import (
     CONTINUE,
@@ -26,9 +28,24 @@ from trainwright.schedule.rules.promotion_rule import (
     TrialView,
     Verdict,
 )
-from trainwright.schedule.rungs.order_statistics import LossEntry, OrderStatistics
 
-__all__ = ["Place", "QuantileRung", "RankRung", "RungTable", "Rungs"]
+__all__ = ["LossEntry", "Place", "QuantileRung", "RankRung", "RungTable", "Rungs", "interpolate_quantile"]
+
+
+class LossEntry(NamedTuple):
+    """A loss and the trial that had it; ties go to the lower number."""
+
+    loss: float
+    trial: int
+
+
+def interpolate_quantile(losses: list[float], position: float) -> float:
+    """Return the value at a fractional 0-based place of losses in ascending order, linearly interpolated."""
+    below = int(position)
+    low, share = losses[below], position - below
+    high = losses[below + 1] if share else low
+    # Infinities are equal.
+    return low if high == low else low + share * (high - low)
 
 
 class RungTable(ABC):
@@ -57,19 +74,19 @@ class RankRung(RungTable):
 
     eta: Fraction
     least: int
-    halves: OrderStatistics = field(default_factory=OrderStatistics)
+    entries: list[LossEntry] = field(default_factory=list)  # in ascending order
+    passing: int = 0  # so many of them go on
     waiting: list[LossEntry] = field(default_factory=list)  # a heap; all that wait, so its top goes on if any does
 
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         """Record and cut again."""
         entry = LossEntry(event.losses[0], event.trial)
-        self.halves.push(entry)
+        insort(self.entries, entry)
         # Exact integers: floor(n / eta) of a fraction, never of a float.
-        passing = max(self.least, len(self.halves) * self.eta.denominator // self.eta.numerator)
-        self.halves.cut(passing)
-        if not passing:
+        self.passing = max(self.least, len(self.entries) * self.eta.denominator // self.eta.numerator)
+        if not self.passing:
             return False, None
-        worst = self.halves.greatest_below()
+        worst = self.entries[self.passing - 1]
         return entry <= worst, worst.loss
 
     def wait(self, event: Reported) -> None:
@@ -80,7 +97,7 @@ class RankRung(RungTable):
         """Return the least that waits if it is on the better side of the cut."""
         if not self.waiting:
             return None
-        passes = bool(self.halves.count_below) and self.waiting[0] <= self.halves.greatest_below()
+        passes = self.passing > 0 and self.waiting[0] <= self.entries[self.passing - 1]
         return self.waiting[0].trial if passes or final else None
 
     def prune(self, gone: Callable[[int], bool]) -> None:
@@ -94,14 +111,14 @@ class QuantileRung(RungTable):
     """Goes on: who is at most the linear 1/eta quantile of the losses entered before; the first always."""
 
     eta: Fraction
-    halves: OrderStatistics = field(default_factory=OrderStatistics)
+    losses: list[float] = field(default_factory=list)  # in ascending order
 
     def enter(self, event: Reported) -> tuple[bool, float | None]:
         """Compare, then record."""
-        loss, before = event.losses[0], len(self.halves)
+        loss, before = event.losses[0], len(self.losses)
         # The own loss is not among those that it is compared with.
-        threshold = self.halves.quantile(float((before - 1) / self.eta)) if before else loss
-        self.halves.push(LossEntry(loss, event.trial))
+        threshold = interpolate_quantile(self.losses, float((before - 1) / self.eta)) if before else loss
+        insort(self.losses, loss)
         return loss <= threshold, threshold
 
 
