@@ -48,7 +48,6 @@ from trainwright.schedule import Scheduler as Scheduler
 from trainwright.schedule import SuccessiveHalving as SuccessiveHalving
 from trainwright.search import DefaultSearcher as DefaultSearcher
 from trainwright.search import EvolutionSearcher as EvolutionSearcher
-from trainwright.search import ExpectedGain as ExpectedGain
 from trainwright.search import ForestSearcher as ForestSearcher
 from trainwright.search import GaussianProcessSearcher as GaussianProcessSearcher
 from trainwright.search import GridSearcher as GridSearcher

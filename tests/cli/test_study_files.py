@@ -94,10 +94,6 @@ ADDED = {
         r"\[rule\] name: got 'Asha'; allowed: ASHA, AnyOf, FixedEpochs, Hyperband",
     ),
     "policy too large": ('[policy]\nname = "Fixed"\ndevices = 2', "Fixed.devices: got 2, the engine has 1 slots"),
-    "rule to stop": (
-        '[stop]\nname = "ExpectedGain"',
-        r"\[stop\] ExpectedGain: 'least' is missing; arguments: least, res",
-    ),
     "ensemble's setting": (
         "[ensemble]\nmax_memebrs = 2",
         r"\[ensemble\]: 'max_memebrs' is unknown; .*did you mean 'max_m",

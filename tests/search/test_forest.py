@@ -5,15 +5,11 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from scipy.special import ndtri
 
 from trainwright.errors import SearchError, SpaceExhausted
 from trainwright.search import ForestSearcher, RandomSearcher, SearchView
 from trainwright.search.bayes.candidates import Moves
 from trainwright.search.bayes.forest_model import Forest, Trees
-from trainwright.search.bayes.improvement import expected_improvement
 from trainwright.space import Choice, Float, Int, Normal, Space, equals, require
 from trainwright.testing.searcher import SearcherConformance, bowl, play
 
@@ -108,18 +104,6 @@ def test_batches_draw_their_kappas_from_an_exponential_law():
     assert found[0] == 1.96
     assert abs(found[1:].mean() - 1.96) < 3 * 1.96 / math.sqrt(299)
     assert len({c.key for c in batch}) == 300
-
-
-@given(st.floats(-1, 1), st.floats(1e-3, 1), st.floats(-1, 1))
-def test_expected_improvement_is_an_expectation(mu, deviation, best):
-    """It equals its integral over the normal law."""
-    draws = mu + deviation * ndtri((np.arange(20_000) + 0.5) / 20_000)
-    found = expected_improvement(np.array([mu]), np.array([deviation]), best)[0]
-    assert found == pytest.approx(np.maximum(best - draws, 0).mean(), abs=2e-3)
-
-
-def test_expected_improvement_without_deviation():
-    assert expected_improvement(np.array([0.2, 0.5]), np.zeros(2), 0.3).tolist() == pytest.approx([0.1, 0.0])
 
 
 def test_a_large_batch_is_distinct_and_legal():

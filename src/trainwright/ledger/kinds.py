@@ -192,7 +192,7 @@ _JOB = Shape(
         for name in ("module", "name", "script", "folder", "digest", "optuna")
     ),
     Field("trials", optional(whole(1)), required=False),
-    *(Field(name, optional(types.JSON_OBJECT), required=False) for name in ("searcher", "rule", "policy", "stop")),
+    *(Field(name, optional(types.JSON_OBJECT), required=False) for name in ("searcher", "rule", "policy")),
 )
 
 NOTES: Mapping[str, Field] = MappingProxyType(

@@ -1,6 +1,5 @@
 """Who proposes: searchers are pure functions from a view of the study to configurations."""
 
-from trainwright.search.bayes.expected_gain import ExpectedGain
 from trainwright.search.bayes.forest_searcher import ForestSearcher
 from trainwright.search.bayes.gp_searcher import GaussianProcessSearcher
 from trainwright.search.default import DefaultSearcher
@@ -13,7 +12,6 @@ from trainwright.search.view import SearchView
 __all__ = [
     "DefaultSearcher",
     "EvolutionSearcher",
-    "ExpectedGain",
     "ForestSearcher",
     "GaussianProcessSearcher",
     "GridSearcher",

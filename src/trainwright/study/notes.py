@@ -62,7 +62,6 @@ class JobNote(_StudyNote):
     trials: int | None = None
     rule: Mapping[str, Any] | None = None
     policy: Mapping[str, Any] | None = None
-    stop: Mapping[str, Any] | None = None
 
     @classmethod
     def of(cls, train: TrainFunction, scheduler: Scheduler, budget: Budget) -> Self:
@@ -71,7 +70,6 @@ class JobNote(_StudyNote):
             "trials": budget.trials,
             "rule": describe("rule", scheduler.rule),
             "policy": describe("policy", scheduler.policy),
-            "stop": describe("stop", budget.stop_when),
         }
         try:
             reference = FunctionReference.of(train)
@@ -123,9 +121,8 @@ class JobNote(_StudyNote):
         return Scheduler(make("rule", self.rule), make("policy", self.policy))
 
     def complete(self, budget: Budget) -> Budget:
-        """Return the budget with trials and rule to stop of this job, where it names none."""
-        stop = make("stop", self.stop) if budget.stop_when is None and self.stop is not None else budget.stop_when
-        return replace(budget, trials=self.trials if budget.trials is None else budget.trials, stop_when=stop)
+        """Return the budget with the trials of this job, where it names none."""
+        return replace(budget, trials=self.trials if budget.trials is None else budget.trials)
 
     def difference(self, other: "JobNote") -> str | None:
         """Return in what `other` would run something else than this job, or None."""

@@ -17,7 +17,7 @@ from trainwright.ledger import Ledger, TrialState, facts
 from trainwright.ledger.objectives import Outcome, parse_constraints, parse_objectives, refusal
 from trainwright.ledger.opening import is_url
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
-from trainwright.search import ExpectedGain, Searcher, SearchView
+from trainwright.search import Searcher, SearchView
 from trainwright.space import Space
 from trainwright.space.configuration import Configuration
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
@@ -225,7 +225,6 @@ class Study(Simulating):
         device_seconds: float | None = None,
         deadline: str | datetime | time | None = None,
         max_failures: int | None = None,
-        stop_when: ExpectedGain | None = None,
         grace_seconds: float = 25.0,
         progress: bool = True,
     ) -> None:
@@ -238,8 +237,7 @@ class Study(Simulating):
         `grace_seconds` to end its epoch (the last ones of the `wall_seconds`), is paused, and goes on from its
         checkpoint in the next call. A second signal ends it at once. A `deadline` ("18:00", an ISO time with a date, a
         datetime) makes the best trial that is complete by then the aim: early enough before it nothing new starts, and
-        the best trials get all devices, as far as the policy may resize them. With `stop_when`, such as
-        `tw.ExpectedGain(0.001)`, no new trial starts once none is worth it. Without `trials` the other budgets or the
+        the best trials get all devices, as far as the policy may resize them. Without `trials` the other budgets or the
         space's last configuration end the run. Raises `StudyFailed` after `max_failures` failures (None: 100), or after
         10 without one success; in a team that runs more trials than that at once, after as many as it runs. Two
         failures of one type, file and line without one success are enough, unless `max_failures` is given.
@@ -251,7 +249,6 @@ class Study(Simulating):
             device_seconds=device_seconds,
             deadline=deadline,
             max_failures=max_failures,
-            stop_when=stop_when,
             grace_seconds=grace_seconds,
         )
         if budget.endless and self.space.size is None:
@@ -281,8 +278,6 @@ class Study(Simulating):
     ) -> WorkerResult:
         """Run trials until the budget is used, alone or in a `team` as `Worker` sets it up; return what came of it."""
         log, state = self._log, self._log.state
-        if budget.stop_when is not None:
-            budget.stop_when.check(len(self.objectives))
         # It beats from the start, as reading a long ledger takes a while.
         with Heartbeat(log.ledger) as heartbeat:
             if team is not None:

@@ -13,7 +13,7 @@ from trainwright.engine.devices import rank
 from trainwright.engine.function_reference import load_function, script_boundary
 from trainwright.errors import StudyError
 from trainwright.schedule import AllocationPolicy, PromotionRule, Scheduler
-from trainwright.search import ExpectedGain, Searcher
+from trainwright.search import Searcher
 from trainwright.settings import Settings
 from trainwright.study.driver.budget import Budget, TeamSettings, WorkerResult
 from trainwright.study.notes import JobNote, SearcherNote
@@ -56,12 +56,11 @@ class Worker(Settings, error=StudyError):
         device_seconds: float | None = None,
         deadline: str | datetime | time | None = None,
         max_failures: int | None = None,
-        stop_when: ExpectedGain | None = None,
         progress: bool = True,
     ) -> int:
         """Work until `trials` trials of the whole study have a result, and return how many of them are this worker's.
 
-        `trials` and `stop_when` left out are the study's; `wall_seconds` and `deadline` end this worker only. Raises
+        `trials` left out are the study's; `wall_seconds` and `deadline` end this worker only. Raises
         `StudyError` where there is no study, or this worker would run something else than the others.
         """
         limits = Budget(
@@ -70,7 +69,6 @@ class Worker(Settings, error=StudyError):
             device_seconds=device_seconds,
             deadline=deadline,
             max_failures=max_failures,
-            stop_when=stop_when,
             grace_seconds=self.grace_seconds,
         )
         return self.work(limits, progress=progress).results

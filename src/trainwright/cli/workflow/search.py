@@ -24,7 +24,7 @@ class SearchStage(Settings):
         if not tables or job.directory is None or job.budget.keys() & {"wall_seconds", "deadline"}:
             # A Python file's objects have no digest, and another hour is another hour.
             return None
-        parts = {name: tables.get(name) for name in ("space", "searcher", "rule", "policy", "stop")}
+        parts = {name: tables.get(name) for name in ("space", "searcher", "rule", "policy")}
         settings = {key: value for key, value in tables["study"].items() if key not in {"directory", "trials"}}
         # The ledger itself, so that new or changed trials show.
         trials = (
@@ -35,8 +35,8 @@ class SearchStage(Settings):
                 for number, trial in sorted(job.state(self.name).trials.items())
             ]
         )
-        # Neither changes a result that is there already.
-        budget = {key: value for key, value in job.budget.items() if key not in {"stop_when", "grace_seconds"}}
+        # It changes no result that is there already.
+        budget = {key: value for key, value in job.budget.items() if key != "grace_seconds"}
         code = read_source(tables["study"]["train"], "train")
         return {**parts, "study": settings, _CODE: code, "budget": budget, "ledger": trials}
 

@@ -32,7 +32,7 @@ STAGES: Mapping[str, type[WorkflowStage]] = {
 }
 """By name of the table that asks for it, in the order in which they run; the search needs no table."""
 
-_TABLES = ("study", "space", "searcher", "rule", "policy", "stop", "engine", "simulate", "job", *STAGES)
+_TABLES = ("study", "space", "searcher", "rule", "policy", "engine", "simulate", "job", *STAGES)
 _ALLOWED = "a study file (.toml), or a Python file (.py) with `study` and `train`"
 _BUDGET = ("trials", "wall_seconds", "device_seconds", "deadline")
 
@@ -96,7 +96,7 @@ def _of_python(path: Path, workers: int | None) -> StudyJob:
         raise InputError(f"run: {path} has no function train; define def train(trial) at its top level")
     if workers is not None and hasattr(module, "engine"):
         raise InputError(f"run: --workers {workers} and {path} both name an engine; leave one out")
-    budget = {name: getattr(module, name) for name in (*_BUDGET, "stop_when") if hasattr(module, name)}
+    budget = {name: getattr(module, name) for name in _BUDGET if hasattr(module, name)}
     return StudyJob(
         file=path,
         open_study=lambda: module.study,
@@ -132,7 +132,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
     if workers is not None:
         content["engine"] = {"name": "Local", **content.get("engine", {}), "workers": workers}
     where = directory if directory is not None else study.directory
-    kinds = ("searcher", "rule", "policy", "stop", "engine")
+    kinds = ("searcher", "rule", "policy", "engine")
     result = {kind: make(kind, content[kind]) for kind in kinds if kind in content}
     # A rule or a policy alone is a scheduler too.
     scheduler = {kind: result[kind] for kind in ("rule", "policy") if kind in result}
@@ -147,10 +147,7 @@ def _of_toml(path: Path, directory: Path | None, workers: int | None) -> StudyJo
             seed=study.seed,
         ),
         train=load_function(study.train),
-        budget={
-            **{name: getattr(study, name) for name in _BUDGET if getattr(study, name) is not None},
-            **({"stop_when": result["stop"]} if "stop" in result else {}),
-        },
+        budget={name: getattr(study, name) for name in _BUDGET if getattr(study, name) is not None},
         searcher=result.get("searcher"),
         scheduler=tw.Scheduler(**scheduler) if scheduler else None,
         engine=result.get("engine"),

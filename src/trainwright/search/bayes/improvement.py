@@ -13,7 +13,7 @@ from trainwright.search.bayes.climber import Climber
 from trainwright.search.bayes.gaussian_process import Embedding, Posterior
 from trainwright.space import Space
 
-__all__ = ["Improvement", "expected_improvement", "log_h"]
+__all__ = ["Improvement", "log_h"]
 
 Array = NDArray[np.float64]
 
@@ -109,20 +109,6 @@ class Improvement(Climber):
             mean += weight * m
             variance += weight**2 * v
         return mean, variance
-
-
-def expected_improvement(mu: Array, deviation: Array, best: float) -> Array:
-    """Return the expected improvement over `best` (Jones et al., 1998).
-
-    Where nothing is uncertain, it is the improvement itself.
-    """
-    from scipy.special import ndtr
-
-    better = best - mu
-    with np.errstate(divide="ignore", invalid="ignore"):
-        z = better / deviation
-        expected = better * ndtr(z) + deviation * np.exp(-0.5 * z * z) / np.sqrt(2.0 * np.pi)
-    return np.where(deviation > 0.0, expected, np.maximum(better, 0.0))
 
 
 def log_h(u: Array) -> Array:

@@ -8,7 +8,6 @@ from datetime import date, datetime, time
 from typing import Annotated
 
 from trainwright.errors import InputError
-from trainwright.search import ExpectedGain
 from trainwright.settings import Settings
 from trainwright.validators import instance_of, integer, number, optional
 
@@ -25,7 +24,7 @@ class Budget(Settings, label="run"):
     """When a run ends; None is no limit.
 
     `trials` with a result and `device_seconds` count over the whole life of the study, `wall_seconds` over this run;
-    `stop_when` ends the search for new trials. `max_failures` None: 100, or as many as run at once if that is more.
+    `max_failures` None: 100, or as many as run at once if that is more.
     What runs at the end, or when a signal comes, has `grace_seconds` to end its epoch. `deadline` ends this run, too,
     but other runs do not go on: the best trial that is complete by then is the aim (see `FinalPhase`). It is an hour of
     today, a time in ISO 8601 or a datetime; without a time zone that of this host.
@@ -38,9 +37,6 @@ class Budget(Settings, label="run"):
         None
     )
     max_failures: Annotated[int | None, optional(integer(minimum=1)), "failures that end the run"] = None
-    stop_when: Annotated[
-        ExpectedGain | None, optional(instance_of(ExpectedGain, words="tw.ExpectedGain(...)")), "end of the search"
-    ] = None
     grace_seconds: Annotated[float, number(minimum=0), "seconds for the epoch in work at the end"] = 25.0
 
     def check_together(self) -> None:

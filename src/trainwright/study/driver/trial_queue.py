@@ -60,7 +60,6 @@ class TrialQueue:
     """Those that we promoted and did not start yet, and under which lease."""
     _fresh: dict[int, Configuration] = field(default_factory=dict)  # numbers that are ours: not yet written
     _events_at_ask: int = 0  # how many events the rule had folded when it was asked last
-    _step_at_stop: int = 0  # the searcher's step at which the rule to stop was asked last
 
     kinds: ClassVar[frozenset[str]] = frozenset({"lost", "paused", "proposed"})
     """The records that it is told of."""
@@ -164,7 +163,7 @@ class TrialQueue:
 
     def _propose_new(self, limit: int | None) -> tuple[int, Configuration] | None:
         """Return a new trial's number, now ours, and its configuration; None if budget or space allow none."""
-        if self._is_search_over():
+        if self.exhausted:
             return None
         claims = self.log.claims
         # The number is claimed before the searcher is asked, since its draws depend on it.
@@ -204,19 +203,6 @@ class TrialQueue:
             log.claims.release([number])
             raise
         return number
-
-    def _is_search_over(self) -> bool:
-        stop = self.budget.stop_when
-        # Asked once for each step of the searcher: the estimate costs a fit.
-        if stop is None or (step := stop.step(self.searcher_view)) == self._step_at_stop:
-            return self.exhausted
-        self._step_at_stop = step
-        gain = stop.gain(self.searcher_view)
-        if gain < stop.least:
-            self.exhausted = True
-            text = f"another trial would gain about {gain:.2g}, less than {stop.least:g}: the search ends"
-            self.progress.say(text)
-        return self.exhausted
 
     # The budget.
 
