@@ -1,5 +1,6 @@
 """The PyCOMPSs engine, on a stand-in for PyCOMPSs: with its native runtime it has not been run."""
 
+import importlib
 import os
 import sys
 import time
@@ -135,3 +136,18 @@ def test_without_it_a_sentence(monkeypatch):
         "tw.PyCOMPSs needs pycompss, which needs Java and compiles its runtime: pip install pycompss; "
         "or run the same program on tw.Local(workers=4)"
     )
+
+
+def test_the_example_runs_as_tasks(monkeypatch, tmp_path):
+    """The grid of independent tasks of the examples, two of each choice, as tasks of the stand-in."""
+    install(monkeypatch, deferred=False)
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    example = importlib.import_module("grid_compss")
+    space = tw.Space(
+        optimizer=tw.Choice("SGD", "Adam"), epochs=tw.Choice(1, 3, ordered=True), batch_size=tw.Choice(256)
+    )
+    study = tw.Study(space, objectives="min error", directory=tmp_path, seed=0)
+    study.run(example.train, searcher=tw.GridSearcher(), engine=PyCOMPSs(slots=2), progress=False)
+    sys.modules.pop(TASK, None)
+    assert study.state.counts["complete"] == 4
+    assert study.best.values["error"] < 0.5
