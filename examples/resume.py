@@ -1,4 +1,4 @@
-"""A trial whose process is killed goes on from its last reported epoch, to the same result."""
+"""A trial whose process is killed resumes after its last reported epoch, with the same result."""
 
 import os
 import signal
