@@ -64,7 +64,10 @@ class TestFront:
             points=points, baselines={}, scored_by=METRICS["accuracy"], split="selection", excluded={},
             strategy=BudgetedGreedy(), candidates=None,
         )  # fmt: skip
-        with pytest.raises(EnsembleError, match="which no point keeps both"):
+        with pytest.raises(
+            EnsembleError,
+            match="max_bytes: got 1; allowed: at least 2, the cheapest point's of those within max_seconds",
+        ):
             front.pick(max_seconds=1.0, max_bytes=1)
 
     def test_costs_unknown(self, study):

@@ -43,8 +43,8 @@ class TestDamage:
         [
             (lambda folder: (folder / "member.json").unlink(), "member.json: cannot be read"),
             (lambda folder: (folder / "member.json").write_text("{}"), "member.json: its content differs"),
-            (lambda folder: (folder / "selection.f16").unlink(), "selection.f16: is missing"),
-            (lambda folder: (folder / "test.f16").write_bytes(b"12"), "test.f16: has 2 bytes instead of 480"),
+            (lambda folder: (folder / "selection.f32").unlink(), "selection.f32: is missing"),
+            (lambda folder: (folder / "test.f32").write_bytes(b"12"), "test.f32: has 2 bytes instead of 960"),
         ],
     )
     def test_seen_at_open(self, study, damage, reason):
@@ -56,7 +56,7 @@ class TestDamage:
         assert reason in library.excluded[1]
 
     @pytest.mark.parametrize(
-        ("metric", "name"), [("cross_entropy", "selection.true.f32"), ("accuracy", "selection.f16")]
+        ("metric", "name"), [("cross_entropy", "selection.true.f32"), ("accuracy", "selection.f32")]
     )
     def test_seen_when_read(self, study, metric, name):
         """A file of the right size with other content is left out by the selection that would read it."""
@@ -76,14 +76,14 @@ class TestDamage:
             ("cross_entropy", 1.2, "sums to 1.2"),
             ("accuracy", np.inf, "is not finite"),
             ("accuracy", -0.1, "is negative"),
-            ("accuracy", 0.3, "sums to 1.17799"),
+            ("accuracy", 0.3, "sums to 1.17787"),
         ],
     )
     def test_predictions_that_are_none(self, study, metric, value, why):
         """An entry that other code wrote, whole and with right digests, is left out with the row and the reason."""
         bad = study.leave(0)
         study.leave(1)
-        name, kind = ("selection.true.f32", "<f4") if metric == "cross_entropy" else ("selection.f16", "<f2")
+        name, kind = ("selection.true.f32", "<f4") if metric == "cross_entropy" else ("selection.f32", "<f4")
         values = np.fromfile(bad / name, dtype=kind)
         values[(0 if metric == "cross_entropy" else 4) + 3] = value
         values.tofile(bad / name)
@@ -108,7 +108,7 @@ class TestDamage:
 
         trial.offer(folder, {"member.json": hashlib.blake2b(content, digest_size=16).hexdigest()}, epoch=1)
         study.leave(0)
-        assert "got schema 99; allowed: up to 1" in study.library().excluded[1]
+        assert "got schema 99; allowed: up to 2" in study.library().excluded[1]
 
 
 class TestMixedSplits:

@@ -7,10 +7,10 @@ import pytest
 from allocation_for_tests import GB, devices, ensemble
 from benchmarks.serve.placement_oracles import rates_of
 
+from trainwright.ensemble.library.cost import time_calls
 from trainwright.randomness import rng
 from trainwright.serve import TimeTables, allocate
 from trainwright.serve.placement.integer_program import PlacementProblem
-from trainwright.serve.placement.timing import _ENOUGH_SECONDS, time_calls
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel
 
 BATCHES = tuple(1 << power for power in range(10))
@@ -53,10 +53,7 @@ def true_seconds(seed):
 def measured_tables(seed):
     machine = Machine(seed)
     seconds = np.array(
-        [
-            time_calls([machine.call(seconds) for seconds in row], _ENOUGH_SECONDS, machine.clock)
-            for row in true_seconds(seed)
-        ]
+        [time_calls([machine.call(seconds) for seconds in row], 0.8, machine.clock) for row in true_seconds(seed)]
     )
     return TimeTables(batches=BATCHES, seconds={"cuda-model": seconds})
 

@@ -12,11 +12,11 @@ from allocation_for_tests import GB, ensemble
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from trainwright.ensemble.library.cost import time_calls
 from trainwright.randomness import rng
 from trainwright.serve import DeploymentPlan, TimeTables, allocate
 from trainwright.serve.placement import devices as devices_module
 from trainwright.serve.placement.devices import parse_devices, thread_environment
-from trainwright.serve.placement.timing import time_calls
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, packed_units
 
 BATCHES = (1, 8, 64)

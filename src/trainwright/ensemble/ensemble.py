@@ -101,9 +101,9 @@ class Ensemble:
         "test" rows are read here and in `report`, and nowhere else: no choice is made on them.
         """
         chosen = find_metric(metric, self.output)
-        # A linear rule needs only the true class's column, which was kept before rounding to float16.
+        # A linear rule needs only the true class's column, clipped member by member as selection does.
         untouched = self.calibration is None or self.calibration.applied == 1.0
-        if chosen.of_true is not None and self.rule.linear and untouched:  # from unrounded probabilities
+        if chosen.of_true is not None and self.rule.linear and untouched:
             true = (member.true(split).clip(SMALLEST)[:, None] for member in self.members)
             return float(chosen.of_true(combine(self.rule, true, self.weights)[:, 0]).mean())
         return chosen.score(self.predictions(split), self.members[0].targets(split))

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,6 +11,7 @@ import numpy as np
 
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import EnsembleError
+from trainwright.randomness import rng
 
 if TYPE_CHECKING:
     import torch
@@ -23,11 +24,13 @@ __all__ = [
     "measure",
     "measure_callable",
     "sample_rows",
+    "time_calls",
     "unwrap",
 ]
 
 BATCH_ROWS = 128
-_WARM_UP, _LEAST, _MOST, _ENOUGH_SECONDS = 3, 7, 50, 0.2  # calls before, least and most timed calls, when to stop
+_WARM_UP, _ENOUGH_SECONDS = 3, 0.2  # calls before, and seconds of timed calls
+_LEAST_ROUNDS, _MOST_ROUNDS = 5, 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +54,7 @@ def measure_callable(
     if sample is not None:
         rows = sample_rows(sample)
         timing = {
-            "seconds": statistics.median(_repeat_timing(lambda: predict(rows))),
+            "seconds": _time_call(lambda: predict(rows)),
             "input_shape": tuple(rows.shape[1:]),
             "input_dtype": rows.dtype.name,
         }
@@ -85,7 +88,7 @@ def measure(model: object, sample: object | Callable[[], object] | None) -> Memb
     if sample is not None:
         batch = make_batch(sample, device, dtype)
         timing = {
-            "seconds": statistics.median(_time_calls(module, batch, device)),
+            "seconds": _time_module(module, batch, device),
             "input_shape": tuple(batch.shape[1:]),
             "input_dtype": str(batch.dtype).removeprefix("torch."),
         }
@@ -137,7 +140,7 @@ def make_batch(sample: object | Callable[[], object], device: "torch.device", dt
     return batch[torch.arange(BATCH_ROWS, device=batch.device) % len(batch)].to(device)
 
 
-def _time_calls(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device") -> list[float]:
+def _time_module(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.device") -> float:
     import torch
 
     def call() -> None:
@@ -149,19 +152,30 @@ def _time_calls(model: "torch.nn.Module", batch: "torch.Tensor", device: "torch.
     # Dropout or sampling layers may draw numbers; the trial's own random state is put back.
     forked = [device] if device.type == "cuda" else []
     with evaluation_mode(model), torch.no_grad(), torch.random.fork_rng(forked):  # must not shift the trial's own draws
-        return _repeat_timing(call)
+        return _time_call(call)
 
 
-def _repeat_timing(call: Callable[[], object]) -> list[float]:
-    def timed() -> float:
-        started = time.perf_counter()
-        call()
-        return time.perf_counter() - started
-
+def _time_call(call: Callable[[], object]) -> float:
     for _ in range(_WARM_UP):
-        timed()
-    # At least 7 calls, then until 0.2 s are measured: fast models get more repeats.
-    seconds: list[float] = []
-    while len(seconds) < _LEAST or (len(seconds) < _MOST and sum(seconds) < _ENOUGH_SECONDS):
-        seconds.append(timed())
-    return seconds
+        call()
+    return time_calls([call], _ENOUGH_SECONDS)[0]
+
+
+def time_calls(
+    calls: Sequence[Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Return the median seconds of each call, over rounds that take so many seconds in all; 5 to 200 rounds.
+
+    A disturbance of the machine affects all calls alike, because each round calls them in an order of its own.
+    """
+    found: list[list[float]] = [[] for _ in calls]
+    begun = clock()
+    for number in range(_MOST_ROUNDS):
+        if number >= _LEAST_ROUNDS and clock() - begun > seconds:
+            break
+        # Else what comes and goes hits the same.
+        for place in rng(0, "timing", number).permutation(len(calls)):
+            started = clock()
+            calls[place]()
+            found[place].append(clock() - started)
+    return [statistics.median(one) for one in found]

@@ -1,6 +1,6 @@
 """A library entry: one folder of small files that appears whole or not at all, and is verified where it is read.
 
-`member.json` describes; `<split>.f16` or `.f32` holds predictions [N, C] or [N, T, 2], rows in ascending row id,
+`member.json` describes; `<split>.f32` holds predictions [N, C] or [N, T, 2], rows in ascending row id,
 `<split>.true.f32` the probability of the true class [N], `<split>.targets.i32` or `.f32` the targets,
 `<split>.rows.i64` the ids if given. What predicts is `model.onnx`, or a factory with `weights.safetensors` or with what
 lies in `files/`, which is never read by us.
@@ -34,7 +34,7 @@ __all__ = [
     "write_folder",
 ]
 
-SCHEMA = 1
+SCHEMA = 2
 MEMBER_FILE = "member.json"
 WEIGHTS_FILE = "weights.safetensors"
 PROGRAM_FILE = "model.onnx"
@@ -47,7 +47,6 @@ class Split:
 
     rows: int
     columns: int
-    storage: str  # "f16" or "f32"
     digest: str
     source: str | None = None  # the split of which these rows are a part, if they have no files of their own
     source_rows: int = 0  # how many rows that one has
@@ -81,7 +80,7 @@ class Member:
     def predictions(self, split: str) -> Array:
         """Return the predictions [N, C] or [N, T, 2] of a split as they lie on disk, memory-mapped read-only."""
         known = self._find_split(split)
-        self._verify_file(f"{known.source or split}.{known.storage}")
+        self._verify_file(f"{known.source or split}.f32")
         return self.mapped(split)
 
     def mapped(self, split: str) -> Array:
@@ -89,15 +88,15 @@ class Member:
         known = self._find_split(split)
         rows = known.source_rows or known.rows
         stored: Array = np.memmap(
-            self.folder / f"{known.source or split}.{known.storage}",
-            dtype=_dtype_of(known.storage),
+            self.folder / f"{known.source or split}.f32",
+            dtype="<f4",
             mode="r",
             shape=(rows, known.columns, 2) if self.output == "moments" else (rows, known.columns),
         )
         return stored if known.places is None else stored[known.places]
 
     def true(self, split: str) -> Array:
-        """Return the probability of the true class [N] in float32, from before any rounding of the predictions."""
+        """Return the probability of the true class [N] in float32."""
         return self._read_column(split, "true.f32")
 
     def targets(self, split: str) -> Array:
@@ -233,10 +232,6 @@ def read_member(folder: Path, digests: Mapping[str, str], *, trial: int) -> Memb
         raise EnsembleError(f"{path}: is no description of a member ({error!r:.200}); run the trial again") from error
 
 
-def _read_split(*, rows: int, columns: int, storage: str, digest: str) -> Split:
-    return Split(rows=rows, columns=columns, storage=storage, digest=digest)
-
-
 def _refuse_constant(constant: str) -> None:
     raise ValueError(f"the number {constant}")
 
@@ -266,7 +261,7 @@ def _member_of(folder: Path, table: Any, digests: Mapping[str, str], *, trial: i
         trial=trial,
         epoch=table["epoch"],
         output=cast(Output, table["output"]),
-        splits={name: _read_split(**split) for name, split in table["splits"].items()},
+        splits={name: Split(**split) for name, split in table["splits"].items()},
         folder=folder,
         digests=dict(digests),
         params=table["params"],

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from trainwright.ensemble.metrics import METRICS, SMALLEST, Array, default_metric
+from trainwright.ensemble.metrics import Array
 from trainwright.errors import PredictionError
 
 __all__ = ["ALLOWED", "Output", "SplitRows", "check_split", "check_stored", "digest_of", "find_fault", "normalise_rows"]
@@ -21,7 +21,6 @@ ALLOWED = {
 }
 _TOLERANCE = 1e-2  # how far a row of probabilities may sum from 1: float16 and bfloat16 outputs pass, logits do not
 _BLOCK_ROWS = 4096
-_FLOAT16_DRIFT = 1e-4  # relative change of the loss from which on rounding to float16 is refused
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,21 +42,6 @@ class SplitRows:
         """Return the BLAKE2b-128 of data name, split name, row count, row ids and targets: equal for equal rows."""
         return digest_of(data, self.name, self.output, self.targets, self.ids)
 
-    def stored(self) -> tuple[str, Array]:
-        """Return ("f16" or "f32", predictions in it): float32 where rounding would move the loss by over 1e-4."""
-        with np.errstate(over="ignore"):  # values beyond float16 become infinite, which the comparison refuses
-            rounded = self.predictions.astype("<f2")
-        metric = METRICS[default_metric(self.output)]
-        exact = metric.score(self.predictions.astype(np.float64), self.targets)
-        retained = normalise_rows(rounded) if self.output == "classes" else rounded.astype(np.float64)
-        # A variance may round to 0, which gives an infinite loss and so float32.
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):  # a variance may round to 0: refused too
-            drift = abs(metric.score(retained, self.targets) - exact)
-        # float16 halves the library where it changes the loss by less than 1e-4 relative.
-        if drift <= _FLOAT16_DRIFT * max(abs(exact), SMALLEST):
-            return "f16", rounded
-        return "f32", self.predictions.astype("<f4")
-
 
 def digest_of(data: str | None, name: str, output: str, targets: Array, ids: Array | None) -> str:
     """Return the BLAKE2b-128 of data name, split name, kind, row count, row ids and targets."""
@@ -70,7 +54,7 @@ def digest_of(data: str | None, name: str, output: str, targets: Array, ids: Arr
 
 
 def normalise_rows(probabilities: Array) -> Array:
-    """Return rows [N, C] in float64, each divided by its sum: rounding to float16 leaves sums beside 1."""
+    """Return rows [N, C] in float64, each divided by its sum: rounding leaves sums beside 1."""
     wide = probabilities.astype(np.float64)
     return np.asarray(wide / wide.sum(axis=1, keepdims=True))
 

@@ -249,13 +249,12 @@ def _split_files(
     files: dict[str, Array | bytes] = {}
     described: dict[str, dict[str, Any]] = {}
     for split in splits:
-        storage, values = split.stored()
-        files[f"{split.name}.{storage}"] = values
+        files[f"{split.name}.f32"] = split.predictions.astype("<f4")
         if split.output == "classes":
             files[f"{split.name}.true.f32"] = split.true
         files[f"{split.name}.targets.{'i32' if split.output == 'classes' else 'f32'}"] = split.targets
         if split.ids is not None:
             files[f"{split.name}.rows.i64"] = split.ids
-        count, columns = values.shape[:2]
-        described[split.name] = {"rows": count, "columns": columns, "storage": storage, "digest": split.digest(data)}
+        count, columns = split.predictions.shape[:2]
+        described[split.name] = {"rows": count, "columns": columns, "digest": split.digest(data)}
     return files, described

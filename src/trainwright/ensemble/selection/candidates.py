@@ -17,6 +17,7 @@ __all__ = ["Candidates", "Picks", "RowScorer", "Scorer", "TrueClassScorer", "mak
 Indices = npt.NDArray[np.intp]
 Picks = tuple[int, ...]  # indices of candidates in the order of picking; repeats count
 
+_TERMS = 32  # of a product, of which one logarithm is taken
 _BLOCK_BYTES = 1 << 18  # temporaries that stay in a core's cache
 
 
@@ -58,7 +59,7 @@ class Candidates:
         target and its second moment, so that sums of them are those of the mixture, and nothing cancels far from 0.
         """
         block = stored[start:stop] if self.chosen is None else stored[self.chosen[start:stop]]
-        # Kept probabilities were rounded to float16, so each row is divided by its sum again.
+        # Kept probabilities were rounded, so each row is divided by its sum again.
         if self.targets.dtype.kind in "iu":
             return normalise_rows(block)
         wide = block.astype(np.float64)
@@ -183,12 +184,9 @@ class TrueClassScorer(Scorer):
         super().__init__(candidates, metric)
         if candidates.true is None:
             raise ValueError("TrueClassScorer needs the probability of the true class")
-        from trainwright.ensemble.selection.log_sums import TERMS, log_sums
-
-        self._log_sums = log_sums
         count, self._rows = candidates.true.shape
         # Filled up to a multiple of the terms, with 0 here and 1 in the sum: log(1 + 0) adds nothing.
-        self._true = np.zeros((count, -(-self._rows // TERMS) * TERMS), dtype=np.float32)
+        self._true = np.zeros((count, -(-self._rows // _TERMS) * _TERMS), dtype=np.float32)
         np.maximum(candidates.true, np.float32(SMALLEST), out=self._true[:, : self._rows])
 
     def per_row(self, picks: Picks) -> Array:
@@ -204,8 +202,12 @@ class TrueClassScorer(Scorer):
         return np.asarray(total + self._true[index])
 
     def _compute_losses(self, total: Array, count: int, wanted: Indices) -> Array:
+        # One logarithm for a product of 32 terms: they lie in [1e-7, 1e9], so products within [1e-224, 1e288].
+        products = np.empty((len(wanted), len(total) // _TERMS))
+        for position, index in enumerate(wanted):
+            np.multiply.reduce((total + self._true[index]).reshape(_TERMS, -1), axis=0, out=products[position])
         # -log((S + P) / k) = log k - log(S + P), and what fills up the last product adds log 1 = 0.
-        return np.asarray(math.log(count) - self._log_sums(total, self._true, wanted) / self._rows)
+        return np.asarray(math.log(count) - np.log(products).sum(axis=1) / self._rows)
 
 
 def make_scorer(candidates: Candidates, metric: Metric) -> Scorer:

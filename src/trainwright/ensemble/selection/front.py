@@ -60,12 +60,11 @@ class Front:
         """
         if how not in PICKS:
             raise EnsembleError(f"Front.pick: got {how!r}; allowed: {', '.join(PICKS)}{closest(how, PICKS)}")
-        # Limits are checked against the cheapest point first, so that the error can name what is possible.
         within = self.points
         for what, limit in (("seconds", max_seconds), ("bytes", max_bytes)):
             if limit is None:
                 continue
-            costs = [point.seconds_per_row if what == "seconds" else point.bytes for point in self.points]
+            costs = [point.seconds_per_row if what == "seconds" else point.bytes for point in within]
             known = [cost for cost in costs if cost is not None]
             if not known:
                 raise CostError(
@@ -76,14 +75,9 @@ class Front:
             if not min(known) <= limit:
                 raise EnsembleError(
                     f"Front.pick, max_{what}: got {limit!r}; allowed: at least {min(known):g}, the cheapest point's"
+                    f"{' of those within max_seconds' if len(within) < len(self.points) else ''}"
                 )
-            cheap = {point for point, cost in zip(self.points, costs, strict=True) if cost is None or cost <= limit}
-            within = tuple(point for point in within if point in cheap)
-        if not within:
-            raise EnsembleError(
-                f"Front.pick: got max_seconds={max_seconds!r} and max_bytes={max_bytes!r}, which no point keeps both; "
-                "allowed: limits that one point keeps; raise either"
-            )
+            within = tuple(point for point, cost in zip(within, costs, strict=True) if cost is None or cost <= limit)
         if how == "fallback":
             # Without limits the cross-validation is the cached one.
             free = max_seconds is None and max_bytes is None

@@ -7,7 +7,6 @@ process: a request as JSON on its input, the answer as JSON on its output.
 import json
 import math
 import os
-import statistics
 import subprocess
 import sys
 import time
@@ -18,15 +17,14 @@ from typing import Any
 import numpy as np
 
 from trainwright.ensemble import Ensemble
+from trainwright.ensemble.library.cost import time_calls
 from trainwright.errors import AllocationError, ServeError
-from trainwright.randomness import rng
 from trainwright.serve.placement.devices import Device, thread_environment
 from trainwright.serve.placement.units import MemberFootprint, MemoryModel, TimeTables
 from trainwright.serve.runtime.member_runners import Runner, describe_member, runner_of
 
-__all__ = ["can_be_timed", "measure_times", "time_calls"]
+__all__ = ["can_be_timed", "measure_times"]
 
-_LEAST_ROUNDS, _MOST_ROUNDS = 5, 200
 _ENOUGH_SECONDS = 0.8  # of rounds of all batches of a member
 _LONGEST_SECONDS = 2.0  # of a batch beyond which no larger one is tried
 _SLACK = 1.25  # for what an allocator keeps beyond what tensors hold
@@ -60,26 +58,6 @@ def measure_times(
         context[device.kind] = max(context[device.kind], answers[model]["context"])
     tables = TimeTables(batches=tuple(batches), seconds=seconds, source="measured")
     return tables, MemoryModel(footprints=footprints, context_bytes=context)
-
-
-def time_calls(
-    calls: Sequence[Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
-) -> list[float]:
-    """Return the median seconds of each call, over rounds that take so many seconds in all; 5 to 200 rounds.
-
-    A disturbance of the machine affects all calls alike, because each round calls them in an order of its own.
-    """
-    found: list[list[float]] = [[] for _ in calls]
-    begun = clock()
-    for number in range(_MOST_ROUNDS):
-        if number >= _LEAST_ROUNDS and clock() - begun > seconds:
-            break
-        # Else what comes and goes hits the same.
-        for place in rng(0, "serve-timing", number).permutation(len(calls)):
-            started = clock()
-            calls[place]()
-            found[place].append(clock() - started)
-    return [statistics.median(one) for one in found]
 
 
 def can_be_timed(ensemble: Ensemble) -> bool:

@@ -21,11 +21,11 @@ import numpy as np
 
 from trainwright.ensemble import Ensemble
 from trainwright.ensemble.combine.rules import combine
+from trainwright.ensemble.library.cost import time_calls
 from trainwright.ensemble.library.networks import apply_link, build_network, check_outputs, shape_outputs
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import DeadlinePassed, EnsembleError, NotReady, RequestError, TrainwrightError
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
-from trainwright.serve.placement.timing import time_calls
 from trainwright.serve.runtime.admission import ENDED, Runtime
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.responses import make_answer

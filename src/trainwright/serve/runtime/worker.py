@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from trainwright.serve.placement.timing import time_calls
+from trainwright.ensemble.library.cost import time_calls
 from trainwright.serve.runtime.arena import Arena, ArenaShape, SlotReport, SlotTask, receive_message, send_message
 from trainwright.serve.runtime.member_runners import Runner
 
