@@ -22,7 +22,7 @@ from trainwright.errors import EnsembleError, MissingExtra, NotReady, Overloaded
 from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.batching import Request, request_of
 from trainwright.serve.runtime.responses import answer_of, incomplete_refusal
-from trainwright.serve.service import DeploymentSettings, Options, Response
+from trainwright.serve.service import DeploymentSettings, Options, Response, check_options
 
 __all__ = ["RayService"]
 
@@ -77,6 +77,7 @@ class RayService:
 
     def submit(self, x: Array, options: Options) -> "Future[Response]":
         """Admit the rows x [N, ...], or raise Overloaded or NotReady at once; the future may raise DeadlinePassed."""
+        check_options(options, self.ensemble)
         request = request_of(x, options, self._settings.deadline_ms)
         most = self._settings.queue_rows or _QUEUE_ROWS
         with self._lock:

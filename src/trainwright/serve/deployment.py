@@ -17,7 +17,7 @@ from trainwright.serve.runtime.admission import Runtime
 from trainwright.serve.runtime.batching import request_of
 from trainwright.serve.runtime.in_process import InProcessRuntime
 from trainwright.serve.runtime.worker_runtime import WorkerRuntime
-from trainwright.serve.service import DeploymentSettings, Options, Response
+from trainwright.serve.service import DeploymentSettings, Options, Response, check_options
 
 if TYPE_CHECKING:
     import torch
@@ -118,6 +118,7 @@ class Deployment:
         """
         options = _DEFAULT if options is None else options
         rows = self._check_rows(x)
+        check_options(options, self._ensemble)
         runtime = self._runtime
         if runtime is None or not self.ready():
             raise NotReady(f"service: {self._say_unready()}; try again", 1.0)

@@ -12,7 +12,7 @@ from trainwright.errors import RequestError, ServeConfigError
 from trainwright.settings import Settings
 from trainwright.validators import flag, integer, number, optional
 
-__all__ = ["DeploymentSettings", "Limits", "Options", "Response", "Service"]
+__all__ = ["DeploymentSettings", "Limits", "Options", "Response", "Service", "can_promise", "check_options"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,6 +61,7 @@ class Options(Settings, error=RequestError, label=""):
 
     members: bool = False  # every member's own prediction too
     uncertainty: bool = False
+    conformal: bool = False  # the set of classes, or the interval of each value, that `Ensemble.conformal` promises
     deadline_ms: Annotated[
         float | None, optional(number(above=0)), "from admission; None: the service's own deadline"
     ] = None
@@ -75,6 +76,7 @@ class Response:
     missing: Mapping[int, str] = field(default_factory=dict)  # trial number → why it is not in it
     weight: float = 1.0  # share of the weights that is in it
     uncertainty: Uncertainty | None = None
+    conformal: Array | None = None  # booleans [N, C], or low and high ends [N, T, 2]; None if a member is missing
     members: Mapping[int, Array] = field(default_factory=dict)  # trial number → its own prediction, if asked for
 
     @property
@@ -102,3 +104,17 @@ class Service(Protocol):
 
     def drain(self, seconds: float) -> None:
         """Refuse new requests, finish the admitted ones for at most so long, and end; safe to call twice."""
+
+
+def can_promise(ensemble: Ensemble) -> bool:
+    """Say whether a service may answer with conformal sets or intervals: a request does not tell groups of rows."""
+    return ensemble.conformity is not None and ensemble.conformity.by != "group"
+
+
+def check_options(options: Options, ensemble: Ensemble) -> None:
+    """Refuse options that an ensemble cannot fulfil."""
+    if options.conformal and not can_promise(ensemble):
+        raise RequestError(
+            "conformal: got True, but this ensemble promises no sets or intervals for rows alone; allowed: with one "
+            "that ensemble.conformal(alpha) made, not by group"
+        )

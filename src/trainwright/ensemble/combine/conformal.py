@@ -81,6 +81,10 @@ class Conformal:
         thresholds = tuple(tuple(map(float, one)) for one in table["thresholds"])
         return cls(**{**table, "labels": tuple(table["labels"]), "thresholds": thresholds})
 
+    def apply(self, prediction: Array) -> Array:
+        """Return the sets of classes, or the intervals of values: what was fitted."""
+        return self.predict_set(prediction) if self.method == "probability" else self.predict_interval(prediction)
+
     def predict_set(self, prediction: Array, groups: object | None = None) -> Array:
         """Return which classes [N, C] are in each row's set, which may have none."""
         # By class every column has a threshold of its own; else every row.

@@ -125,6 +125,7 @@ def encode(x: Array, options: Options, *, binary: bool) -> tuple[bytes, dict[str
     asked = {
         "return_members": options.members or None,
         "return_uncertainty": options.uncertainty or None,
+        "return_conformal": options.conformal or None,
         "deadline_ms": options.deadline_ms,
         "binary_data_output": binary or None,
     }
@@ -161,6 +162,7 @@ def read_answer(body: bytes, header_length: str | None) -> Response:
             used=tuple(parameters["members_used"]),
             missing={int(trial): why for trial, why in parameters["members_missing"].items()},
             weight=parameters["weight_used"],
+            conformal=outputs.get("prediction_set", outputs.get("prediction_interval")),
             uncertainty=_read_uncertainty(outputs, parameters.get("uncertainty_measure")),
             members={int(name[7:]): values for name, values in outputs.items() if name.startswith("member_")},
         )

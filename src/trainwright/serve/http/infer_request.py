@@ -12,11 +12,12 @@ from trainwright.ensemble import Ensemble
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError, closest
 from trainwright.serve.http.tensors import DATATYPES, HEADER_LENGTH, Datatype, TrailingBytes, datatype_of, read_values
-from trainwright.serve.service import Limits, Options
+from trainwright.serve.service import Limits, Options, can_promise
 
-__all__ = ["INPUT", "InferRequest", "Signature", "TooLarge", "read_request"]
+__all__ = ["INPUT", "INTERVAL", "SET", "InferRequest", "Signature", "TooLarge", "read_request"]
 
 INPUT = "input"
+SET, INTERVAL = "prediction_set", "prediction_interval"
 
 
 class TooLarge(RequestError):
@@ -64,6 +65,7 @@ class _InferParameters(_Strict):
     model_config = ConfigDict(strict=True, extra="allow")
     return_members: bool = False
     return_uncertainty: bool = False
+    return_conformal: bool = False
     binary_data_output: bool = False
     deadline_ms: Annotated[float, Field(gt=0, le=86_400_000)] | None = None
 
@@ -97,6 +99,8 @@ class Signature:
             shapes["uncertainty_aleatoric"] = uncertainty
         if ensemble.threshold is not None:
             shapes["out_of_range"] = [-1]
+        if can_promise(ensemble):
+            shapes |= {SET: [-1, -1]} if ensemble.output == "classes" else {INTERVAL: [-1, -1, 2]}
         return cls(
             shape=sampled.input_shape if sampled else None,
             dtype=sampled.input_dtype if sampled else None,
@@ -142,6 +146,7 @@ def read_request(
         options=Options(
             members=parameters.return_members or members,
             uncertainty=parameters.return_uncertainty or doubt,
+            conformal=parameters.return_conformal or bool({SET, INTERVAL} & set(names)),
             deadline_ms=parameters.deadline_ms,
         ),
         id=content.id,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainwright.errors import NotReady, RequestError, TrainwrightError
-from trainwright.serve.http.infer_request import INPUT, Signature
+from trainwright.serve.http.infer_request import INPUT, SET, Signature
 from trainwright.serve.http.metrics import SECONDS, Histogram
 from trainwright.serve.http.model_folders import ModelFolders
 from trainwright.serve.service import Service
@@ -43,7 +43,7 @@ class ServedModel:
         signature = self.signature
         shape = [-1] if signature.shape is None else [-1, *signature.shape]
         outputs = [
-            {"name": name, "datatype": "BOOL" if name == "out_of_range" else "FP64", "shape": size}
+            {"name": name, "datatype": "BOOL" if name in ("out_of_range", SET) else "FP64", "shape": size}
             for name, size in signature.outputs.items()
         ]
         return {

@@ -9,7 +9,7 @@ import pydantic_core
 
 from trainwright.ensemble.metrics import Array
 from trainwright.errors import RequestError
-from trainwright.serve.http.infer_request import InferRequest, TooLarge
+from trainwright.serve.http.infer_request import INTERVAL, SET, InferRequest, TooLarge
 from trainwright.serve.http.tensors import HEADER_LENGTH, encode_tensor
 from trainwright.serve.service import Response
 
@@ -89,6 +89,8 @@ def inflate_body(body: bytes, encoding: str, most: int) -> bytes:
 
 def _list_outputs(answer: Response, threshold: float | None) -> Iterator[tuple[str, Array]]:
     yield "prediction", answer.prediction
+    if answer.conformal is not None:
+        yield (SET if answer.conformal.ndim == 2 else INTERVAL), answer.conformal
     doubt = answer.uncertainty
     if doubt is not None:
         yield "uncertainty_total", doubt.total

@@ -13,7 +13,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,6 +29,7 @@ from trainwright.serve.placement.deployment_plan import DeploymentPlan
 from trainwright.serve.runtime.admission import ENDED, Runtime
 from trainwright.serve.runtime.batching import Request
 from trainwright.serve.runtime.responses import make_answer
+from trainwright.serve.service import Response
 
 if TYPE_CHECKING:
     import torch
@@ -119,13 +120,10 @@ class InProcessRuntime(Runtime):
                     return
         if mine:
             try:
-                if self._start_request(request):
-                    self._answer_all([request])
+                self._answer_all([request])
             finally:
                 _computing.release()
-            if self._queue:
-                self._wake.set()
-        else:
+        if self._queue:
             self._wake.set()
 
     def stop(self) -> None:
@@ -143,7 +141,7 @@ class InProcessRuntime(Runtime):
 
             torch.set_num_threads(self._threads_before)
         for request in left:
-            self._refuse_request(request, NotReady(ENDED, 1.0))
+            self._end_request(request, NotReady(ENDED, 1.0))
 
     def instances(self) -> list[dict[str, Any]]:
         """Return the one instance: this process."""
@@ -168,53 +166,44 @@ class InProcessRuntime(Runtime):
             self._wake.clear()
             while self._queue:
                 with _computing:
-                    if requests := self._take_batch():
-                        self._answer_all(requests)
+                    self._answer_all(self._take_batch())
 
     def _compute_moment(self) -> None:
         """Compute what waits on an event loop; in the thread if it is too much, or others compute."""
         self._scheduled = False
-        if self.rows > self._moment_rows or not _computing.acquire(blocking=False):
-            self._wake.set()
-            return
-        try:
-            if requests := self._take_batch():
-                self._answer_all(requests)
-        finally:
-            _computing.release()
+        if self.rows <= self._moment_rows and _computing.acquire(blocking=False):
+            try:
+                self._answer_all(self._take_batch())
+            finally:
+                _computing.release()
         if self._queue:
             self._wake.set()
-
-    def _answer_all(self, requests: Sequence[Request]) -> None:
-        """Answer these requests, or refuse them if the thread is interrupted: other threads wait for them."""
-        try:
-            self._compute_batch(requests)
-        except BaseException:
-            for request in requests:
-                self._refuse_request(request, NotReady("service: was interrupted while it computed; try again", 1.0))
-            raise
 
     def _take_batch(self) -> list[Request]:
         """Return the first request and those behind it, up to the rows of a batch."""
         taken: list[Request] = []
         rows = 0
         with self.gate:
-            while self._queue:
-                head = self._queue[0]
-                if taken and rows + head.rows > self._batch:
-                    break
-                self._queue.popleft()
-                self.rows -= head.rows
-                rows += head.rows
-                taken.append(head)
-        return [request for request in taken if self._start_request(request)]
+            while self._queue and (not taken or rows + self._queue[0].rows <= self._batch):
+                taken.append(self._queue.popleft())
+                rows += taken[-1].rows
+            self.rows -= rows
+        return taken
+
+    def _answer_all(self, requests: Sequence[Request]) -> None:
+        """Answer these requests, or refuse them if the thread is interrupted: other threads wait for them."""
+        try:
+            if wanted := [request for request in requests if self._start_request(request)]:
+                self._compute_batch(wanted)
+        except BaseException:
+            for request in requests:
+                self._end_request(request, NotReady("service: was interrupted while it computed; try again", 1.0))
+            raise
 
     def _start_request(self, request: Request) -> bool:
         """Say whether a request is still wanted; one whose deadline has passed is refused here."""
-        if self._refuse_late(request):
-            return False
         if request.future.set_running_or_notify_cancel():
-            return True
+            return not self._refuse_late(request)
         with self.gate:
             self.open -= 1
         return False
@@ -223,10 +212,10 @@ class InProcessRuntime(Runtime):
         """Compute requests together; if that is refused, each alone, to find the one."""
         try:
             outputs = self._compute_outputs(self._join_rows(requests))
-            prediction, predictions = self._combine_outputs(outputs, requests)
+            pooled, predictions = self._combine_outputs(outputs, requests)
         except TrainwrightError as error:
             if len(requests) == 1:
-                self._refuse_request(requests[0], error)
+                self._end_request(requests[0], error)
             else:
                 for request in requests:
                     self._compute_batch([request])
@@ -237,8 +226,10 @@ class InProcessRuntime(Runtime):
             rows = slice(start, start + request.rows)
             start += request.rows
             # Copies, or the answer to one row would keep the whole batch in memory.
-            found = prediction if len(requests) == 1 else prediction[rows].copy()
-            self._finish_request(request, found, {member: one[rows] for member, one in predictions.items()})
+            found = pooled if len(requests) == 1 else pooled[rows].copy()
+            if not self._refuse_late(request):
+                members = {member: one[rows] for member, one in predictions.items()}
+                self._end_request(request, make_answer(self._ensemble, request, found, members=members, missing={}))
 
     def _join_rows(self, requests: Sequence[Request]) -> Array:
         x = requests[0].x
@@ -256,11 +247,10 @@ class InProcessRuntime(Runtime):
         Raises RequestError for rows to which a member has no valid answer.
         """
         ensemble = self._ensemble
-        calibration = ensemble.calibration
         if self._shares is not None and not any(one.options.members or one.options.uncertainty for one in requests):
-            prediction = _weighted_probabilities(outputs, self._shares)
-            if math.isfinite(prediction.sum()):
-                return prediction if calibration is None else calibration.apply(prediction), {}
+            pooled = _weighted_probabilities(outputs, self._shares)
+            if math.isfinite(pooled.sum()):
+                return pooled, {}
         try:
             predictions = [
                 check_outputs(shape_outputs(apply_link(output, one.link).double().numpy(), one.output), one)
@@ -268,8 +258,7 @@ class InProcessRuntime(Runtime):
             ]
         except EnsembleError as error:
             raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
-        combined = combine(ensemble.rule, predictions, ensemble.weights)
-        return combined if calibration is None else calibration.apply(combined), dict(enumerate(predictions))
+        return combine(ensemble.rule, predictions, ensemble.weights), dict(enumerate(predictions))
 
     def _compute_outputs(self, x: Array) -> "list[torch.Tensor]":
         """Return what the networks answer to rows x, computed in parts of a batch at most."""
@@ -294,32 +283,26 @@ class InProcessRuntime(Runtime):
                     raise RequestError(f"request: trial {member.trial} refused the rows ({why})") from error
         return found
 
-    def _finish_request(self, request: Request, prediction: Array, predictions: Mapping[int, Array]) -> None:
-        if self._refuse_late(request):
-            return
-        answer = make_answer(self._ensemble, request, prediction, members=predictions, missing={})
-        self._count_answered(request)
-        request.future.set_result(answer)
-
     def _refuse_late(self, request: Request) -> bool:
         """Refuse a request whose deadline has passed, and say whether it has."""
         late = time.monotonic() > request.deadline
         if late:
-            self._refuse_request(request, request.late_error("before the answer; allow more, or ask again"))
+            self._end_request(request, request.late_error("before the answer; allow more, or ask again"))
         return late
 
-    def _refuse_request(self, request: Request, error: TrainwrightError) -> None:
+    def _end_request(self, request: Request, outcome: Response | TrainwrightError) -> None:
+        """Answer or refuse a request, unless it was cancelled."""
         if request.future.done():
             return
-        self.counts["late"] += isinstance(error, DeadlinePassed)
-        self._count_answered(request)
-        request.future.set_exception(error)
-
-    def _count_answered(self, request: Request) -> None:
         with self.gate:
             self.open -= 1
             self.counts["requests"] += 1
             self.counts["rows"] += request.rows
+            self.counts["late"] += isinstance(outcome, DeadlinePassed)
+        if isinstance(outcome, Response):
+            request.future.set_result(outcome)
+        else:
+            request.future.set_exception(outcome)
 
 
 def _weighted_probabilities(outputs: "Sequence[torch.Tensor]", shares: "torch.Tensor") -> Array:

@@ -62,29 +62,33 @@ def answer_of(
         found = {member: check_outputs(one, ensemble.members[member]) for member, one in sorted(predictions.items())}
     except EnsembleError as error:
         raise RequestError(str(error).replace("Ensemble.predict", "request")) from error
-    combined = combine_arrived(ensemble.rule, found, ensemble.weights)
-    prediction = combined if ensemble.calibration is None else ensemble.calibration.apply(combined)
-    return make_answer(ensemble, request, prediction, members=found, missing=missing)
+    pooled = combine_arrived(ensemble.rule, found, ensemble.weights)
+    return make_answer(ensemble, request, pooled, members=found, missing=missing)
 
 
 def make_answer(
     ensemble: Ensemble,
     request: Request,
-    prediction: Array,
+    pooled: Array,
     *,
     members: Mapping[int, Array],
     missing: Mapping[int, str],
 ) -> Response:
-    """Return the answer of a request from the combined prediction.
+    """Return the answer of a request from the combined prediction, before calibration.
 
     `members` are the predictions in it, by ascending position; they are read only for the options that ask for them.
     """
+    prediction = pooled if ensemble.calibration is None else ensemble.calibration.apply(pooled)
     # Users know members by their trials, not by positions in the ensemble.
     trial = [member.trial for member in ensemble.members]
     options = request.options
+    # The promise is that of all members: without one of them there is none.
+    promise = None
+    if options.conformal and ensemble.conformity is not None and not missing:
+        promise = ensemble.conformity.apply(pooled)
     # The usual case, in less time.
     if not (missing or options.members or options.uncertainty):
-        return Response(prediction=prediction, used=tuple(trial))
+        return Response(prediction=prediction, used=tuple(trial), conformal=promise)
     used = [member for member in range(len(trial)) if member not in missing]
     weights = [ensemble.weights[member] for member in used]
     return Response(
@@ -94,6 +98,7 @@ def make_answer(
         weight=_share_of_weights(ensemble, missing),
         uncertainty=decompose_uncertainty(members.values(), weights, ensemble.output) if options.uncertainty else None,
         members={trial[member]: one for member, one in members.items()} if options.members else {},
+        conformal=promise,
     )
 
 
